@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,15 +12,15 @@ from calibrate.options import CalibrationOptions, Coverage
 from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
 from forward.text.tokens import Text
-from gguf_tools.files.inputs import AnyInput
+from gguf_tools.files.named_files import read_input
 from gguf_tools.findings import Tell, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.calibration import PromisedImportance
-from quantize.fill.encode import Calibrator, FillJob
+from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions
-from quantize.fill.session import Output
 from quantize.importances.entries import ImportanceFile
+from quantize.importances.text_sketch import TextSketch
 from quantize.plan.plan import Plan
 
 
@@ -36,25 +37,24 @@ class Calibration(CalibrationOptions):
         }
         text = self.read(metadata, coverage)
         self._admit(text, tell_nobody)
-        return ImportanceFile(entries, (Path(self.text).name,), text.n_chunks, text.chunk_size)
+        return ImportanceFile(
+            entries,
+            (Path(self.text).name,),
+            text.n_chunks,
+            text.chunk_size,
+            sketch=TextSketch.of(text.tokens.ravel(), hashlib.sha256(read_input(self.text)).hexdigest()),
+        )
 
     @contextmanager
-    def open(
-        self,
-        plan: Plan,
-        outputs: Sequence[Output],
-        job: FillJob,
-        inputs: Sequence[AnyInput],
-        options: FillOptions,
-    ) -> Iterator[Calibrator]:
+    def open(self, plan: Plan, job: FillJob, options: FillOptions) -> Iterator[Calibrator]:
         """See `quantize.calibration.Calibrating`."""
         require_torch("calibrating")
         from calibrate.estimate import large_text_findings
         from calibrate.plan import CalibrationPlan
         from calibrate.run.run import CalibratedRun
 
-        what = CalibrationPlan.of(self, plan, outputs, lambda text: self._admit(text, options.tell))
-        with CalibratedRun(what, outputs, job, inputs, options) as run:
+        what = CalibrationPlan.of(self, plan, job.outputs, lambda text: self._admit(text, options.tell))
+        with CalibratedRun(what, job, options) as run:
             for finding in large_text_findings(what, options.threads):
                 options.tell(finding)
             yield run

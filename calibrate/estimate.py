@@ -65,7 +65,7 @@ class Work:
     seconds: float
 
     def seconds_on(self, n_threads: int, speed: float, rounding_threads: int) -> float:
-        """Return how long it takes.
+        """Estimate how long it takes.
 
         speed             products of one thread, operations a second
         rounding_threads  how many of the threads have something to round
@@ -111,19 +111,19 @@ def large_text_findings(plan: CalibrationPlan, n_threads: int) -> Iterator[Findi
 
 
 def enough_tokens(shapes: Shapes) -> int:
-    """Return how many tokens show every matrix as many rows as it has columns, on average."""
+    """Count the tokens that show every matrix as many rows as it has columns, on average."""
     return max([_LEAST_TOKENS, *(math.ceil(info.n_cols / shapes.share(info)) for info in shapes.made)])
 
 
 def calibration_seconds(
     options: CalibrationOptions, shapes: Shapes, text: Text, n_threads: int, speed: float
 ) -> float:
-    """Return how long a run takes, if one thread multiplies at `speed` operations a second."""
+    """Estimate how long a run takes, if one thread multiplies at `speed` operations a second."""
     return work_of(options, shapes, text).seconds_on(n_threads, speed, _rounding_threads(shapes, n_threads))
 
 
 def _rounding_threads(shapes: Shapes, n_threads: int) -> int:
-    """Return how many threads have something to round: gate and up of the experts that are made together."""
+    """Count the threads that have something to round: gate and up of the experts that are made together."""
     experts = [info.n_cols for info in shapes.made if is_expert(info)]
     most = 2 * experts_at_once(max(experts), n_threads) if experts else n_threads
     return min(n_threads, most)
@@ -157,13 +157,13 @@ def work_of(options: CalibrationOptions, shapes: Shapes, text: Text) -> Work:
 
 
 def _covariance_bytes(made: Sequence[TensorInfo]) -> int:
-    """Return about what the covariances of gradients take on the disk."""
+    """Estimate what the covariances of gradients take on the disk."""
     rows = ((info.shape[-2], 1 if is_expert(info) else info.n_mats) for info in made if len(info.shape) > 1)
     return sum(stored_bytes(n_mats, n_rows) for n_rows, n_mats in rows)
 
 
 def flops_per_second() -> float:
-    """Return how fast one thread multiplies matrices."""
+    """Measure how fast one thread multiplies matrices."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -179,7 +179,7 @@ def flops_per_second() -> float:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time for people.
+    """Write a time for people.
 
     >>> time_text(5400)
     '1.5 hours'

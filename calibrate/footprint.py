@@ -69,11 +69,11 @@ class Shapes:
         return cls(network, infos, made, hparams.size("expert_used_count", 1), n_heads)
 
     def share(self, info: TensorInfo) -> float:
-        """Return the share of the tokens that one matrix of a tensor sees."""
+        """The share of the tokens that one matrix of a tensor sees."""
         return self.n_used / info.n_mats if is_expert(info) else 1.0
 
     def chunks_at_once(self, chunk_size: int, n_threads: int) -> int:
-        """Return how many chunks are in memory on the way back: one more than are at work, or less.
+        """Count the chunks in memory on the way back: one more than are at work, or fewer.
 
         Of large models a chunk takes a gigabyte or two. The number changes nothing that is computed.
         """
@@ -101,7 +101,7 @@ _BLOCK_ROLES = (Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN)
 
 
 def memory_bytes(options: CalibrationOptions, shapes: Shapes, text: Text, n_threads: int) -> int:
-    """Return about how much memory a run takes."""
+    """Estimate how much memory a run takes."""
     budget, network = options.forward.memory_bytes, shapes.network
     dtype = getattr(torch, options.forward.dtype)
     in_memory, _ = state_bytes(text, network, dtype, options.n_models)
@@ -131,24 +131,24 @@ class _Layer:
     n_heads: int
 
     def chunk_bytes(self, chunk_size: int) -> int:
-        """Return the memory of a chunk in the backward pass: products, gradients, and their covariances."""
+        """The memory of a chunk in the backward pass: products, gradients, and their covariances."""
         common = self._common()
         n_rows = sum(info.n_rows for info in common)
         scores = _SCORE_BYTES * self.n_heads * chunk_size**2
         return _ROW_BYTES * chunk_size * n_rows + scores + _covariances_of(common)
 
     def differentiating_bytes(self, chunk_size: int, at_once: int) -> int:
-        """Return the memory of the layer in the backward pass: weights, sums, and the chunks in memory."""
+        """The memory of the layer in the backward pass: weights, sums, and the chunks in memory."""
         experts = 3 * _expert_bytes(self.infos)  # one in use, one read ahead, and one that goes
         weights = _weight_bytes(self._common()) + experts
         return weights + self._covariance_bytes() + at_once * self.chunk_bytes(chunk_size)
 
     def _common(self) -> list[TensorInfo]:
-        """Return the matrices that every token goes through."""
+        """The matrices that every token goes through."""
         return [info for info in self.infos if not is_expert(info) and len(info.shape) > 1]
 
     def making_bytes(self, options: CalibrationOptions, n_threads: int) -> int:
-        """Return the memory of encoding the layer: its largest step, and what all steps need."""
+        """The memory of encoding the layer: its largest step, and what all steps need."""
         attention = [info for info in self.infos if ".attn_" in info.name]
         always = _weight_bytes(attention) + (self._covariance_bytes() if options.needs_gradients else 0)
         block = [info for info in self.infos if _is_block(info)]
@@ -165,7 +165,7 @@ class _Layer:
         return always + max(*steps, others)
 
     def _encoding_bytes(self, info: TensorInfo, options: CalibrationOptions, n_threads: int) -> int:
-        """Return the memory of encoding a tensor, once its inputs are known."""
+        """The memory of encoding a tensor, once its inputs are known."""
         n_mats, n_rows = info.n_mats, info.n_rows // info.n_mats
         n_moments, n_weights = n_mats, info.n_elems
         if is_expert(info):
@@ -201,12 +201,12 @@ def _weight_bytes(infos: Iterable[TensorInfo]) -> int:
 
 
 def _expert_bytes(infos: Iterable[TensorInfo]) -> int:
-    """Return the size of one expert's weights."""
+    """The size of one expert's weights."""
     return sum(4 * info.n_elems // info.n_mats for info in infos if is_expert(info))
 
 
 def _covariances_of(infos: Iterable[TensorInfo]) -> int:
-    """Return the size of the covariances of gradients; of experts, those of one."""
+    """The size of the covariances of gradients; of experts, those of one."""
     return sum(
         covariance_bytes(info.n_rows // info.n_mats) * (1 if is_expert(info) else info.n_mats)
         for info in infos

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibrate.methods import Method, find_method
 from forward.options import ForwardOptions
@@ -87,6 +87,7 @@ class CalibrationOptions:
     embedding: bool = True
     any_text: bool = False
     forward: ForwardOptions = field(default_factory=ForwardOptions)
+    _last: list[tuple[Any, Text]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         find_method(self.method)  # refuses a name that is not in the table
@@ -106,5 +107,22 @@ class CalibrationOptions:
         return 2 if self.sequential else 1
 
     def read(self, metadata: Metadata, coverage: Coverage) -> Text:
-        """Read the chunks of the text, as the tokenizer of a model cuts it."""
-        return read_text(Path(self.text), tokenizer_keys(metadata), coverage.network.vocab_size, self.cut)
+        """Read the chunks of the text, as the tokenizer of a model cuts it.
+
+        Plans and runs of one model ask for the same text, so it is kept until the file or the tokenizer is
+        another one.
+        """
+        path, vocab, vocab_size = Path(self.text), tokenizer_keys(metadata), coverage.network.vocab_size
+        asked = _state_of(path), vocab, vocab_size
+        if not self._last or self._last[0][0] != asked:
+            self._last[:] = [(asked, read_text(path, vocab, vocab_size, self.cut))]
+        return self._last[0][1]
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    """What tells a file from what was there before; nothing where it can't be read, which is told later."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -22,7 +22,7 @@ from gguf_tools.errors import BadArgument
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
-from quantize.fill.session import Output
+from quantize.fill.job import Output
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation
 
@@ -95,7 +95,7 @@ class CalibrationPlan:
         options = self.options
         return {
             "method": options.rounding.describe(),
-            **run_identity(self.text, options.forward),
+            **run_identity(self.text.chunks, options.forward),
             "sequential": options.sequential,
             "embedding": options.embedding,
             "trust": asdict(self.trust),

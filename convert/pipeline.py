@@ -36,8 +36,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.hub.names import cached_name
 from gguf_tools.look.listing import count_parameters
-from quantize.fill.encode import FillJob
-from quantize.fill.session import Output
+from quantize.fill.encode import RowSources
+from quantize.fill.job import Output
 from quantize.fill.sources import SourceTensor
 from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
@@ -48,8 +48,8 @@ from quantize.prepare import (
     QUANTIZATION_VERSION,
     Preparation,
     decide_file,
-    fill_job,
     lay_out,
+    row_sources,
     source_bytes,
 )
 from quantize.run import Result, Run
@@ -150,12 +150,12 @@ def plan_run(
     started = time.monotonic()
     path = Path(folder)
     if options.vocab_only:
-        yield Run(prepare_vocab(path, outfile, options), FillJob({}, {}), (), started)
+        yield Run(prepare_vocab(path, outfile, options), RowSources({}, {}), (), started)
         return
     with Checkpoint(folder, allow_pickle=options.allow_pickle) as checkpoint:
-        preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
-        job = replace(job, remote=checkpoint.remote())
-        yield Run(preparation, job, checkpoint.inputs(), started, options.calibration)
+        preparation, rows = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
+        rows = replace(rows, remote=checkpoint.remote())
+        yield Run(preparation, rows, checkpoint.inputs(), started, options.calibration)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def prepare(
     options: ConvertOptions,
     *,
     allow_problems: bool = False,
-) -> tuple[Preparation, FillJob]:
+) -> tuple[Preparation, RowSources]:
     """Decide what the checkpoint becomes and lay the output out, without reading a weight.
 
     allow_problems  see `build_plan`: a dry run wants the plan even when it can't be run
@@ -223,8 +223,8 @@ def prepare(
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
     spec = partial(CheckpointSources, checkpoint.source, options.allow_pickle, options.family_choices)
-    job = fill_job(plan, sources, spec)
-    return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
+    rows = row_sources(plan, sources, spec)
+    return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), rows
 
 
 def _for_program(

@@ -73,7 +73,7 @@ def plan_source(
 
 
 def hub_name(text: str) -> HubName | None:
-    """Return the model on the Hub that `text` names; None for a path.
+    """Read the name of a model on the Hub; None for a path.
 
     What exists on this machine is meant, whatever it looks like. OWNER/NAME is a name on the Hub unless
     there is a folder OWNER here: then it is a path, rightly or wrongly typed.
@@ -87,7 +87,7 @@ def hub_name(text: str) -> HubName | None:
 
 
 def model_path(text: str, *, quiet: bool = False) -> Path:
-    """Return the folder or file that `text` names; one on the Hub is fetched into its cache first.
+    """Find the folder or file that `text` names; one on the Hub is fetched into its cache first.
 
     raises  BadRequest for an address that names no model, HubError, CheckpointError
     """
@@ -107,7 +107,7 @@ def source_folder(
     allow_pickle: bool = False,
     quiet: bool = False,
 ) -> Path | StreamedFolder:
-    """Return the same for a conversion, which may do without fetching a model's weights.
+    """Find the same for a conversion, which may do without fetching a model's weights.
 
     stream        read them from the Hub as they are used
     dry_run       their headers are enough

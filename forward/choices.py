@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from forward.options import DType
+from forward.options import DType, Rounded
 
 
 class CutChoices(TypedDict, total=False):
@@ -26,4 +26,5 @@ class ForwardChoices(TypedDict, total=False):
     all_experts: bool
     like: Literal["llama.cpp"] | None
     half_cache: bool
+    rounded: Rounded | None
     scheduler: str | None

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import xxhash
 
-from forward.device import device_name, to_bytes, to_torch
+from forward.device import device_name, to_bytes
 from forward.hidden_states import FileStates, States, copy
 from forward.layer import Layer
 from forward.layers.experts import Experts
@@ -45,7 +45,7 @@ from forward.sweep import (
     take_chunk,
     take_piece,
 )
-from forward.text.tokens import Text
+from forward.text.chunks import Chunks
 from forward.work.work_folder import WorkFolder
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
@@ -73,14 +73,12 @@ class LayerFiles:
 class ChunkItem:
     """A chunk to be taken through a layer, all but its routed experts.
 
-    number    which item it is
-    start     the chunk's first token
+    number    which chunk it is
     observer  has seen nothing; comes back with what it has seen
     """
 
     number: int
     layer: int
-    start: int
     files: LayerFiles
     observer: Observer
 
@@ -121,15 +119,13 @@ class Sizes:
 class LayersJob:
     """How a process comes to compute items of a forward pass; picklable.
 
-    sizes   of hidden states and of what experts multiply, (n_tokens, n_cols) each
-    tokens  ids of the whole text, int64 (n_tokens,)
+    sizes  of hidden states and of what experts multiply, (n_tokens, n_cols) each
     """
 
     model: Path
     options: ForwardOptions
-    chunk_size: int
+    chunks: Chunks
     sizes: Sizes
-    tokens: torch.Tensor
 
     @contextmanager
     def open(self) -> Iterator[LayersWorker]:
@@ -143,14 +139,13 @@ class LayersWorker:
     def __init__(self, job: LayersJob, source: ModelSource) -> None:
         self._sizes = job.sizes
         load, network = source.loader_for(job.options), source.network
-        rotate = network.rope.rotation(job.chunk_size, load.device)
+        rotate = network.rope.rotation(job.chunks.longest, load.device)
         self._sweep = Sweep(
             build=lambda number: network.build(load, number, rotate),
             device=load.device,
             dtype=load.dtype,
-            chunk_size=job.chunk_size,
+            chunks=job.chunks,
             all_experts=job.options.all_experts,
-            tokens=job.tokens,
         )
         self._layer: tuple[int, Layer] | None = None
         self._building = Lock()
@@ -179,8 +174,8 @@ class LayersWorker:
             closing(_Digesting(files.middle, *self._sizes.middle, sweep.dtype, create=False)) as middle,
             closing(_Digesting(files.first, *self._sizes.states, create=False)) as first,
         ):
-            hidden = before.read(item.start, item.start + sweep.chunk_size)
-            routes = take_chunk(sweep, layer, item.start, hidden, middle, first, item.observer)
+            hidden = before.read(*sweep.chunks.rows(item.number))
+            routes = take_chunk(sweep, layer, item.number, hidden, middle, first, item.observer)
             return routes, {path: digest for each in (middle, first) for path, digest in each.digests.items()}
 
     def _take_piece(self, item: PieceItem, experts: Experts) -> Digests:
@@ -272,14 +267,14 @@ class _ClusterDealer:
         }
         for opened in written.values():
             opened().close()
-        starts = range(0, self.sizes.n_tokens, sweep.chunk_size)
-        items = [ChunkItem(i, self.number, start, files, observer.fresh()) for i, start in enumerate(starts)]
+        numbers = range(sweep.chunks.n_chunks)
+        items = [ChunkItem(number, self.number, files, observer.fresh()) for number in numbers]
 
         def take_chunk(item: ChunkItem, routes: Routes | None, digests: Digests) -> None:
             for path, opened in written.items():
                 if path in digests:
                     with closing(opened(create=False)) as stored:
-                        rows = stored.read(item.start, item.start + sweep.chunk_size)
+                        rows = stored.read(*sweep.chunks.rows(item.number))
                     self._refuse_lost(path, digests, rows)
             take(routes)
 
@@ -292,7 +287,7 @@ class _ClusterDealer:
         items: list[PieceItem] = []
         n_rows, n_cols = 0, self.sizes.middle[1]
         for expert in range(experts.n_experts):
-            for piece in pieces_of(expert, routes, all_tokens=sweep.all_experts):
+            for piece in pieces_of(sweep, expert, routes):
                 items.append(PieceItem(len(items), self.number, piece, n_rows, files, observer.fresh()))
                 n_rows += len(piece.weighted)
         size = n_rows, n_cols
@@ -362,7 +357,7 @@ def _digest(rows: torch.Tensor) -> int:
 
 @contextmanager
 def open_layer_cluster(
-    source: ModelSource, text: Text, options: ForwardOptions, folder: WorkFolder
+    source: ModelSource, chunks: Chunks, options: ForwardOptions, folder: WorkFolder
 ) -> Iterator[ClusterLayers | None]:
     """Give what computes layers on the workers of `options.scheduler`; None where there is no scheduler.
 
@@ -371,10 +366,9 @@ def open_layer_cluster(
     if options.scheduler is None:
         yield None
         return
-    network, n_tokens = source.network, text.inputs.size
+    network, n_tokens = source.network, chunks.n_tokens
     sizes = Sizes((n_tokens, network.state_size), (n_tokens, network.hidden_size))
     plain = replace(options, scheduler=None, device=device_name(options.device))
-    tokens = to_torch(text.inputs).flatten()
-    job = LayersJob(source.path, plain, text.chunk_size, sizes, tokens)
+    job = LayersJob(source.path, plain, chunks, sizes)
     with open_cluster(options.scheduler) as cluster, cluster.offer(job, folder.folder / "layers") as place:
         yield ClusterLayers(cluster, place, folder.folder, sizes)

@@ -24,8 +24,8 @@ _COPY_BYTES = 32 << 20
 class Rows(Protocol):
     """Rows that can be read by number."""
 
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return rows `start` to `stop`; the caller must not change them."""
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the rows with these ascending numbers."""
         ...
 
 
@@ -35,11 +35,11 @@ class States(Rows, Protocol):
     n_rows: int
     n_cols: int
 
-    def write(self, start: int, rows: torch.Tensor) -> None: ...
-
-    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the rows with these ascending numbers."""
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Return rows `start` to `stop`; the caller must not change them."""
         ...
+
+    def write(self, start: int, rows: torch.Tensor) -> None: ...
 
     def add(self, numbers: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
         """Add `rows`, each times its weight, to the rows of float32 with these ascending numbers.

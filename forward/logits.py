@@ -4,10 +4,11 @@ All logits of a text are too many to keep, and a softmax needs them all. So the 
 Every visitor is shown each slice for every chunk, and keeps running sums. One model has a perplexity, and two
 models of the same vocabulary have a divergence: visitors get the slices of all models side by side.
 
-Perplexity is measured as llama-imatrix does. Each token of a chunk's second half is predicted from what
-precedes it in the chunk. Perplexity is the exponential of the mean negative log probability; its error
-follows from the standard error of that mean. Per token, only the logarithm of the sum of exponentials and the
-right token's logit are kept. As chunks are finished one after the other, the running perplexity is known.
+Perplexity is measured as llama-imatrix does. Each scored token, of a text those in a chunk's second half, is
+predicted from what precedes it in the chunk. Perplexity is the exponential of the mean negative log
+probability; its error follows from the standard error of that mean. Per token, only the logarithm of the sum
+of exponentials and the right token's logit are kept. As chunks are finished one after the other, the running
+perplexity is known.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch.nn.functional import linear
 
@@ -25,12 +27,15 @@ from forward.device import to_cpu, to_torch
 from forward.hidden_states import Rows
 from forward.layers.load import Loader
 from forward.network import End
-from forward.text.tokens import Text
+from forward.text.chunks import Chunks, Ints
 from forward.workers import Workers
 from gguf_tools.errors import BadRequest
 
 _SLICE_ROWS = 8192
 """Number of rows of the vocabulary in a slice."""
+
+_PIECE_POSITIONS = 512
+"""Number of positions that get their logits at a time: a slice of them takes 16 MB."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,9 @@ class Head:
         """Return rows `start` to `stop` of the output matrix."""
         return self.load.weight(self.load.tensor(self.matrix), start, stop)
 
-    def logits(self, start: int, stop: int, weight: torch.Tensor) -> torch.Tensor:
-        """Return the float32 logits of hidden states `start` to `stop` for some rows of the matrix."""
-        hidden = self.states.read(start, stop).to(self.load.device)
+    def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the float32 logits after some tokens for some rows of the matrix."""
+        hidden = self.states.rows(tokens).to(self.load.device)
         return linear(self.norm(hidden).to(self.load.dtype), weight).float()
 
 
@@ -77,39 +82,65 @@ class LogitSource(Protocol):
         """Read what `logits` needs for tokens `start` to `stop` of the vocabulary, in any form."""
         ...
 
-    def logits(self, start: int, stop: int, weight: torch.Tensor) -> torch.Tensor:
-        """Return the float32 logits after tokens `start` to `stop` of the text, for what `read` has read."""
+    def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the float32 logits after some tokens of a chunk, for what `read` has read.
+
+        tokens  ascending numbers, int64 (n,)
+        """
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Positions:
-    """Which tokens of a text get logits.
+    """Which tokens of a text get logits: those after which a prediction is wanted.
 
-    first, stop  positions within each chunk
+    tokens  their numbers, ascending, int64 (n_positions,)
+    bounds  int64 (n_chunks + 1,): those of chunk i are tokens[bounds[i] : bounds[i + 1]]
     """
 
-    n_chunks: int
-    chunk_size: int
-    first: int
-    stop: int
+    tokens: torch.Tensor
+    bounds: Ints
 
-    def rows(self, chunk: int) -> tuple[int, int]:
-        """Return the range of the chunk's hidden states."""
-        start = chunk * self.chunk_size
-        return start + self.first, start + self.stop
+    @classmethod
+    def of(cls, chunks: Chunks, tokens: Ints) -> Self:
+        """Divide tokens, by their ascending numbers, among the chunks that they are in."""
+        return cls(to_torch(tokens), np.searchsorted(tokens, chunks.bounds))
+
+    @property
+    def n_chunks(self) -> int:
+        return len(self.bounds) - 1
+
+    def place(self, chunk: int) -> slice:
+        """Return where the chunk's positions are among all."""
+        return slice(int(self.bounds[chunk]), int(self.bounds[chunk + 1]))
+
+    def within(self, chunks: range) -> Self:
+        """Return those of some chunks that follow each other."""
+        bounds = self.bounds[chunks.start : chunks.stop + 1]
+        return type(self)(self.tokens[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0])
+
+    def of_chunk(self, chunk: int) -> torch.Tensor:
+        """Return the numbers of the chunk's tokens that get logits."""
+        return self.tokens[self.place(chunk)]
+
+    def pieces(self, chunk: int) -> Iterator[slice]:
+        """Yield the chunk's place in pieces whose logits take little memory."""
+        place = self.place(chunk)
+        for start in range(place.start, place.stop, _PIECE_POSITIONS):
+            yield slice(start, min(place.stop, start + _PIECE_POSITIONS))
 
 
 class LogitVisitor(Protocol):
     """Takes in logits slice by slice.
 
-    Several threads call `visit`, but never two for the same chunk at a time. A chunk's slices come in the
+    Several threads call `visit`, but never two for the same chunk at a time. A position's slices come in the
     order of the vocabulary.
     """
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
-        """Take in one slice of a chunk.
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
+        """Take in one slice of some positions of a chunk.
 
+        at      their place among all positions
         first   token of the slice's first column
         logits  per model float32 (n_positions, n_tokens), on its device; not to be changed
         """
@@ -143,10 +174,11 @@ def sweep_vocabulary(
 
     def take_chunk(task: tuple[int, int, list[torch.Tensor]]) -> int:
         chunk, first, weights = task
-        rows = positions.rows(chunk)
-        logits = [head.logits(*rows, weight) for head, weight in zip(heads, weights, strict=True)]
-        for visitor in visitors:
-            visitor.visit(chunk, first, logits)
+        for at in positions.pieces(chunk):
+            tokens = positions.tokens[at]
+            logits = [head.logits(tokens, weight) for head, weight in zip(heads, weights, strict=True)]
+            for visitor in visitors:
+                visitor.visit(at, first, logits)
         return chunk
 
     with Workers(n_workers) as workers:
@@ -205,39 +237,48 @@ class PerplexityVisitor:
     report  called with the running perplexity after every chunk
     """
 
-    def __init__(self, text: Text, device: torch.device, report: Callable[[Perplexity], None]) -> None:
-        self.positions = predicted_positions(text)
+    def __init__(self, chunks: Chunks, device: torch.device, report: Callable[[Perplexity], None]) -> None:
+        self.positions = predicted_positions(chunks)
         self.perplexity = Perplexity()
         self._report = report
-        self._targets = to_torch(text.tokens[:, self.positions.first + 1 :], device)
+        self._targets = to_torch(chunks.tokens[chunks.scored], device)
         shape = self._targets.shape
         self._log_sums = torch.full(shape, float("-inf"), dtype=torch.float64, device=device)
         self._right = torch.zeros(shape, dtype=torch.float64, device=device)
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
         (only,) = logits
-        log_sums, targets = self._log_sums[chunk], self._targets[chunk]
-        self._log_sums[chunk] = torch.logaddexp(log_sums, torch.logsumexp(only, -1).double())
+        log_sums, targets = self._log_sums[at], self._targets[at]
+        self._log_sums[at] = torch.logaddexp(log_sums, torch.logsumexp(only, -1).double())
         here = (targets >= first) & (targets < first + only.shape[1])
-        self._right[chunk, here] = only[here, targets[here] - first].double()
+        self._right[at][here] = only[here, targets[here] - first].double()
 
     def finish_chunk(self, chunk: int) -> None:
-        if self._targets.shape[1]:
-            self.perplexity.add_chunk(to_cpu(self._log_sums[chunk] - self._right[chunk]))
+        place = self.positions.place(chunk)
+        losses = to_cpu(self._log_sums[place] - self._right[place])
+        if len(losses):
+            self.perplexity.add_chunk(losses)
             self._report(self.perplexity)
 
 
-def predicted_positions(text: Text) -> Positions:
-    """Return the positions whose next token is predicted: each chunk's second half but the last token."""
-    return Positions(text.n_chunks, text.chunk_size, text.chunk_size // 2, text.chunk_size - 1)
+def predicted_positions(chunks: Chunks) -> Positions:
+    """Return the positions whose next token is scored."""
+    return Positions.of(chunks, np.flatnonzero(chunks.scored) - 1)
 
 
-def measure(head: Head, text: Text, report: Callable[[Perplexity], None], n_workers: int = 1) -> Perplexity:
-    """Measure the perplexity of `text`; `report` is called after every chunk.
+def every_position(chunks: Chunks) -> Positions:
+    """Return all positions of all chunks."""
+    return Positions.of(chunks, np.arange(chunks.n_tokens))
+
+
+def measure(
+    head: Head, chunks: Chunks, report: Callable[[Perplexity], None], n_workers: int = 1
+) -> Perplexity:
+    """Measure the perplexity of a text; `report` is called after every chunk.
 
     head       the model's, with the hidden states of the whole text
     n_workers  threads that take chunks
     """
-    visitor = PerplexityVisitor(text, head.load.device, report)
+    visitor = PerplexityVisitor(chunks, head.load.device, report)
     sweep_vocabulary([head], visitor.positions, [visitor], n_workers)
     return visitor.perplexity

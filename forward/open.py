@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
@@ -40,10 +40,11 @@ from quantize.fill.sources import GGUFTensor, SourceTensor
 class ModelSource:
     """An open model: a context manager that closes its files.
 
-    network  how its layers are put together
-    tensors  GGUF name -> tensor, unread
-    vocab    returns the keys tokenizer.*
-    inputs   the files that hold weights
+    network   how its layers are put together
+    tensors   GGUF name -> tensor, unread
+    vocab     returns the keys tokenizer.*
+    inputs    the files that hold weights
+    metadata  of a GGUF file; a folder has none
     """
 
     path: Path
@@ -52,6 +53,7 @@ class ModelSource:
     vocab: Callable[[], Metadata]
     inputs: tuple[AnyInput, ...]
     opened: Closeable
+    metadata: Metadata = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         return self
@@ -77,15 +79,22 @@ class ModelSource:
         raises  BadRequest for types that have no kernel in the engine that is to be imitated
         """
         load = self.loader(choose_device(options.device), getattr(torch, options.dtype))
-        if options.half_cache:
-            load = replace(load, half_cache=True)
-        if options.like is None:
-            return load
+        rounds = options.like is not None or options.rounded == "activations"
         if options.dtype != "float32":
-            raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
-        for tensor in self.tensors.values():
-            rounding_of(tensor.type)
-        return replace(load, llama_rounding=True, half_cache=True)
+            if options.like is not None:
+                raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
+            if options.rounded is not None:
+                raise BadRequest(f"a noise floor is computed in float32, not in {options.dtype}")
+        if rounds:
+            for tensor in self.tensors.values():
+                rounding_of(tensor.type)
+        return replace(
+            load,
+            llama_rounding=rounds,
+            half_cache=options.half_cache or rounds,
+            as_bf16=options.rounded == "weights",
+            as_quantized=options.rounded == "activations",
+        )
 
 
 class Closeable(Protocol):
@@ -139,6 +148,7 @@ def _open_gguf(path: Path) -> ModelSource:
             vocab=lambda: vocab,
             inputs=gguf_inputs(file),
             opened=file,
+            metadata=file.metadata,
         )
     except BaseException:
         file.close()

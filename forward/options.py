@@ -11,6 +11,8 @@ from gguf_tools.system.locks import refuse_thread_count
 
 DType = Literal["float32", "bfloat16"]
 
+Rounded = Literal["weights", "activations"]
+
 
 @dataclass(frozen=True)
 class ForwardOptions:
@@ -23,6 +25,10 @@ class ForwardOptions:
     all_experts   show the observer every token for every expert; what the model computes stays the same
     like          "llama.cpp": round activations as its CPU kernels do; None: they stay as they are
     half_cache    round to F16 what later tokens attend to, as llama.cpp's cache does; only with float32
+    rounded       compute the model as another file of it would be; only with float32. "weights": matrices are
+                  rounded to BF16, as in a file that the converter makes. "activations": the weights stay, but
+                  what matrices multiply is rounded as llama.cpp's CPU kernels do for quantized ones, and the
+                  cache is F16
     scheduler     address of a Dask scheduler whose workers compute layers, or local:N for N processes here
     """
 
@@ -33,6 +39,7 @@ class ForwardOptions:
     all_experts: bool = False
     like: Literal["llama.cpp"] | None = None
     half_cache: bool = False
+    rounded: Rounded | None = None
     scheduler: str | None = None
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-from forward.text.tokens import Text
+from forward.text.chunks import Chunks
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadActivation
@@ -117,19 +117,22 @@ class LayerStates:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A model and a text on the way through it.
+    """A model, and the chunks of a text on their way through it.
 
     load       reads its weights
     folder     of the layers that are done
     """
 
     source: ModelSource
-    text: Text
     load: Loader
     folder: WorkFolder
     sweep: Sweep
     execution: Execution
     states: LayerStates
+
+    @property
+    def chunks(self) -> Chunks:
+        return self.sweep.chunks
 
     @property
     def n_workers(self) -> int:
@@ -182,14 +185,14 @@ class ForwardPass:
 @contextmanager
 def forward_pass(
     source: ModelSource,
-    text: Text,
+    chunks: Chunks,
     options: ForwardOptions,
     folder: WorkFolder,
     advance: Callable[[float], None],
     n_workers: int | None = None,
     shared: SharedWeights | None = None,
 ) -> Iterator[ForwardPass]:
-    """Give a pass of `text` through `source`, which resumes what the work folder has.
+    """Give a pass of `chunks` through `source`, which resumes what the work folder has.
 
     advance    called with the share of a layer, 0 to 1, that has been computed since the last call
     n_workers  threads that take chunks, where several passes share what `threads_for` gives; None: the pass
@@ -201,39 +204,39 @@ def forward_pass(
     load, network = replace(source.loader_for(options), shared=shared), source.network
     with ExitStack() as opened:
         if n_workers is None:
-            n_workers = opened.enter_context(threads_for(text.n_chunks, load.device))
+            n_workers = opened.enter_context(threads_for(chunks.n_chunks, load.device))
         row_bytes = 8 * network.state_size + load.dtype.itemsize * network.hidden_size
-        in_memory = text.inputs.size * row_bytes <= options.memory_bytes
-        size = text.inputs.size, network.state_size
+        in_memory = chunks.n_tokens * row_bytes <= options.memory_bytes
+        size = chunks.n_tokens, network.state_size
         states = LayerStates(
             folder, size, load.dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
         )
-        states.begin(lambda first: embed(load, text, first, network.n_handed))
-        rotate = network.rope.rotation(text.chunk_size, load.device)
+        states.begin(lambda first: embed(load, chunks, first, network.n_handed))
+        rotate = network.rope.rotation(chunks.longest, load.device)
         sweep = Sweep(
             build=lambda number: network.build(load, number, rotate),
             device=load.device,
             dtype=load.dtype,
-            chunk_size=text.chunk_size,
+            chunks=chunks,
             all_experts=options.all_experts,
-            tokens=to_torch(text.inputs).flatten(),
         )
-        cluster = opened.enter_context(open_layer_cluster(source, text, options, folder))
+        cluster = opened.enter_context(open_layer_cluster(source, chunks, options, folder))
         execution = Execution(n_workers, advance, cluster)
-        yield ForwardPass(source, text, load, folder, sweep, execution, states)
+        yield ForwardPass(source, load, folder, sweep, execution, states)
 
 
-def embed(load: Loader, text: Text, states: States, n_handed: int = 0) -> Arrays:
+def embed(load: Loader, chunks: Chunks, states: States, n_handed: int = 0) -> Arrays:
     """Write the embeddings of all tokens to `states`; each chunk reads the rows of its own tokens.
 
     Several strands of hidden states begin alike, and what is handed on behind them begins with zeros. Returns
     what there is to keep beside them: nothing.
     """
-    for chunk, tokens in enumerate(text.inputs):
-        unique, places = np.unique(tokens, return_inverse=True)
+    for chunk in range(chunks.n_chunks):
+        start, stop = chunks.rows(chunk)
+        unique, places = np.unique(chunks.inputs[start:stop], return_inverse=True)
         rows = to_cpu(load.picked_rows(EMBEDDINGS, unique.tolist()))
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
         rows = pad(rows.repeat(1, (states.n_cols - n_handed) // rows.shape[1]), (0, n_handed))
-        states.write(chunk * text.chunk_size, rows[to_torch(places)])
+        states.write(start, rows[to_torch(places)])
     return {}

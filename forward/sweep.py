@@ -18,12 +18,13 @@ from typing import Protocol, Self
 
 import torch
 
-from forward.device import to_cpu
+from forward.device import to_cpu, to_torch
 from forward.hidden_states import States
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Observer
+from forward.text.chunks import Chunks
 from forward.workers import Workers
 
 PIECE_ROWS = 1024
@@ -37,26 +38,20 @@ class Sweep:
     build        layer number -> the layer, with its weights
     device       where layers are computed
     dtype        the type that matrices are multiplied in
-    chunk_size   tokens per chunk
+    chunks       of the text
     all_experts  show the observer every token for every expert
-    tokens       ids of the whole text, int64 (n_tokens,), for routers that go by them; None: no router does
     """
 
     build: Callable[[int], Layer]
     device: torch.device
     dtype: torch.dtype
-    chunk_size: int
+    chunks: Chunks
     all_experts: bool
-    tokens: torch.Tensor | None = None
 
-    def chosen_by_token(self, layer: Layer, start: int) -> torch.Tensor | None:
-        """Return the experts of a chunk's tokens where their ids decide, (chunk_size, n_used).
-
-        None where they don't
-        start  number of the chunk's first token
-        """
-        tokens = None if self.tokens is None else self.tokens[start : start + self.chunk_size]
-        return layer.chosen_by(tokens)
+    def chosen_by_token(self, layer: Layer, chunk: int) -> torch.Tensor | None:
+        """Return the experts of a chunk's tokens where their ids decide, (n_tokens, n_used); else None."""
+        start, stop = self.chunks.rows(chunk)
+        return layer.chosen_by(to_torch(self.chunks.inputs[start:stop]))
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,7 @@ def run_layer(
     with _dealer(sweep, execution, number, states) as dealer:
         layer = sweep.build(number)
         experts = layer.experts
-        share, n_chunks = _share_of_first_sweep(layer, sweep), states.before.n_rows // sweep.chunk_size
+        share, n_chunks = _share_of_first_sweep(layer, sweep), sweep.chunks.n_chunks
         by_chunk: list[Routes] = []
 
         def take_routes(routes: Routes | None) -> None:
@@ -200,13 +195,12 @@ class _ThreadDealer:
     def chunks(self, layer: Layer, observer: Observer, take: TakeRoutes) -> None:
         sweep, states = self.sweep, self.states
 
-        def take_some(start: int) -> tuple[Observer, Routes | None]:
+        def take_some(chunk: int) -> tuple[Observer, Routes | None]:
             seen = observer.fresh()
-            hidden = states.before.read(start, start + sweep.chunk_size)
-            return seen, take_chunk(sweep, layer, start, hidden, states.middle, states.after, seen)
+            hidden = states.before.read(*sweep.chunks.rows(chunk))
+            return seen, take_chunk(sweep, layer, chunk, hidden, states.middle, states.after, seen)
 
-        starts = range(0, states.before.n_rows, sweep.chunk_size)
-        for seen, routes in self.workers.each(take_some, starts):
+        for seen, routes in self.workers.each(take_some, range(sweep.chunks.n_chunks)):
             observer.merge(seen)
             take(routes)
 
@@ -223,7 +217,7 @@ class _ThreadDealer:
     def _with_experts(self, experts: Experts, routes: Routes) -> Iterator[tuple[Piece, FeedForward]]:
         """Yield all pieces of the second sweep, each with its expert."""
         for expert, block in experts.read_ahead():
-            for piece in pieces_of(expert, routes, all_tokens=self.sweep.all_experts):
+            for piece in pieces_of(self.sweep, expert, routes):
                 yield piece, block
 
 
@@ -240,7 +234,7 @@ def _dealer(sweep: Sweep, execution: Execution, number: int, states: LayerBuffer
 def take_chunk(
     sweep: Sweep,
     layer: Layer,
-    start: int,
+    chunk: int,
     hidden: torch.Tensor,
     middle: States,
     after: States,
@@ -248,32 +242,35 @@ def take_chunk(
 ) -> Routes | None:
     """Take a chunk through a layer, all but its routed experts; return where it goes, None without experts.
 
-    start   number of the chunk's first token
-    hidden  float32 (chunk_size, n_strands * hidden_size)
+    chunk   its number
+    hidden  float32 (n_tokens, n_strands * hidden_size)
     """
-    routes, chosen = None, sweep.chosen_by_token(layer, start)
+    routes, chosen = None, sweep.chosen_by_token(layer, chunk)
     passed = layer.forward(hidden.to(sweep.device), sweep.dtype, observer, chosen)
     if layer.experts is not None and passed.chosen is not None and passed.weights is not None:
         routes = Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
         observer.routes(layer.experts.router.name, routes.experts)
+    start, _ = sweep.chunks.rows(chunk)
     middle.write(start, to_cpu(passed.x))
     after.write(start, to_cpu(passed.hidden))
     return routes
 
 
-def pieces_of(expert: int, routes: Routes, *, all_tokens: bool) -> Iterator[Piece]:
+def pieces_of(sweep: Sweep, expert: int, routes: Routes) -> Iterator[Piece]:
     """Yield the pieces of the second sweep that an expert sees.
 
-    all_tokens  whether it is shown those, too, that do not go to it
+    A piece has tokens of one part of the text: products of other pieces round differently.
     """
     tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
     weights = routes.weights[tokens, slots]
-    if all_tokens:
+    if sweep.all_experts:
         n_tokens = len(routes.experts)
         weights = torch.zeros((n_tokens, *weights.shape[1:])).index_copy_(0, tokens, weights)
         tokens = torch.arange(n_tokens)
-    for some, theirs in zip(tokens.split(PIECE_ROWS), weights.split(PIECE_ROWS), strict=True):
-        yield Piece(expert, some, theirs)
+    sizes = torch.searchsorted(tokens, to_torch(sweep.chunks.part_bounds)).diff().tolist()
+    for of_part, theirs in zip(tokens.split(sizes), weights.split(sizes), strict=True):
+        for some, their in zip(of_part.split(PIECE_ROWS), theirs.split(PIECE_ROWS), strict=True):
+            yield Piece(expert, some, their)
 
 
 def take_piece(
@@ -303,6 +300,6 @@ def _share_of_first_sweep(layer: Layer, sweep: Sweep) -> float:
     if layer.experts is None:
         return 1.0
     block = 0 if layer.block is None else layer.block.work
-    first = layer.attention.work(sweep.chunk_size) + block
+    first = layer.attention.work(sweep.chunks.n_tokens // sweep.chunks.n_chunks) + block
     second = layer.experts.work * _experts_shown(layer.experts, sweep)
     return first / (first + second)

@@ -108,7 +108,7 @@ Body = Callable[[argparse.Namespace], "int | None"]
 
 
 def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
-    """Return a parser with `--version` and `--verbose`; texts keep their line breaks.
+    """Make a parser with `--version` and `--verbose`; texts keep their line breaks.
 
     prog    the words that call the command, which its messages begin with
     epilog  what the help ends with; its examples call commands by their own names
@@ -162,22 +162,22 @@ def add_scheduler(parser: argparse._ActionsContainer) -> None:
 
 
 def output_file(text: str) -> Path:
-    """Return an argument as the path of a file that can be written."""
+    """Read an argument as the path of a file that can be written."""
     return _output(named_files.output_path, text)
 
 
 def output_file_or_folder(text: str) -> Path:
-    """Return an argument as the path of a file that can be written, or of a folder that is there."""
+    """Read an argument as the path of a file that can be written, or of a folder that is there."""
     return _output(partial(named_files.output_path, may_be_folder=True), text)
 
 
 def output_prefix(text: str) -> Path:
-    """Return an argument as what the names of several files begin with."""
+    """Read an argument as the beginning of several files' names."""
     return _output(named_files.output_prefix, text)
 
 
 def output_folder(text: str) -> Path:
-    """Return an argument as the path of a folder that can be filled."""
+    """Read an argument as the path of a folder that can be filled."""
     return _output(named_files.output_folder, text)
 
 
@@ -189,12 +189,12 @@ def _output(path_of: Callable[[str], Path], text: str) -> Path:
 
 
 def threads(text: str) -> int:
-    """Return an argument as a number of threads."""
+    """Read an argument as a number of threads."""
     return _whole(text, 1, MAX_THREADS)
 
 
 def seed(text: str) -> int:
-    """Return an argument as the seed of a random generator."""
+    """Read an argument as the seed of a random generator."""
     return _whole(text, 0, MAX_SEED)
 
 
@@ -206,7 +206,7 @@ def _whole(text: str, least: int, most: int) -> int:
 
 
 def positive(text: str) -> int:
-    """Return an argument as a whole number from 1."""
+    """Read an argument as a whole number from 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
@@ -214,7 +214,7 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """Return an argument as a whole number from 0."""
+    """Read an argument as a whole number from 0."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
@@ -222,7 +222,7 @@ def natural(text: str) -> int:
 
 
 def gigabytes(text: str) -> int:
-    """Return an argument in gigabytes of 2**30 bytes as a number of bytes."""
+    """Read an argument in gigabytes, of 2**30 bytes each, as a number of bytes."""
     number = float(text)
     if not 0 <= number < 1e9:
         raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
@@ -242,7 +242,7 @@ class Subcommands:
     def add(
         self, name: str, body: Body, text: str, detail: str, *, epilog: str = "", json: bool = True
     ) -> argparse.ArgumentParser:
-        """Return the parser of a new subcommand, which still needs its arguments.
+        """Make the parser of a new subcommand, which still needs its arguments.
 
         text    one line for the list of commands, lower case, without a full stop
         detail  what else its own --help says, in whole sentences
@@ -308,7 +308,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error and its notes as one line of text, without anything that controls a terminal."""
+    """Write an error and its notes as one line, without anything that controls a terminal."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename if error.filename is not None else error.filename2
         reason = "is a folder, expected a file" if isinstance(error, IsADirectoryError) else error.strerror

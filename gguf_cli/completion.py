@@ -36,7 +36,7 @@ def completion_script(parsers: Mapping[str, argparse.ArgumentParser], shell: str
 
 
 def subparsers_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """Return the subcommands of a parser by name."""
+    """The subcommands of a parser, by name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return action.choices
@@ -44,7 +44,7 @@ def subparsers_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argu
 
 
 def _commands_of(words: str, parsers: Parsers) -> list[str]:
-    """Return the words that call a subcommand behind `words`."""
+    """The words that call a subcommand behind `words`."""
     return [last for each in parsers if each for first, _, last in [each.rpartition(" ")] if first == words]
 
 
@@ -53,7 +53,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _offered(action: argparse.Action) -> list[str]:
-    """Return the words that an argument is completed with; none where it takes any, such as a file."""
+    """The words that an argument is completed with; none where it takes any, such as a file."""
     if isinstance(action, argparse._SubParsersAction):
         return []
     return [*map(str, action.choices or ()), *getattr(action, "completed_with", ())]
@@ -93,7 +93,7 @@ def _value_cases(command: str, parser: argparse.ArgumentParser) -> Iterator[str]
 
 
 def _words(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options of a parser, and the words that can stand alone."""
+    """The options of a parser, and the words that can stand alone."""
     flags = [flag for action in _options(parser) for flag in action.option_strings]
     return [*flags, *_positional_words(parser)]
 

@@ -310,7 +310,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
 
 
 def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
-    """Return the bytes of `300M` or `2G` (thousands, as llama.cpp's converter has them); 0 is no limit."""
+    """Read `300M` or `2G` as bytes, in powers of 1000 as in llama.cpp's converter; 0 is no limit."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d{1,18})([KMG]?)", text)
@@ -337,7 +337,7 @@ def add_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) ->
 
 
 def read_flags(args: argparse.Namespace, families: Iterable[type[Any]]) -> dict[str, object]:
-    """Return the options whose flags were given, by name."""
+    """Read the options whose flags were given, by name."""
     values = {name: getattr(args, name) for name in declared(families)}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -15,8 +15,10 @@ from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
+    from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.report.page import PageInputs
+    from quality.report.inputs import PageInputs
+    from quality.suite.result import SuiteEvaluation
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -30,6 +32,8 @@ what the columns mean:
   KLD        Kullback-Leibler divergence from the base in nats: mean over tokens, then percentiles. It shows
              harm long before PPL does
   same top   how often the model's most likely token is the base's
+  flips      share of tokens where the base gives its first choice more than 0.9 and the model has another.
+             A reader notices these
   RMS dp     root mean square of the change of the right token's probability
   drift      per layer: norm of the change of the hidden states over the norm of the base's. A leap shows in
              which layer a file loses. For the layer that adds most, the errors of its tensors are shown:
@@ -37,11 +41,27 @@ what the columns mean:
 
 The second half of every chunk is measured, so each prediction has half a chunk of context or more.
 
+several texts:
+  --suite measures classes of texts, such as code and conversations, in one run: all classes go through a
+  layer when its weights are read. A suite is a folder, where every folder or file is a class, or a YAML file
+  that says of each class what it has and how it is read. Conversations, as JSON lines, are rendered through
+  the model's own chat template, and what the assistant says is measured. A class has the numbers that -f
+  gives for its text alone. Over all, each class weighs the same. Errors are over chunks: tokens of one chunk
+  are alike, so they are larger than those of -f, which are llama-perplexity's.
+
 Weights are what the file says, decoded exactly, and activations stay float. So the divergence is the file's
 own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005
 to KLD on a small trained model. Compare files by numbers from one tool. --like llama.cpp rounds as its CPU
 kernels and its cache do, the base's activations too: then the mean is llama-perplexity's to 1 to 3 %. A last
 bit may send a token to other experts.
+
+which file is better:
+  --against STOCK.gguf  compares every QUANT with STOCK on the same chunks: the ratio of their mean KLD with a
+                        95 % interval, and in words whether the file is better, worse, or not told apart. The
+                        interval is over chunks, as tokens of one chunk are alike. With a suite, by class.
+  --noise-floor         takes BASE through the texts twice more: with its weights rounded to BF16, and with
+                        the 8-bit activations that llama.cpp gives a quantized file. No file is written.
+                        Whoever runs the files can't see a difference that is smaller.
 
 the base without the base:
   --keep DIR                 keeps what later runs need of it, when they are called with the same BASE, text
@@ -55,8 +75,11 @@ the base without the base:
 
 examples:
   evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
+  evaluate DeepSeek-V2-Lite --suite default lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
+  evaluate lite-bf16.gguf --suite our-texts/ --quick --json lite.json lite-Q*.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --html report.html --compare-with stock.json mine-*.gguf
+  evaluate lite-bf16.gguf --suite default --against stock-Q4_K_M.gguf --noise-floor mine-Q4_K_M.gguf
   evaluate --kl-divergence-base lite.kld --kl-divergence lite-Q4_K_M.gguf
 
 With --json, --html or --work, a run that was interrupted resumes after its last whole layer when it is called
@@ -82,16 +105,8 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     # Not "*", which is content with nothing between BASE and -f and then refuses what comes behind.
     quants.required = False
     what = parser.add_argument_group("what to measure")
-    what.add_argument(
-        "-f",
-        "--file",
-        dest="text",
-        type=Path,
-        metavar="TEXT",
-        help="UTF-8 text; needed without --kl-divergence",
-    )
-    add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    _add_texts(what)
+    _add_comparisons(what)
     _add_reports(what)
     _add_stored_base(what)
     what.add_argument(
@@ -106,6 +121,36 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
         " folder in $TMPDIR or /var/tmp)",
     )  # fmt: skip
     return parser
+
+
+def _add_texts(what: argparse._ArgumentGroup) -> None:
+    """Add what the models read."""
+    texts = what.add_mutually_exclusive_group()
+    texts.add_argument(
+        "-f", "--file", dest="text", type=Path, metavar="TEXT",
+        help="UTF-8 text; needed without --suite and --kl-divergence",
+    )  # fmt: skip
+    texts.add_argument(
+        "--suite", metavar="NAME|PATH",
+        help="classes of texts instead of one text, all in one run: default, which lies in the package, a"
+        " folder, or a YAML file",
+    )  # fmt: skip
+    what.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
+    add_context_argument(what)
+    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+
+
+def _add_comparisons(what: argparse._ArgumentGroup) -> None:
+    """Add what files are judged by, besides the base."""
+    what.add_argument(
+        "--against", type=Path, metavar="STOCK.gguf",
+        help="a file that every QUANT is to beat: say of each whether it is better, worse, or not told apart",
+    )  # fmt: skip
+    what.add_argument(
+        "--noise-floor",
+        action="store_true",
+        help="also measure what BASE itself loses to BF16 weights and to activations of 8 bits",
+    )
 
 
 def _add_reports(what: argparse._ArgumentGroup) -> None:
@@ -157,7 +202,9 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
     from quality.evaluation import evaluation_lines
-    from quality.pipeline import evaluating
+    from quality.pipeline import evaluating, evaluating_suite
+    from quality.suite.result import suite_lines
+    from quality.suite.suite import read_suite
     from quality.work_folders import is_unfinished
 
     base, quants = _models(parser, args)
@@ -170,11 +217,21 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if options.work is None or not is_unfinished(options.work):
         refuse_to_replace(outputs, force=args.force)
     page = None if args.html is None else _page_inputs(args)
+    check = (lambda text, files: None) if page is None else page.refuse_unfit
+    evaluation: Evaluation | SuiteEvaluation
     with ExitStack() as opened:
         with LayerBar("layers of all models", quiet=args.quiet) as bar:
-            check = (lambda text, files: None) if page is None else page.refuse_unfit
-            evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
-        for line in evaluation_lines(evaluation):
+            if args.suite is not None:
+                suite = read_suite(args.suite, args.quick)
+                if page is not None:
+                    page.refuse_other_suites(suite)
+                run = evaluating_suite(base, suite, quants, options, bar, check)
+                evaluation = of_suite = opened.enter_context(run)
+                lines = suite_lines(of_suite)
+            else:
+                evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
+                lines = evaluation_lines(evaluation)
+        for line in lines:
             print(line)
         if args.json is not None:
             write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
@@ -197,21 +254,36 @@ def _models(
         parser.error("--compare-with is for the page: --html is missing")
     if args.losses and args.html is None:
         parser.error("--losses is for the page: --html is missing")
+    _refuse_with_suite(parser, args)
     if args.kl_divergence:
         if args.kl_divergence_base is None:
             parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
         return LogitsFile(args.kl_divergence_base), [Path(args.base), *args.quants]
-    if args.text is None:
-        parser.error("-f TEXT is missing")
+    if args.text is None and args.suite is None:
+        parser.error("-f TEXT or --suite is missing")
     if not args.quants:
         parser.error(f"{args.base}: no model to compare with this one, the base")
     return model_path(args.base, quiet=args.quiet), args.quants
 
 
+def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with arguments that are for a text where there is a suite, or the other way round."""
+    if args.suite is None:
+        if args.quick:
+            parser.error("--quick is for a suite: --suite is missing")
+        return
+    for name, option in (("ctx_size", "-c"), ("chunks", "--chunks")):
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"{option} is for -f: the classes of a suite have contexts of their own")
+    for name in ("kl_divergence_base", "kl_divergence"):
+        if getattr(args, name):
+            parser.error(f"--{name.replace('_', '-')} is for one text, given with -f")
+
+
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
     from quality.report.charts import require_matplotlib
-    from quality.report.page import PageInputs
+    from quality.report.inputs import PageInputs
     from quality.report.points import read_earlier
     from quantize.plan.sensitivities import read_sensitivities
 
@@ -236,6 +308,8 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
         restart=args.restart,
         logits=logits,
         keep=args.keep,
+        against=args.against,
+        noise_floor=args.noise_floor,
     )
 
 

@@ -64,7 +64,7 @@ _COOK = "make importances, quantized files, their divergence, card and checksums
 
 
 def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of `gguf-tools` and its subcommands.
+    """Make the parser of `gguf-tools` and its subcommands.
 
     words  those of the command line, if that is all it has to understand: the arguments of `cook` come with
            other packages, which take time to load, and are left out where it is not among the words
@@ -163,7 +163,7 @@ def completion(shell: str) -> None:
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of all commands and subcommands, by the words that call them."""
+    """The parsers of all commands and subcommands, by the words that call them."""
     made = {parser.prog: parser for parser in _with_subcommands(make_parser())}
     for each in COMMANDS:
         for prog in (each.alone, each.prog):

@@ -96,7 +96,7 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _named(head: str, gap: str, tail: str, width: int) -> list[str]:
-    """Return the lines of `  name   what it is`."""
+    """Fill the lines of `  name   what it is`."""
     start = head + gap
     if len(start) > _LONGEST_NAME:
         return [head, *_filled(tail, width, _CONTINUED, _CONTINUED)]
@@ -177,7 +177,7 @@ class Parser(argparse.ArgumentParser):
                 yield from (action.choices[word] for word in words if word in action.choices)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return the options that an abbreviation may mean; flags of other programs must be written out."""
+        """Find the options that an abbreviation may mean; flags of other programs must be written out."""
         tuples: list[Any] = super()._get_option_tuples(option_string)
         return [each for each in tuples if not isinstance(each[0], _ForeignAction)]
 

@@ -306,7 +306,7 @@ def _quantize(request: _Request) -> None:
 
 
 def _choose_types(request: _Request, size: SizeArguments, source: Path | StreamedFolder) -> Mixture:
-    """Return the mixture for the size that is asked for, after saying what was chosen and why."""
+    """Choose the mixture for the size that is asked for, and say what was chosen and why."""
     from calibrate.size.show import expected_lines, map_lines, sized_lines
     from calibrate.size.solve import curve, size_mixture
 
@@ -360,7 +360,7 @@ def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> R
 def command_words(
     words: Sequence[str], parser: argparse.ArgumentParser, *, needs_type: bool = True
 ) -> tuple[str, Path | None, str | None, int | None]:
-    """Return (input, output or None, type or None, threads or None) of `INPUT [OUTPUT] TYPE [THREADS]`.
+    """Read `INPUT [OUTPUT] TYPE [THREADS]` as (input, output or None, type or None, threads or None).
 
     As in llama-quantize, a second word that is a type is the type. With a size, there may be no type.
     """

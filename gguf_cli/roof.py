@@ -63,7 +63,7 @@ _EXAMPLE = re.compile(rf"^  ({'|'.join(sorted(_NAMES, reverse=True))})(?= )", re
 
 
 def called_by(prog: str, text: str) -> str:
-    """Return a help text whose examples call commands in the way in which `prog` is called."""
+    """Write the examples of a help text in the way in which `prog` is called."""
     if not prog.startswith(f"{ROOF} "):
         return text
     return _EXAMPLE.sub(lambda match: f"  {_NAMES[match[1]]}", text)

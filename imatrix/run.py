@@ -79,7 +79,7 @@ def _about(inputs: InputWatch, text: Text, options: CollectOptions) -> dict[str,
     """List what decides the numbers of a run."""
     return {
         "model": inputs.recognised_by(),
-        **run_identity(text, options.forward),
+        **run_identity(text.chunks, options.forward),
         "all_experts": options.forward.all_experts,
         **({"half_cache": True} if options.forward.half_cache else {}),
     }
@@ -107,7 +107,7 @@ def _run(
             entries |= {name: sums.importance() for name, sums in sums_of(folder.arrays(layer)).items()}
         return ImportanceFile(dict(sorted(entries.items())), (dataset,), text.n_chunks, text.chunk_size)
 
-    with forward_pass(source, text, options.forward, folder, report.advance) as forward:
+    with forward_pass(source, text.chunks, options.forward, folder, report.advance) as forward:
         for layer in forward.layers(Accumulator):
             report.layer_done(layer, contents)
         output, notes = Accumulator(), []
@@ -121,9 +121,9 @@ def _run(
 
 def _observe_output(forward: ForwardPass, observer: Accumulator) -> None:
     """Show the observer what the output matrix multiplies."""
-    states, norm, load, step = forward.last(), forward.output_norm(), forward.load, forward.text.chunk_size
-    for start in range(0, states.n_rows, step):
-        hidden = states.read(start, start + step).to(load.device)
+    states, norm, load = forward.last(), forward.output_norm(), forward.load
+    for chunk in range(forward.chunks.n_chunks):
+        hidden = states.read(*forward.chunks.rows(chunk)).to(load.device)
         observer.rows((OUTPUT,), norm(hidden).to(load.dtype))
     observer.refuse_nonfinite()
 
@@ -134,7 +134,7 @@ def _measure(forward: ForwardPass, report: CollectReporter) -> Perplexity:
     def running(perplexity: Perplexity) -> None:
         report.remark(f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.4f}")
 
-    perplexity = measure(head, forward.text, running, forward.n_workers)
+    perplexity = measure(head, forward.chunks, running, forward.n_workers)
     if perplexity.count and not np.isfinite(perplexity.total):
         raise BadActivation(f"{OUTPUT}: the logits have NaN or infinity")
     return perplexity

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from quality.auditing.report import AuditReport
     from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.pipeline import evaluate
+    from quality.pipeline import evaluate, evaluate_suite
+    from quality.suite.result import SuiteEvaluation
+    from quality.suite.suite import Suite, read_suite
 
 __all__ = [
     "AuditOptions",
@@ -34,10 +36,14 @@ __all__ = [
     "ForwardOptions",
     "LogitsFile",
     "Reporter",
+    "Suite",
+    "SuiteEvaluation",
     "ToolkitError",
     "__version__",
     "audit",
     "evaluate",
+    "evaluate_suite",
+    "read_suite",
 ]
 
 _HOMES = {
@@ -49,10 +55,14 @@ _HOMES = {
     "ForwardOptions": "forward.options",
     "LogitsFile": "quality.options",
     "Reporter": "gguf_tools.progress",
+    "Suite": "quality.suite.suite",
+    "SuiteEvaluation": "quality.suite.result",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
     "audit": "quality.auditing.pipeline",
     "evaluate": "quality.pipeline",
+    "evaluate_suite": "quality.pipeline",
+    "read_suite": "quality.suite.suite",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

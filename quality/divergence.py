@@ -1,21 +1,25 @@
 """How far two models' predictions are apart, measured and named as llama-perplexity does.
 
-Everything here is a function of per-token values. Of one token, four numbers count: the log probability that
-each model gives the token that follows, the divergence of the two distributions, KL(base || model), and
-whether both have the same most likely token. Errors are standard errors of the mean; a percentile between two
-tokens is interpolated linearly.
+Everything here is a function of per-token values. Of one token count the log probability that each model
+gives the token that follows, the divergence of the two distributions, KL(base || model), and each model's
+most likely token. Errors are standard errors of the mean; a percentile between two tokens is interpolated
+linearly.
+
+llama-perplexity has no flips: tokens that the base is confident about and that the model would not choose.
+They are what a reader notices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 KLD_PERCENTILES: Mapping[str, float] = {
     "min": 0, "p0_1": 0.1, "p1": 1, "p5": 5, "p10": 10, "median": 50, "p90": 90, "p95": 95, "p99": 99,
@@ -40,20 +44,59 @@ class Estimate:
     value: float
     error: float
 
+    def text(self, digits: int) -> str:
+        """Show both with so many decimals."""
+        return f"{self.value:.{digits}f} +/- {self.error:.{digits}f}"
 
-@dataclass(frozen=True)
+
+CONFIDENT = 0.9
+"""Probability of its most likely token above which the base is confident."""
+
+
+@dataclass(frozen=True, eq=False)
 class TokenValues:
-    """What is known of each measured token; all arrays are (n_chunks, n_positions).
+    """What is known of each prediction that is measured; all arrays are (n_measured,).
 
+    chunk                    number of the chunk
+    position                 place in the chunk of the token after which the prediction is made, from 0
     base_log_prob, log_prob  log probability of the token that follows, by the base and by the model
     kld                      divergence KL(base || model), in nats
-    same_top                 whether both models have the same most likely token
+    base_top, top            the most likely token, by the base and by the model
+    base_top_p               probability that the base gives to its own most likely token
     """
 
+    chunk: Ints
+    position: Ints
     base_log_prob: Values
     log_prob: Values
     kld: Values
-    same_top: npt.NDArray[np.bool_]
+    base_top: Ints
+    top: Ints
+    base_top_p: Values
+
+    def some(self, chosen: npt.NDArray[np.bool_]) -> TokenValues:
+        """Return those that are chosen."""
+        return TokenValues(**{name: values[chosen] for name, values in vars(self).items()})
+
+    def of_chunks(self, chunks: range) -> TokenValues:
+        """Return those of some chunks that follow each other, which are numbered from 0 again."""
+        found = self.some((self.chunk >= chunks.start) & (self.chunk < chunks.stop))
+        return replace(found, chunk=found.chunk - chunks.start)
+
+    @property
+    def same_top(self) -> npt.NDArray[np.bool_]:
+        """Whether both models have the same most likely token."""
+        return self.top == self.base_top
+
+    @property
+    def confident(self) -> npt.NDArray[np.bool_]:
+        """Whether the base gives its most likely token more than CONFIDENT."""
+        return self.base_top_p > CONFIDENT
+
+    @property
+    def flipped(self) -> npt.NDArray[np.bool_]:
+        """Whether the base is confident, and the model has another most likely token."""
+        return self.confident & ~self.same_top
 
     @property
     def delta_p(self) -> Values:
@@ -86,6 +129,9 @@ class Divergence:
     correlation    of the losses of both models; NaN where one has no variance
     rms_delta_p    root of the mean square of the change of the right token's probability
     same_top       share of tokens, 0 to 1, where both models have the same most likely token
+    flips          share of tokens, 0 to 1, that the base is confident about and where the model has another
+                   most likely token
+    flips_of_confident  the same tokens, as a share of those that the base is confident about
     by_position    the divergence at the beginning of the measured positions, and further on
     """
 
@@ -99,25 +145,26 @@ class Divergence:
     delta_p: Spread
     rms_delta_p: Estimate
     same_top: Estimate
+    flips: Estimate
+    flips_of_confident: Estimate
     by_position: tuple[PositionBucket, ...]
 
 
-def measure(tokens: TokenValues, first_position: int = 0, n_buckets: int = 4) -> Divergence:
+def measure(tokens: TokenValues, n_buckets: int = 4) -> Divergence:
     """Compute all measures of the tokens.
 
-    first_position  of the measured ones within a chunk
-    n_buckets       into so many groups positions are divided
+    n_buckets  into so many groups positions are divided
     """
-    loss, base_loss = -tokens.log_prob.ravel(), -tokens.base_log_prob.ravel()
+    loss, base_loss = -tokens.log_prob, -tokens.base_log_prob
     mean, base_mean = mean_of(loss), mean_of(base_loss)
     ppl, base_ppl = perplexity(loss), perplexity(base_loss)
     covariance = _covariance_of_means(loss, base_loss)
     ln_ratio = Estimate(
         mean.value - base_mean.value, _error_of_difference(mean.error, base_mean.error, covariance)
     )
-    ratio = _exp(ln_ratio.value)
+    ratio = exp_loss(ln_ratio.value)
     delta_p = tokens.delta_p
-    squares = mean_of(delta_p.ravel() ** 2)
+    squares = mean_of(delta_p**2)
     rms = math.sqrt(squares.value)
     return Divergence(
         ppl=ppl,
@@ -133,7 +180,9 @@ def measure(tokens: TokenValues, first_position: int = 0, n_buckets: int = 4) ->
         delta_p=_spread(delta_p, DELTA_PERCENTILES),
         rms_delta_p=Estimate(rms, 0.5 * squares.error / rms if rms else 0.0),
         same_top=_share(tokens.same_top),
-        by_position=_by_position(tokens.kld, first_position, n_buckets),
+        flips=_share(tokens.flipped),
+        flips_of_confident=_share(tokens.flipped[tokens.confident]),
+        by_position=_by_position(tokens, n_buckets),
     )
 
 
@@ -144,27 +193,45 @@ def mean_of(values: Values) -> Estimate:
     return Estimate(float(values.mean()), float(values.std()) / math.sqrt(len(values) - 1))
 
 
+def mean_over_chunks(values: Values, chunk: Ints) -> Estimate:
+    """Return the mean of values (n,) and its standard error over chunks; NaN where there is one chunk.
+
+    Tokens of a chunk are alike, so the error is larger than `mean_of` tells. It is that of a ratio of sums
+    over a sample of chunks (Cochran, Sampling Techniques, 3rd edition, section 6.3).
+
+    chunk  number of the chunk of each value
+    """
+    _, places, counts = np.unique(chunk, return_inverse=True, return_counts=True)
+    n_chunks, mean = len(counts), float(values.mean()) if len(values) else math.nan
+    if n_chunks < 2:
+        return Estimate(mean, math.nan)
+    residuals = np.bincount(places, values) - mean * counts
+    variance = n_chunks / (n_chunks - 1) * float(np.square(residuals).sum())
+    return Estimate(mean, math.sqrt(variance) / len(values))
+
+
 def perplexity(losses: Values) -> Estimate:
     """Return the perplexity for negative log probabilities (n,)."""
     mean = mean_of(losses)
-    value = _exp(mean.value)
+    value = exp_loss(mean.value)
     return Estimate(value, value * mean.error)
 
 
 def _spread(values: Values, percentiles: Mapping[str, float]) -> Spread:
     found: Sequence[float] = np.percentile(values, list(percentiles.values())).tolist()
-    return Spread(mean_of(values.ravel()), dict(zip(percentiles, found, strict=True)))
+    return Spread(mean_of(values), dict(zip(percentiles, found, strict=True)))
 
 
 def _share(hits: npt.NDArray[np.bool_]) -> Estimate:
-    share = float(hits.mean())
+    share = float(hits.mean()) if hits.size else math.nan
     return Estimate(share, math.sqrt(share * (1 - share) / (hits.size - 1)) if hits.size > 1 else math.nan)
 
 
-def _by_position(kld: Values, first: int, n_buckets: int) -> tuple[PositionBucket, ...]:
-    groups = np.array_split(np.arange(kld.shape[1]), min(n_buckets, kld.shape[1]))
+def _by_position(tokens: TokenValues, n_buckets: int) -> tuple[PositionBucket, ...]:
+    positions = np.unique(tokens.position)
+    groups = np.array_split(positions, min(n_buckets, len(positions)))
     return tuple(
-        PositionBucket(first + int(group[0]), first + int(group[-1]), mean_of(kld[:, group].ravel()))
+        PositionBucket(int(group[0]), int(group[-1]), mean_of(tokens.kld[np.isin(tokens.position, group)]))
         for group in groups
     )
 
@@ -186,5 +253,6 @@ def _correlation(covariance: float, errors: float) -> float:
     return max(-1.0, min(1.0, covariance / errors)) if errors else math.nan
 
 
-def _exp(mean_loss: float) -> float:
+def exp_loss(mean_loss: float) -> float:
+    """Return the perplexity for a mean negative log probability; infinity where it is too large."""
     return math.exp(mean_loss) if not mean_loss > _LARGEST_LOSS else math.inf

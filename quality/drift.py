@@ -6,6 +6,7 @@ Only tokens count whose predictions are measured, so drift and divergence are ab
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -35,15 +36,16 @@ class LayerDrift:
     drift: float
     routing_changed: float | None
 
-    def arrays(self) -> Arrays:
-        """Return both numbers for the work folder; NaN stands for None."""
-        changed = math.nan if self.routing_changed is None else self.routing_changed
-        return {"drift": np.array([self.drift, changed])}
+    @staticmethod
+    def arrays(drifts: Sequence[LayerDrift]) -> Arrays:
+        """Return the drift of one layer on several texts for the work folder; NaN stands for None."""
+        numbers = [(each.drift, each.routing_changed) for each in drifts]
+        return {"drift": np.array(numbers, np.float64)}
 
     @classmethod
-    def of(cls, layer: int, arrays: Arrays) -> Self:
-        """Restore the drift of a layer; the inverse of `arrays`."""
-        drift, changed = arrays["drift"].tolist()
+    def of(cls, layer: int, arrays: Arrays, number: int) -> Self:
+        """Restore the drift of a layer on one of the texts; the inverse of `arrays`."""
+        drift, changed = arrays["drift"][number].tolist()
         return cls(layer, drift, None if math.isnan(changed) else changed)
 
 
@@ -84,22 +86,16 @@ def drift_of(
     """
     difference = norm = 0.0
     for chunk in range(positions.n_chunks):
-        start, stop = positions.rows(chunk)
-        wanted, found = (states.read(start, stop)[:, :n_cols].double() for states in (base, model))
+        numbers = positions.of_chunk(chunk)
+        wanted, found = (states.rows(numbers)[:, :n_cols].double() for states in (base, model))
         difference += float((found - wanted).square().sum())
         norm += float(wanted.square().sum())
     drift = math.sqrt(difference / norm) if norm else (math.inf if difference else 0.0)
     changed = None
     if _ROUTES in base_routes:
-        changed = _share_changed(
-            _measured(base_routes[_ROUTES], positions), _measured(model_routes[_ROUTES], positions)
-        )
+        tokens = to_numpy(positions.tokens)
+        changed = _share_changed(base_routes[_ROUTES][tokens], model_routes[_ROUTES][tokens])
     return LayerDrift(layer, drift, changed)
-
-
-def _measured(routes: npt.NDArray[np.int16], positions: Positions) -> npt.NDArray[np.int16]:
-    by_chunk = routes.reshape(positions.n_chunks, positions.chunk_size, -1)
-    return by_chunk[:, positions.first : positions.stop].reshape(-1, routes.shape[-1])
 
 
 def _share_changed(base: npt.NDArray[np.int16], model: npt.NDArray[np.int16]) -> float:

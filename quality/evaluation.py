@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
+from forward.text.chunks import Chunks
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
+from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.divergence import Divergence, Estimate, TokenValues
+from quality.noise_floor import NoiseFloor, noise_lines
 
 if TYPE_CHECKING:
     from quality.drift import LayerDrift
+    from quality.suite.tokenise import ClassChunks
     from quality.worst_layer import WorstLayer
 
 
@@ -26,21 +28,31 @@ if TYPE_CHECKING:
 class EvaluatedText:
     """The text that models were measured on.
 
-    path, sha256       of the file, and of its bytes; None where only the tokens were given
-    n_tokens_measured  tokens whose predictions count, of all chunks
-    tokens             of all chunks, int64 (n_chunks, chunk_size)
-    spelled            the bytes that each token of the vocabulary stands for
-    first              position of the first token of a chunk whose prediction of the next one is measured
+    path, sha256  of the file, and of its bytes; None where only the tokens were given. A class of a suite has
+                  a digest of all its texts, and no path
+    spelled       the bytes that each token of the vocabulary stands for
+    text_class    the class of a suite that it is
     """
 
     path: Path | None
     sha256: str | None
-    n_chunks: int
-    chunk_size: int
-    n_tokens_measured: int
-    tokens: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    chunks: Chunks = field(repr=False, compare=False)
     spelled: tuple[bytes, ...] = field(repr=False, compare=False)
-    first: int
+    text_class: ClassChunks | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def n_chunks(self) -> int:
+        return self.chunks.n_chunks
+
+    @property
+    def chunk_size(self) -> int:
+        """Tokens of a chunk; of the longest where they differ."""
+        return self.chunks.longest
+
+    @property
+    def n_tokens_measured(self) -> int:
+        """Number of tokens whose predictions count, of all chunks."""
+        return self.chunks.n_scored
 
 
 @dataclass(frozen=True)
@@ -78,15 +90,67 @@ class EvaluatedModel:
     tokens: TokenValues = field(repr=False)
     tensors: tuple[TensorSize, ...] = field(repr=False)
 
+    def about_json(self) -> dict[str, Any]:
+        """Return as JSON data which file it is."""
+        return {"path": str(self.path), "n_bytes": self.n_bytes, "bits_per_weight": self.bits_per_weight}
+
+    def measures_json(self) -> dict[str, Any]:
+        """Return as JSON data what was measured: ratios as fractions."""
+        found = self.divergence
+        return {
+            "ppl": found.ppl.value,
+            "ppl_error": found.ppl.error,
+            "ln_ppl_ratio": found.ln_ratio.value,
+            "ln_ppl_ratio_error": found.ln_ratio.error,
+            "correlation": found.correlation,
+            "kld": {"mean": found.kld.mean.value, "error": found.kld.mean.error, **found.kld.percentiles},
+            "same_top": found.same_top.value,
+            "same_top_error": found.same_top.error,
+            "flips": found.flips.value,
+            "flips_error": found.flips.error,
+            "flips_of_confident": found.flips_of_confident.value,
+            "flips_of_confident_error": found.flips_of_confident.error,
+            "delta_p": {
+                "mean": found.delta_p.mean.value,
+                "error": found.delta_p.mean.error,
+                **found.delta_p.percentiles,
+            },
+            "rms_delta_p": found.rms_delta_p.value,
+            "rms_delta_p_error": found.rms_delta_p.error,
+            "positions": [
+                {"first": each.first, "last": each.last, "kld": each.kld.value, "error": each.kld.error}
+                for each in found.by_position
+            ],
+            "layers": [
+                {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
+                for layer in self.layers
+            ],
+            "worst_layer": None if self.worst_layer is None else _worst_json(self.worst_layer),
+        }
+
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Models against a base, on a text."""
+    """Models against a base, on a text.
+
+    noise  what the base itself loses to rounding; None: not measured
+    stock  number of the model that the others are compared with; None: none
+    """
 
     text: EvaluatedText
     base_path: Path
     base_ppl: Estimate
     models: tuple[EvaluatedModel, ...]
+    noise: NoiseFloor | None = None
+    stock: int | None = None
+
+    @cached_property
+    def comparisons(self) -> tuple[FileComparison, ...]:
+        """Every other file against the stock one; nothing without one."""
+        if self.stock is None:
+            return ()
+        name = self.base_path if self.text.path is None else self.text.path
+        return compare_files({name.name: self}, self.stock)
 
     def __repr__(self) -> str:
         models = ", ".join(
@@ -124,41 +188,10 @@ class Evaluation:
                 "ppl": self.base_ppl.value,
                 "ppl_error": self.base_ppl.error,
             },
-            "models": [_model_json(model) for model in self.models],
+            **({} if self.noise is None else {"noise_floor": self.noise.to_json()}),
+            "models": [model.about_json() | model.measures_json() for model in self.models],
+            **comparisons_json(self.comparisons),
         }
-
-
-def _model_json(model: EvaluatedModel) -> dict[str, Any]:
-    found = model.divergence
-    return {
-        "path": str(model.path),
-        "n_bytes": model.n_bytes,
-        "bits_per_weight": model.bits_per_weight,
-        "ppl": found.ppl.value,
-        "ppl_error": found.ppl.error,
-        "ln_ppl_ratio": found.ln_ratio.value,
-        "ln_ppl_ratio_error": found.ln_ratio.error,
-        "correlation": found.correlation,
-        "kld": {"mean": found.kld.mean.value, "error": found.kld.mean.error, **found.kld.percentiles},
-        "same_top": found.same_top.value,
-        "same_top_error": found.same_top.error,
-        "delta_p": {
-            "mean": found.delta_p.mean.value,
-            "error": found.delta_p.mean.error,
-            **found.delta_p.percentiles,
-        },
-        "rms_delta_p": found.rms_delta_p.value,
-        "rms_delta_p_error": found.rms_delta_p.error,
-        "positions": [
-            {"first": bucket.first, "last": bucket.last, "kld": bucket.kld.value, "error": bucket.kld.error}
-            for bucket in found.by_position
-        ],
-        "layers": [
-            {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
-            for layer in model.layers
-        ],
-        "worst_layer": None if model.worst_layer is None else _worst_json(model.worst_layer),
-    }
 
 
 def _worst_json(worst: WorstLayer) -> dict[str, Any]:
@@ -170,7 +203,7 @@ def _worst_json(worst: WorstLayer) -> dict[str, Any]:
     }
 
 
-_HEADINGS = ("model", "size", "bpw", "PPL", "ln ratio", "same top")
+_HEADINGS = ("model", "size", "bpw", "PPL", "ln ratio", "same top", "flips")
 _DIVERGENCE_HEADINGS = ("model", "KLD", "median", "90%", "99%", "99.9%", "max", "RMS dp")
 
 _N_TENSORS = 3
@@ -186,11 +219,13 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     name = evaluation.base_path if text.path is None else text.path
     lines = [
         f"{name}: {text.n_chunks} chunks of {text.chunk_size} tokens, {text.n_tokens_measured} measured",
-        f"base {evaluation.base_path}: PPL {_estimate(evaluation.base_ppl, 4)}",
+        f"base {evaluation.base_path}: PPL {evaluation.base_ppl.text(4)}",
         "",
         *table([_HEADINGS, *map(_measures, models)], right=range(1, len(_HEADINGS))),
         "",
         *table([_DIVERGENCE_HEADINGS, *map(_divergences, models)], right=range(1, len(_DIVERGENCE_HEADINGS))),
+        *_noise_lines(evaluation),
+        *comparison_lines(evaluation.comparisons),
     ]
     if not any(model.layers for model in models):
         return lines
@@ -205,15 +240,23 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     ]
 
 
+def _noise_lines(evaluation: Evaluation) -> Iterator[str]:
+    if evaluation.noise is not None:
+        files = [(model.path.name, model.divergence.kld.mean.value) for model in evaluation.models]
+        yield ""
+        yield from noise_lines(evaluation.noise, files)
+
+
 def _measures(model: EvaluatedModel) -> Sequence[str]:
     found = model.divergence
     return (
         model.path.name,
         size_text(model.n_bytes),
         f"{model.bits_per_weight:.2f}",
-        _estimate(found.ppl, 4),
-        _estimate(found.ln_ratio, 5),
-        f"{found.same_top.value:.2%} +/- {found.same_top.error:.2%}",
+        found.ppl.text(4),
+        found.ln_ratio.text(5),
+        f"{found.same_top.value:.2%}",
+        f"{found.flips.value:.2%}",
     )
 
 
@@ -221,7 +264,7 @@ def _divergences(model: EvaluatedModel) -> Sequence[str]:
     kld = model.divergence.kld
     return (
         model.path.name,
-        _estimate(kld.mean, 6),
+        kld.mean.text(6),
         *(f"{kld.percentiles[name]:.5f}" for name in ("median", "p90", "p99", "p99_9", "max")),
         f"{model.divergence.rms_delta_p.value:.3%}",
     )
@@ -255,7 +298,3 @@ def _worst(model: EvaluatedModel) -> Iterator[str]:
 def _drift(layer: LayerDrift) -> str:
     changed = "" if layer.routing_changed is None else f" ({layer.routing_changed:.2%})"
     return f"{layer.drift:.5f}{changed}"
-
-
-def _estimate(estimate: Estimate, digits: int) -> str:
-    return f"{estimate.value:.{digits}f} +/- {estimate.error:.{digits}f}"

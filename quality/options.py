@@ -34,6 +34,8 @@ class EvaluateOptions:
     restart  start over instead of resuming
     logits   file to write the base's log probabilities to, for llama-perplexity; None: no file
     keep     folder where the base's states are kept, and found by later runs; None: they aren't kept
+    against  one more file, which each of the others is compared with; it may be one of them. None: no file
+    noise_floor  also measure what the base itself loses to rounding, as two more models
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -42,9 +44,11 @@ class EvaluateOptions:
     restart: bool = False
     logits: Path | None = None
     keep: Path | None = None
+    against: Path | None = None
+    noise_floor: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("work", "logits", "keep"):
+        for name in ("work", "logits", "keep", "against"):
             if getattr(self, name) is not None:  # a caller may have texts
                 object.__setattr__(self, name, Path(getattr(self, name)))
 
@@ -58,3 +62,5 @@ class EvaluateChoices(CutChoices, ForwardChoices, total=False):
     restart: bool
     logits: Path | None
     keep: Path | None
+    against: Path | None
+    noise_floor: bool

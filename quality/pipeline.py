@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from forward.options import require_torch
+from forward.text.tokens import Cut
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.progress import NoReport, Reporter
 from quality.options import AnyPath, EvaluateChoices, EvaluateOptions, LogitsFile
+from quality.suite.suite import Suite, read_suite
 
 if TYPE_CHECKING:
     from quality.evaluation import Check, Evaluation
+    from quality.suite.result import SuiteEvaluation
 
 
 def evaluate(
@@ -63,12 +66,79 @@ def evaluating(
     """
     require_torch("evaluating models")
     from quality.run import evaluated
+    from quality.texts import OneText
 
     options, report = options or EvaluateOptions(), report or NoReport()
-    if not quants:
-        raise BadRequest("no model to compare with the base")
     if options.logits is not None and not output_path(options.logits).parent.is_dir():
         raise OutputError(f"{options.logits}: can't be written (no such folder)")
-    base = base if isinstance(base, LogitsFile) else Path(base)
-    with evaluated(base, None if text is None else Path(text), quants, options, report, check) as evaluation:
+    one = OneText(None if text is None else Path(text), options.cut)
+    with evaluated(_base(base), one, _some(quants), options, report, check) as (evaluation,):
         yield evaluation
+
+
+def evaluate_suite(
+    base: AnyPath,
+    suite: Suite | AnyPath,
+    quants: Sequence[AnyPath],
+    options: EvaluateOptions | None = None,
+    report: Reporter | None = None,
+    **choices: Unpack[EvaluateChoices],
+) -> SuiteEvaluation:
+    """Measure how far models are from `base` on every class of a suite, all in one run.
+
+        evaluate_suite("lite-bf16.gguf", "default", ["lite-Q4_K_M.gguf"]).to_dataframe()
+
+    The numbers of a class are those that `evaluate` gives for it alone.
+    Errors are over chunks, see `Figures`.
+
+    base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states
+    suite    what `read_suite` gives or takes: `default`, a folder, or a YAML file
+    quants   GGUF files made of the base; a folder can be compared, too
+    report   is told how far it has come
+    choices  fields of EvaluateOptions, and of the ForwardOptions in it, as keyword arguments
+    raises   ToolkitError; BadRequest, before anything is computed, for options that are for one text: a cut,
+             as classes have contexts of their own, and a file of log probabilities. Else as `evaluate`
+    """
+    options = with_choices(options or EvaluateOptions(), choices)
+    with evaluating_suite(base, suite, quants, options, report) as evaluation:
+        return evaluation
+
+
+@contextmanager
+def evaluating_suite(
+    base: AnyPath | LogitsFile,
+    suite: Suite | AnyPath,
+    quants: Sequence[AnyPath],
+    options: EvaluateOptions | None = None,
+    report: Reporter | None = None,
+    check: Check = lambda text, files: None,
+) -> Iterator[SuiteEvaluation]:
+    """Give what `evaluate_suite` returns, as `evaluating` gives what `evaluate` does.
+
+    check  called for each class, before anything is computed
+    """
+    require_torch("evaluating models")
+    from quality.run import evaluated
+    from quality.suite.result import SuiteEvaluation
+    from quality.texts import SuiteTexts
+
+    options, report = options or EvaluateOptions(), report or NoReport()
+    if options.cut != Cut():
+        raise BadRequest("a cut is for one text: the classes of a suite have contexts of their own")
+    if isinstance(base, LogitsFile) or options.logits is not None:
+        path = base.path if isinstance(base, LogitsFile) else options.logits
+        raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")
+    whole = suite if isinstance(suite, Suite) else read_suite(suite)
+    with evaluated(Path(base), SuiteTexts(whole), _some(quants), options, report, check) as found:
+        names = (each.name for each in whole.classes)
+        yield SuiteEvaluation(whole, dict(zip(names, found, strict=True)))
+
+
+def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:
+    return base if isinstance(base, LogitsFile) else Path(base)
+
+
+def _some(quants: Sequence[AnyPath]) -> Sequence[AnyPath]:
+    if not quants:
+        raise BadRequest("no model to compare with the base")
+    return quants

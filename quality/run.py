@@ -1,4 +1,4 @@
-"""One evaluation: all models go through the text in step, then their logits are compared.
+"""One run: all models go through the texts in step, then their logits are compared.
 
 In memory are one layer of one model, and hidden states per model, in files where these are too large. Logits
 are formed for slices of the vocabulary, and are never kept.
@@ -6,7 +6,6 @@ are formed for slices of the vocabulary, and are never kept.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,48 +14,52 @@ from pathlib import Path
 
 import torch
 
-from forward.logits import LogitSource, predicted_positions, sweep_vocabulary
+from forward.logits import LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
+from forward.text.chunks import Chunks
 from forward.text.quality import judge
-from forward.text.tokens import Text
-from gguf_tools.errors import BadArgument
 from gguf_tools.progress import Reporter
-from quality.bases.base import Lockstep, refuse_strangers
+from quality.against import with_stock
+from quality.bases.base import Entrant, Lockstep, refuse_strangers
 from quality.bases.logits_file import write_logits
-from quality.bases.open_base import OpenBase, SharedPass, open_base
-from quality.divergence import measure, perplexity
+from quality.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
+from quality.calibration_overlap import overlap_findings
+from quality.divergence import measure
 from quality.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
-from quality.options import SHORTEST_CHUNK, AnyPath, EvaluateOptions, LogitsFile
-from quality.spelling import spelled
+from quality.noise_floor import NoiseFloor
+from quality.options import AnyPath, EvaluateOptions, LogitsFile
+from quality.texts import Texts
 from quality.visitor import DivergenceVisitor
 from quality.work_folders import work_folders
-from quality.worst_layer import find_worst_layer
+from quality.worst_layer import WorstLayers
 
 
 @contextmanager
 def evaluated(
     base: Path | LogitsFile,
-    text: Path | None,
+    texts: Texts,
     quants: Sequence[AnyPath],
     options: EvaluateOptions,
     report: Reporter,
     check: Check,
-) -> Iterator[Evaluation]:
-    """Do what `quality.pipeline.evaluating` says."""
+) -> Iterator[tuple[Evaluation, ...]]:
+    """Give an evaluation on each text; see `quality.pipeline.evaluating`."""
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
-        models = [opened.enter_context(open_model(path)) for path in quants]
+        paths, stock = with_stock(quants, options.against)
+        models = [opened.enter_context(open_model(path)) for path in paths]
         source = open_base(base, options, opened)
         refuse_strangers(source.path, source.facts, models)
-        chunks = source.text(text, models[0].vocab())
-        if chunks.chunk_size < SHORTEST_CHUNK:
-            raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
-        _tell_nonsense(chunks, report)
-        about, tensors = _about_text(text, chunks, models[0]), [_tensors(each) for each in models]
-        check(about, tensors)
-        with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
-            steps = source.begin(SharedPass(chunks, options, report, passes), models, folders)
+        read, tensors = source.read(texts, models[0].vocab()), [_tensors(each) for each in models]
+        for text in read:
+            _tell_doubts(text, models, report)
+            check(text, tensors)
+        chunks = Chunks.joined([text.chunks for text in read])
+        noise = noise_entrants(source) if options.noise_floor else ()
+        entrants = [*map(Entrant, models), *noise]
+        with work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
+            steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)
             steps.run()
             head = steps.base_head()
@@ -64,18 +67,27 @@ def evaluated(
             if options.logits is not None:
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
-            evaluation = _evaluation(source, steps, visitor, about, tensors)
+            models_by_text = zip(*_models(steps, visitor, tensors), strict=True)
+            floors = _noise_floors(visitor, len(models), noise, chunks)
             source.refuse_changed()
             for model in models:
                 model.watch.refuse_changed()
-            yield evaluation
+            yield tuple(
+                Evaluation(text, source.path, of_text[0].divergence.base_ppl, of_text, floor, stock)
+                for text, of_text, floor in zip(read, models_by_text, floors, strict=True)
+            )
 
 
-def _tell_nonsense(text: Text, report: Reporter) -> None:
-    """Say of a text that shows next to nothing that numbers from it say next to nothing."""
-    for finding in judge(text).findings():
+def _tell_doubts(text: EvaluatedText, models: Sequence[ModelSource], report: Reporter) -> None:
+    """Say of a text that numbers from it show next to nothing, or flatter files calibrated on it."""
+    about = text.text_class
+    where, name = ("", "the text") if about is None else (f"class {about.name}: ", f"class {about.name}")
+    for finding in judge(text.chunks).findings():
         if finding.is_bad:
-            report.tell(replace(finding, text=f"{finding.text}: these numbers say nothing of ordinary texts"))
+            said = f"{where}{finding.text}: these numbers say nothing of ordinary texts"
+            report.tell(replace(finding, text=said))
+    for finding in overlap_findings(models, text.chunks.tokens, name):
+        report.tell(finding)
 
 
 def _compare_logits(
@@ -87,23 +99,9 @@ def _compare_logits(
     def comparing(chunk: int, n_chunks: int) -> None:
         report.remark(f"comparing logits, chunk {chunk} of {n_chunks}")
 
-    visitor = DivergenceVisitor(first.text, paths, first.load.device, comparing, base.floor)
+    visitor = DivergenceVisitor(first.chunks, paths, first.load.device, comparing, base.floor)
     sweep_vocabulary([head, *steps.heads()], visitor.positions, [visitor], first.n_workers)
     return visitor
-
-
-def _about_text(path: Path | None, text: Text, model: ModelSource) -> EvaluatedText:
-    positions = predicted_positions(text)
-    return EvaluatedText(
-        path=path,
-        sha256=None if path is None else hashlib.sha256(path.read_bytes()).hexdigest(),
-        n_chunks=text.n_chunks,
-        chunk_size=text.chunk_size,
-        n_tokens_measured=text.n_chunks * (positions.stop - positions.first),
-        tokens=text.tokens,
-        spelled=spelled(model.vocab()),
-        first=positions.first,
-    )
 
 
 def _tensors(source: ModelSource) -> tuple[TensorSize, ...]:
@@ -113,31 +111,40 @@ def _tensors(source: ModelSource) -> tuple[TensorSize, ...]:
     )
 
 
-def _evaluation(
-    base: OpenBase,
-    steps: Lockstep,
-    visitor: DivergenceVisitor,
-    text: EvaluatedText,
-    tensors: Sequence[tuple[TensorSize, ...]],
-) -> Evaluation:
-    models: list[EvaluatedModel] = []
-    for number, each in enumerate(steps.models, 1):
-        tokens = visitor.values(number)
-        source, layers = each.source, steps.drift(each)
-        models.append(
-            EvaluatedModel(
-                path=source.path,
-                n_bytes=sum(digest.n_bytes for digest in source.watch.digests.values()),
-                bits_per_weight=_bits_per_weight(source),
-                divergence=measure(tokens, visitor.positions.first),
-                layers=layers,
-                worst_layer=find_worst_layer(steps.weights, each, layers),
-                tokens=tokens,
-                tensors=tensors[number - 1],
+def _models(
+    steps: Lockstep, visitor: DivergenceVisitor, tensors: Sequence[tuple[TensorSize, ...]]
+) -> Iterator[tuple[EvaluatedModel, ...]]:
+    """Yield what was measured of each model on each text."""
+    for number, model in enumerate(steps.models[: len(tensors)], 1):
+        tokens, source = visitor.values(number), model.source
+        worst = WorstLayers(steps.weights, model)
+        of_texts = []
+        for part, chunks in enumerate(model.chunks.parts):
+            here, layers = tokens.of_chunks(chunks), steps.drift(model, part)
+            of_texts.append(
+                EvaluatedModel(
+                    path=source.path,
+                    n_bytes=sum(digest.n_bytes for digest in source.watch.digests.values()),
+                    bits_per_weight=_bits_per_weight(source),
+                    divergence=measure(here),
+                    layers=layers,
+                    worst_layer=worst.of(layers),
+                    tokens=here,
+                    tensors=tensors[number - 1],
+                )
             )
-        )
-    base_ppl = perplexity(-visitor.log_prob(0).ravel())
-    return Evaluation(text, base.path, base_ppl, tuple(models))
+        yield tuple(of_texts)
+
+
+def _noise_floors(
+    visitor: DivergenceVisitor, n_models: int, entrants: Sequence[Entrant], chunks: Chunks
+) -> list[NoiseFloor | None]:
+    """Measure the floor on each text by the models behind the first `n_models`; None where there are none."""
+    tokens = {each.rounded: visitor.values(number) for number, each in enumerate(entrants, n_models + 1)}
+    if not tokens:
+        return [None] * len(chunks.parts)
+    found = [{name: measure(each.of_chunks(part)) for name, each in tokens.items()} for part in chunks.parts]
+    return [NoiseFloor(each["activations"], each.get("weights")) for each in found]
 
 
 def _bits_per_weight(source: ModelSource) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from forward.device import to_cpu, to_numpy, to_torch
 from forward.logits import Positions, predicted_positions
-from forward.text.tokens import Text
+from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation
 from quality.divergence import TokenValues
 
@@ -31,7 +31,7 @@ class DivergenceVisitor:
     floor   of a base that has log probabilities: those not above it are left out; None: it has logits
     raises  BadActivation from `finish_chunk` for logits with NaN or infinity
 
-    State of every model and measured token, each (n_models, n_chunks, n_positions):
+    State of every model and measured token, each (n_models, n_measured):
     maxima, sums   running maximum m of the logits, and the sum of e^(logit - m)
     crosses        the sum of e^(base - m) (base - logit), with the base's m
     right          logit of the token that follows
@@ -40,17 +40,17 @@ class DivergenceVisitor:
 
     def __init__(
         self,
-        text: Text,
+        chunks: Chunks,
         paths: Sequence[Path],
         device: torch.device,
         report: Callable[[int, int], object],
         floor: float | None = None,
     ) -> None:
-        self.positions: Positions = predicted_positions(text)
+        self.positions: Positions = predicted_positions(chunks)
+        self._chunks = chunks
         self._paths, self._report, self._floor = tuple(paths), report, floor
-        targets = text.tokens[:, self.positions.first + 1 : self.positions.stop + 1]
-        self._targets = to_torch(targets, device)
-        shape = len(paths), *targets.shape
+        self._targets = to_torch(chunks.tokens[chunks.scored], device)
+        shape = len(paths), len(self._targets)
 
         def filled(value: float) -> torch.Tensor:
             return torch.full(shape, value, dtype=torch.float64, device=device)
@@ -59,8 +59,8 @@ class DivergenceVisitor:
         self._crosses, self._right = filled(0), filled(0)
         self._tops = torch.zeros(shape, dtype=torch.int64, device=device)
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
-        targets = self._targets[chunk]
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
+        targets = self._targets[at]
         n_tokens = logits[0].shape[1]
         here = (targets >= first) & (targets < first + n_tokens)
         columns = targets[here] - first
@@ -69,34 +69,34 @@ class DivergenceVisitor:
         base_shrink = torch.empty(0)
         for model, own in enumerate(logits):
             values = base if model == 0 else own.to(targets.device).double()
-            at = (model, chunk)
-            self._right[at][here] = values[here, columns]
+            row = (model, at)
+            self._right[row][here] = values[here, columns]
             top, where = values.max(-1)
-            before = self._maxima[at].clone()
-            self._tops[at] = torch.where(top > before, where + first, self._tops[at])
+            before = self._maxima[row].clone()
+            self._tops[row] = torch.where(top > before, where + first, self._tops[row])
             maxima = torch.maximum(before, top)
             shrink = torch.exp(before - maxima)
             weights = torch.exp(values - maxima[:, None])
             if model == 0 and self._floor is not None:
                 weights = torch.where(values > self._floor, weights, 0.0)
-            self._maxima[at] = maxima
-            self._sums[at] = self._sums[at] * shrink + weights.sum(-1)
+            self._maxima[row] = maxima
+            self._sums[row] = self._sums[row] * shrink + weights.sum(-1)
             if model == 0:
                 base_weights, base_shrink = weights, shrink
             else:
                 cross = (base_weights * (base - values)).sum(-1)
-                self._crosses[at] = self._crosses[at] * base_shrink + cross
+                self._crosses[row] = self._crosses[row] * base_shrink + cross
 
     def finish_chunk(self, chunk: int) -> None:
-        sums = self._sums[:, chunk]
-        sound_ones = to_cpu(torch.isfinite(sums).flatten(1).all(-1)).tolist()
+        sums = self._sums[:, self.positions.place(chunk)]
+        sound_ones = to_cpu(torch.isfinite(sums).all(-1)).tolist()
         for path, sound in zip(self._paths, sound_ones, strict=True):
             if not sound:
                 raise BadActivation(f"{path}: the logits have NaN or infinity")
         self._report(chunk + 1, self.positions.n_chunks)
 
     def log_prob(self, model: int) -> np.ndarray:
-        """Return the log probability of each measured token's successor, float64 (n_chunks, n_positions)."""
+        """Return the log probability of each measured token's successor, float64 (n_measured,)."""
         found = self._right[model]
         if model or self._floor is None:
             found = found - self._maxima[model] - self._sums[model].log()
@@ -112,9 +112,15 @@ class DivergenceVisitor:
         else:
             kld = self._crosses[model] + self._sums[0] * (logs[model] + self._maxima[model])
             kld = kld * torch.exp(self._maxima[0])
+        tokens = to_numpy(self.positions.tokens)
+        chunk = self._chunks.chunk_of(tokens)
         return TokenValues(
+            chunk=chunk,
+            position=tokens - self._chunks.bounds[chunk],
             base_log_prob=self.log_prob(0),
             log_prob=self.log_prob(model),
             kld=to_numpy(kld),
-            same_top=to_numpy(self._tops[model] == self._tops[0]),
+            base_top=to_numpy(self._tops[0]),
+            top=to_numpy(self._tops[model]),
+            base_top_p=to_numpy(1 / self._sums[0] if self._floor is None else torch.exp(self._maxima[0])),
         )

@@ -45,21 +45,31 @@ class WorstLayer:
     tensors: tuple[TensorError, ...]
 
 
-def find_worst_layer(
-    base: BaseWeights | None, model: ForwardPass, layers: Sequence[LayerDrift]
-) -> WorstLayer | None:
-    """Find the layer that adds most to the drift of `model`, the first one if there is no drift.
+class WorstLayers:
+    """Finds the layers that add most to the drift of `model` on several texts, mostly one and the same.
 
-    base    None where its weights are not there: then no tensors are compared
-    layers  nothing is returned if there are none
+    base  None where its weights are not there: then no tensors are compared
     """
-    if not layers:
-        return None
-    worst = max(range(len(layers)), key=lambda number: _added(layers, number))
-    if base is None:
-        return WorstLayer(worst, ())
-    errors = [*_errors_by_name(base, model, worst), *_errors_of_heads(base, model, worst)]
-    return WorstLayer(worst, tuple(sorted(errors, key=lambda error: -error.error)))
+
+    def __init__(self, base: BaseWeights | None, model: ForwardPass) -> None:
+        self._base, self._model = base, model
+        self._known: dict[int, WorstLayer] = {}
+
+    def of(self, layers: Sequence[LayerDrift]) -> WorstLayer | None:
+        """Find the layer that adds most to a drift, the first one if it is 0; None without layers."""
+        if not layers:
+            return None
+        worst = max(range(len(layers)), key=lambda number: _added(layers, number))
+        if worst not in self._known:
+            self._known[worst] = WorstLayer(worst, tuple(self._errors(worst)))
+        return self._known[worst]
+
+    def _errors(self, layer: int) -> Sequence[TensorError]:
+        base, model = self._base, self._model
+        if base is None:
+            return ()
+        errors = [*_errors_by_name(base, model, layer), *_errors_of_heads(base, model, layer)]
+        return sorted(errors, key=lambda error: -error.error)
 
 
 def _added(layers: Sequence[LayerDrift], number: int) -> float:

@@ -16,7 +16,7 @@ from quantize.importances.weighting import ColumnWeights
 def encode(
     array: npt.ArrayLike, type_: str | GGMLType, importances: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.uint8]:
-    """Return the rows of an array as the bytes of a ggml type, uint8 (..., row_bytes).
+    """Encode the rows of an array as a ggml type, uint8 (..., row_bytes).
 
         encode(weights, "Q4_K").shape       # weights (4096, 2048): (4096, 1152)
 
@@ -50,7 +50,7 @@ def encode(
 
 
 def _checked(importances: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """Return importances as float32; raises BadImportance for one that is negative or no finite number."""
+    """Read importances as float32; raises BadImportance for one that is negative or no finite number."""
     with np.errstate(over="ignore"):
         weights = np.ascontiguousarray(importances, np.float32)
     good = np.isfinite(weights) & (weights >= 0)
@@ -81,7 +81,7 @@ def decode(data: npt.NDArray[np.uint8], type_: str | GGMLType) -> npt.NDArray[np
 
 
 def read_values(source: GGUFSource, name: str) -> npt.NDArray[np.float32]:
-    """Return the values of a tensor of a GGUF file, whatever its type is: float32, in its shape.
+    """Read the values of a tensor of a GGUF file, whatever its type is: float32, in its shape.
 
         read_values(gguf_tools.open_gguf("model-Q4_K_M.gguf"), "blk.0.ffn_down.weight")
 

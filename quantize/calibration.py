@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance
-from gguf_tools.files.inputs import AnyInput
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quantize.fill.encode import Calibrator, FillJob
+from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions
-from quantize.fill.session import Output
 from quantize.importances.entries import ImportanceEntry, ImportanceFile
 from quantize.plan.plan import Plan
 
@@ -30,7 +28,7 @@ class Calibrating(Protocol):
     """A calibration, as a front takes it."""
 
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
-        """Return entries, without numbers, for the tensors whose activations will be seen.
+        """Promise entries, without numbers, for the tensors whose activations will be seen.
 
         metadata, tensors  of the input, as a GGUF file would have them
         raises             ToolkitError for a text or a model that can't be used
@@ -38,12 +36,7 @@ class Calibrating(Protocol):
         ...
 
     def open(
-        self,
-        plan: Plan,
-        outputs: Sequence[Output],
-        job: FillJob,
-        inputs: Sequence[AnyInput],
-        options: FillOptions,
+        self, plan: Plan, job: FillJob, options: FillOptions
     ) -> AbstractContextManager[Calibrator]:
         """Open the calibrator of a run; leaving it without an error ends the run."""
         ...
@@ -65,7 +58,7 @@ class PromisedImportance(ImportanceEntry):
 
     @classmethod
     def of(cls, tensor: TensorInfo) -> PromisedImportance:
-        """Return the promise of one row for each matrix of a tensor."""
+        """Promise one row for each matrix of a tensor."""
         return cls(tensor.n_cols, np.ones(tensor.n_mats, np.float32))
 
     @property

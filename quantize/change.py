@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.format.shards import GGUFSet, open_gguf
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
 from quantize.fill.outputs import Written
 from quantize.prepare import Preparation
 from quantize.run import Run
@@ -50,20 +50,20 @@ class Changed(Generic[AnyChange]):
 def change_file(
     source: str | os.PathLike[str],
     decide: Callable[[GGUFSet], AnyChange],
-    job_of: Callable[[AnyChange, GGUFSet], FillJob],
+    sources_of: Callable[[AnyChange, GGUFSet], RowSources],
     run: RunOptions | None,
 ) -> Changed[AnyChange]:
     """Decide how a file or split set changes, and write it if it does.
 
-    decide  (open source) -> the change
-    job_of  (change, open source) -> what the chunks of the output refer to
-    raises  ToolkitError, see `Run.execute`
+    decide      (open source) -> the change
+    sources_of  (change, open source) -> where the rows of the output come from
+    raises      ToolkitError, see `Run.execute`
     """
     started = time.monotonic()
     with open_gguf(source) as opened:
         change = decide(opened)
         if not change.is_needed:
             return Changed(change, None, time.monotonic() - started)
-        planned = Run(change.preparation, job_of(change, opened), gguf_inputs(opened), started)
+        planned = Run(change.preparation, sources_of(change, opened), gguf_inputs(opened), started)
         result = planned.execute(run)
     return Changed(change, result.written, result.seconds)

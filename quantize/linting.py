@@ -46,7 +46,7 @@ class LintReport:
         return any(finding.stops for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data; sizes are null when there is no plan."""
+        """The report as plain data; sizes are null when there is no plan."""
         done = self.preparation
         return {
             "recipe": self.mixture.name,
@@ -83,9 +83,7 @@ def lint(
     return lint_plan(file_type, lambda mixture: plan_run(model, None, mixture, choices, allow_problems=True))
 
 
-def lint_plan(
-    file_type: str | Mixture, plan: Callable[[Mixture], AbstractContextManager[Run]]
-) -> LintReport:
+def lint_plan(file_type: str | Mixture, plan: Callable[[Mixture], AbstractContextManager[Run]]) -> LintReport:
     """Report what `file_type` would do to a model, which `plan` plans with all problems allowed."""
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     try:

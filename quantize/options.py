@@ -39,6 +39,6 @@ class QuantizeOptions:
         return importance_file(self.importances)
 
     def types_for(self, mixture: Mixture) -> PlanOptions:
-        """Return `types` on top of those of a recipe file."""
+        """Put `types` on top of those of a recipe file."""
         types = mixture.with_options(self.types).options
         return replace(types, keep_order=True) if self.keep_split else types

@@ -23,7 +23,7 @@ from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.options import QuantizeOptions
 from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
-from quantize.prepare import Preparation, decide_file, fill_job, lay_out, parts_of, source_bytes
+from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
 from quantize.run import Result, Run, execute_together
 from quantize.run_options import QuantizeChoices, RunOptions, merge_choices
 
@@ -105,19 +105,18 @@ def plan_run(
     with open_gguf(path) as opened:
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
-        job = fill_job(preparation.plan, sources, partial(GGUFSources, path))
+        rows = row_sources(preparation.plan, sources, partial(GGUFSources, path))
         calibration = None if options is None else options.calibration
-        yield Run(preparation, job, gguf_inputs(opened), started, calibration)
+        yield Run(preparation, rows, gguf_inputs(opened), started, calibration)
 
 
 def fill_template(name: str, type_name: str) -> str:
-    """Return a file's name with the type in place of {ftype} (in small letters) or {FTYPE} (in capitals)."""
+    """Put the type into a file's name in place of {ftype} (in small letters) or {FTYPE} (in capitals)."""
     return name.replace("{ftype}", type_name.lower()).replace("{FTYPE}", type_name.upper())
 
 
 def default_output(source: Path, type_name: str) -> Path:
-    """Return where the output goes when no name is given: where llama-quantize puts it, or into the current
-    folder for a file in the Hub's cache."""
+    """The place of an output without a name: llama-quantize's, or here for a file in the Hub's cache."""
     name = f"ggml-model-{type_name}.gguf"
     return source.with_name(name) if cached_name(source.parent) is None else Path(name)
 

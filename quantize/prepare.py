@@ -21,9 +21,9 @@ from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import types_table
 from quantize.calibration import PromisedImportance
 from quantize.fill.chunks import UNKNOWN
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
+from quantize.fill.job import Output
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
-from quantize.fill.session import Output
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 from quantize.options import QuantizeOptions
@@ -68,7 +68,7 @@ def decide_file(
     allow_problems: bool = False,
     as_if: GGMLType | None = None,
 ) -> tuple[Plan, Metadata]:
-    """Return plan and metadata of what a file with `metadata` and `tensors` becomes.
+    """Decide plan and metadata of what a file with `metadata` and `tensors` becomes.
 
     allow_problems, as_if  as `build_plan` takes them
     raises                 what `build_plan` does, and QuantError for a type without codec
@@ -94,13 +94,15 @@ def decide_file(
     output = output_metadata(metadata, mixture.recipe, matrix, kv_overrides, plan, types)
     if options.provenance and not all(tensor.stays for tensor in plan.tensors):
         output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
+        if matrix is not None and matrix.sketch is not None:
+            output |= matrix.sketch.metadata()
     return plan, output
 
 
 def lay_out(
     path: Path, metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], endian: Endian = "little"
 ) -> tuple[Output, ...]:
-    """Return one output per group of tensors: `path` itself, or the files of a split set.
+    """Lay out one output per group of tensors: `path` itself, or the files of a split set.
 
     raises  BadArgument, OutputError for a path that no file can be written to
     """
@@ -112,7 +114,7 @@ def lay_out(
 def parts_of(
     source: GGUFSet, tensors: Iterable[tuple[TensorInfo, str]], *, keep_split: bool
 ) -> list[list[TensorInfo]]:
-    """Return the tensors of each output: of one file, or with `keep_split` of as many as the source has.
+    """Divide tensors among outputs: one file, or with `keep_split` as many as the source has.
 
     tensors  each with the tensor of the source in whose part it stays
     raises   BadRequest for parts of a source that is a single file
@@ -128,26 +130,26 @@ def parts_of(
 
 
 def source_bytes(plan: Plan) -> int:
-    """Return how many bytes of tensors a plan reads."""
+    """Count the bytes of tensors that a plan reads."""
     return sum(tensor.source_info.n_bytes for tensor in plan.tensors)
 
 
-def fill_job(
-    plan: Plan, sources: Mapping[str, SourceTensor], spec: Callable[[Mapping[str, str]], SourceSpec]
-) -> FillJob:
-    """Build the job of a plan, which its chunks refer to.
+def row_sources(
+    plan: Plan, tensors: Mapping[str, SourceTensor], spec: Callable[[Mapping[str, str]], SourceSpec]
+) -> RowSources:
+    """Find where the rows of a plan's tensors come from.
 
-    sources  by their name in the input
+    tensors  by their name in the input
     spec     (name in the output -> name in the input) -> how another process opens them
     """
     names = {tensor.name: tensor.source_name for tensor in plan.tensors}
-    tensors = {name: sources[source] for name, source in names.items()}
+    made_of = {name: tensors[source] for name, source in names.items()}
     known = {
         name: resolved
         for name, resolved in plan.weighed.items()
         if not isinstance(resolved.matrix, PromisedImportance)
     }
-    return FillJob(tensors, known, spec(names))
+    return RowSources(made_of, known, spec(names))
 
 
 QUANTIZATION_VERSION = 2
@@ -162,8 +164,7 @@ def output_metadata(
     plan: Plan,
     options: PlanOptions,
 ) -> dict[str, Value]:
-    """Return the source's metadata with the changes, in the order in which llama-quantize writes them: a key
-    that is set moves to the end."""
+    """Change the source's metadata as llama-quantize does: a key that is set moves to the end."""
     metadata = {key: value for key, value in source.items() if key not in (*SPLIT_KEYS, PROVENANCE_KEY)}
 
     def set_last(key: str, value: Value) -> None:

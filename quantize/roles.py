@@ -192,7 +192,7 @@ def tensor_role(
     architecture: str | None = None,
     program: Program = "llama.cpp",
 ) -> TensorRole:
-    """Return the role of tensor `name` of `shape` (rows first) in a file of `architecture`.
+    """Find the role of tensor `name` of `shape` (rows first) in a file of `architecture`.
 
     program  whose reading of the name counts
     Without an architecture, the name means what it means in most.
@@ -220,12 +220,12 @@ def _kept_as(name: str, shape: tuple[int, ...], own: _OwnNames) -> str | None:
 
 
 def has_row_groups(name: str) -> bool:
-    """Return whether the rows of a tensor are in groups of equal size that multiply different things."""
+    """Whether the rows of a tensor are in groups of equal size that multiply different things."""
     return name.endswith(_IN_GROUPS)
 
 
 def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
-    """Return why the converter stores a tensor as F32 whatever the output type; None if it does not.
+    """Say why the converter stores a tensor as F32 whatever the output type; None if it does not.
 
     Facts of llama.cpp's converter (conversion/base.py: prepare_tensors). Unlike in `n_dims`, leading
     dimensions of 1 count here.
@@ -242,7 +242,7 @@ def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
 
 
 def n_dims(shape: tuple[int, ...]) -> int:
-    """Return the number of dimensions as ggml counts them: without leading dimensions of 1.
+    """Count dimensions as ggml does: without leading dimensions of 1.
 
     >>> n_dims((1, 64)), n_dims((16, 1, 64)), n_dims((1, 1))
     (1, 3, 1)
@@ -252,13 +252,13 @@ def n_dims(shape: tuple[int, ...]) -> int:
 
 
 def layer_of(name: str) -> int | None:
-    """Return the N of a name that begins with `blk.N`, or None."""
+    """Read the N of a name that begins with `blk.N`; None for any other."""
     match = _LAYER.match(name)
     return int(match[1]) if match else None
 
 
 def file_order(names: Iterable[str]) -> list[str]:
-    """Return `names` in the order in which llama-quantize writes (and visits) tensors.
+    """Sort `names` into the order in which llama-quantize writes (and visits) tensors.
 
     Tensors outside the layers come first, then layer by layer. Within a layer, the order is by the bytes of
     the name.
@@ -272,12 +272,12 @@ def file_order(names: Iterable[str]) -> list[str]:
 
 
 def in_layer(name: str, layer: int) -> str:
-    """Return `name` moved to another layer: `blk.7.x` in layer 5 is `blk.5.x`."""
+    """Move a name to another layer: `blk.7.x` in layer 5 is `blk.5.x`."""
     return _LAYER.sub(f"blk.{layer}", name, count=1)
 
 
 def sibling_with_same_activations(name: str) -> str | None:
-    """Return the name of the tensor that multiplies the same activations as `name`, in another layout.
+    """Name the tensor that multiplies the same activations as `name`, in another layout.
 
     `attn_v_b` and `attn_kv_b` are each other's siblings; other tensors have none.
     """

@@ -14,8 +14,9 @@ from gguf_tools.files.inputs import AnyInput
 from gguf_tools.progress import no_progress
 from gguf_tools.text import types_table
 from quantize.calibration import Calibrating
-from quantize.fill.encode import FillJob
-from quantize.fill.outputs import OutputSet, Written, write_sets
+from quantize.fill.encode import RowSources
+from quantize.fill.job import FillJob
+from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.reuse import reuse_outlook
 from quantize.prepare import Preparation
 from quantize.run_options import ProgressBar, RunOptions
@@ -46,7 +47,7 @@ class Result:
         return tuple(output.path for output in self.preparation.outputs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan and the outcome as plain data."""
+        """The plan and the outcome as plain data."""
         done, written = self.preparation, self.written
         return {
             **done.plan.to_json(done.total_bytes),
@@ -67,14 +68,14 @@ class Run:
     """A run that is planned, while its inputs are open; nothing is written before `execute`.
 
     preparation  what was decided
-    job          where the rows of each tensor come from
+    sources      where the rows of each tensor come from
     inputs       files that are being read, which no output may replace, and which must not change meanwhile
     started      when planning began, on the clock of time.monotonic
     calibration  makes some of the tensors; None: all are encoded by their own rows
     """
 
     preparation: Preparation
-    job: FillJob
+    sources: RowSources
     inputs: tuple[AnyInput, ...]
     started: float = field(default_factory=time.monotonic)
     calibration: Calibrating | None = None
@@ -106,17 +107,17 @@ class Run:
         plan, outputs = self.preparation.plan, self.preparation.outputs
         if self.calibration is not None:
             yield from self.calibration.estimate(plan, outputs, run)
-        yield from reuse_outlook(map(Path, run.reuse), plan.infos, self.job, outputs[0].layout.endian)
+        yield from reuse_outlook(map(Path, run.reuse), plan.infos, self.sources, outputs[0].layout.endian)
 
     @contextmanager
-    def calibrated(self, run: RunOptions) -> Iterator[FillJob]:
-        """Give the job, with what makes its calibrated tensors."""
+    def job(self, run: RunOptions) -> Iterator[FillJob]:
+        """Give what is to be filled, with what makes its calibrated tensors."""
+        job = FillJob(self.preparation.outputs, self.sources, self.inputs)
         if self.calibration is None:
-            yield self.job
+            yield job
             return
-        plan, outputs = self.preparation.plan, self.preparation.outputs
-        with self.calibration.open(plan, outputs, self.job, self.inputs, run) as calibrator:
-            yield replace(self.job, calibrator=calibrator)
+        with self.calibration.open(self.preparation.plan, job, run) as calibrator:
+            yield replace(job, calibrator=calibrator)
 
 
 def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:
@@ -136,10 +137,8 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
     older = [run.existing for run in runs]
     progress = [how.progress(run.preparation) if how.progress else no_progress for run in runs]
     with ExitStack() as stack:
-        jobs = [stack.enter_context(run.calibrated(how)) for run in runs]
-        pairs = zip(runs, jobs, strict=True)
-        sets = [OutputSet(run.preparation.outputs, job, run.inputs) for run, job in pairs]
-        written = write_sets(sets, how, progress)
+        jobs = [stack.enter_context(run.job(how)) for run in runs]
+        written = write_outputs(jobs, how, progress)
     ended = time.monotonic()
     return [
         # Where an earlier session has published parts of a set, they are its own.

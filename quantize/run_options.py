@@ -26,6 +26,7 @@ from quantize.prepare import Preparation
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
     Options = TypeVar("Options", bound=DataclassInstance)
     from quantize.prepare import Preparation
 
@@ -71,7 +72,7 @@ class QuantizeChoices(RunChoices, total=False):
 def merge_choices(
     options: Options, run: RunOptions | None, choices: Mapping[str, Any]
 ) -> tuple[Options, RunOptions]:
-    """Return `options` and `run` with the fields that `choices` name in their place.
+    """Put the fields that `choices` name into `options` and `run`.
 
     run     None: the defaults
     raises  TypeError for a choice that is a field of neither, listing all
@@ -123,7 +124,7 @@ class ProgressBar:
         return self._layers.start(n_layers, done)
 
     def shows(self, run: RunOptions) -> RunOptions:
-        """Return how a run goes that these bars show; what a user should know goes to standard error, too."""
+        """Let a run show these bars, and tell on standard error what a user should know."""
         shown = replace(run, progress=self.start, compiling=self.compiling, gradients=self.gradients)
         return replace(shown, tell=teller(quiet=self._quiet))
 

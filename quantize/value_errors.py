@@ -27,7 +27,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import Progress, StartProgress, no_start
 from gguf_tools.text import in_layer_ranges, printable, table
 from quantize.fill.chunks import RowRange
-from quantize.fill.encode import ERRORS_RISE, FillJob, encode_rows, strips
+from quantize.fill.encode import ERRORS_RISE, RowSources, encode_rows, strips
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.fill.verify import is_ordinary
 from quantize.formats.codecs import codec_of
@@ -72,7 +72,7 @@ class ValueErrors:
 
     @classmethod
     def together(cls, parts: Sequence[ValueErrors]) -> ValueErrors:
-        """Return the errors of all `parts`, as if they were one tensor."""
+        """Merge the errors of all `parts`, as if they were one tensor."""
         return cls(
             tuple(name for part in parts for name in part.names),
             ",".join(dict.fromkeys(part.of_a for part in parts)),
@@ -84,7 +84,7 @@ class ValueErrors:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers as plain data, without the names."""
+        """The numbers as plain data, without the names."""
         return {
             "a": self.of_a,
             "b": self.of_b,
@@ -96,7 +96,7 @@ class ValueErrors:
 
 
 def compare_values(a: GGUFSource, b: GGUFSource, started: StartProgress = no_start) -> FileErrors:
-    """Return the errors of all tensors that both files have in the same shape, in the order of A.
+    """Measure the errors of all tensors that both files have in the same shape, in the order of A.
 
     started  called with the bytes of A that will be read; what it returns, with those of each piece
     raises   QuantError for a type that can't be decoded
@@ -120,7 +120,7 @@ class FileErrors:
         return ValueErrors.together(self.tensors)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the errors of each tensor, by name, and those of all together."""
+        """The errors of each tensor, by name, and those of all together."""
         by_name = {name: each.to_json() for each in self.tensors for name in each.names}
         return {"values": by_name, "total": self.total.to_json()}
 
@@ -263,7 +263,8 @@ def sample_rows(info: TensorInfo, source: SourceTensor) -> Iterator[tuple[int, i
 def _wrong(info: TensorInfo, stored: GGUFTensor, source: SourceTensor, start: int, stop: int) -> str:
     """Describe what is wrong with some rows; "" for nothing."""
     if source.type == info.type:
-        expected = encode_rows(RowRange(info.name, start, stop), info.type, FillJob({info.name: source}, {}))
+        sources = RowSources({info.name: source}, {})
+        expected = encode_rows(RowRange(info.name, start, stop), info.type, sources)
         same = np.array_equal(expected, stored.raw_rows(start, stop))
         return "" if same else f"are not the source's, which are {info.type.name} too"
     wanted = source.read_rows(start, stop).astype(np.float64)

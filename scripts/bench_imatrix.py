@@ -114,7 +114,7 @@ def dense_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ..
         yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
-def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str) -> None:
+def plain_loop(model: str, path: str, n_chunks: str, n_threads: str, dtype: str) -> None:
     """Compute the same sums a chunk at a time."""
     import torch
 
@@ -128,20 +128,21 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
     torch.set_num_threads(int(n_threads))
     with open_model(model) as source:
         network, cut = source.network, Cut(CONTEXT, n_chunks=int(n_chunks))
-        chunks = read_text(Path(text), source.vocab(), network.vocab_size, cut)
+        text = read_text(Path(path), source.vocab(), network.vocab_size, cut)
         load = source.loader(torch.device("cpu"), getattr(torch, dtype))
         rotate = network.rope.rotation(CONTEXT, load.device)
-        sweep = Sweep(
-            build=lambda number: network.build(load, number, rotate),
-            device=load.device,
-            dtype=load.dtype,
-            chunk_size=CONTEXT,
-            all_experts=False,
-        )
-        for chunk in range(chunks.n_chunks):
+        for chunk in range(text.n_chunks):
             here, there = (MemoryStates(CONTEXT, network.hidden_size) for _ in range(2))
             one = slice(chunk, chunk + 1)
-            embed(load, Text(chunks.tokens[one], chunks.inputs[one]), here)
+            chunks = Text(text.tokens[one], text.inputs[one]).chunks
+            sweep = Sweep(
+                build=lambda number: network.build(load, number, rotate),
+                device=load.device,
+                dtype=load.dtype,
+                chunks=chunks,
+                all_experts=False,
+            )
+            embed(load, chunks, here)
             for layer in range(network.n_layers):
                 run_layer(sweep, Execution(), layer, LayerBuffers(here, here, there), Accumulator())
                 here, there = there, here

@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import imatrix
 from gguf_tools import open_gguf
 from quantize.fill.sources import GGUFTensor
-from quantize.formats.floats import f32
+from quantize.formats.floats import widen
 from quantize.importances.entries import Importance, ImportanceFile, ResolvedImportance, resolve
 from quantize.options import QuantizeOptions
 from quantize.pipeline import prepare
@@ -180,7 +180,7 @@ def encode(
 ) -> np.ndarray:
     """Return a range of rows as ggml's blocks, uint8 (n_rows, bytes of a row)."""
     weights = None if resolved is None else resolved.weighting_of_row(part[0]).values
-    return oracle.quantize(type_id, f32.widen(rows.read_rows(*part)), weights)
+    return oracle.quantize(type_id, widen(rows.read_rows(*part)), weights)
 
 
 def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]) -> list[Run]:

@@ -79,7 +79,10 @@ def decode_as_multiplied() -> None:
     """Have our decoders give the weights that ik_llama.cpp multiplies by."""
     for name, factor in FACTORS.items():
         module = import_module(CODECS[name].module, "quantize.formats")
-        module.FORMAT = replace(module.FORMAT, decode=_scaled(module.FORMAT.decode, np.float32(factor)))
+        module.FORMATS = tuple(
+            replace(each, decode=_scaled(each.decode, np.float32(factor))) if each.type.name == name else each
+            for each in module.FORMATS
+        )
 
 
 def _scaled(decode: Decode, factor: np.float32) -> Decode:

@@ -43,6 +43,7 @@ from gguf_tools.format.shards import open_gguf
 from imatrix.collecting import collect
 from imatrix.options import CollectOptions
 from imatrix.store import load
+from quality.divergence import TokenValues
 from quantize.importances.entries import ImportanceFile
 
 TYPES = ("Q2_K", "IQ2_XS", "IQ3_XXS", "Q3_K_M", "IQ4_XS", "Q4_0", "Q4_K_M", "Q5_K_M")
@@ -190,7 +191,7 @@ def compare(
     comparisons = []
     for way, model in zip(files, others, strict=True):
         kld = model.divergence.kld.mean
-        least, most = share_range(model.tokens.kld, plain.tokens.kld)
+        least, most = share_range(by_chunk(model.tokens), by_chunk(plain.tokens))
         comparisons.append(
             Comparison(
                 type=type_,
@@ -210,12 +211,17 @@ def compare(
     return comparisons
 
 
+def by_chunk(tokens: TokenValues) -> npt.NDArray[np.float64]:
+    """Return the mean divergence of each chunk."""
+    means: npt.NDArray[np.float64] = np.bincount(tokens.chunk, tokens.kld) / np.bincount(tokens.chunk)
+    return means
+
+
 def share_range(own: npt.NDArray[np.float64], stock: npt.NDArray[np.float64]) -> Sequence[float]:
     """Return the 2.5th and 97.5th percentile of the share over draws of chunks.
 
-    own, stock  divergences (n_chunks, n_positions)
+    own, stock  mean divergence of each chunk
     """
-    own, stock = own.mean(1), stock.mean(1)
     draws = np.random.default_rng(0).integers(0, len(own), (DRAWS, len(own)))
     shares = own[draws].mean(1) / stock[draws].mean(1)
     ends: Sequence[float] = np.percentile(shares, [2.5, 97.5]).tolist()

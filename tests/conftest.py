@@ -19,6 +19,9 @@ import pytest
 
 ROOT = Path(__file__).parent
 
+pytest_plugins = ("tests.quality.trained_files",)
+"""Where fixtures are that several folders use."""
+
 LARGE = (
     "attack",
     "calibrate",

@@ -20,7 +20,7 @@ from forward.device import to_torch
 from forward.workers import Workers
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import RowRange
-from quantize.fill.encode import FillJob, encode_strip
+from quantize.fill.encode import RowSources, encode_strip
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.codecs import requires_importances
@@ -110,9 +110,14 @@ class Encoder:
     """
 
     def __init__(
-        self, method: Method, job: FillJob, gradients: GradientFactors, workers: Workers, writer: Writer
+        self,
+        method: Method,
+        sources: RowSources,
+        gradients: GradientFactors,
+        workers: Workers,
+        writer: Writer,
     ) -> None:
-        self._method, self._job, self._gradients = method, job, gradients
+        self._method, self._sources, self._gradients = method, sources, gradients
         self._workers, self.writer = workers, writer
 
     def make(self, groups: Sequence[RowGroup]) -> None:
@@ -135,7 +140,7 @@ class Encoder:
         """Encode strips that go with each other."""
         info, factor = strips[0].group.info, strips[0].group.conditions.factor
         sources = [
-            self._job.sources[each.group.info.name].read_rows(each.start, each.stop) for each in strips
+            self._sources.tensors[each.group.info.name].read_rows(each.start, each.stop) for each in strips
         ]
         stocks = [self._stock(each, source) for each, source in zip(strips, sources, strict=True)]
         if factor is None or not self._method.can_encode(info.type):
@@ -152,7 +157,7 @@ class Encoder:
     def _stock(self, strip: _Strip, rows: Rows) -> Bytes:
         """Return the stock encoder's bytes, under the importances that are given or were observed."""
         info, statistics = strip.group.info, strip.group.conditions.statistics
-        weighting = self._job.weighting_of(RowRange(info.name, strip.start, strip.stop))
+        weighting = self._sources.weighting_of(RowRange(info.name, strip.start, strip.stop))
         if weighting is None and (statistics.n_rows or requires_importances(info.type.name)):
             weighting = ColumnWeights(statistics.importances())
         return encode_strip(rows, strip.start, info.name, info.type, weighting)

@@ -30,7 +30,7 @@ from gguf_tools.system import files
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.encode import digest_rows, in_byte_order
 from quantize.fill.executors import Done, naming
-from quantize.fill.session import Output
+from quantize.fill.job import Output
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes

@@ -59,12 +59,12 @@ def final_divergence(
         for model in context.models
     ]
     paths = [model.load.path for model in context.models]
-    visitor = DivergenceVisitor(text, paths, context.device, lambda chunk, n_chunks: None)
+    visitor = DivergenceVisitor(text.chunks, paths, context.device, lambda chunk, n_chunks: None)
     sweep_vocabulary(heads, visitor.positions, [visitor], n_threads)
-    by_chunk = visitor.values(1).kld
-    summed = np.array([context.holdout.is_summed(chunk) for chunk in range(text.n_chunks)])
-    held = np.isin(np.arange(text.n_chunks), context.holdout.held)
-    return FinalDivergence(mean_of(by_chunk[summed].ravel()), mean_of(by_chunk[held].ravel()))
+    tokens = visitor.values(1)
+    summed = np.array([context.holdout.is_summed(chunk) for chunk in range(text.n_chunks)])[tokens.chunk]
+    held = np.isin(tokens.chunk, context.holdout.held)
+    return FinalDivergence(mean_of(tokens.kld[summed]), mean_of(tokens.kld[held]))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """A calibrated run: layer after layer, what its matrices multiply is gathered, and they are encoded.
 
 Everything the run needs of the model is in what it fills: the metadata of the outputs say how layers are put
-together, and the job's sources have the weights under the names of the outputs. So folders and files of any
+together, and the job's tensors have the weights under the names of the outputs. So folders and files of any
 format are calibrated in the same way.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -36,15 +36,14 @@ from forward.open import ModelSource
 from forward.text.tokens import tokenizer_keys
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
-from gguf_tools.files.inputs import AnyInput, InputWatch
+from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.system.files import read_at
-from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
-from quantize.fill.encode import FillJob
+from quantize.fill.chunks import ChunkTable, ChunkTask
 from quantize.fill.executors import Done
+from quantize.fill.job import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.provenance import describe_run
-from quantize.fill.session import Output
 from quantize.roles import layer_of
 
 _RECORDS = "records.jsonl"
@@ -53,26 +52,18 @@ _RECORDS = "records.jsonl"
 class CalibratedRun:
     """A Calibrator, and a context manager that deletes the work folder when the run has succeeded."""
 
-    def __init__(
-        self,
-        plan: CalibrationPlan,
-        outputs: Sequence[Output],
-        job: FillJob,
-        inputs: Sequence[AnyInput],
-        options: FillOptions,
-    ) -> None:
-        self._plan, self._outputs, self._job, self._options = plan, outputs, job, options
-        self._inputs = tuple(inputs)
+    def __init__(self, plan: CalibrationPlan, job: FillJob, options: FillOptions) -> None:
+        self._plan, self._job, self._options = plan, job, options
+        self._tensors = job.sources.tensors
         self._report = Report()
         self._records: Records | None = None
         self.names = frozenset(plan.made)
         self.about = plan.about
-        self._watch = InputWatch(inputs)
+        self._watch = InputWatch(job.inputs)
         self.digest = self._digest()
 
     def _digest(self) -> int:
-        layouts = {output.path.name: output.layout for output in self._outputs}
-        facts = describe_run(layouts, self._job, self._watch) | dict(self.about)
+        facts = describe_run(self._job, self._watch) | dict(self.about)
         del facts["output"]  # what the file is called
         if not self._plan.options.sequential:
             del facts["type of"]  # each tensor's own is in its provenance, and others have no effect
@@ -89,7 +80,7 @@ class CalibratedRun:
             forget_folders(self._plan.path)
 
     def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
-        """See `quantize.fill.encode.Calibrator`."""
+        """See `quantize.fill.job.Calibrator`."""
         plan = self._plan
         missing: dict[str, list[ChunkTask]] = {}
         for task in tasks:
@@ -100,14 +91,14 @@ class CalibratedRun:
             opened.enter_context(fast_products(plan.device.type))
             gradients = self._gradients(missing, opened)
             workers = opened.enter_context(_workers(self._options.threads, plan.device.type))
-            tensors = opened.enter_context(open_partial_model(self._outputs, partials, self._job.sources))
+            tensors = opened.enter_context(open_partial_model(self._job.outputs, partials, self._tensors))
             for task in (task for group in missing.values() for task in group):
                 tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
             files = {number: opened.enter_context(PartialFile(path)) for number, path in partials.items()}
-            writer = Writer(self._job.sources, tensors, missing, files, done, records)
+            writer = Writer(self._tensors, tensors, missing, files, done, records)
             method = plan.options.rounding
             factors = GradientFactors(gradients if method.needs_gradients else None, plan.trust.output_damp)
-            encoder = Encoder(method, self._job, factors, workers, writer)
+            encoder = Encoder(method, self._job.sources, factors, workers, writer)
             if gradients is not None:
                 self._make_embeddings(gradients, missing, encoder, workers)
             context = self._context(folder, tensors, encoder, workers, opened)
@@ -129,7 +120,7 @@ class CalibratedRun:
             return None
         vocab = tokenizer_keys(plan.metadata)
         source = ModelSource(
-            plan.path, plan.network, self._job.sources, lambda: vocab, self._inputs, ExitStack()
+            plan.path, plan.network, self._tensors, lambda: vocab, self._job.inputs, ExitStack()
         )
         torch.set_num_threads(self._options.threads)
         at_once = plan.shapes.chunks_at_once(plan.text.chunk_size, self._options.threads)
@@ -165,7 +156,7 @@ class CalibratedRun:
     ) -> RunContext:
         plan = self._plan
         network, text, forward = plan.network, plan.text, plan.options.forward
-        original = Loader(plan.path, self._job.sources, plan.device, plan.dtype)
+        original = Loader(plan.path, self._tensors, plan.device, plan.dtype)
         loaders = [original]
         if plan.options.sequential:
             loaders.append(replace(original, tensors=tensors))
@@ -220,7 +211,7 @@ class CalibratedRun:
         context.make(inputs, (OUTPUT,), (OUTPUT,))
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:
-        """See `quantize.fill.encode.Calibrator`."""
+        """See `quantize.fill.job.Calibrator`."""
         chunks = self._table.tensors[tensor]
         numbers = chunks.numbers
         sample = sorted({numbers[(len(numbers) - 1) * part // 7] for part in range(8)}) if numbers else []
@@ -234,11 +225,10 @@ class CalibratedRun:
 
     @cached_property
     def _table(self) -> ChunkTable:
-        layouts = [each.layout for each in self._outputs]
-        return ChunkTable.of(layouts, self._job.rows_per_weights(), CHUNK_ELEMS)
+        return self._job.table()
 
     def lines(self) -> Iterator[str]:
-        """See `quantize.fill.encode.Calibrator`."""
+        """See `quantize.fill.job.Calibrator`."""
         yield from report_lines(self._report)
 
 

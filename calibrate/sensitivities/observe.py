@@ -52,7 +52,7 @@ from forward.gradients.backward import BackwardPass
 from forward.hidden_states import States
 from forward.network import EMBEDDINGS, Network
 from forward.observe import Arrays, Observer, ObservesGradients, Silent
-from forward.text.tokens import Text
+from forward.text.chunks import Chunks
 from forward.work.work_folder import EMBEDDING
 from gguf_tools.errors import BadActivation, BadMoments
 from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType
@@ -328,7 +328,7 @@ def of_embeddings_and_output(
     ratios: dict[str, float] = {}
     can_have: dict[str, list[GGMLType]] = {}
     forward, n_tokens = backward.forward, states.n_rows
-    odd = range(1, forward.text.n_chunks, 2)
+    odd = range(1, forward.chunks.n_chunks, 2)
     for name in dict.fromkeys((EMBEDDINGS, forward.source.network.output)):
         source = errors.sources.get(name)
         if source is None:
@@ -337,14 +337,14 @@ def of_embeddings_and_output(
         sums[name] = np.zeros(len(can_have[name]))
         parts: list[_Embeddings | _Output] = []
         if name == EMBEDDINGS:
-            parts.append(_Embeddings.of(forward.source.network, forward.text, states, n_sampled))
+            parts.append(_Embeddings.of(forward.source.network, forward.chunks, states, n_sampled))
         if name == forward.source.network.output:
             parts.append(_Output.of(backward, spread(n_tokens, n_sampled)))
         for part in parts:
             weights = read_rows(source, part.rows)
             for number, type_ in enumerate(can_have[name]):
                 (each,) = errors_of(weights, [type_], None)
-                sums[name][number] += part.sensitivity(each, range(forward.text.n_chunks)) * n_tokens
+                sums[name][number] += part.sensitivity(each, range(forward.chunks.n_chunks)) * n_tokens
             # Where one matrix is both, what it is as the output decides.
             if odd:
                 ratios[name] = ratio(weights, part.moments(), partial(part.sensitivity, chunks=odd))
@@ -360,33 +360,35 @@ class _Embeddings:
     """
 
     network: Network
-    text: Text
+    text: Chunks
     states: States
     rows: npt.NDArray[np.int64]
     share: float
 
     @classmethod
-    def of(cls, network: Network, text: Text, states: States, n_sampled: int) -> _Embeddings:
+    def of(cls, network: Network, text: Chunks, states: States, n_sampled: int) -> _Embeddings:
         """Return at most `n_sampled` rows.
 
         states  gradients at the hidden states before the first layer
         """
         every, counts = np.unique(text.inputs, return_counts=True)
         chosen = spread(len(every), n_sampled)
-        return cls(network, text, states, every[chosen], counts[chosen].sum() / text.inputs.size)
+        return cls(network, text, states, every[chosen], counts[chosen].sum() / text.n_tokens)
 
     def sensitivity(self, errors: Floats32, chunks: range) -> float:
         """Return the mean sensitivity of the errors of the rows over the tokens of some chunks."""
-        total = 0.0
+        total, n_tokens = 0.0, 0
         for chunk in chunks:
-            tokens, gradients = self.text.inputs[chunk], self._gradients(chunk)
+            start, stop = self.text.rows(chunk)
+            tokens, gradients = self.text.inputs[start:stop], self._gradients(chunk)
             places = np.searchsorted(self.rows, tokens)
             known = self.rows[np.minimum(places, len(self.rows) - 1)] == tokens
             moved = np.zeros(len(self.rows))
             at_tokens = (errors[places[known]] * gradients[known]).sum(-1, dtype=np.float64)
             np.add.at(moved, places[known], at_tokens)
             total += 0.5 * float(np.square(moved).sum())
-        return total / (self.share * len(chunks) * self.text.chunk_size)
+            n_tokens += len(tokens)
+        return total / (self.share * n_tokens)
 
     def moments(self) -> Floats64:
         """Return the sum of g g^T over the tokens of every other chunk."""
@@ -397,8 +399,7 @@ class _Embeddings:
         return sums
 
     def _gradients(self, chunk: int) -> Floats32:
-        start = chunk * self.text.chunk_size
-        read = self.states.read(start, start + self.text.chunk_size)
+        read = self.states.read(*self.text.rows(chunk))
         gradients: Floats32 = to_numpy(self.network.at_embeddings(read))
         return gradients
 
@@ -428,7 +429,7 @@ class _Output:
         x = to_numpy(forward.output_norm()(hidden.to(forward.load.device)))
         rows, places = np.unique(drawn["labels"][sample], return_inverse=True)
         doubts = -np.expm1(-drawn["losses"][sample])
-        return cls(sample // forward.text.chunk_size, x, rows, places, doubts)
+        return cls(forward.chunks.chunk_of(sample), x, rows, places, doubts)
 
     def sensitivity(self, errors: Floats32, chunks: range) -> float:
         """Return the mean sensitivity of the errors of the rows over the sampled tokens of some chunks."""

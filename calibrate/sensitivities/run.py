@@ -120,7 +120,7 @@ class _Measurement:
     def run(self, output: Path, report: Reporter) -> dict[str, TensorSensitivity]:
         """Compute the layers that are not done, and return the sensitivities of all tensors."""
         source, options = self.source, self.options
-        about = {"model": source.watch.recognised_by(), **run_identity(self.text, options.forward)}
+        about = {"model": source.watch.recognised_by(), **run_identity(self.text.chunks, options.forward)}
         about |= {"seed": options.seed, "keeps": "damages", "types": list(self.types)}
         about |= {"rows": options.rows, "least": options.least_rows}
         with work_folders(output, about, source.watch, restart=options.restart) as folders:

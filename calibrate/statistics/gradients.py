@@ -326,7 +326,7 @@ def collect_gradients(
             small, before anything is computed; BadRequest when another run has the folders, or began them
             with another model, text or options. Finished layers stay for the next run
     """
-    about = {"model": source.watch.recognised_by(), **run_identity(text, options.forward)}
+    about = {"model": source.watch.recognised_by(), **run_identity(text.chunks, options.forward)}
     about |= {"seed": options.seed, "keeps": "covariances", "expert_bytes": options.expert_bytes}
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_small_disk(folders, disk_bytes(source, text, options))
@@ -356,14 +356,14 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
     """
     forward, network = backward.forward, backward.forward.source.network
     covariance = np.zeros((network.hidden_size, network.hidden_size))
-    for chunk, tokens in enumerate(forward.text.inputs):
-        start = chunk * forward.text.chunk_size
-        gradients = network.at_embeddings(states.read(start, start + forward.text.chunk_size))
-        every, places = np.unique(tokens, return_inverse=True)
+    for chunk in range(forward.chunks.n_chunks):
+        start, stop = forward.chunks.rows(chunk)
+        gradients = network.at_embeddings(states.read(start, stop))
+        every, places = np.unique(forward.chunks.inputs[start:stop], return_inverse=True)
         sums = torch.zeros((len(every), network.hidden_size))
         sums = sums.index_add_(0, to_torch(places), gradients).to(forward.load.device)
         covariance += to_numpy(torch.matmul(sums.T, sums))
-    counts = np.bincount(forward.text.inputs.ravel(), minlength=network.vocab_size)
+    counts = np.bincount(forward.chunks.inputs, minlength=network.vocab_size)
     tied = {"tied output": _at_output(backward)} if network.is_tied else {}
     return {"covariance": covariance, "counts": counts, **tied}
 
@@ -374,8 +374,8 @@ def _at_output(backward: BackwardPass) -> Floats64:
     roots = to_torch(np.sqrt(backward.folder.arrays(EMBEDDING)["squares"])).float()
     last, n_cols = forward.last(), forward.source.network.hidden_size
     total = np.zeros((n_cols, n_cols))
-    for start in range(0, len(roots), forward.text.chunk_size):
-        rows = slice(start, start + forward.text.chunk_size)
+    for chunk in range(forward.chunks.n_chunks):
+        rows = slice(*forward.chunks.rows(chunk))
         x = norm(last.read(rows.start, rows.stop).to(forward.load.device))
         weighed = x * roots[rows, None].to(x.device)
         total += to_numpy(torch.matmul(weighed.T, weighed))

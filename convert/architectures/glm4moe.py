@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.config import (
-    DecoderConfig,
-    decoder_fields,
-    expert_fields,
-    with_defaults,
-)
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.metadata import (
     COMMON,

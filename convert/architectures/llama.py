@@ -6,12 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.decoder.config import (
-    DecoderConfig,
-    decoder_fields,
-    expert_fields,
-    with_defaults,
-)
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE
 from convert.architectures.decoder.rope import llama3_divisors, paired

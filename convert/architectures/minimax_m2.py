@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.decoder.config import (
-    DecoderConfig,
-    decoder_fields,
-    expert_fields,
-    with_defaults,
-)
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS
 from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers

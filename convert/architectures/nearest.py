@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LISTED = 4
 """Number of kinds of tensors that the message lists before it counts the rest."""
 
+_COMPARED = 200
+"""Characters of an architecture's name that are compared; a hostile config.json may have a million."""
+
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _CODES = re.compile(r"\.(?:qweight|weight_packed)$")
 """Names of a weight's codes in formats of quantized checkpoints."""
@@ -35,7 +38,7 @@ def nearest(name: str, modules: Iterable[str], weights: Iterable[str] | None) ->
     weights  names of stored tensors; None where they aren't known
     """
     families = [import_module(module).ARCHITECTURE for module in dict.fromkeys(modules)]
-    stored = list(weights or ())
+    name, stored = name[:_COMPARED], list(weights or ())
     best = max(families, key=lambda family: _likeness(family, name, stored))
     words = f"the nearest is {_closest_name(best, name)} ({best.gguf_name})"
     if not stored:

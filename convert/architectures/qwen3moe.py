@@ -7,12 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.decoder.config import (
-    DecoderConfig,
-    decoder_fields,
-    expert_fields,
-    with_defaults,
-)
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH
 from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers

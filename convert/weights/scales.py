@@ -165,6 +165,29 @@ def read_scales(raw: RawTensor, start: int, stop: int) -> np.ndarray:
     return np.ascontiguousarray(raw.read_columns(start, stop).T, np.float32)
 
 
+def scaled(
+    codes: np.ndarray, zeros: np.ndarray | int, scales: np.ndarray, groups: np.ndarray | int
+) -> np.ndarray:
+    """Return (code - zero) * scale, float32 in the shape of `codes`.
+
+    codes   uint8 or int8 (n_rows, n_cols)
+    zeros   float32 in the shape of `scales`, or one number for all
+    scales  float32 (n_rows, n_groups)
+    groups  how many columns a group has, or uint32 (n_cols,): the group of each column
+    """
+    # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
+    from convert.weights.kernels import scale_columns, scale_groups
+
+    if isinstance(zeros, int):
+        zeros = np.full_like(scales, zeros)
+    out = np.empty(codes.shape, np.float32)
+    if isinstance(groups, int):
+        scale_groups(codes, zeros, scales, groups, out)
+    else:
+        scale_columns(codes, groups, zeros, scales, out)
+    return out
+
+
 def group_size_of(module: Module, n_cols: int, n_groups: int) -> int:
     """Return how many of the `n_cols` columns of `module` share a scale; the last group may be shorter.
 

@@ -30,10 +30,11 @@ from torch.nn.functional import pad
 from forward.device import to_cpu, to_numpy, to_torch
 from forward.gradients.differentiate import BackwardStates, differentiate_layer
 from forward.hidden_states import FileStates, MemoryStates, States
-from forward.logits import Head, Positions, slices, sweep_vocabulary
+from forward.logits import Head, Positions, every_position, slices, sweep_vocabulary
 from forward.network import Network
 from forward.observe import Arrays, Observer
 from forward.run import ForwardPass, LayerStates
+from forward.text.chunks import Chunks
 from forward.work.work_folder import WorkFolder
 from forward.workers import Workers, give_back
 from gguf_tools.errors import BadActivation
@@ -63,15 +64,14 @@ class DrawnLabels:
         return dict(vars(self))
 
 
-def draw_labels(head: Head, chunk_size: int, seed: int, gradients: States, n_workers: int = 1) -> DrawnLabels:
+def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_workers: int = 1) -> DrawnLabels:
     """Draw a label for every position, and fill `gradients` with those of the loss at the last hidden states.
 
     gradients  float32, as large as the head's hidden states
     raises     BadActivation for logits with NaN or infinity
     """
-    n_tokens = gradients.n_rows
-    positions = Positions(n_tokens // chunk_size, chunk_size, 0, chunk_size)
-    log_sums = _LogSums(n_tokens, positions, head.load.device)
+    n_tokens, positions = chunks.n_tokens, every_position(chunks)
+    log_sums = _LogSums(n_tokens, head.load.device)
     sweep_vocabulary([head], positions, [log_sums], n_workers)
     if not bool(torch.isfinite(log_sums.values).all()):
         raise BadActivation(f"{head.matrix}: the logits have NaN or infinity")
@@ -112,13 +112,12 @@ class _LogSums:
     values  float64 (n_tokens,)
     """
 
-    def __init__(self, n_tokens: int, positions: Positions, device: torch.device) -> None:
+    def __init__(self, n_tokens: int, device: torch.device) -> None:
         self.values = torch.full((n_tokens,), float("-inf"), dtype=torch.float64, device=device)
-        self._positions = positions
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
         (only,) = logits
-        values = self.values[slice(*self._positions.rows(chunk))]
+        values = self.values[at]
         values.copy_(torch.logaddexp(values, torch.logsumexp(only, -1).double()))
 
     def finish_chunk(self, chunk: int) -> None:
@@ -166,20 +165,19 @@ class _Drawing:
         """Take the gradients from behind the norm to before it."""
 
         def take_chunk(chunk: int) -> None:
-            start, stop = self.positions.rows(chunk)
-            hidden = self.head.states.read(start, stop).to(self.numbers.device).detach().requires_grad_()
-            behind = self._behind(start, stop).to(self.numbers.device)
+            rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
+            hidden = self.head.states.rows(tokens).to(self.numbers.device).detach().requires_grad_()
+            behind = self._behind(rows).to(self.numbers.device)
             (gradient,) = torch.autograd.grad(self.head.norm(hidden), hidden, behind)
-            self.gradients.write(start, to_cpu(gradient))
+            self.gradients.write(rows.start, to_cpu(gradient))
 
         for _ in workers.each(take_chunk, range(self.positions.n_chunks), gradients=True):
             pass
 
     def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> torch.Tensor:
         """Take in one slice of a chunk; return its part of `by_row`."""
-        start, stop = self.positions.rows(chunk)
-        rows = slice(start, stop)
-        logs = self.head.logits(start, stop, weight).double().sub_(self.log_sums[rows, None])
+        rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
+        logs = self.head.logits(tokens, weight).double().sub_(self.log_sums[rows, None])
         at_logits = logs.exp()
         running = at_logits.cumsum(-1).add_(self._sums[rows, None])
         numbers = self.numbers[rows]
@@ -192,13 +190,13 @@ class _Drawing:
         squares = at_logits.square()
         self.squares[rows] += squares.sum(-1)
         at_x = to_cpu((at_logits.to(weight.dtype) @ weight).float())
-        at_x = at_x if first == 0 else at_x + self._behind(start, stop)
-        self.gradients.write(start, pad(at_x, (0, self.gradients.n_cols - self._n_behind)))
+        at_x = at_x if first == 0 else at_x + self._behind(rows)
+        self.gradients.write(rows.start, pad(at_x, (0, self.gradients.n_cols - self._n_behind)))
         return to_cpu(squares.sum(0))
 
-    def _behind(self, start: int, stop: int) -> torch.Tensor:
-        """Return the gradients at what the output matrix multiplies, float32 (stop - start, n_cols)."""
-        return self.gradients.read(start, stop)[:, : self._n_behind]
+    def _behind(self, rows: slice) -> torch.Tensor:
+        """Return the gradients at what the output matrix multiplies, float32 (n_rows, n_cols)."""
+        return self.gradients.read(rows.start, rows.stop)[:, : self._n_behind]
 
 
 @dataclass(frozen=True)
@@ -264,14 +262,14 @@ def backward_pass(
     raises        BadActivation for NaN or infinity in the logits
     """
     source, dtype = forward.source, forward.load.dtype
-    network, n_tokens = source.network, forward.text.inputs.size
+    network, n_tokens = source.network, forward.chunks.n_tokens
     size, inner = (n_tokens, network.state_size), (n_tokens, network.hidden_size)
     in_memory = gradient_bytes(n_tokens, network, dtype) <= memory_bytes
 
     def draw(gradients: States) -> Arrays:
         last = forward.states.stored(network.n_layers - 1)
         head = Head(forward.load, last, forward.output_norm(), network.output)
-        drawn = draw_labels(head, forward.text.chunk_size, seed, gradients, forward.n_workers)
+        drawn = draw_labels(head, forward.chunks, seed, gradients, forward.n_workers)
         return drawn.arrays()
 
     with ExitStack() as opened:

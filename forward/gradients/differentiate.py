@@ -19,15 +19,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 
-from forward.device import to_cpu
+from forward.device import to_cpu, to_numpy
 from forward.hidden_states import States
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Observer, ObservesGradients, Silent
 from forward.sweep import PIECE_ROWS, Execution, Routes, Sweep
+from forward.text.chunks import Chunks
 from forward.workers import Workers
 
 _BACKWARD = 3
@@ -141,26 +143,27 @@ class _Backward:
         states, sweep = self.states, self.sweep
         layer = replace(self.layer, block=None)
 
-        def take_chunk(start: int) -> Routes:
-            hidden = states.before.read(start, start + sweep.chunk_size).to(sweep.device)
-            passed = layer.forward(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, start))
+        def take_chunk(chunk: int) -> Routes:
+            start, stop = sweep.chunks.rows(chunk)
+            hidden = states.before.read(start, stop).to(sweep.device)
+            passed = layer.forward(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, chunk))
             assert passed.chosen is not None
             assert passed.weights is not None
             states.middle.write(start, to_cpu(passed.x))
             return Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
 
         by_chunk = []
-        for routes in self.workers.each(take_chunk, self._starts()):
+        for routes in self.workers.each(take_chunk, self._chunks):
             by_chunk.append(routes)
-            self.advance(self.shares.recompute / self._n_chunks)
+            self.advance(self.shares.recompute / len(self._chunks))
         return Routes.joined(by_chunk)
 
     def through_experts(self, experts: Experts, routes: Routes) -> torch.Tensor:
         """Fill `middle_gradients`, and return the gradients at the weights, of their shape."""
         states, sweep = self.states, self.sweep
-        zeros = torch.zeros((sweep.chunk_size, states.middle.n_cols))
-        for start in self._starts():
-            states.middle_gradients.write(start, zeros)
+        for chunk in self._chunks:
+            start, stop = sweep.chunks.rows(chunk)
+            states.middle_gradients.write(start, torch.zeros((stop - start, states.middle.n_cols)))
 
         def take_piece(task: _Task[_Piece]) -> tuple[_Task[_Piece], torch.Tensor, torch.Tensor]:
             piece, observer = task.item, task.observer
@@ -176,7 +179,7 @@ class _Backward:
 
         gradients = torch.zeros_like(routes.weights)
         share = self.shares.experts / routes.experts.numel()
-        pieces = _pieces(experts, routes, sweep.chunk_size)
+        pieces = _pieces(experts, routes, sweep.chunks)
         tasks = (_Task(piece, self.observer.fresh()) for piece in pieces)
         for task, at_x, at_weights in self.workers.each(take_piece, tasks, gradients=True):
             piece = task.item
@@ -191,7 +194,7 @@ class _Backward:
         states, sweep, layer = self.states, self.sweep, self.layer
 
         def take_chunk(task: _Task[int]) -> Observer:
-            rows = slice(task.item, task.item + sweep.chunk_size)
+            rows = slice(*sweep.chunks.rows(task.item))
             _tell_tokens(task.observer, torch.arange(rows.start, rows.stop))
 
             def here(values: States) -> torch.Tensor:
@@ -209,23 +212,20 @@ class _Backward:
             states.before_gradients.write(rows.start, to_cpu(gradient))
             return task.observer
 
-        tasks = (_Task(start, self.observer.fresh()) for start in self._starts())
+        tasks = (_Task(chunk, self.observer.fresh()) for chunk in self._chunks)
         for observer in self.workers.each(take_chunk, tasks, gradients=True, at_once=at_once):
             self.observer.merge(observer)
-            self.advance(self.shares.chunks / self._n_chunks)
+            self.advance(self.shares.chunks / len(self._chunks))
 
     def refuse_nonfinite(self) -> None:
         """Raise BadActivation for NaN or infinity in the gradients before the layer."""
-        for start in self._starts():
-            gradients = self.states.before_gradients.read(start, start + self.sweep.chunk_size)
+        for chunk in self._chunks:
+            gradients = self.states.before_gradients.read(*self.sweep.chunks.rows(chunk))
             refuse_nonfinite(gradients, f"{self.layer.name}.attn_norm.weight", "gradients before it")
 
     @property
-    def _n_chunks(self) -> int:
-        return self.states.before.n_rows // self.sweep.chunk_size
-
-    def _starts(self) -> range:
-        return range(0, self.states.before.n_rows, self.sweep.chunk_size)
+    def _chunks(self) -> range:
+        return range(self.sweep.chunks.n_chunks)
 
 
 def _weighted_back(
@@ -249,11 +249,11 @@ def _tell_tokens(observer: Observer, numbers: torch.Tensor) -> None:
         observer.tokens(numbers)
 
 
-def _pieces(experts: Experts, routes: Routes, chunk_size: int) -> Iterator[_Piece]:
+def _pieces(experts: Experts, routes: Routes, chunks: Chunks) -> Iterator[_Piece]:
     """Yield the pieces of all experts, expert by expert; a chunk is not cut unless it is too large."""
     for expert, block in experts.read_ahead():
         tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
-        by_chunk = torch.bincount(tokens // chunk_size).tolist()
+        by_chunk = np.bincount(chunks.chunk_of(to_numpy(tokens))).tolist()
         sizes = list(_grouped(by_chunk, PIECE_ROWS))
         for some, theirs in zip(tokens.split(sizes), slots.split(sizes), strict=True):
             yield _Piece(expert, block, some, theirs)
@@ -280,7 +280,7 @@ def _grouped(sizes: Iterable[int], most: int) -> Iterator[int]:
 
 def _shares(layer: Layer, sweep: Sweep) -> _Shares:
     """Estimate how the work is divided."""
-    attention = layer.attention.work(sweep.chunk_size)
+    attention = layer.attention.work(sweep.chunks.n_tokens // sweep.chunks.n_chunks)
     chunks = _BACKWARD * (attention + (0 if layer.block is None else layer.block.work))
     if layer.experts is None:
         return _Shares(0, 0, 1)

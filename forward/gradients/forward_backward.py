@@ -108,7 +108,8 @@ def forward_backward(
     report.start(n_layers * (1 + BACKWARD_WORK), done)
     with ExitStack() as opened:
         opened.enter_context(fast_products(device_name(forward.device)))
-        there = opened.enter_context(forward_pass(source, text, forward, folders.there, report.advance))
+        passing = forward_pass(source, text.chunks, forward, folders.there, report.advance)
+        there = opened.enter_context(passing)
         for _ in there.layers(observe):
             give_back()
         there.states.let_go()  # the way back takes as much again, and reads files

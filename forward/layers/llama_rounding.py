@@ -26,6 +26,8 @@ from torch.nn.functional import linear
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import GGMLType
+from quantize.fill.sources import SourceTensor
+from quantize.roles import tensor_role
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """What is done to float32 activations, (..., n_cols), before a matrix multiplies them."""
@@ -121,6 +123,17 @@ def rounding_of(type_: GGMLType) -> Rounding | None:
         return ROUNDINGS[type_.name]
     except KeyError:
         raise BadRequest(f"--like llama.cpp: llama.cpp has no kernel for {type_}") from None
+
+
+def rounding_if_quantized(tensor: SourceTensor, n_cols: int) -> Rounding | None:
+    """Look up how `n_cols` activations would be rounded for a float matrix if its file were quantized.
+
+    A matrix that is never quantized rounds as it does now. Rows that K types can't hold get a type of blocks
+    of 32, and those that no type can hold stay F16.
+    """
+    if tensor_role(tensor.name, tensor.shape).kept_as is not None:
+        return rounding_of(tensor.type)
+    return round_q8_k if n_cols % 256 == 0 else round_q8_0 if n_cols % 32 == 0 else round_f16
 
 
 class RoundingMatrix(torch.Tensor):

@@ -22,10 +22,11 @@ import numpy.typing as npt
 import torch
 
 from forward.device import to_torch
-from forward.layers.llama_rounding import Rounding, RoundingMatrix, rounding_of
+from forward.layers.llama_rounding import Rounding, RoundingMatrix, rounding_if_quantized, rounding_of
 from gguf_tools.errors import FormatError, MissingTensor, ShapeError
-from gguf_tools.format.ggml_types import BF16, I32
+from gguf_tools.format.ggml_types import BF16, F16, F32, I32
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
+from quantize.roles import float32_reason
 
 KEPT_BYTES = 512 << 20
 """Budget for what is kept: a layer of a model with billions of weights, of a larger one a part."""
@@ -119,6 +120,8 @@ class Loader:
     dtype       the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
     llama_rounding  whether matrices round what they multiply as llama.cpp's kernels do
     half_cache  whether attention rounds to F16 what llama.cpp's cache holds
+    as_bf16     whether weights are rounded to BF16 that the converter stores as BF16
+    as_quantized    whether float matrices round what they multiply as quantized ones do, with llama_rounding
     splits_kv_b     whether attn_kv_b stands for the attn_k_b and attn_v_b that a converter makes of it
     shared      what models that are computed in step decode for each other; None: nothing
     """
@@ -129,6 +132,8 @@ class Loader:
     dtype: torch.dtype
     llama_rounding: bool = False
     half_cache: bool = False
+    as_bf16: bool = False
+    as_quantized: bool = False
     splits_kv_b: bool = False
     shared: SharedWeights | None = None
 
@@ -205,9 +210,16 @@ class Loader:
 
         return decode() if self.shared is None else self.shared.rows(tensor, start, stop, self.dtype, decode)
 
-    def rounding(self, tensor: SourceTensor) -> Rounding | None:
-        """Find how a matrix rounds what it multiplies; None: not at all."""
-        return rounding_of(tensor.type) if self.llama_rounding else None
+    def rounding(self, tensor: SourceTensor, n_cols: int | None = None) -> Rounding | None:
+        """Find how a matrix rounds what it multiplies; None: not at all.
+
+        n_cols  of what it multiplies; None: those of the tensor, which may hold the matrix transposed
+        """
+        if not self.llama_rounding:
+            return None
+        if self.as_quantized and tensor.type in FLOAT_DTYPES:
+            return rounding_if_quantized(tensor, n_cols or tensor.shape[-1])
+        return rounding_of(BF16 if self.loses_bits(tensor) else tensor.type)
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
@@ -218,8 +230,13 @@ class Loader:
         out = torch.empty((stop - start, n_cols), dtype=dtype, device=self.device)
         for at in range(start, stop, step):
             end = min(stop, at + step)
-            out[at - start : end - start] = to_torch(tensor.read_rows(at, end))
+            rows = to_torch(tensor.read_rows(at, end))
+            out[at - start : end - start] = rows.bfloat16() if self.loses_bits(tensor) else rows
         return out
+
+    def loses_bits(self, tensor: SourceTensor) -> bool:
+        """Tell whether a tensor is rounded to BF16."""
+        return self.as_bf16 and tensor.type in (F32, F16) and not float32_reason(tensor.name, tensor.shape)
 
     def picked_rows(self, name: str, wanted: Iterable[int]) -> torch.Tensor:
         """Return the rows with these sorted numbers, float32; neighbours are read together."""

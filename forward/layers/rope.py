@@ -69,17 +69,14 @@ class Rotation:
     halves: bool = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x`, (n_positions, n_heads, n_cols), rotated; float32."""
+        """Return `x`, (n_tokens, n_heads, n_cols), rotated; float32. They are at the first positions."""
+        turns = self.turns[: len(x), None]
         if self.halves:
             first, second = x.float().chunk(2, -1)
-            cosines, sines = self.turns.real[:, None], self.turns.imag[:, None]
+            cosines, sines = turns.real, turns.imag
             return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
-        return torch.view_as_real(pairs * self.turns[:, None]).flatten(-2)
-
-    def of(self, n_positions: int) -> Rotation:
-        """Return the rotation of the first positions."""
-        return replace(self, turns=self.turns[:n_positions])
+        return torch.view_as_real(pairs * turns).flatten(-2)
 
     def back(self) -> Rotation:
         """Return the rotation that undoes this one, but for its magnitude."""

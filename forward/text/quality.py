@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forward.text.chunks import Chunks
 from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding, Level, Tell
@@ -115,7 +116,7 @@ class TextQuality:
             )
 
 
-def judge(text: Text) -> TextQuality:
+def judge(text: Text | Chunks) -> TextQuality:
     """Judge a text by its tokens."""
     tokens = text.tokens.ravel()
     return TextQuality(

@@ -21,9 +21,9 @@ and the space prefix comes again after a matched token.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from convert.tokenizer.pretokenizers import KNOWN, SAME_CUTTING, find_known
 from convert.tokenizer.vocab import TokenType
+from forward.text.chunks import Chunks
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format import keys
@@ -181,7 +182,7 @@ _SENTENCEPIECE_BOS = 1
 
 @dataclass(frozen=True)
 class Text:
-    """Chunks of tokens.
+    """Chunks of tokens, all of one size.
 
     tokens  int64 (n_chunks, chunk_size), as they are in the text
     inputs  the same, but BOS is each chunk's first token if the tokenizer adds one
@@ -198,8 +199,16 @@ class Text:
     def chunk_size(self) -> int:
         return int(self.tokens.shape[1])
 
-    def digest(self) -> str:
-        return hashlib.sha256(self.inputs.tobytes()).hexdigest()
+    @cached_property
+    def chunks(self) -> Chunks:
+        """The chunks as the forward pass takes them; of each, the second half but its first token is scored.
+
+        So every scored token is predicted from half a chunk or more.
+        """
+        scored = np.zeros(self.tokens.shape, np.bool_)
+        scored[:, self.chunk_size // 2 + 1 :] = True
+        bounds = np.arange(self.n_chunks + 1) * self.chunk_size
+        return Chunks(self.tokens.ravel(), self.inputs.ravel(), bounds, scored.ravel())
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from typing import Any, Self
 from forward.device import device_name
 from forward.observe import Arrays
 from forward.options import ForwardOptions
-from forward.text.tokens import Text
+from forward.text.chunks import Chunks
 from forward.work.owned_folder import (
     RECORD,
     Entry,
@@ -46,21 +46,22 @@ from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import Refusals, lock_run
 
 
-def run_identity(text: Text, forward: ForwardOptions) -> dict[str, Any]:
+def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
     """Return the facts that every run over a text shares, as JSON data made to be compared.
 
     A run adds what its own numbers depend on. An interrupted one resumes only under the same facts.
     """
     return {
-        "text": text.digest(),
-        "chunks": text.n_chunks,
-        "context": text.chunk_size,
+        "text": chunks.digest(),
+        "chunks": chunks.n_chunks,
+        "context": chunks.longest,
         "dtype": forward.dtype,
         "device": device_name(forward.device),
+        **({} if forward.rounded is None else {"rounded": forward.rounded}),
     }
 
 
-VERSION = 2
+VERSION = 3
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 EMBEDDING = -1

@@ -82,7 +82,7 @@ class Divergence:
 
 
 def read_divergence(args: argparse.Namespace) -> Divergence | None:
-    """Return what --evaluate asks for, None without it."""
+    """Read --evaluate; None without it."""
     if args.evaluate is None:
         return None
     from forward.text.tokens import Cut
@@ -92,7 +92,7 @@ def read_divergence(args: argparse.Namespace) -> Divergence | None:
 
 
 def read_calibration(args: argparse.Namespace) -> Calibration | None:
-    """Return the calibration that the arguments ask for; None without --calibrate."""
+    """Read --calibrate and what belongs to it; None without it."""
     if args.calibrate is None:
         return None
     from forward.options import require_torch
@@ -112,7 +112,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
 
 
 def calibration_forward(args: argparse.Namespace) -> ForwardOptions:
-    """Return how the model is computed; the threads are those of the run."""
+    """Read how the model is computed; the threads are those of the run."""
     from forward.options import ForwardOptions
 
     return ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)

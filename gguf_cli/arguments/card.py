@@ -39,7 +39,7 @@ def add_card_facts(group: argparse._ActionsContainer) -> None:
 
 
 def read_card(args: argparse.Namespace) -> CardRequest | None:
-    """Return what the card is to say, None without --card; raises BadRequest for facts without one."""
+    """Read --card and its facts; None without it. Raises BadRequest for facts without a card."""
     if args.card:
         return read_card_facts(args)
     if args.base_model or args.quantized_by or args.report:
@@ -48,7 +48,7 @@ def read_card(args: argparse.Namespace) -> CardRequest | None:
 
 
 def read_card_facts(args: argparse.Namespace) -> CardRequest:
-    """Return what the arguments say; raises BadRequest for a model that is no name on the Hub."""
+    """Read the facts of a card; raises BadRequest for a model that is no name on the Hub."""
     from convert.card.facts import read_report
     from convert.card.write import CardRequest
     from gguf_tools.hub.names import parse_hub_name

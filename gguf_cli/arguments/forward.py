@@ -30,7 +30,7 @@ def add_force_of_text(group: argparse._ActionsContainer) -> None:
 
 
 def cut_of(args: argparse.Namespace) -> Cut:
-    """Return the part of a text that --ctx-size and --chunks ask for; fewer than 0 chunks are all."""
+    """Read --ctx-size and --chunks, the part of a text; fewer than 0 chunks are all."""
     from forward.text.tokens import Cut
 
     return Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks)
@@ -58,7 +58,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
 
 
 def forward_options(args: argparse.Namespace, *, all_experts: bool = False) -> ForwardOptions:
-    """Return the options that the arguments ask for."""
+    """Read how a model is to be computed."""
     from forward.options import ForwardOptions
 
     return ForwardOptions(

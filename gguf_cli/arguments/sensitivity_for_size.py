@@ -34,7 +34,7 @@ class Measurement:
     quiet: bool
 
     def losses_of(self, source: Path, output: Path | None) -> Path:
-        """Return a file with the losses of a model, beside the output that they are for.
+        """Make a file with the losses of a model, beside the output that they are for.
 
         A file that an earlier run of the same command has left is taken as it is.
 
@@ -57,7 +57,7 @@ class Measurement:
 
 
 def read_measurement(args: argparse.Namespace) -> Measurement:
-    """Return what the arguments ask for; raises BadArgument where no text is named."""
+    """Read what is to be measured; raises BadArgument where no text is named."""
     text = args.sensitivity_text or args.calibrate
     if text is None:
         raise BadArgument(
@@ -70,7 +70,7 @@ def read_measurement(args: argparse.Namespace) -> Measurement:
 
 
 def _are_the_same(path: Path, source: Path, text: Path, cut: Cut) -> bool:
-    """Return whether a file has the losses that would be measured."""
+    """Whether a file has the losses that would be measured."""
     from forward.open import open_model
 
     try:

@@ -87,7 +87,7 @@ def _add_exports(group: argparse._ArgumentGroup) -> None:
 
 
 def is_sized(args: argparse.Namespace) -> bool:
-    """Return whether the arguments ask for a size."""
+    """Whether the arguments ask for a size."""
     return any(value is not None for value in (args.size, args.vram, args.ram))
 
 
@@ -114,7 +114,7 @@ class SizeArguments:
     tensor_list: Path | None
 
     def request(self, source: Path, output: Path | None, *, calibrated: bool) -> SizeRequest:
-        """Return what is asked for, after measuring what each tensor of `source` costs if that isn't known.
+        """Measure what each tensor of `source` costs if that isn't known, and put the request together.
 
         calibrated  the file will be encoded with calibration
         raises      FormatError for a wrong losses file, and what measuring raises
@@ -151,7 +151,7 @@ class SizeArguments:
 
 
 def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | None:
-    """Return what the arguments ask for, None without a size.
+    """Read the size that is asked for; None without one.
 
     base    file type that is named beside the size, or None
     raises  BadArgument for sizes that contradict each other or can't be read, and where neither losses nor a

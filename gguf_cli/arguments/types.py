@@ -136,7 +136,7 @@ def parsing_arguments() -> Iterator[None]:
 
 
 def plan_options(args: argparse.Namespace) -> PlanOptions:
-    """Return the options that the arguments ask for."""
+    """Read which type is for which tensor."""
     from quantize.plan.decide import PlanOptions
     from quantize.plan.overrides import parse_custom_q, parse_overrides, parse_type
 
@@ -159,7 +159,7 @@ def plan_options(args: argparse.Namespace) -> PlanOptions:
 
 
 def overrides_of_files(args: argparse.Namespace) -> tuple[Override, ...]:
-    """Return the types that the files of --tensor-type-file set."""
+    """Read the types that the files of --tensor-type-file set."""
     from quantize.plan.overrides import parse_override_file
 
     return tuple(
@@ -168,7 +168,7 @@ def overrides_of_files(args: argparse.Namespace) -> tuple[Override, ...]:
 
 
 def read_importances(args: argparse.Namespace) -> ImportanceFile | None:
-    """Return the importance matrix that the arguments name, or None."""
+    """Read --imatrix and select from it; None without it."""
     if args.imatrix is None:
         if args.include_weights or args.exclude_weights:
             raise BadArgument("--include-weights and --exclude-weights need --imatrix")

@@ -50,7 +50,7 @@ class Record:
         self._run_lock.close()
 
     def is_finished(self, step: str, decided_by: Mapping[str, Any], outputs: Sequence[Path]) -> bool:
-        """Return whether all outputs of a step are there, made by the same decisions.
+        """Whether all outputs of a step are there, made by the same decisions.
 
         raises  BadRequest for outputs that are there and were made by others, or by nobody knows what
         """
@@ -72,11 +72,11 @@ class Record:
         return len(there) == len(outputs)
 
     def knows(self, step: str) -> bool:
-        """Return whether a step was begun in this folder."""
+        """Whether a step was begun in this folder."""
         return step in self._steps
 
     def differs(self, step: str, decided_by: Mapping[str, Any]) -> bool:
-        """Return whether a step was begun, and by other decisions."""
+        """Whether a step was begun, and by other decisions."""
         begun = self._steps.get(step)
         return begun is not None and first_difference(begun["decided_by"], plain(decided_by)) is not None
 
@@ -93,7 +93,7 @@ class Record:
             self._write()
 
     def digest(self, path: Path) -> str:
-        """Return the SHA-256 of an output; it is computed once for each state of the file."""
+        """The SHA-256 of an output; it is computed once for each state of the file."""
         state = _state(path)
         for step in self._steps.values():
             known = step["files"].get(path.name)
@@ -120,7 +120,7 @@ class Record:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, as hexadecimal digits."""
+    """The SHA-256 of a file's content, as hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _state(path: Path) -> list[Any]:
-    """Return the size and the time in nanoseconds of a file, which change when it is written anew."""
+    """Size and time in nanoseconds of a file, which change when it is written anew."""
     status = path.stat()
     state: list[Any] = for_json([status.st_size, status.st_mtime_ns])
     return state

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from calibrate.calibration import Calibration
 from calibrate.size.parse import Size, parse_size
 from convert.checkpoint.streamed import StreamedFolder
 from forward.options import ForwardOptions
@@ -15,9 +16,6 @@ from forward.text.tokens import Cut
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import folder_name
 from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
-
-Collect = Callable[[Path, Path, Path, "CookRequest"], None]
-"""Collects importances: (model, text, output, request). It comes from the floor beside this one."""
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _FLOAT = re.compile(r"[-._](BF16|F16|F32)$", re.IGNORECASE)
@@ -79,16 +77,37 @@ class CookRequest:
     def has_sizes(self) -> bool:
         return any(each.size is not None for each in self.wanted)
 
-    def path(self, ending: str) -> Path:
-        """Return the path of an output: `-Q4_K_M.gguf` or `.imatrix.gguf` behind the name."""
-        return self.folder / f"{self.name}{ending}"
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """The calibration that encodes every file; it reads the text once for all of them."""
+        if not self.calibrate:
+            return None
+        return Calibration(self.text, cut=self.cut, forward=self.forward, any_text=self.force)
+
+    @property
+    def matrix(self) -> Path | None:
+        """Where importances go; None with a calibration, which collects its own."""
+        return None if self.calibrate else self._path(".imatrix.gguf")
+
+    @property
+    def losses(self) -> Path:
+        """Where losses go; there are some only if a size is wanted."""
+        return self._path(".losses.json")
+
+    @property
+    def report(self) -> tuple[Path, Path]:
+        """Where the report goes: numbers and page."""
+        return self._path(".evaluation.json"), self._path(".evaluation.html")
 
     def output(self, wanted: WantedFile) -> Path:
-        return self.path(f"-{wanted.label}.gguf")
+        return self._path(f"-{wanted.label}.gguf")
+
+    def _path(self, ending: str) -> Path:
+        return self.folder / f"{self.name}{ending}"
 
 
 def parse_wanted(text: str) -> tuple[WantedFile, ...]:
-    """Return the files of `Q2_K,IQ3_XXS,3.2bpw,12GiB,mine.yaml`.
+    """Read the files that `Q2_K,IQ3_XXS,3.2bpw,12GiB,mine.yaml` asks for.
 
     raises  BadRequest for what is neither a file type nor a size, and for two files of one name; what
             `find_mixture` raises for a recipe file
@@ -113,7 +132,7 @@ def parse_wanted(text: str) -> tuple[WantedFile, ...]:
 
 
 def model_name(source: Path) -> str:
-    """Return the name that a model's files begin with, from its folder's or file's name.
+    """Find the name that a model's files begin with, in its folder's or file's name.
 
     >>> model_name(Path("lite-bf16-00001-of-00003.gguf"))
     'lite'

@@ -1,9 +1,6 @@
-"""A run: every step that is not finished yet, in order, and what it will do.
+"""A run: every step that is not finished yet, in order; and a dry run, which shows them all.
 
-A dry run shows the steps with sizes, about how long each takes, and what the disk must hold.
-Sizes of file types are right but for a few bytes of the header. Times are those of the arithmetic, at the
-speed that this machine multiplies at and at the rates below. Expect a large model's to be right within a
-factor of two; of a small one, starting and compiling take longer than that.
+A dry run says sizes, about how long each step takes, and what the disk must hold.
 """
 
 from __future__ import annotations
@@ -11,46 +8,27 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
-from calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
-from calibrate.footprint import Shapes
-from calibrate.options import CalibrationOptions, Coverage
+from calibrate.estimate import time_text
 from calibrate.plan import refuse_text
-from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.gradients.forward_backward import forget_folders as forget_both_ways
 from forward.options import require_torch
-from forward.text.tokens import Text
 from forward.work.work_folder import forget
+from gguf_cli.cook.estimate import Cost, Estimates
+from gguf_cli.cook.files import make_files, plans
 from gguf_cli.cook.record import Record
-from gguf_cli.cook.request import Collect, CookRequest
-from gguf_cli.cook.steps import (
-    CARD,
-    SUMS_NAME,
-    Step,
-    losses_of,
-    make_files,
-    matrix_of,
-    plans,
-    report_of,
-    steps_of,
-    work_of_evaluation,
-)
+from gguf_cli.cook.request import CookRequest
+from gguf_cli.cook.steps import CARD, Cooking, Step, steps_of, work_of_evaluation
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.overwriting import refuse_shared
-from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import size_text, table
 from quality.work_folders import forget_folders
-from quantize.prepare import Preparation
-from quantize.roles import layer_of
-from quantize.run import Run
 
 
-def cook(request: CookRequest, collect: Collect) -> None:
+def cook(request: CookRequest) -> None:
     """Make everything that is asked for and not there yet.
 
     The same call goes on after an interruption, and gives the same files. With more types in it, what is
@@ -59,8 +37,9 @@ def cook(request: CookRequest, collect: Collect) -> None:
     raises  ToolkitError. What is finished stays, and so does the work of the step that failed
     """
     refuse(request)
+    steps = steps_of(request)
     with Record(request.folder) as record:
-        steps = steps_of(request, record, collect)
+        cooking = Cooking(request, record)
         _refuse_shared(request, steps)
         for step in steps:
             _refuse_foreign(request, step, record)
@@ -75,7 +54,7 @@ def cook(request: CookRequest, collect: Collect) -> None:
         for group in _together(steps, request):
             first, number = number + 1, number + len(group)
             label = f"[{first}/{len(steps)}]" if first == number else f"[{first}-{number}/{len(steps)}]"
-            _carry_out(group, request, record, label)
+            _carry_out(group, cooking, label)
         _tidy_up(request, steps)
 
 
@@ -138,26 +117,26 @@ def _together(steps: Sequence[Step], request: CookRequest) -> Iterator[list[Step
             yield from ([step] for step in group)
 
 
-def _carry_out(group: Sequence[Step], request: CookRequest, record: Record, label: str) -> None:
+def _carry_out(group: Sequence[Step], cooking: Cooking, label: str) -> None:
     """Make what is not finished of steps that are made together, and note what is."""
-    open_steps = []
+    request, record, open_steps = cooking.request, cooking.record, []
     for step in group:
-        if step.renewed and step.decided_by is not None and record.differs(step.name, step.decided_by()):
+        decided_by = None if step.decided_by is None else step.decided_by(cooking)
+        if step.renewed and decided_by is not None and record.differs(step.name, decided_by):
             record.forget(step.name, step.outputs)
-        if step.decided_by is None or not record.is_finished(step.name, step.decided_by(), step.outputs):
-            open_steps.append(step)
+        if decided_by is None or not record.is_finished(step.name, decided_by, step.outputs):
+            open_steps.append((step, decided_by))
     if not request.quiet:
-        titles = ", ".join(step.title for step in open_steps) or "there already"
+        titles = ", ".join(step.title for step, _ in open_steps) or "there already"
         print(f"{label} {titles}", file=sys.stderr, flush=True)
-    for step in open_steps:
-        if step.decided_by is not None or not record.knows(step.name):
-            record.begin(step.name, {} if step.decided_by is None else step.decided_by())
+    for step, decided_by in open_steps:
+        if decided_by is not None or not record.knows(step.name):
+            record.begin(step.name, decided_by or {})
     if len(open_steps) > 1:
-        wanted = [step.wanted for step in open_steps if step.wanted is not None]
-        make_files(request, wanted, matrix_of(request), losses_of(request), label)
+        make_files(request, [step.wanted for step, _ in open_steps if step.wanted is not None], label)
     else:
-        for step in open_steps:
-            step.make(label)
+        for step, _ in open_steps:
+            step.make(cooking, label)
     for step in group:
         if step.decided_by is not None:
             record.finish(step.name, step.outputs)
@@ -181,30 +160,6 @@ def _refuse_what_does_not_fit(request: CookRequest) -> None:
         )
 
 
-_RATES = (("IQ1", 70e6), ("IQ2", 30e6), ("IQ3", 28e6), ("Q", 100e6), ("IQ4", 250e6))
-"""Weights a second that one thread encodes, by the beginning of the type's name: scripts/bench_kernels.py,
-2026-11-21, with importances."""
-
-_OTHER_RATE = 2e9
-_HASH_RATE = 1e9
-"""Bytes a second that are hashed for the checksums."""
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A step of the plan.
-
-    seconds   on all threads
-    is_exact  whether n_bytes is known from the plan of a file
-    """
-
-    title: str
-    output: Path
-    n_bytes: int
-    seconds: float
-    is_exact: bool = False
-
-
 def plan_lines(request: CookRequest) -> Iterator[str]:
     """Yield the steps of a run, in lines; nothing is written, and of weights only headers are read.
 
@@ -213,89 +168,27 @@ def plan_lines(request: CookRequest) -> Iterator[str]:
     require_torch("cooking")
     refuse(request)
     folder = next(path for path in (request.folder, *request.folder.absolute().parents) if path.exists())
+    steps, costs = steps_of(request), list[Cost]()
     with plans(replace(request, folder=folder)) as runs:
-        lines = _lines(request, runs)
-    rows = [("step", "output", "size", "time")]
-    for number, line in enumerate(lines, 1):
-        done = line.output.exists()
-        size = size_text(line.n_bytes) if line.is_exact else f"about {size_text(line.n_bytes)}"
-        time = "there already" if done else _time(line.seconds)
-        rows.append((f"[{number}] {line.title}", line.output.name, size, time))
+        estimates = Estimates(request, runs)
+        for step in steps:
+            costs.append(step.cost(estimates, costs))
+    rows, missing = [("step", "output", "size", "time")], []
+    for number, (step, cost) in enumerate(zip(steps, costs, strict=True), 1):
+        output, size = step.outputs[0], size_text(cost.n_bytes)
+        if not output.exists():
+            missing.append(cost)
+        time = "there already" if output.exists() else _time(cost.seconds)
+        title = f"[{number}] {step.planned or step.title}"
+        rows.append((title, output.name, size if cost.is_exact else f"about {size}", time))
     yield from table(rows, right=(2,))
-    missing = [line for line in lines if not line.output.exists()]
     yield (
-        f"{len(missing)} of {len(lines)} steps are left:"
-        f" {_time(sum(line.seconds for line in missing))} on {_n_threads(request)} threads,"
-        f" {size_text(sum(line.n_bytes for line in missing))} in {request.folder}"
+        f"{len(missing)} of {len(steps)} steps are left:"
+        f" {_time(sum(cost.seconds for cost in missing))} on {estimates.n_threads} threads,"
+        f" {size_text(sum(cost.n_bytes for cost in missing))} in {request.folder}"
         f" ({size_text(shutil.disk_usage(folder).free)} are free)"
     )
 
 
-def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
-    first = next(iter(runs.values())).preparation
-    metadata, infos = first.outputs[0].layout.metadata, first.plan.infos
-    coverage = Coverage.of(request.source, metadata, infos)
-    shapes = Shapes.of(coverage.network, infos, (), metadata)
-    speed = flops_per_second()
-    text = CalibrationOptions(request.text, request.cut).read(metadata, coverage)
-    forward = _forward_seconds(request, shapes, text, speed)
-    lines = []
-    matrix = matrix_of(request)
-    if matrix is not None:
-        lines.append(_Line("importances", matrix, _matrix_bytes(infos), forward))
-    if request.has_sizes:
-        n_bytes = 800 * len(infos)
-        lines.append(_Line("losses", losses_of(request), n_bytes, (1 + BACKWARD_WORK) * forward))
-    for each in request.wanted:
-        preparation = runs[each.label].preparation
-        seconds = _making_seconds(request, preparation, shapes, text, speed)
-        n_bytes, is_exact = preparation.total_bytes, each.size is None
-        if each.size is not None:
-            n_weights = sum(info.n_elems for info in infos)
-            n_bytes = int(each.size.amount * (n_weights / 8 if each.size.kind == "bpw" else 1))
-        lines.append(_Line(each.label, request.output(each), n_bytes, seconds, is_exact))
-    if request.held_out is not None:
-        held_out = CalibrationOptions(request.held_out, request.held_out_cut).read(metadata, coverage)
-        seconds = _forward_seconds(request, shapes, held_out, speed) * (1 + len(request.wanted))
-        lines.append(_Line("divergence", report_of(request)[0], 1 << 20, seconds))
-    lines.append(_Line("card", request.folder / "README.md", 4096, 0.0))
-    n_bytes = sum(line.n_bytes for line in lines)
-    lines.append(_Line("checksums", request.folder / SUMS_NAME, 100 * len(lines), n_bytes / _HASH_RATE))
-    return lines
-
-
-def _making_seconds(
-    request: CookRequest, preparation: Preparation, shapes: Shapes, text: Text, speed: float
-) -> float:
-    """Return how long a file takes: encoding, or with a calibration all that it computes."""
-    plan, n_threads = preparation.plan, _n_threads(request)
-    if not request.calibrate:
-        return sum(info.n_elems / _rate(info) for info in plan.infos) / n_threads
-    made = [each for each in plan.infos if layer_of(each.name) is not None and len(each.shape) > 1]
-    choices = CalibrationOptions(request.text, request.cut, forward=request.forward)
-    shapes = replace(shapes, infos=plan.infos, made=made)
-    return calibration_seconds(choices, shapes, text, n_threads, speed)
-
-
-def _rate(info: TensorInfo) -> float:
-    return next((rate for start, rate in _RATES if info.type.name.startswith(start)), _OTHER_RATE)
-
-
-def _forward_seconds(request: CookRequest, shapes: Shapes, text: Text, speed: float) -> float:
-    """Return how long a pass through all layers and the output matrix takes."""
-    active = sum(info.n_elems * shapes.share(info) for info in shapes.infos if len(info.shape) > 1)
-    n_threads = _n_threads(request)
-    return Work(2 * active * text.inputs.size, 0.0).seconds_on(n_threads, speed, n_threads)
-
-
-def _matrix_bytes(infos: Sequence[TensorInfo]) -> int:
-    matrices = [info for info in infos if len(info.shape) > 1 and layer_of(info.name) is not None]
-    return sum(4 * info.n_mats * (info.n_cols + 1) for info in matrices)
-
-
 def _time(seconds: float) -> str:
     return "less than a minute" if seconds < 60 else f"about {time_text(seconds)}"
-
-
-def _n_threads(request: CookRequest) -> int:
-    return request.forward.n_threads or usable_cores()

@@ -35,7 +35,14 @@ examples:
 
 def add_to(commands: command.Subcommands, text: str) -> None:
     """Add the subcommand; `text` is its line in the list of commands."""
-    sub = commands.add("cook", cook, text, DETAIL, epilog=EPILOG, json=False)
+    sub = commands.add(
+        "cook",
+        lambda args: cook(_read(args), dry_run=args.dry_run),
+        text,
+        DETAIL,
+        epilog=EPILOG,
+        json=False,
+    )
     sub.add_argument("model", metavar="MODEL", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub")
     sub.add_argument(
         "-o",
@@ -78,23 +85,23 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     add_force_of_text(add_run_arguments(sub))
 
 
-def cook(args: argparse.Namespace) -> None:
-    from forward.options import require_torch
+def cook(request: CookRequest, *, dry_run: bool) -> None:
+    """Make the files, or print what would be made."""
+    from gguf_cli.cook import run
 
-    require_torch("cooking")  # the modules below import it
-    from gguf_cli.cook.run import cook, plan_lines
-
-    request = _request(args)
-    if args.dry_run:
-        for line in plan_lines(request):
+    if dry_run:
+        for line in run.plan_lines(request):
             print(line)
         return
-    cook(request, _collect)
-    if not args.quiet:
+    run.cook(request)
+    if not request.quiet:
         print(f"wrote {request.folder}")
 
 
-def _request(args: argparse.Namespace) -> CookRequest:
+def _read(args: argparse.Namespace) -> CookRequest:
+    from forward.options import require_torch
+
+    require_torch("cooking")  # the modules below import it
     from convert.sources import source_folder
     from forward.text.tokens import Cut
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
@@ -128,14 +135,3 @@ def _request(args: argparse.Namespace) -> CookRequest:
         quantized_by=args.quantized_by,
         streamed=None if isinstance(opened, Path) else opened,
     )
-
-
-def _collect(model: Path, text: Path, output: Path, request: CookRequest) -> None:
-    """Collect importances; the package that does so stands beside this one."""
-    from imatrix.collecting import collect
-    from imatrix.options import CollectOptions
-
-    options = CollectOptions(
-        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force
-    )
-    collect(model, text, output, options, progress=not request.quiet)

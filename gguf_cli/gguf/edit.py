@@ -181,7 +181,7 @@ def _add_force(sub: argparse.ArgumentParser, text: str) -> None:
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return `parse` with errors that argparse understands."""
+    """Turn the errors of `parse` into those that argparse understands."""
 
     def parse_argument(text: str) -> T:
         try:
@@ -193,7 +193,7 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _size(text: str) -> int:
-    """Return the bytes of `500M` or `2G`, in powers of 1000 as in llama-gguf-split."""
+    """Read `500M` or `2G` as bytes, in powers of 1000 as in llama-gguf-split."""
     match = re.fullmatch(r"0*([1-9]\d{,17})([KMG])", text)
     if match is None:
         raise BadRequest(f"{quoted(text)} is no size, expected a number with M or G, for instance 2G")
@@ -213,7 +213,7 @@ def _rename(text: str) -> str:
 
 
 def _old_and_new(renames: list[str], regex: bool) -> list[tuple[str, str]]:
-    """Return each OLD=NEW as a pair, split at the last `=` for patterns, which may contain one."""
+    """Split each OLD=NEW into a pair, a pattern at its last `=`, because it may contain others."""
     parts = [text.rpartition("=") if regex else text.partition("=") for text in renames]
     return [(old, new) for old, _, new in parts]
 

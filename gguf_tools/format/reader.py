@@ -11,6 +11,7 @@ import contextlib
 import os
 import stat
 import sys
+from abc import ABC, abstractmethod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # numpy takes longer to import than a header to read
     import numpy as np
 if TYPE_CHECKING:
     import numpy as np
+
 
 class GGUFSource(Protocol):
     """The members that a single file and a split set share."""
@@ -61,7 +63,31 @@ class GGUFSource(Protocol):
     def close(self) -> None: ...
 
 
-class GGUFFile:
+class Opened(ABC):
+    """What an open file and an open set of files do alike."""
+
+    metadata: dict[str, Value]
+    tensors: dict[str, TensorInfo]
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.tensors.values())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
+        value = self.metadata.get(key)
+        return default if value is None else value.plain
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class GGUFFile(Opened):
     """One GGUF file.
 
     path        as given
@@ -108,15 +134,6 @@ class GGUFFile:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys>"
 
-    def _repr_html_(self) -> str:
-        return types_table(repr(self), self.tensors.values())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _read_at(self, offset: int, n_bytes: int) -> bytes:
         """Return bytes of the file; fewer where it ends."""
         return read_at(self.fileno(), n_bytes, offset)
@@ -132,11 +149,6 @@ class GGUFFile:
     def paths(self) -> list[Path]:
         """The path of the file, as a list, because a split set has several."""
         return [self.path]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
-        value = self.metadata.get(key)
-        return default if value is None else value.plain
 
     def file_of(self, name: str) -> GGUFFile:
         """Return the file that holds a tensor: this one. Raises FormatError if it doesn't."""

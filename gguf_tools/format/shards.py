@@ -14,16 +14,16 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
 from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.reader import GGUFFile, Opened
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import quoted, types_table, value_text
+from gguf_tools.text import quoted, value_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,7 +141,7 @@ def split_layouts(
 # --- reading --------------------------------------------------------------------------------
 
 
-class GGUFSet:
+class GGUFSet(Opened):
     """A model in one file or several, with the interface of GGUFFile.
 
     path      as given
@@ -227,15 +227,6 @@ class GGUFSet:
         files = f", {len(self.shards)} files" if len(self.shards) > 1 else ""
         return f"<GGUFSet {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys{files}>"
 
-    def _repr_html_(self) -> str:
-        return types_table(repr(self), self.tensors.values())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         for shard in self.shards:
             shard.close()
@@ -248,11 +239,6 @@ class GGUFSet:
     def shard_of(self, name: str) -> int:
         """Return the index in `shards` of the shard that holds a tensor; raises FormatError if none does."""
         return self.shards.index(self.file_of(name))
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
-        value = self.metadata.get(key)
-        return default if value is None else value.plain
 
     def file_of(self, name: str) -> GGUFFile:
         """Return the shard that holds a tensor; raises FormatError if none does."""

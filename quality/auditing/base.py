@@ -125,14 +125,14 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
     if "mtp" in declared and checkpoint.config.get("num_nextn_predict_layers"):
         choices["mtp"] = any(MTP in name for name in file.tensors)
     options = ConvertOptions(outtype="f32", provenance=False, **choices)
-    preparation, job = prepare(checkpoint, None, options, allow_problems=True)
+    preparation, rows = prepare(checkpoint, None, options, allow_problems=True)
     others: Mapping[str, SourceTensor] = {}
     if "mla" in choices:
         conversion = build(architecture, open_weights(checkpoint), {**choices, "mla": "both"})
         others = {tensor.name: tensor for tensor in conversion.tensors}
     metadata = preparation.outputs[0].layout.metadata
     return AuditBase(
-        Path(checkpoint.folder), True, is_remote, job.sources, others, metadata, preparation.plan.notes
+        Path(checkpoint.folder), True, is_remote, rows.tensors, others, metadata, preparation.plan.notes
     )
 
 

@@ -9,7 +9,7 @@ from gguf_tools import __version__
 from gguf_tools.hub.names import folder_name
 from gguf_tools.text import printable
 from quality.auditing.report import AuditReport, TensorAudit, folded, where_text
-from quality.report.page import STYLE
+from quality.report.style import STYLE
 
 _OWN_STYLE = """\
 td.text { white-space: normal; min-width: 18rem; max-width: 46rem; text-align: left;

@@ -24,11 +24,20 @@ from forward.layers.load import Loader
 from forward.logits import Head, LogitSource, Positions, predicted_positions
 from forward.observe import Arrays
 from forward.open import ModelSource
-from forward.options import ForwardOptions
+from forward.options import ForwardOptions, Rounded
 from forward.run import ForwardPass
+from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation, BadRequest
 from gguf_tools.format import keys
 from quality.drift import LayerDrift, Routes, drift_of
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A model that goes through the text; `rounded` is that of ForwardOptions."""
+
+    source: ModelSource
+    rounded: Rounded | None = None
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,10 @@ class BaseWeights:
     build: Callable[[int], Layer]
 
     @staticmethod
-    def of(source: ModelSource, chunk_size: int, options: ForwardOptions) -> BaseWeights:
-        """Return the weights of an open model for chunks of so many tokens."""
+    def of(source: ModelSource, chunks: Chunks, options: ForwardOptions) -> BaseWeights:
+        """Return the weights of an open model for these chunks."""
         load, network = source.loader_for(options), source.network
-        rotate = network.rope.rotation(chunk_size, load.device)
+        rotate = network.rope.rotation(chunks.longest, load.device)
         return BaseWeights(load, lambda number: network.build(load, number, rotate))
 
 
@@ -205,21 +214,27 @@ class Lockstep:
 
         raises  BadActivation naming model, layer and tensor for NaN or infinity; finished layers stay
         """
-        positions = predicted_positions(self.models[0].text)
+        chunks = self.models[0].chunks
+        positions = predicted_positions(chunks)
+        parts = [positions.within(part) for part in chunks.parts]
         for layer in range(self._first_missing(), self.n_layers):
             if self.base is not None:
                 self.base.compute(layer)
             for model in self.models:
                 if model.folder.done < layer:
                     routes = compute_layer(model, layer)
-                    model.states.finish(layer, self._drift(model, layer, positions, routes))
+                    model.states.finish(layer, self._drift(model, layer, parts, routes))
             self._forget_weights()
 
-    def drift(self, model: ForwardPass) -> tuple[LayerDrift, ...]:
-        """Return the drift of a model that has been computed, by layer; nothing without a layered base."""
+    def drift(self, model: ForwardPass, part: int) -> tuple[LayerDrift, ...]:
+        """Return the drift of a model that has been computed, by layer; nothing without a layered base.
+
+        part  number of the text's part that it is measured on
+        """
         if self.base is None:
             return ()
-        return tuple(LayerDrift.of(layer, model.folder.arrays(layer)) for layer in range(self.n_layers))
+        arrays = map(model.folder.arrays, range(self.n_layers))
+        return tuple(LayerDrift.of(layer, each, part) for layer, each in enumerate(arrays))
 
     def heads(self) -> list[LogitSource]:
         """Return the ends of all models but the base."""
@@ -237,14 +252,15 @@ class Lockstep:
             if model.load.shared is not None:
                 model.load.shared.forget()
 
-    def _drift(self, model: ForwardPass, layer: int, positions: Positions, routes: Arrays) -> Arrays:
-        """Measure a model's drift, for its work folder; nothing without a layered base."""
+    def _drift(
+        self, model: ForwardPass, layer: int, parts: Sequence[Positions], routes: Arrays
+    ) -> Arrays:
+        """Measure a model's drift on each part, for its work folder; nothing without a layered base."""
         base = self.base
         if base is None:
             return {}
         network = model.source.network
-        drift = drift_of(
-            layer, positions, base.after(layer), model.states.after(layer), base.routes(layer), routes,
-            n_cols=network.n_strands * network.hidden_size,
-        )  # fmt: skip
-        return drift.arrays()
+        states, base_routes = (base.after(layer), model.states.after(layer)), base.routes(layer)
+        n_cols = network.n_strands * network.hidden_size
+        drifts = [drift_of(layer, part, *states, base_routes, routes, n_cols=n_cols) for part in parts]
+        return LayerDrift.arrays(drifts)

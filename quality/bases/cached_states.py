@@ -46,7 +46,7 @@ from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
 from quality.bases.base import ModelFacts
 
-VERSION = 2
+VERSION = 3
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 _MATRIX = "output"
@@ -71,17 +71,11 @@ class KeptStates:
     positions: Positions
     n_cols: int
 
-    @property
-    def n_bytes(self) -> int:
-        positions = self.positions
-        return positions.n_chunks * (positions.stop - positions.first) * self.n_cols * 4
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        chunk, first = divmod(start, self.positions.chunk_size)
-        n_measured = self.positions.stop - self.positions.first
-        row = chunk * n_measured + first - self.positions.first
-        values = _read_items(self.path, np.dtype(np.float32), row * self.n_cols, (stop - start) * self.n_cols)
-        return to_torch(values.reshape(stop - start, self.n_cols))
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the rows of measured tokens that follow each other in the file."""
+        first, n_rows = int(torch.searchsorted(self.positions.tokens, numbers[:1])), len(numbers)
+        values = _read_items(self.path, np.dtype(np.float32), first * self.n_cols, n_rows * self.n_cols)
+        return to_torch(values.reshape(n_rows, self.n_cols))
 
 
 @dataclass(frozen=True)
@@ -236,7 +230,7 @@ class StatesKeeper:
     def _write_rows(self, file: IO[bytes], states: Rows, end: End | None = None) -> None:
         """Write the measured rows, as `end` leaves them."""
         for chunk in range(self.positions.n_chunks):
-            rows = states.read(*self.positions.rows(chunk))
+            rows = states.rows(self.positions.of_chunk(chunk))
             file.write(to_bytes(rows if end is None else end(rows)))
 
     def keep_head(self, base: ForwardPass) -> None:
@@ -308,7 +302,7 @@ class KeptBase:
         """Return the last states that are kept, and what makes of them what the output matrix multiplies."""
         path, positions = self.folder.input_path, self.positions
         if path.exists():
-            n_rows = positions.n_chunks * (positions.stop - positions.first)
+            n_rows = len(positions.tokens)
             return KeptStates(path, positions, path.stat().st_size // (4 * n_rows)), lambda rows: rows
         weight = to_torch(np.load(self.folder.norm_path), self.device)
         last = KeptStates(self.folder.states_path(self.n_layers - 1), positions, self.hidden_size)

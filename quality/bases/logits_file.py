@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 
 from forward.device import to_numpy, to_torch
 from forward.logits import LogitSource, Positions, predicted_positions, sweep_vocabulary
+from forward.text.chunks import Chunks
 from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest, TruncatedError
 from gguf_tools.files.atomic_write import whole_file
@@ -43,20 +45,22 @@ SMALLEST_LOG_PROB = -16.0
 """Log probability up to which llama-perplexity leaves a token out: the lowest codes stand for many values."""
 
 
-def write_logits(head: LogitSource, device: torch.device, text: Text, path: Path, n_workers: int = 1) -> None:
-    """Write the log probabilities of a model for all measured tokens of a text.
+def write_logits(
+    head: LogitSource, device: torch.device, chunks: Chunks, path: Path, n_workers: int = 1
+) -> None:
+    """Write the log probabilities of a model for all measured tokens of a text in chunks of one length.
 
     The vocabulary is swept twice: for the range of each row, and for its codes.
 
     device  where logits are formed
     raises  OutputError when the file can't be written
     """
-    positions = predicted_positions(text)
+    positions = predicted_positions(chunks)
     ranges = _Ranges(positions, device)
     sweep_vocabulary([head], positions, [ranges], n_workers)
     with whole_file(path) as file:
-        header = np.array([text.chunk_size, head.vocab_size, text.n_chunks], np.int32).tobytes()
-        start = MAGIC + header + text.tokens.astype(np.int32).tobytes()
+        header = np.array([chunks.longest, head.vocab_size, chunks.n_chunks], np.int32).tobytes()
+        start = MAGIC + header + chunks.tokens.astype(np.int32).tobytes()
         _write_at(file.fileno(), start, 0)
         codes = _Codes(file.fileno(), len(start), ranges, head.vocab_size)
         sweep_vocabulary([head], positions, [codes], n_workers)
@@ -65,22 +69,22 @@ def write_logits(head: LogitSource, device: torch.device, text: Text, path: Path
 class _Ranges:
     """A LogitVisitor that keeps, for each token, the range of the logits and the sum of their exponentials.
 
-    largest, smallest, sums  float64 (n_chunks, n_positions); sums of e^(logit - largest)
+    largest, smallest, sums  float64 (n_measured,); sums of e^(logit - largest)
     """
 
     def __init__(self, positions: Positions, device: torch.device) -> None:
-        shape = positions.n_chunks, positions.stop - positions.first
+        self.positions, shape = positions, positions.tokens.shape
         self.largest = torch.full(shape, float("-inf"), dtype=torch.float64, device=device)
         self.smallest = torch.full(shape, float("inf"), dtype=torch.float64, device=device)
         self.sums = torch.zeros(shape, dtype=torch.float64, device=device)
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
         values = logits[0].double()
-        largest = torch.maximum(self.largest[chunk], values.amax(-1))
-        shrink = torch.exp(self.largest[chunk] - largest)
-        self.sums[chunk] = self.sums[chunk] * shrink + torch.exp(values - largest[:, None]).sum(-1)
-        self.smallest[chunk] = torch.minimum(self.smallest[chunk], values.amin(-1))
-        self.largest[chunk] = largest
+        largest = torch.maximum(self.largest[at], values.amax(-1))
+        shrink = torch.exp(self.largest[at] - largest)
+        self.sums[at] = self.sums[at] * shrink + torch.exp(values - largest[:, None]).sum(-1)
+        self.smallest[at] = torch.minimum(self.smallest[at], values.amin(-1))
+        self.largest[at] = largest
 
     def finish_chunk(self, chunk: int) -> None:
         """Nothing is left to do."""
@@ -93,7 +97,7 @@ class _Codes:
     """
 
     def __init__(self, fd: int, offset: int, ranges: _Ranges, vocab_size: int) -> None:
-        self._fd, self._offset = fd, offset
+        self._fd, self._offset, self._positions = fd, offset, ranges.positions
         self._lowest = torch.maximum(ranges.smallest, ranges.largest - _RANGE)
         self._scales = ((ranges.largest - self._lowest) / _LARGEST_CODE).float()
         log_probs = self._lowest - ranges.largest - ranges.sums.log()
@@ -101,20 +105,20 @@ class _Codes:
         self._row_bytes = ROW_HEADER_BYTES + 2 * (vocab_size + vocab_size % 2)
         self._vocab_size = vocab_size
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
-        above = (logits[0].double() - self._lowest[chunk][:, None]).clamp_(min=0)
-        scales = self._scales[chunk].double()[:, None]
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
+        above = (logits[0].double() - self._lowest[at, None]).clamp_(min=0)
+        scales = self._scales[at].double()[:, None]
         codes = torch.where(scales > 0, above / scales, 0.0).round_().clamp_(max=_LARGEST_CODE)
         rows = to_numpy(codes.to(torch.int32)).astype(np.uint16)
-        for number, row in enumerate(rows, chunk * len(rows)):
+        for number, row in enumerate(rows, at.start):
             _write_at(self._fd, row.tobytes(), self._place(number) + ROW_HEADER_BYTES + 2 * first)
 
     def finish_chunk(self, chunk: int) -> None:
-        headers = self._headers[chunk]
-        for number, header in enumerate(headers, chunk * len(headers)):
+        at = self._positions.place(chunk)
+        for number, header in enumerate(self._headers[at], at.start):
             _write_at(self._fd, header.tobytes(), self._place(number))
         if self._vocab_size % 2:
-            end = self._place((chunk + 1) * len(headers))
+            end = self._place(at.stop)
             _write_at(self._fd, b"\0\0", end - 2)
 
     def _place(self, number: int) -> int:
@@ -181,22 +185,22 @@ class FileLogits:
             inputs[:, 0] = bos
         return Text(self.tokens, inputs)
 
-    @property
+    @cached_property
     def positions(self) -> Positions:
-        return predicted_positions(self.text(None))
+        return predicted_positions(self.text(None).chunks)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Return the range itself: rows are read when it's their turn."""
         return torch.tensor([start, stop])
 
-    def logits(self, start: int, stop: int, weight: torch.Tensor) -> torch.Tensor:
-        """Return log probabilities; those that share the lowest code are too high."""
+    def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return log probabilities; those that share the lowest code are too high.
+
+        tokens  measured ones that follow each other in the file
+        """
         first, last = weight.tolist()
-        positions = self.positions
-        chunk, position = divmod(start, positions.chunk_size)
-        row = chunk * (positions.stop - positions.first) + position - positions.first
+        row, n_rows = int(torch.searchsorted(self.positions.tokens, tokens[:1])), len(tokens)
         row_bytes = ROW_HEADER_BYTES + 2 * (self.vocab_size + self.vocab_size % 2)
-        n_rows = stop - start
         headers = np.empty((n_rows, 2), np.float32)
         codes = np.empty((n_rows, last - first), np.uint16)
         fd = open_file(self.path, os.O_RDONLY)

@@ -16,18 +16,22 @@ from forward.device import choose_device
 from forward.layers.load import SharedWeights
 from forward.logits import predicted_positions
 from forward.open import ModelSource, open_model
+from forward.options import ForwardOptions
 from forward.run import ForwardPass, forward_pass
-from forward.text.tokens import Cut, Text, bos_of, read_text
+from forward.text.chunks import Chunks
+from forward.text.tokens import Cut, bos_of, read_text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import threads_for
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.errors import BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
-from quality.bases.base import BaseWeights, ComputedBase, Lockstep, ModelFacts
+from quality.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep, ModelFacts
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
+from quality.evaluation import EvaluatedText
 from quality.options import EvaluateOptions, LogitsFile
+from quality.texts import OneText, Texts
 
 Files = list[list[str]]
 """Name of each file of a model, and what it is recognised by."""
@@ -50,11 +54,11 @@ class OpenBase(ABC):
     floor: ClassVar[float | None] = None
 
     @abstractmethod
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        """Read the text; `vocab` is that of a model that was made of the base."""
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        """Read the texts; `vocab` is that of a model that was made of the base."""
 
     @abstractmethod
-    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
         """Begin the pass of all models; each resumes what its work folder has.
 
         folders  names of the work folders, that of the base first if it is computed
@@ -73,7 +77,7 @@ class SharedPass:
     opened  closes what is opened on the way
     """
 
-    text: Text
+    chunks: Chunks
     options: EvaluateOptions
     report: Reporter
     opened: ExitStack
@@ -81,7 +85,7 @@ class SharedPass:
     def passes(
         self,
         base: Files,
-        models: Sequence[ModelSource],
+        models: Sequence[Entrant],
         folders: Sequence[Path],
         settle: Callable[[Sequence[WorkFolder]], None] = lambda works: None,
     ) -> list[ForwardPass]:
@@ -91,32 +95,32 @@ class SharedPass:
 
         settle  is shown the work folders before anything is read from them
         """
-        options, text = self.options, self.text
-        forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
-        device = choose_device(options.forward.device)
-        n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
-        shared = SharedWeights(source.tensors for source in models)
+        chunks, n_bytes = self.chunks, self.options.forward.memory_bytes // len(models)
+        device = choose_device(self.options.forward.device)
+        n_workers = self.opened.enter_context(threads_for(chunks.n_chunks, device))
+        shared = SharedWeights(each.source.tensors for each in models)
+        own = replace(self.options.forward, memory_bytes=n_bytes)
+        options = [replace(own, rounded=each.rounded or own.rounded) for each in models]
         works = []
-        for source, folder in zip(models, folders, strict=True):
-            watch = source.watch
-            about = {"base": base, "model": watch.recognised_by(), **about_run(text, options)}
-            works.append(
-                self.opened.enter_context(WorkFolder(folder, about, restart=options.restart, watch=watch))
-            )
+        for each, forward, folder in zip(models, options, folders, strict=True):
+            watch = each.source.watch
+            about = {"base": base, "model": watch.recognised_by(), **about_run(chunks, forward)}
+            work = WorkFolder(folder, about, restart=self.options.restart, watch=watch)
+            works.append(self.opened.enter_context(work))
         settle(works)
         return [
             self.opened.enter_context(
-                forward_pass(source, text, forward, work, self.report.advance, n_workers, shared)
+                forward_pass(each.source, chunks, forward, work, self.report.advance, n_workers, shared)
             )
-            for source, work in zip(models, works, strict=True)
+            for each, forward, work in zip(models, options, works, strict=True)
         ]
 
 
-def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+def about_run(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
     """List what decides a model's numbers, besides the model itself."""
     return {
-        **run_identity(text, options.forward),
-        **({} if options.forward.like is None else {"like": options.forward.like}),
+        **run_identity(chunks, forward),
+        **({} if forward.like is None else {"like": forward.like}),
     }
 
 
@@ -131,21 +135,22 @@ class ModelBase(OpenBase):
     kept: KeptFolder | None
     is_computed = True
 
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        return _text(path, self.source.vocab(), self.facts, self.options)
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        return texts.read(self.source.vocab(), self.facts.vocab_size)
 
-    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
         source, keeper, files = self.source, None, self.source.watch.recognised_by()
         if self.kept is not None:
-            run = {"base": files, "name": self.path.name, **_about_text(shared.text, self.options)}
+            run = {"base": files, "name": self.path.name, **_about_text(shared.chunks, self.options)}
             about = about_states(self.facts, source.network.norm_eps, run)
             if self.kept.about is not None:
                 self.kept.refuse_another(about)
-            positions = predicted_positions(shared.text)
+            positions = predicted_positions(shared.chunks)
             keeper = StatesKeeper(self.kept, positions, source.network.n_layers, about)
-        base, *others = shared.passes(files, (source, *models), folders, lambda works: _settle(works, keeper))
+        entrants = Entrant(source), *models
+        base, *others = shared.passes(files, entrants, folders, lambda works: _settle(works, keeper))
         computed = ComputedBase(base, keeper)
-        weights = BaseWeights.of(source, shared.text.chunk_size, self.options.forward)
+        weights = BaseWeights.of(source, shared.chunks, self.options.forward)
         return Lockstep(computed, computed.head, others, weights)
 
 
@@ -161,19 +166,20 @@ class StoredBase(OpenBase):
     about: Mapping[str, Any]
     source: ModelSource | None
 
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        text = _text(path, vocab, self.facts, self.options)
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        read = texts.read(vocab, self.facts.vocab_size)
+        chunks = Chunks.joined([text.chunks for text in read])
         files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
-        run = {"base": files, "name": self.path.name, **_about_text(text, self.options)}
+        run = {"base": files, "name": self.path.name, **_about_text(chunks, self.options)}
         self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
-        return text
+        return read
 
-    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
         base = KeptBase(
             path=self.path,
             folder=self.kept,
-            positions=predicted_positions(shared.text),
+            positions=predicted_positions(shared.chunks),
             device=choose_device(forward.device),
             dtype=getattr(torch, forward.dtype),
             norm_eps=self.about["norm_eps"],
@@ -184,7 +190,7 @@ class StoredBase(OpenBase):
         passes = shared.passes(self.about["run"]["base"], models, folders)
         if self.source is None:
             return Lockstep(base, base.head, passes)
-        weights = BaseWeights.of(self.source, shared.text.chunk_size, forward)
+        weights = BaseWeights.of(self.source, shared.chunks, forward)
         return Lockstep(base, base.head, passes, weights)
 
 
@@ -199,18 +205,19 @@ class LogitsBase(OpenBase):
     files: Callable[[], Files]
     floor = SMALLEST_LOG_PROB
 
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        text, wanted = self.logits.text(bos_of(vocab)), self.options.cut.chunk_size
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        assert isinstance(texts, OneText), "refused for a suite"
+        text, wanted = self.logits.text(bos_of(vocab)), texts.cut.chunk_size
         if wanted not in (text.chunk_size, Cut().chunk_size):
             raise BadRequest(f"{self.path}: chunks of {text.chunk_size} tokens, and -c {wanted}")
-        if path is not None:
-            cut = replace(self.options.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
-            given = read_text(path, vocab, self.logits.vocab_size, cut)
+        if texts.path is not None:
+            cut = replace(texts.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
+            given = read_text(texts.path, vocab, self.logits.vocab_size, cut)
             if given.tokens.tolist() != text.tokens.tolist():
-                raise BadRequest(f"{path}: is not the text of {self.path}, whose tokens are others")
-        return text
+                raise BadRequest(f"{texts.path}: is not the text of {self.path}, whose tokens are others")
+        return (texts.of(text, vocab),)
 
-    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
         return Lockstep(None, lambda: self.logits, shared.passes(self.files(), models, folders))
 
 
@@ -259,12 +266,21 @@ def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
         base.start_over(f"{base.folder}: ahead of the models that are compared with it")
 
 
-def _about_text(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+def _about_text(chunks: Chunks, options: EvaluateOptions) -> dict[str, Any]:
     """List what decides kept states, besides the base; the device may be another one."""
-    return {key: value for key, value in about_run(text, options).items() if key != "device"}
+    return {key: value for key, value in about_run(chunks, options.forward).items() if key != "device"}
 
 
-def _text(path: Path | None, vocab: Metadata, facts: ModelFacts, options: EvaluateOptions) -> Text:
-    if path is None:
-        raise BadArgument("no text; only a file of logits has its own")
-    return read_text(path, vocab, facts.vocab_size, options.cut)
+def noise_entrants(base: OpenBase) -> tuple[Entrant, ...]:
+    """Return what the noise floor is measured on: the base as other files of it would be.
+
+    A file of rounded weights is left out where no weight changes: the base is BF16, or quantized.
+
+    raises  BadRequest where the base's weights are not there
+    """
+    source = base.source if isinstance(base, ModelBase | StoredBase) else None
+    if source is None:
+        raise BadRequest(f"{base.path}: --noise-floor computes the base, whose weights are not there")
+    load = source.loader_for(replace(base.options.forward, rounded="weights"))
+    loses = any(map(load.loses_bits, source.tensors.values()))
+    return (Entrant(source, "activations"), *([Entrant(source, "weights")] if loses else []))

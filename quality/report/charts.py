@@ -24,7 +24,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.text import printable, size_text
 from quality.evaluation import EvaluatedModel
 from quality.report.points import Point, pareto_front, short_names
-from quality.report.svg import INK, MUTED, SERIES, SETTINGS, SURFACE, svg_text
+from quality.report.svg import GRID, INK, MUTED, SERIES, SETTINGS, SURFACE, svg_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,18 +33,24 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 
-_MARKERS = (("o", 8), ("s", 7), ("D", 7), ("^", 8), ("v", 8), ("P", 9), ("X", 9), ("*", 13))
+_MARKERS = (
+    ("o", 8), ("s", 7), ("D", 7), ("^", 8), ("v", 8), ("P", 9), ("X", 9), ("*", 13), ("<", 8), (">", 8),
+    ("p", 9), ("h", 9),
+)  # fmt: skip
 """Markers and their sizes in points, at which they look equally large."""
 
 _DASHES = ("-", "--", ":", "-.")
 
-_SMALLEST_KLD = 1e-9
+SMALLEST_KLD = 1e-9
 """A divergence below this is rounding, and has no place on a logarithmic axis."""
+
+_FLOOR_WITHIN = 10
+"""A noise floor is shown that is at most so many times lower than the lowest point."""
 
 _N_STEPS = 200
 """Number of points of a curve."""
 
-_BESIDE_AXES, _BELOW_AXES, _A_LAYER = 70, 90, 45
+BESIDE_AXES, BELOW_AXES, _A_LAYER = 70, 90, 45
 """About what labels and legend take beside and below the axes, and the least width of a layer's label."""
 
 
@@ -66,24 +72,25 @@ def require_matplotlib() -> None:
         raise BadRequest("--html needs matplotlib: pip install 'gguf-tools[report]'")
 
 
-def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas) -> str:
+def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas, floor: float | None = None) -> str:
     """Return the divergence of files against their sizes, with the front of those that no other beats.
 
     points  of the newest evaluation (group 0) in its order, and of earlier ones
+    floor   divergence that is noise; None: not measured
     """
-    shown = [point for point in points if point.kld > _SMALLEST_KLD]
+    shown = [point for point in points if point.kld > SMALLEST_KLD]
     names = dict(zip(map(id, points), short_names([printable(point.name) for point in points]), strict=True))
     titles = {}
     with drawing(canvas) as figure:
         axes = figure.subplots()
-        _log_axes(axes, shown, canvas)
+        _log_axes(axes, shown, canvas, floor)
         axes.set_xlabel("size")
         axes.set_ylabel("mean KLD")
         front = pareto_front(shown)
         sizes, klds = [point.n_bytes for point in front], [point.kld for point in front]
         axes.plot(sizes, klds, color=MUTED, linewidth=1, zorder=1)
         for place, point in enumerate(shown):
-            style = _Style.of(points.index(point)) if point.group == 0 else _Style(SURFACE, "-", "o", 8)
+            style = Style.of(points.index(point)) if point.group == 0 else Style(SURFACE, "-", "o", 8)
             (drawn,) = axes.plot(
                 [point.n_bytes], [point.kld], marker=style.marker, markersize=style.marker_size,
                 color=style.colour, markeredgecolor=SURFACE if point.group == 0 else MUTED,
@@ -101,21 +108,21 @@ def tokens_chart(models: Sequence[EvaluatedModel], prefix: str, canvas: Canvas) 
     """Return, for each model, the share of tokens whose divergence exceeds a value."""
     with drawing(canvas) as figure:
         axes = figure.subplots()
-        for number, (model, name) in enumerate(_named(models)):
-            values = np.sort(model.tokens.kld.ravel())
-            above = values[values > _SMALLEST_KLD]
+        for number, (model, name) in enumerate(named(models)):
+            values = np.sort(model.tokens.kld)
+            above = values[values > SMALLEST_KLD]
             if above.size:
                 steps = np.geomspace(above[above.size // 100], above[-1], _N_STEPS)
                 share = 1 - np.searchsorted(values, steps, side="left") / values.size
-                _Style.of(number).line(axes, steps, share, name)
+                Style.of(number).line(axes, steps, share, name)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        label_numbers(axes.xaxis, canvas.width - _BESIDE_AXES)
-        label_numbers(axes.yaxis, canvas.height - _BELOW_AXES)
+        label_numbers(axes.xaxis, canvas.width - BESIDE_AXES)
+        label_numbers(axes.yaxis, canvas.height - BELOW_AXES)
         axes.grid(visible=True, linewidth=0.8)
         axes.set_xlabel("KLD of a token")
         axes.set_ylabel("share of tokens above it")
-        _legend(figure, axes, canvas)
+        legend(figure, axes, canvas)
         return svg_text(figure, prefix, "Share of tokens whose KLD exceeds a value, by file", {})
 
 
@@ -150,23 +157,23 @@ def _layers_chart(
 
     with drawing(canvas) as figure:
         axes = figure.subplots()
-        for number, ((_, name), (layers, values)) in enumerate(zip(_named(models), lines, strict=True)):
+        for number, ((_, name), (layers, values)) in enumerate(zip(named(models), lines, strict=True)):
             heights = np.array([value if 0 < value < math.inf else math.nan for value in values])
-            marker = _Style.of(number).marker if len(layers) <= 16 else ""
-            _Style.of(number).line(axes, layers, heights, name, marker=marker, markersize=5)
+            marker = Style.of(number).marker if len(layers) <= 16 else ""
+            Style.of(number).line(axes, layers, heights, name, marker=marker, markersize=5)
         if any(0 < value < math.inf for _, values in lines for value in values):
             axes.set_yscale("log")
-            label_numbers(axes.yaxis, canvas.height - _BELOW_AXES)
+            label_numbers(axes.yaxis, canvas.height - BELOW_AXES)
         axes.xaxis.set_major_locator(MaxNLocator(canvas.width // _A_LAYER, integer=True))
         axes.grid(visible=True, linewidth=0.8)
         axes.set_xlabel("layer")
         axes.set_ylabel(label)
-        _legend(figure, axes, canvas)
+        legend(figure, axes, canvas)
         return svg_text(figure, prefix, f"{label}, layer by layer, by file", {})
 
 
 @dataclass(frozen=True)
-class _Style:
+class Style:
     """How a model is drawn in all charts."""
 
     colour: str
@@ -175,8 +182,8 @@ class _Style:
     marker_size: float
 
     @classmethod
-    def of(cls, number: int) -> _Style:
-        """Return the style of a model: eight colours, and then the same with other lines."""
+    def of(cls, number: int) -> Style:
+        """Return the style of a model: twelve colours, and then the same with other lines."""
         turn, place = divmod(number, len(SERIES))
         return cls(SERIES[place], _DASHES[turn % len(_DASHES)], *_MARKERS[(place + turn) % len(_MARKERS)])
 
@@ -194,25 +201,33 @@ def drawing(canvas: Canvas) -> Iterator[Figure]:
         yield Figure((canvas.width / 72, canvas.height / 72), layout="constrained")
 
 
-def _named(models: Sequence[EvaluatedModel]) -> list[tuple[EvaluatedModel, str]]:
+def named(models: Sequence[EvaluatedModel]) -> list[tuple[EvaluatedModel, str]]:
     names = short_names([printable(model.path.name) for model in models])
     return list(zip(models, names, strict=True))
 
 
-def _log_axes(axes: Axes, points: Sequence[Point], canvas: Canvas) -> None:
+def _log_axes(axes: Axes, points: Sequence[Point], canvas: Canvas, floor: float | None) -> None:
     """Make both axes logarithmic, with some room around the points and ticks that people can read."""
     sizes, klds = [point.n_bytes for point in points], [point.kld for point in points]
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     if points:
         axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.4)
-        axes.set_ylim(min(klds) / 2, max(klds) * 2)
-    label_sizes(axes.xaxis, canvas.width - _BESIDE_AXES)
-    label_numbers(axes.yaxis, canvas.height - _BELOW_AXES)
+        lowest, highest = min(klds) / 2, max(klds) * 2
+        if floor is not None and floor > lowest / _FLOOR_WITHIN:
+            lowest = min(lowest, floor / 1.6)
+            axes.axhspan(lowest, floor, color=GRID, alpha=0.7, linewidth=0, zorder=0)
+            axes.annotate(
+                "noise floor", (0, floor), (3, -3), xycoords=("axes fraction", "data"),
+                textcoords="offset points", va="top", color=MUTED, fontsize=_FONT_SIZE,
+            )  # fmt: skip
+        axes.set_ylim(lowest, highest)
+    label_sizes(axes.xaxis, canvas.width - BESIDE_AXES)
+    label_numbers(axes.yaxis, canvas.height - BELOW_AXES)
     axes.grid(visible=True, linewidth=0.8)
 
 
-def _legend(figure: Figure, axes: Axes, canvas: Canvas) -> None:
+def legend(figure: Figure, axes: Axes, canvas: Canvas) -> None:
     """Put the names of all lines below a chart."""
     _, names = axes.get_legend_handles_labels()
     if names:

@@ -10,11 +10,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format.ggml_types import by_name
-from quality.evaluation import EvaluatedText, Evaluation, TensorSize
+from quality.evaluation import EvaluatedModel, EvaluatedText, Evaluation, TensorSize
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
 _NEAR = 0.01
@@ -35,44 +36,73 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """An earlier evaluation, as its JSON tells it.
+class EarlierText:
+    """What an earlier evaluation says of its text, or of a class of its suite.
 
-    files  name, size in bytes and mean divergence of each
+    name  of the class; None for a text that is alone
     """
 
-    path: Path
+    name: str | None
     sha256: str | None
     n_chunks: int
     chunk_size: int
     base_ppl: float
+
+    @classmethod
+    def of(cls, name: str | None, about: Any, base_ppl: Any) -> EarlierText:
+        """Read it; `about` is JSON data."""
+        return cls(name, about["sha256"], int(about["n_chunks"]), int(about["chunk_size"]), float(base_ppl))
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier evaluation, as its JSON tells it.
+
+    texts  the one text, or the classes of a suite
+    files  name, size in bytes and mean divergence of each
+    """
+
+    path: Path
+    texts: tuple[EarlierText, ...]
     files: tuple[tuple[str, int, float], ...]
 
+    def text(self, name: str | None) -> EarlierText:
+        """Return a class, or with None the one text; raises BadRequest if there is none."""
+        for each in self.texts:
+            if each.name == name:
+                return each
+        what = "measured on a suite" if name is None else f"not measured on the class {name}"
+        raise BadRequest(f"{self.path}: {what}")
 
-def measured_points(evaluation: Evaluation) -> tuple[Point, ...]:
-    """Return the files of an evaluation."""
+
+def measured_points(models: Sequence[EvaluatedModel], klds: Sequence[float]) -> tuple[Point, ...]:
+    """Return the files of an evaluation, with their mean divergences."""
     return tuple(
-        Point(model.path.name, model.n_bytes, model.divergence.kld.mean.value, 0)
-        for model in evaluation.models
+        Point(model.path.name, model.n_bytes, kld, 0) for model, kld in zip(models, klds, strict=True)
     )
 
 
 def read_earlier(path: Path) -> Earlier:
-    """Read what an earlier evaluation has written with --json.
+    """Read what an earlier evaluation, on a text or a suite, has written with --json.
 
     raises  BadRequest for a file that is something else
     """
     try:
         content = json.loads(read_input(path))
-        text = content["text"]
+        suite = content.get("suite")
+        if suite is None:
+            texts = [EarlierText.of(None, content["text"], content["base"]["ppl"])]
+        else:
+            texts = [EarlierText.of(str(each["name"]), each, each["base_ppl"]) for each in suite["classes"]]
         return Earlier(
             path=path,
-            sha256=text["sha256"],
-            n_chunks=int(text["n_chunks"]),
-            chunk_size=int(text["chunk_size"]),
-            base_ppl=float(content["base"]["ppl"]),
+            texts=tuple(texts),
             files=tuple(
-                (Path(model["path"]).name, int(model["n_bytes"]), float(model["kld"]["mean"]))
+                (
+                    Path(model["path"]).name,
+                    int(model["n_bytes"]),
+                    float(model["kld"]["mean"] if suite is None else model["all"]["kld"]),
+                )
                 for model in content["models"]
             ),
         )
@@ -82,38 +112,67 @@ def read_earlier(path: Path) -> Earlier:
 
 def refuse_another_text(earlier: Earlier, text: EvaluatedText) -> None:
     """Raise BadRequest if the earlier evaluation used another text, or cut it otherwise."""
-    for what, found, here in (
-        ("text (sha256", earlier.sha256, text.sha256),
-        ("context (tokens", earlier.chunk_size, text.chunk_size),
+    found = earlier.text(class_name(text))
+    where = "" if found.name is None else f"class {found.name}: "
+    for what, there, here in (
+        ("text (sha256", found.sha256, text.sha256),
+        ("context (tokens", found.chunk_size, text.chunk_size),
     ):
-        if found != here:
-            raise BadRequest(f"{earlier.path}: measured on another {what} {found}, here {here})")
-    if earlier.n_chunks != text.n_chunks:
+        if there != here:
+            raise BadRequest(f"{earlier.path}: {where}measured on another {what} {there}, here {here})")
+    if found.n_chunks != text.n_chunks:
         raise BadRequest(
-            f"{earlier.path}: measured on {earlier.n_chunks} chunks of the text, here {text.n_chunks}"
+            f"{earlier.path}: {where}measured on {found.n_chunks} chunks of the text, here {text.n_chunks}"
         )
 
 
-def is_of_base(earlier: Earlier, ppl: float) -> bool:
-    """Tell whether an earlier evaluation can be of a base with that perplexity."""
-    return abs(earlier.base_ppl / ppl - 1) <= _NEAR
+def refuse_other_classes(earlier: Earlier, names: Sequence[str]) -> None:
+    """Raise BadRequest if the earlier evaluation has classes that a suite lacks, or is of one text."""
+    more = [str(each.name) for each in earlier.texts if each.name not in names]
+    if more:
+        is_suite = earlier.texts[0].name is not None
+        what = f"classes that are not here: {', '.join(more)}" if is_suite else "one text"
+        raise BadRequest(f"{earlier.path}: measured on {what}")
 
 
-def refuse_another_base(earlier: Earlier, ppl: float) -> None:
+def class_name(text: EvaluatedText) -> str | None:
+    """Return the name of the class that a text is; None for a text that is alone."""
+    return None if text.text_class is None else text.text_class.name
+
+
+def is_of_base(earlier: Earlier, evaluations: Sequence[Evaluation]) -> bool:
+    """Tell whether an earlier evaluation of the same texts can be of the same base."""
+    return _strange(earlier, evaluations) is None
+
+
+def refuse_another_base(earlier: Earlier, evaluations: Sequence[Evaluation]) -> None:
     """Raise BadRequest if the perplexity of the earlier evaluation's base says that it is another model."""
-    if not is_of_base(earlier, ppl):
+    strange = _strange(earlier, evaluations)
+    if strange is not None:
+        there, here = strange
         raise BadRequest(
-            f"{earlier.path}: measured against another base (PPL {earlier.base_ppl:.4f}, here {ppl:.4f})"
+            f"{earlier.path}: measured against another base (PPL {there:.4f}, here {here:.4f})"
         )
 
 
-def earlier_points(earlier: Earlier, group: int, evaluation: Evaluation) -> tuple[Point, ...]:
+def _strange(earlier: Earlier, evaluations: Sequence[Evaluation]) -> tuple[float, float] | None:
+    """Return two perplexities on one text that no two computations of one base have; None: there are none."""
+    for each in evaluations:
+        there, here = earlier.text(class_name(each.text)).base_ppl, each.base_ppl.value
+        if abs(there / here - 1) > _NEAR:
+            return there, here
+    return None
+
+
+def earlier_points(earlier: Earlier, group: int, evaluations: Sequence[Evaluation]) -> tuple[Point, ...]:
     """Return the files of an earlier evaluation.
 
-    raises  BadRequest if it was measured on another text, or against another base
+    evaluations  on one text, or on each class of a suite
+    raises       BadRequest if it was measured on another text, or against another base
     """
-    refuse_another_text(earlier, evaluation.text)
-    refuse_another_base(earlier, evaluation.base_ppl.value)
+    for each in evaluations:
+        refuse_another_text(earlier, each.text)
+    refuse_another_base(earlier, evaluations)
     return tuple(Point(name, n_bytes, kld, group) for name, n_bytes, kld in earlier.files)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, SURFACE, RING = "#00ff01", "#00ff02", "#00ff03", "#00ff04", "#00ff05"
 """Colours that stand for those of text, of what matters less, of grid lines, of the page, and of outlines."""
 
-SERIES = tuple(f"#00ff1{number}" for number in range(8))
+SERIES = tuple(f"#00ff1{number:x}" for number in range(12))
 """Colours that stand for those of models."""
 
 _NAMES = {

@@ -37,8 +37,9 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import read_input_text
 from gguf_tools.files.yaml_text import line_of_key, parse_yaml
 from gguf_tools.text import did_you_mean
-from quality.suite.chat import PLAIN_CHAT
 from quality.suite.conversations import Conversation, parse_conversations, refuse_unknown
+from quality.suite.templates import PLAIN as PLAIN_TEMPLATE
+from quality.suite.templates import Template
 
 DEFAULT = "default"
 """The suite that lies in the package."""
@@ -48,8 +49,8 @@ SECOND_HALF, ALL, ASSISTANT = "second-half", "all", "assistant"
 SCORED: Mapping[str, tuple[str, ...]] = {PLAIN: (SECOND_HALF, ALL), CHAT: (ASSISTANT, ALL)}
 """What can be scored of a class, by how it is read; the first is the default."""
 
-MODELS_OWN, PLAIN_TEMPLATE = "model", "plain"
-"""Words that stand for a template: the model's own, and one without marks that any model can read."""
+MODELS_OWN = "model"
+"""The word that stands for a model's own template."""
 
 SHORTEST = 2
 """Tokens of the shortest context: one is predicted from the other."""
@@ -73,14 +74,6 @@ class SuiteText:
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Template:
-    """A chat template that a suite gives; `name` is its file, for people."""
-
-    name: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -287,8 +280,8 @@ class _Given:
             raise self.wrong(where, f"only a chat has a template, and the class is read as {read}")
         if word == MODELS_OWN:
             return None
-        if word == PLAIN_TEMPLATE:
-            return Template(PLAIN_TEMPLATE, PLAIN_CHAT)
+        if word == PLAIN_TEMPLATE.name:
+            return PLAIN_TEMPLATE
         if not (self.folder / word).is_file():
             raise self.wrong(where, f"{self.folder / word}: no such file, and neither model nor plain")
         return Template(word, read_input_text(self.folder / word))

@@ -46,7 +46,7 @@ class RowRange:
 class ChunkTask:
     """Rows to be encoded, and the place of their bytes.
 
-    rows    of a tensor, by its name in the output (and in the job's sources)
+    rows    of a tensor, by its name in the output (and in the sources)
     output  which output file of the run
     offset  absolute byte offset in that file
     n_bytes of the encoded rows
@@ -64,7 +64,7 @@ class ChunkTask:
 
 
 def rows_alike(info: TensorInfo, rows_per_weights: int | None = None) -> int:
-    """Return how many rows share a matrix and a row of importances.
+    """Count the rows that share a matrix and a row of importances.
 
     rows_per_weights  after how many rows the next row of importances begins; None: one for all
     """
@@ -124,7 +124,7 @@ class TensorChunks:
         return range(self.first, self.first + len(self))
 
     def task(self, number: int) -> ChunkTask:
-        """Return the chunk with a number of `numbers`."""
+        """The chunk with a number of `numbers`."""
         run, index = divmod(number - self.first, self._per_run)
         start = run * self.alike + index * self.step
         stop = min(start + self.step, (run + 1) * self.alike, self.info.n_rows)
@@ -191,7 +191,7 @@ class ChunkTable:
         return self.outputs[-1].stop
 
     def task(self, number: int) -> ChunkTask:
-        """Return the chunk with this number."""
+        """The chunk with this number."""
         return self._in_order[bisect_right(self._starts, number) - 1].task(number)
 
     def __iter__(self) -> Iterator[ChunkTask]:
@@ -219,5 +219,5 @@ class RowsDigest:
         self._state.update(rows.reshape(-1).view(np.uint8).data)
 
     def value(self) -> int:
-        """Return the digest so far, uint64, never UNKNOWN."""
+        """The digest so far, uint64, never UNKNOWN."""
         return self._state.intdigest() or 1

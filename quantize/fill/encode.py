@@ -1,12 +1,8 @@
 """Encode: rows of a source tensor as the bytes of an output tensor.
 
-A job names, for every output tensor, where its rows come from and which importances weigh them; a row range
-says which rows. Nothing here knows a model or makes a decision. Kernels are imported by what runs them, so
-that a plan or a dry run does not wait for numba.
-
-The bytes of a calibrated tensor depend on the whole model and a text, not on its own rows alone. Whoever
-makes them (a `Calibrator`) has to see activations, which is above this package. The fill hands it the chunks
-of those tensors, and keeps all else: journal, resuming, publishing, verifying.
+`RowSources` say, for every output tensor, where its rows come from and which importances weigh them; a row
+range says which rows. Nothing here knows a model or makes a decision. Kernels are imported by what runs them,
+so that a plan or a dry run does not wait for numba.
 
 A NaN or an infinity in the weights is an error. It poisons its block, and through attention every token that
 the model ever computes. llama.cpp notices when the model runs; we notice while its rows pass by.
@@ -15,10 +11,9 @@ the model ever computes. llama.cpp notices when the model runs; we notice while 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +22,7 @@ from gguf_tools.errors import BadWeights
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
-from quantize.fill.chunks import ChunkTask, RowRange, RowsDigest
-from quantize.fill.executors import Done
+from quantize.fill.chunks import RowRange, RowsDigest
 from quantize.fill.sources import FLOAT_DTYPES, SourceSpec, SourceTensor
 from quantize.formats import get_format
 from quantize.formats.base import BlockRefused, Bytes, Rows
@@ -40,74 +34,36 @@ ERRORS_RISE = 2.0
 weights rise by 30 to 60% on purpose: they go where the activations are small."""
 
 
-class Calibrator(Protocol):
-    """Makes the calibrated tensors of a run.
-
-    names   of the tensors, as they are called in the output
-    about   what decides their bytes besides sources, plan and importances, as JSON data made to be compared
-    digest  of all that decides their bytes besides their own rows, shape and type; uint64, not 0
-    """
-
-    names: frozenset[str]
-    about: Mapping[str, Any]
-    digest: int
-
-    def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
-        """Write the chunks, in any order, and call `done` with the number and the digest of each one's rows.
-
-        tasks     chunks of calibrated tensors that are not done
-        partials  the file that each output grows in, by the output's number
-        raises    ToolkitError
-        """
-        ...
-
-    def damaged_row(self, tensor: str, path: Path) -> int | None:
-        """Return the first row of a chunk whose bytes in the file are not those that were written, if any.
-
-        path  of the file, whole, under whatever name
-        """
-        ...
-
-    def lines(self) -> Iterable[str]:
-        """Tell what a user should know of the calibration, once all is written."""
-        ...
-
-
 STRIP_ELEMS = 256 * 1024
 """About how many weights are encoded at a time: as float32 they take half of a core's second cache."""
 
 
 @dataclass(frozen=True)
-class FillJob:
-    """What the tasks of a run refer to by name.
+class RowSources:
+    """Where the rows of each output tensor come from, and what weighs them.
 
-    sources      where the rows of each output tensor come from
+    tensors      by their names in the output
     importances  of the tensors that have some
-    spec         how another process opens the same sources; None: it gets these themselves
-    calibrator   makes the calibrated tensors; None: there are none
+    spec         how another process opens the same tensors; None: it gets these themselves
     remote       files of the input that are not on this machine: name -> what it is recognised by
     """
 
-    sources: Mapping[str, SourceTensor]
+    tensors: Mapping[str, SourceTensor]
     importances: Mapping[str, ResolvedImportance]
     spec: SourceSpec | None = None
-    calibrator: Calibrator | None = None
     remote: Mapping[str, str] = field(default_factory=dict)
 
     def is_encoded(self, tensor: str, target: GGMLType) -> bool:
         """Whether a tensor has to be encoded as `target`; otherwise its rows are copied."""
-        return self.sources[tensor].type != target
-
-    def is_calibrated(self, tensor: str) -> bool:
-        return self.calibrator is not None and tensor in self.calibrator.names
+        return self.tensors[tensor].type != target
 
     def weighting_of(self, rows: RowRange) -> Weighting | None:
-        """Return the weighting of rows that share a row of importances; None: all columns count alike."""
+        """Look up the weighting of rows that share a row of importances; None: all columns count alike."""
         resolved = self.importances.get(rows.tensor)
         return None if resolved is None else resolved.weighting_of_row(rows.start)
 
     def rows_per_weights(self) -> dict[str, int]:
-        """Return, per tensor with importances, after how many rows the next row of weights begins."""
+        """Say, per tensor with importances, after how many rows the next row of weights begins."""
         return {name: resolved.rows_per_weights for name, resolved in self.importances.items()}
 
 
@@ -115,22 +71,22 @@ class FillJob:
 class Target:
     """What rows become in one output.
 
-    job     has their source, and the importances that weigh them
-    endian  byte order of the output
+    sources  where the rows come from, and the importances that weigh them
+    endian   byte order of the output
     """
 
     type: GGMLType
-    job: FillJob
+    sources: RowSources
     endian: Endian = "little"
 
     def stored(self, data: Bytes) -> Bytes:
-        """Return encoded rows as the output has them, uint8 (n_bytes,)."""
+        """Bring encoded rows into the form that the output stores, uint8 (n_bytes,)."""
         return in_byte_order(data, self.type, self.endian)
 
 
-def encode_rows(rows: RowRange, type_: GGMLType, job: FillJob) -> Bytes:
-    """Return rows as the bytes of a type, uint8 (n_bytes,); see `encode_strips`."""
-    return np.concatenate([data for (data,) in encode_strips(rows, [Target(type_, job)])])
+def encode_rows(rows: RowRange, type_: GGMLType, sources: RowSources) -> Bytes:
+    """Encode rows as a type, uint8 (n_bytes,); see `encode_strips`."""
+    return np.concatenate([data for (data,) in encode_strips(rows, [Target(type_, sources)])])
 
 
 def encode_strips(
@@ -148,13 +104,13 @@ def encode_strips(
     raises   BadWeights, naming tensor, row and value, for a NaN or infinity in the source, and for a value
              that a target can't hold
     """
-    source = targets[0].job.sources[rows.tensor]
+    source = targets[0].sources.tensors[rows.tensor]
     if any(target.type == source.type for target in targets):
         (target,) = targets
         for data in _as_they_are(source, rows):
             yield (target.stored(data),)
         return
-    weightings = [target.job.weighting_of(rows) for target in targets]
+    weightings = [target.sources.weighting_of(rows) for target in targets]
     group = math.lcm(*(target.type.rows_interleaved for target in targets))
     for first, strip in strips(source, rows.start, rows.stop, group):
         if digest is not None:
@@ -168,7 +124,7 @@ def encode_strips(
 
 
 def encode_strip(strip: Rows, first: int, tensor: str, type_: GGMLType, weighting: Weighting | None) -> Bytes:
-    """Return rows of a tensor as a type, uint8 (n_rows, row bytes).
+    """Encode rows of a tensor as a type, uint8 (n_rows, row bytes).
 
     first   the number of the first of the rows
     raises  BadWeights as `encode_strips`
@@ -181,13 +137,13 @@ def encode_strip(strip: Rows, first: int, tensor: str, type_: GGMLType, weightin
 
 
 def in_byte_order(data: Bytes, type_: GGMLType, endian: Endian) -> Bytes:
-    """Return encoded rows, flat, in the byte order of an output."""
+    """Bring encoded rows, flat, into the byte order of an output."""
     flat = data.reshape(-1)
     return swap_bytes(type_, flat) if endian == "big" else flat
 
 
 def digest_rows(rows: RowRange, source: SourceTensor) -> int:
-    """Return the digest that `encode_strips` makes of rows, without encoding them."""
+    """Digest rows as `encode_strips` does, without encoding them."""
     digest = RowsDigest()
     for _, strip in strips(source, rows.start, rows.stop):
         digest.update(strip)

@@ -44,7 +44,7 @@ class WorkerSpec(Protocol):
     def open(self) -> AbstractContextManager[Worker]: ...
 
     def wrong_row(self, task: ChunkTask) -> int | None:
-        """Return a row of a chunk that is done whose bytes are not there; looks at a few, in this process."""
+        """Find a row of a finished chunk whose bytes are not there; looks at a few rows, in this process."""
         ...
 
 
@@ -139,5 +139,5 @@ __all__ = ["Done", "Executor", "Worker", "WorkerSpec", "make_executor", "naming"
 
 
 def make_executor(n_threads: int) -> Executor:
-    """Return the executor for `n_threads` threads."""
+    """Make the executor for `n_threads` threads."""
     return SerialExecutor() if n_threads == 1 else ThreadExecutor(n_threads)

@@ -27,7 +27,8 @@ from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
 from gguf_tools.system.files import open_file, read_at
 from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange, RowsDigest
-from quantize.fill.encode import FillJob, Target, digest_rows, encode_rows, encode_strips
+from quantize.fill.encode import RowSources, Target, digest_rows, encode_rows, encode_strips
+from quantize.fill.job import FillJob
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importances.entries import ResolvedImportance
 
@@ -36,9 +37,9 @@ _MOST_OF_COLUMNS = 4
 
 
 def wrong_row(
-    path: Path, task: ChunkTask, rows: Iterable[int], target: GGMLType, job: FillJob, endian: Endian
+    path: Path, task: ChunkTask, rows: Iterable[int], target: GGMLType, sources: RowSources, endian: Endian
 ) -> int | None:
-    """Return the first of some rows of a chunk whose bytes in a file are not what encoding gives, if any.
+    """Find the first of some rows of a chunk whose bytes in a file are not what encoding gives, if any.
 
     rows  of the tensor; where rows are interleaved, their groups are looked at
     """
@@ -49,7 +50,7 @@ def wrong_row(
         for row in rows:
             start = task.rows.start + (row - task.rows.start) // group * group
             stop = min(start + group, task.rows.stop)
-            expected = encode_rows(RowRange(task.rows.tensor, start, stop), target, job)
+            expected = encode_rows(RowRange(task.rows.tensor, start, stop), target, sources)
             stored = swap_bytes(target, expected) if endian == "big" else expected
             offset = task.offset + (start - task.rows.start) * row_bytes
             if read_at(fd, stored.nbytes, offset) != np.ascontiguousarray(stored).tobytes():
@@ -60,12 +61,12 @@ def wrong_row(
 
 
 def ends(task: ChunkTask) -> tuple[int, int]:
-    """Return the first row of a chunk and its last."""
+    """The first row of a chunk, and its last."""
     return task.rows.start, task.rows.stop - 1
 
 
 def some_row(task: ChunkTask) -> int:
-    """Return a row of a chunk, another one in each chunk but the same each time."""
+    """Pick a row of a chunk: another one in each chunk, but the same each time."""
     return task.rows.start + (task.number * 2654435761 + 1013904223) % 2**32 % len(task.rows)
 
 
@@ -73,21 +74,25 @@ def to_read_back(tasks: Sequence[ChunkTask], job: FillJob) -> Iterator[ChunkTask
     """Yield which of the chunks of one tensor are read back before its file gets its name."""
     if not tasks or job.is_calibrated(tasks[0].rows.tensor):
         return
-    by_rows = job.sources[tasks[0].rows.tensor].by_rows
+    by_rows = job.sources.tensors[tasks[0].rows.tensor].by_rows
     yield from tasks[:: 1 if by_rows else -(-len(tasks) // _MOST_OF_COLUMNS)]
 
 
 def wrong_chunks(
-    path: Path, tasks: Iterable[tuple[ChunkTask, GGMLType]], job: FillJob, endian: Endian, n_threads: int
+    path: Path,
+    tasks: Iterable[tuple[ChunkTask, GGMLType]],
+    sources: RowSources,
+    endian: Endian,
+    n_threads: int,
 ) -> list[ChunkTask]:
-    """Return the chunks of a file of which a row is not what encoding gives.
+    """Find the chunks of a file of which a row is not what encoding gives.
 
     tasks  chunks that were written, and the types that they were encoded to
     """
 
     def look(each: tuple[ChunkTask, GGMLType]) -> ChunkTask | None:
         task, target = each
-        row = wrong_row(path, task, [some_row(task)], target, job, endian)
+        row = wrong_row(path, task, [some_row(task)], target, sources, endian)
         return None if row is None else task
 
     with ThreadPoolExecutor(max(1, n_threads)) as pool:
@@ -124,25 +129,25 @@ class JobSpec:
                 number: stack.enter_context(PartialFile(path, self.run))
                 for number, path in self.partials.items()
             }
-            yield Filler(self, FillJob(sources, self.importances), partials)
+            yield Filler(self, RowSources(sources, self.importances), partials)
 
     def wrong_row(self, task: ChunkTask) -> int | None:
         """See `quantize.fill.executors.WorkerSpec`."""
-        with self.sources.open() as sources:
-            job, target = FillJob(sources, self.importances), self.types[task.rows.tensor]
-            return wrong_row(self.partials[task.output], task, ends(task), target, job, self.endian)
+        with self.sources.open() as tensors:
+            sources, target = RowSources(tensors, self.importances), self.types[task.rows.tensor]
+            return wrong_row(self.partials[task.output], task, ends(task), target, sources, self.endian)
 
 
 class Filler:
     """A worker that fills partials; all threads of a process share one."""
 
-    def __init__(self, spec: JobSpec, job: FillJob, partials: Mapping[int, PartialFile]) -> None:
-        self.spec, self.job, self.partials = spec, job, partials
+    def __init__(self, spec: JobSpec, sources: RowSources, partials: Mapping[int, PartialFile]) -> None:
+        self.spec, self.sources, self.partials = spec, sources, partials
 
     def run(self, task: ChunkTask) -> int:
         """Encode a chunk and write it; return the digest of its rows, UNKNOWN where they are copied."""
         target = self.target(task.rows.tensor)
-        wants_digest = self.spec.digests and self.job.is_encoded(task.rows.tensor, target.type)
+        wants_digest = self.spec.digests and self.sources.is_encoded(task.rows.tensor, target.type)
         digest = RowsDigest() if wants_digest else None
         partial = self.partials[task.output]
         offset = task.offset
@@ -152,8 +157,8 @@ class Filler:
         return UNKNOWN if digest is None else digest.value()
 
     def target(self, tensor: str) -> Target:
-        """Return the target of the rows of a tensor."""
-        return Target(self.spec.types[tensor], self.job, self.spec.endian)
+        """The target of the rows of a tensor."""
+        return Target(self.spec.types[tensor], self.sources, self.spec.endian)
 
     def settle(self) -> None:
         """Bring what is written to the disk, and so to the server of a shared one; raises OutputError."""
@@ -173,7 +178,7 @@ class DigestSpec:
             yield Digester(sources)
 
     def wrong_row(self, task: ChunkTask) -> int | None:
-        """Return None: nothing is written."""
+        """Nothing is written, so nothing is wrong."""
         return None
 
 
@@ -184,7 +189,7 @@ class Digester:
         self._sources = sources
 
     def run(self, task: ChunkTask) -> int:
-        """Return the digest of a chunk's rows."""
+        """Digest a chunk's rows."""
         return digest_rows(task.rows, self._sources[task.rows.tensor])
 
     def settle(self) -> None:

@@ -6,10 +6,10 @@ fails or is killed leaves it and the partials; the same run again, and no other,
 Where the layout has a place for provenance (see provenance.py), it is filled in when all chunks of all
 outputs are done, so the first output, which has it, comes last.
 
-Several sets of outputs can be made from one source: every row is read and decoded once, and encoded for
-each set. Each set keeps its own journal, partials and provenance, so each can be resumed, reused and verified
-as if it were made alone, and its bytes are the same. What they share is a walk over the source: chunks of the
-same rows become one task.
+Several jobs can be done from one source: every row is read and decoded once, and encoded for each of them.
+Each job keeps its own journal, partials and provenance, so each can be resumed, reused and verified as if it
+were done alone, and its bytes are the same. What they share is a walk over the source: chunks of the same
+rows become one task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gguf_tools.cluster.job import remove_job
 from gguf_tools.files.inputs import AnyInput, InputWatch
@@ -28,32 +27,33 @@ from gguf_tools.files.partial_file import PARTIAL_SUFFIX, refuse_inputs
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.system import files
 from gguf_tools.system.files import Moved
-from quantize.fill.chunks import CHUNK_ELEMS, UNKNOWN, ChunkTable, ChunkTask, RowRange, RowsDigest
-from quantize.fill.encode import FillJob, encode_strips
+from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange, RowsDigest
+from quantize.fill.encode import encode_strips
 from quantize.fill.executors import Executor, make_executor
 from quantize.fill.filling import Filler, JobSpec
+from quantize.fill.job import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import describe_run
 from quantize.fill.reuse import OldFiles, OldTensor, Reuse
-from quantize.fill.session import Output, Session
+from quantize.fill.session import Session
 from quantize.fill.verify import Verification, merge_verifications
 from quantize.importances.files import stored_inputs
 
 
 @dataclass(frozen=True)
 class Member:
-    """A chunk of one of the sets: the number of the set, and the chunk."""
+    """A chunk of one of the jobs: the number of the job, and the chunk."""
 
-    set: int
+    job: int
     task: ChunkTask
 
 
 @dataclass(frozen=True)
 class SharedSpec:
-    """How a process comes to fill chunks of several sets; picklable.
+    """How a process comes to fill chunks of several jobs; picklable.
 
-    specs    of the sets
+    specs    of the jobs
     members  the chunks of the same rows, by the number of the task that stands for them
     """
 
@@ -68,12 +68,12 @@ class SharedSpec:
 
     def wrong_row(self, task: ChunkTask) -> int | None:
         """See `quantize.fill.executors.WorkerSpec`."""
-        rows = (self.specs[member.set].wrong_row(member.task) for member in self.members[task.number])
+        rows = (self.specs[member.job].wrong_row(member.task) for member in self.members[task.number])
         return next((row for row in rows if row is not None), None)
 
 
 class SharedFiller:
-    """A worker that fills the same rows in the partials of several sets."""
+    """A worker that fills the same rows in the partials of several jobs."""
 
     def __init__(self, fillers: Sequence[Filler], members: Sequence[Sequence[Member]]) -> None:
         self._fillers, self._members = fillers, members
@@ -84,7 +84,7 @@ class SharedFiller:
         copies = [member for member in members if not self._is_encoded(member)]
         encoded = [member for member in members if self._is_encoded(member)]
         for member in copies:
-            self._fillers[member.set].run(member.task)
+            self._fillers[member.job].run(member.task)
         return self._encode(task.rows, encoded) if encoded else UNKNOWN
 
     def settle(self) -> None:
@@ -93,18 +93,18 @@ class SharedFiller:
             filler.settle()
 
     def _encode(self, rows: RowRange, members: Sequence[Member]) -> int:
-        digest = RowsDigest() if any(self._fillers[member.set].spec.digests for member in members) else None
-        targets = [self._fillers[member.set].target(rows.tensor) for member in members]
+        digest = RowsDigest() if any(self._fillers[member.job].spec.digests for member in members) else None
+        targets = [self._fillers[member.job].target(rows.tensor) for member in members]
         offsets = [member.task.offset for member in members]
         for encoded in encode_strips(rows, targets, digest):
             for index, (member, data) in enumerate(zip(members, encoded, strict=True)):
-                self._fillers[member.set].partials[member.task.output].write(offsets[index], data.data)
+                self._fillers[member.job].partials[member.task.output].write(offsets[index], data.data)
                 offsets[index] += data.size
         return UNKNOWN if digest is None else digest.value()
 
     def _is_encoded(self, member: Member) -> bool:
-        filler, tensor = self._fillers[member.set], member.task.rows.tensor
-        return filler.job.is_encoded(tensor, filler.spec.types[tensor])
+        filler, tensor = self._fillers[member.job], member.task.rows.tensor
+        return filler.sources.is_encoded(tensor, filler.spec.types[tensor])
 
 
 def fill_together(missing: Sequence[tuple[Session, Iterable[ChunkTask]]], executor: Executor) -> None:
@@ -123,7 +123,7 @@ def fill_together(missing: Sequence[tuple[Session, Iterable[ChunkTask]]], execut
 
     def done(number: int, digest: int) -> None:
         for member in members[number]:
-            session, spec = sessions[member.set], specs[member.set]
+            session, spec = sessions[member.job], specs[member.job]
             is_digested = spec.digests and session.is_encoded(member.task)
             session.done(member.task.number, digest if is_digested else UNKNOWN)
 
@@ -131,7 +131,7 @@ def fill_together(missing: Sequence[tuple[Session, Iterable[ChunkTask]]], execut
 
 
 def _grouped(missing: Sequence[Iterable[ChunkTask]]) -> tuple[tuple[Member, ...], ...]:
-    """Return the missing chunks of all sets by their rows, in the order of the first that lacks them."""
+    """Group the missing chunks of all jobs by their rows, in the order of the first that lacks them."""
     groups: dict[RowRange, list[Member]] = {}
     for number, tasks in enumerate(missing):
         for task in tasks:
@@ -173,66 +173,30 @@ class Written:
 
 
 def write_outputs(
-    outputs: Iterable[Output],
-    job: FillJob,
-    inputs: Iterable[AnyInput],
-    options: FillOptions,
-    progress: Progress = no_progress,
-) -> Written:
-    """Fill all `outputs` and publish each when it is whole.
+    jobs: Sequence[FillJob], options: FillOptions, progress: Sequence[Progress] = ()
+) -> list[Written]:
+    """Fill the outputs of several jobs from the same source at once, and publish each when it is whole.
 
-    inputs    files that are being read, which no output may replace; it may replace those it reuses. They
-              must not change meanwhile
+    An output may replace a file that it reuses, but no other input.
+
     options   how to fill them; see reuse.py and verify.py
-    progress  called with the bytes of every chunk, from any thread
+    progress  of each job: called with the bytes of every chunk, from any thread; (): nobody is told
     raises    ExecutionError for the first chunk that fails, OutputError for a file that can't be written and
               for leftovers of another run, ChangedInput for an input that has changed before an output gets
-              its name; what is done stays for the next run
+              its name; what is done of any job stays for the next run
     """
-    return write_sets([OutputSet(tuple(outputs), job, tuple(inputs))], options, [progress])[0]
-
-
-@dataclass(frozen=True)
-class OutputSet:
-    """Outputs that are made by one run: a file, or the files of a split set.
-
-    inputs  files that are being read, which no output may replace
-    """
-
-    outputs: tuple[Output, ...]
-    job: FillJob
-    inputs: tuple[AnyInput, ...]
-
-    def table(self) -> ChunkTable:
-        layouts = [output.layout for output in self.outputs]
-        return ChunkTable.of(layouts, self.job.rows_per_weights(), CHUNK_ELEMS)
-
-    def describe(self, watch: InputWatch) -> dict[str, Any]:
-        layouts = {output.path.name: output.layout for output in self.outputs}
-        return describe_run(layouts, self.job, watch)
-
-
-def write_sets(
-    sets: Sequence[OutputSet], options: FillOptions, progress: Sequence[Progress]
-) -> list[Written]:
-    """Fill several sets from the same source at the same time, and publish each output when it is whole.
-
-    progress  of each set; see `write_outputs`
-    raises    as `write_outputs`; what is done of any set stays for the next run
-    """
-    reuse = tuple(map(Path, options.reuse))
+    options = replace(options, reuse=tuple(map(Path, options.reuse)))
     with ExitStack() as stack:
-        executor = _executor(options, sets[0].outputs[0].path, stack)
-        opened: list[_OpenSet] = []
+        executor = _executor(options, jobs[0].outputs[0].path, stack)
+        opened: list[_OpenJob] = []
         watches: dict[tuple[AnyInput, ...], InputWatch] = {}
         by_path = options.scheduler is not None
-        for made, progress_of_set in zip(sets, progress, strict=True):
-            importances = stored_inputs(each.matrix for each in made.job.importances.values())
-            files_of_set = (*made.inputs, *importances)
-            if files_of_set not in watches:
-                watches[files_of_set] = InputWatch(made.inputs, importances, by_path=by_path)
-            watch = watches[files_of_set]
-            opened.append(_OpenSet(made, replace(options, reuse=reuse), watch, progress_of_set, stack))
+        for job, progress_of_job in zip(jobs, progress or [no_progress] * len(jobs), strict=True):
+            importances = stored_inputs(each.matrix for each in job.sources.importances.values())
+            files_of_job = (*job.inputs, *importances)
+            if files_of_job not in watches:
+                watches[files_of_job] = InputWatch(job.inputs, importances, by_path=by_path)
+            opened.append(_OpenJob(job, options, watches[files_of_job], progress_of_job, stack))
         try:
             for each in opened:
                 each.open_outputs(stack)
@@ -248,7 +212,7 @@ def write_sets(
             else:
                 session = opened[0].session
                 executor.run(opened[0].missing(), session.spec(), session.done)
-            is_calibrated = any(made.job.calibrator is not None for made in sets)
+            is_calibrated = any(job.calibrator is not None for job in jobs)
             for each in opened:
                 each.fill_calibrated()
                 each.session.finish()
@@ -265,7 +229,7 @@ def write_sets(
 
 
 def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
-    """Return the executor of the chunks: threads, or the workers of a scheduler until `stack` is closed."""
+    """Open the executor of the chunks: threads, or the workers of a scheduler until `stack` is closed."""
     if options.scheduler is None:
         return make_executor(options.threads)
     from quantize.fill.cluster import open_executor
@@ -273,32 +237,25 @@ def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
     return stack.enter_context(open_executor(options.scheduler, output))
 
 
-class _OpenSet:
-    """A set with its journal and its older files open."""
+class _OpenJob:
+    """A job with its journal, its older files and its session open."""
 
     def __init__(
-        self,
-        made: OutputSet,
-        options: FillOptions,
-        watch: InputWatch,
-        progress: Progress,
-        stack: ExitStack,
+        self, job: FillJob, options: FillOptions, watch: InputWatch, progress: Progress, stack: ExitStack
     ) -> None:
-        first = made.outputs[0]
-        refuse_inputs(journal_path(first.path), made.inputs)
-        self._set, self._options, self._table = made, options, made.table()
+        first = job.outputs[0]
+        refuse_inputs(journal_path(first.path), job.inputs)
+        self._job, self._options = job, options
         self._old = stack.enter_context(OldFiles(map(Path, options.reuse), first.layout.endian))
-        for output in made.outputs:
+        for output in job.outputs:
             refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
-        about = made.describe(watch)
+        about = describe_run(job, watch)
         self.journal = stack.enter_context(
             Journal(first.path, about, restart=options.restart, state=watch.state)
         )
         remove_job(first.path)  # of a session with workers that was killed
         self.session = Session(
-            made.outputs,
-            self._table,
-            made.job,
+            job,
             self.journal,
             watch,
             progress,
@@ -308,27 +265,33 @@ class _OpenSet:
 
     def open_outputs(self, stack: ExitStack) -> None:
         """Open the partials, and see what is done and what may be reused."""
-        self.session.open_outputs(self._set.inputs, stack)
+        self.session.open_outputs(stack)
         self._n_resumed = len(self.journal.done)
-        self.reused = Reuse(self._old, self.session, self._set.job, self.journal.done)
+        self.reused = Reuse(self._old, self.session, self._job, self.journal.done)
 
-    def encodings(self) -> Iterable[Encoding]:
-        return _encodings(self.session, self._set.job, self.reused)
+    def encodings(self) -> Iterator[Encoding]:
+        """Yield how each tensor will be encoded, of those that certainly will be."""
+        job, sources = self._job, self._job.sources
+        for chunks in self.session.incomplete():
+            name, type_ = chunks.info.name, chunks.info.type
+            made = sources.is_encoded(name, type_) and not job.is_calibrated(name)
+            if made and name not in self.reused.candidates:
+                yield Encoding.of(sources, name, type_)
 
-    def missing(self) -> Iterator[ChunkTask]:
-        """Yield the chunks that are not done, without those that the calibration makes."""
-        return _missing(self.session, self._set.job, calibrated=False)
+    def missing(self, *, calibrated: bool = False) -> Iterator[ChunkTask]:
+        """Yield the chunks that are not done, of calibrated tensors or of all others."""
+        is_calibrated = self._job.is_calibrated
+        return (task for task in self.session.missing() if is_calibrated(task.rows.tensor) is calibrated)
 
     def fill_calibrated(self) -> None:
-        job, session = self._set.job, self.session
-        if job.calibrator is not None:
-            missing = _missing(session, job, calibrated=True)
-            job.calibrator.run(missing, session.partials(), session.done)
+        if self._job.calibrator is not None:
+            missing = self.missing(calibrated=True)
+            self._job.calibrator.run(missing, self.session.partials(), self.session.done)
 
     def written(self, compile_seconds: float, limit: str | None) -> Written:
-        checked, calibrator = self.session.checked, self._set.job.calibrator
+        checked, calibrator = self.session.checked, self._job.calibrator
         return Written(
-            self._table.n_chunks,
+            self.session.n_chunks,
             self._n_resumed,
             reused=self.reused.counts,
             notes=(*self._old.notes, *(_damage_note(tensor) for tensor in self.reused.damaged)),
@@ -337,20 +300,6 @@ class _OpenSet:
             verification=merge_verifications(checked) if self._options.verify else None,
             calibration=() if calibrator is None else tuple(calibrator.lines()),
         )
-
-
-def _missing(session: Session, job: FillJob, *, calibrated: bool) -> Iterator[ChunkTask]:
-    """Yield the chunks that are not done, of calibrated tensors or of all others."""
-    return (task for task in session.missing() if job.is_calibrated(task.rows.tensor) is calibrated)
-
-
-def _encodings(session: Session, job: FillJob, reused: Reuse) -> Iterable[Encoding]:
-    """Yield how each tensor will be encoded, of those that certainly will be."""
-    for chunks in session.incomplete():
-        name, type_ = chunks.info.name, chunks.info.type
-        made = job.is_encoded(name, type_) and not job.is_calibrated(name)
-        if made and name not in reused.candidates:
-            yield Encoding.of(job, name, type_)
 
 
 def _damage_note(tensor: OldTensor) -> str:

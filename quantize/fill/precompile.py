@@ -20,7 +20,7 @@ import numpy as np
 from gguf_tools.errors import ToolkitError
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.progress import Progress, StartProgress, no_progress, no_start
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
 from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 from quantize.formats import get_decoder, get_format
 from quantize.formats.codecs import ignores_importances
@@ -45,10 +45,10 @@ class Encoding:
     is_weighted: bool
 
     @classmethod
-    def of(cls, job: FillJob, tensor: str, target: GGMLType) -> Encoding:
-        """Return that of a tensor."""
-        is_weighted = tensor in job.importances and not ignores_importances(target.name)
-        return cls(job.sources[tensor].type.name, target.name, is_weighted)
+    def of(cls, sources: RowSources, tensor: str, target: GGMLType) -> Encoding:
+        """Say how a tensor is encoded."""
+        is_weighted = tensor in sources.importances and not ignores_importances(target.name)
+        return cls(sources.tensors[tensor].type.name, target.name, is_weighted)
 
     def compile(self) -> None:
         """Load or compile the kernels, by encoding a block of zeros."""

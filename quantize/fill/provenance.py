@@ -21,7 +21,7 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -36,7 +36,7 @@ from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import BYTES_VERSION, CHUNK_ELEMS, UNKNOWN
-from quantize.fill.encode import FillJob
+from quantize.fill.job import FillJob
 from quantize.fill.sources import rows_dtype
 from quantize.formats.codecs import ignores_importances
 from quantize.importances.entries import ResolvedImportance
@@ -50,7 +50,7 @@ _LOWER = (1 << 32) - 1
 
 
 def digest_importance(resolved: ResolvedImportance | None, type_name: str) -> int:
-    """Return the digest of the weights that a tensor's search uses, uint64; 0 for none."""
+    """Digest the weights that a tensor's search uses, uint64; 0 for none."""
     if resolved is None or ignores_importances(type_name):
         return 0
     state = xxhash.xxh3_64(f"{resolved.rows_per_weights}\n".encode())
@@ -60,16 +60,16 @@ def digest_importance(resolved: ResolvedImportance | None, type_name: str) -> in
 
 
 def digest_weighting(job: FillJob, tensor: str, type_name: str) -> int:
-    """Return the digest of what the search of a tensor of a job uses besides its rows; 0 for nothing."""
-    importance = digest_importance(job.importances.get(tensor), type_name)
-    if job.calibrator is None or tensor not in job.calibrator.names:
+    """Digest what the search of a job's tensor uses besides its rows, uint64; 0 for nothing."""
+    importance = digest_importance(job.sources.importances.get(tensor), type_name)
+    if job.calibrator is None or not job.is_calibrated(tensor):
         return importance
     facts = f"calibrated {job.calibrator.digest:016x} {importance:016x}"
     return xxhash.xxh3_64_intdigest(facts.encode()) or 1
 
 
 def tensor_provenance(info: TensorInfo, source: GGMLType, chunks: Iterable[int], importance: int) -> int:
-    """Return the number of a tensor, uint64; UNKNOWN if a chunk's digest is.
+    """Make the number of a tensor, uint64; UNKNOWN if a chunk's digest is.
 
     info        as it is in the output
     source      the type of its source, see SourceTensor
@@ -93,12 +93,12 @@ def tensor_provenance(info: TensorInfo, source: GGMLType, chunks: Iterable[int],
 
 
 def provenance_value(numbers: Iterable[int]) -> Value:
-    """Return the metadata value; its size depends on how many numbers there are, and on nothing else."""
+    """Make the metadata value; its size depends on how many numbers there are, and on nothing else."""
     return Value.u32s(half for number in numbers for half in (number & _LOWER, number >> 32))
 
 
 def in_first_form(layout: FileLayout) -> FileLayout:
-    """Return a layout as earlier versions wrote it, in which provenance has the same size.
+    """Turn a layout into the one that earlier versions wrote, in which provenance has the same size.
 
     A fingerprint describes this one, so that a run that an earlier version began can be resumed.
     """
@@ -110,7 +110,7 @@ def in_first_form(layout: FileLayout) -> FileLayout:
 
 
 def read_provenance(file: GGUFSource) -> dict[str, int] | None:
-    """Return the numbers of the tensors that have one, by name; None if the file has none that fit it."""
+    """Read the numbers of the tensors that have one, by name; None if the file has none that fit it."""
     value = file.metadata.get(PROVENANCE_KEY)
     numbers = () if value is None else _numbers(value)
     if value is None or len(numbers) != len(file.tensors):
@@ -119,7 +119,7 @@ def read_provenance(file: GGUFSource) -> dict[str, int] | None:
 
 
 def _numbers(value: Value) -> tuple[int, ...]:
-    """Return the numbers that a value of either form holds; none for anything else."""
+    """Read the numbers that a value of either form holds; none for anything else."""
     if value.item is Kind.UINT64:
         return value.data
     if value.item is not Kind.UINT32 or len(value.data) % 2:
@@ -131,26 +131,27 @@ def _numbers(value: Value) -> tuple[int, ...]:
 _TOLD_CHARS = 40
 
 
-def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: InputWatch) -> dict[str, Any]:
-    """Return the fingerprint of filling outputs of these names and layouts from `inputs`.
+def describe_run(job: FillJob, inputs: InputWatch) -> dict[str, Any]:
+    """Take the fingerprint of a job, whose inputs are watched.
 
     Inputs are recognised by samples of their bytes. Their times change when they are downloaded again, which
     must not make finished work useless.
     """
-    layouts = {name: in_first_form(layout) for name, layout in layouts.items()}
+    sources = job.sources
+    layouts = {name: in_first_form(layout) for name, layout in job.layouts.items()}
     tensors = [info for layout in layouts.values() for info in layout.tensors]
     metadata = next(iter(layouts.values())).metadata
     calibration = {} if job.calibrator is None else {"calibration": dict(job.calibrator.about)}
     return calibration | {
         "version of the bytes": BYTES_VERSION,
         "elements of a chunk": CHUNK_ELEMS,
-        "source": {**{name: digest.to_json() for name, digest in inputs.digests.items()}, **job.remote},
+        "source": {**{name: digest.to_json() for name, digest in inputs.digests.items()}, **sources.remote},
         "type of": {info.name: info.type.name for info in tensors},
         "shape of": {info.name: list(info.shape) for info in tensors},
-        "source of": {info.name: job.sources[info.name].name for info in tensors},
+        "source of": {info.name: sources.tensors[info.name].name for info in tensors},
         "importances of": {
             name: _digest(*(np.ascontiguousarray(numbers).data for numbers in (entry.read(), entry.counts)))
-            for name, entry in ((name, resolved.matrix) for name, resolved in job.importances.items())
+            for name, entry in ((name, resolved.matrix) for name, resolved in sources.importances.items())
         },
         "metadata": {key: _told(value) for key, value in metadata.items()},
         "output": {name: _digest(layout.header) for name, layout in layouts.items()},
@@ -158,7 +159,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: InputW
 
 
 def _told(value: Value) -> str:
-    """Return the value itself if it is short enough for a message, otherwise a digest of it."""
+    """The value itself if it is short enough for a message, otherwise a digest of it."""
     if value.kind is not Kind.ARRAY and len(str(value.data)) <= _TOLD_CHARS:
         return f"{value.data!r} ({value.kind.name})"
     return _digest(encode_value(value))

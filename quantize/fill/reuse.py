@@ -23,9 +23,10 @@ from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import UNKNOWN, TensorChunks
-from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.encode import RowSources, encode_rows
 from quantize.fill.executors import Executor, naming
 from quantize.fill.filling import DigestSpec
+from quantize.fill.job import FillJob
 from quantize.fill.provenance import digest_importance, read_provenance, tensor_provenance
 from quantize.fill.session import Session
 from quantize.fill.sources import GGUFTensor
@@ -50,11 +51,11 @@ class OldTensor:
         """The one file, of a split set, that it is in."""
         return self.file.file_of(self.info.name)
 
-    def is_sound(self, job: FillJob) -> bool:
+    def is_sound(self, sources: RowSources) -> bool:
         """Whether a sample of its rows has the bytes that encoding them gives."""
         stored = GGUFTensor(self.file, self.info.name)
-        for rows in sample_rows(self.info, job.rows_per_weights().get(self.info.name)):
-            expected = encode_rows(rows, self.info.type, job)
+        for rows in sample_rows(self.info, sources.rows_per_weights().get(self.info.name)):
+            expected = encode_rows(rows, self.info.type, sources)
             if not np.array_equal(stored.raw_rows(rows.start, rows.stop), expected):
                 return False
         return True
@@ -100,7 +101,7 @@ class OldFiles:
         self._closing.close()
 
     def find(self, info: TensorInfo) -> tuple[OldTensor, ...]:
-        """Return the tensors of this name, shape and type that have provenance, in the order of the files."""
+        """Find the tensors of this name, shape and type that have provenance, in the order of the files."""
         return tuple(
             OldTensor(path, file, info, numbers[info.name])
             for path, file, numbers in self._numbers
@@ -109,7 +110,7 @@ class OldFiles:
 
 
 def reuse_outlook(
-    old_files: Iterable[Path], tensors: Sequence[TensorInfo], job: FillJob, endian: Endian
+    old_files: Iterable[Path], tensors: Sequence[TensorInfo], sources: RowSources, endian: Endian
 ) -> Iterator[str]:
     """Yield a line for each older file: how many tensors a run may take from it.
 
@@ -118,7 +119,7 @@ def reuse_outlook(
     paths = list(old_files)
     with OldFiles(paths, endian) as old:
         yield from (f"note: {note}" for note in old.notes)
-        made = [info for info in tensors if job.is_encoded(info.name, info.type)]
+        made = [info for info in tensors if sources.is_encoded(info.name, info.type)]
         counts = Counter(path for info in made for path in {each.path for each in old.find(info)})
         for path in old.usable:
             yield (
@@ -149,10 +150,10 @@ class ReuseCandidate:
         self._n_missing -= 1
         return not self._n_missing
 
-    def match(self, job: FillJob) -> OldTensor | None:
-        """Return the old tensor that was made of the same, if there is one; all chunks must be digested."""
-        importance = digest_importance(job.importances.get(self.info.name), self.info.type.name)
-        source = job.sources[self.info.name].type
+    def match(self, sources: RowSources) -> OldTensor | None:
+        """Find the old tensor that was made of the same, if there is one; all chunks must be digested."""
+        importance = digest_importance(sources.importances.get(self.info.name), self.info.type.name)
+        source = sources.tensors[self.info.name].type
         number = tensor_provenance(self.info, source, self.digests.values(), importance)
         return next((old for old in self.old if old.number == number), None)
 
@@ -169,13 +170,13 @@ class Reuse:
         self.counts = Counter(dict.fromkeys(old.usable, 0))
         self.damaged: list[OldTensor] = []
         self.candidates: dict[str, ReuseCandidate] = {}
-        self._session, self._job = session, job
+        self._session, self._sources = session, job.sources
         self._candidate_of: dict[int, ReuseCandidate] = {}
         self._lock = threading.Lock()
         for chunks in session.incomplete() if old.usable else ():
             info = chunks.info
             # A sample of a calibrated tensor can't be encoded again, so it is never taken.
-            is_usable = job.is_encoded(info.name, info.type) and not job.is_calibrated(info.name)
+            is_usable = self._sources.is_encoded(info.name, info.type) and not job.is_calibrated(info.name)
             tensors = old.find(info) if is_usable else ()
             if tensors:
                 candidate = self.candidates[info.name] = ReuseCandidate(tensors, chunks, done)
@@ -202,10 +203,10 @@ class Reuse:
 
     def _take(self, candidate: ReuseCandidate) -> bool:
         """Copy the tensor from an older file that has what it would become, if there is one."""
-        old = candidate.match(self._job)
+        old = candidate.match(self._sources)
         if old is None:
             return False
-        if not old.is_sound(self._job):
+        if not old.is_sound(self._sources):
             self.damaged.append(old)
             return False
         info = candidate.info

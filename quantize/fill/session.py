@@ -8,33 +8,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.errors import BadTensor, ChangedInput, OutputError, ToolkitError
-from gguf_tools.files.inputs import AnyInput, InputWatch
+from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.layout import FileLayout, TensorInfo
 from gguf_tools.progress import Progress
 from gguf_tools.system.files import IS_HELD_OPEN
-from quantize.fill.chunks import UNKNOWN, ChunkTable, ChunkTask, TensorChunks
-from quantize.fill.encode import FillJob
+from quantize.fill.chunks import UNKNOWN, ChunkTask, TensorChunks
 from quantize.fill.executors import naming
 from quantize.fill.filling import JobSpec, to_read_back, wrong_chunks
+from quantize.fill.job import FillJob, Output
 from quantize.fill.provenance import PROVENANCE_KEY, digest_weighting, provenance_value, tensor_provenance
 from quantize.fill.sources import OpenSources
 from quantize.fill.verify import Verification, verify_output
-
-
-@dataclass(frozen=True)
-class Output:
-    """A file to be written: where, and every byte offset in it."""
-
-    path: Path
-    layout: FileLayout
 
 
 @dataclass(frozen=True)
@@ -54,9 +46,7 @@ class OpenOutput:
 class Session:
     """One session of a run that may have been interrupted before. `done` may be called from any thread.
 
-    outputs   all files of the run
-    table     their chunks
-    job       where rows come from
+    job       what the run fills
     journal   what earlier sessions have done, and this one does
     inputs    must not change before an output gets its name
     progress  told of every chunk, and at the start of what is done already
@@ -68,8 +58,6 @@ class Session:
 
     def __init__(
         self,
-        outputs: Sequence[Output],
-        table: ChunkTable,
         job: FillJob,
         journal: Journal,
         inputs: InputWatch,
@@ -79,30 +67,32 @@ class Session:
         read_back: int = 0,
     ) -> None:
         self.checked: list[Verification] = []
-        self._outputs = outputs
-        self._table = table
-        self._job = job
+        self._job, self._table = job, job.table()
         self._journal = journal
         self._inputs = inputs
         self._progress = progress
         self._verify, self._read_back = verify, read_back
         # Where nothing is encoded, what is laid out is said by the front, and stays.
-        makes_some = any(job.is_encoded(name, chunks.info.type) for name, chunks in table.tensors.items())
-        self._has_provenance = makes_some and PROVENANCE_KEY in outputs[0].layout.metadata
+        infos = [chunks.info for chunks in self._table.tensors.values()]
+        makes_some = any(job.sources.is_encoded(info.name, info.type) for info in infos)
+        self._has_provenance = makes_some and PROVENANCE_KEY in job.outputs[0].layout.metadata
         self._open: dict[int, OpenOutput] = {}
         self._n_left: dict[int, int] = {}
         self._counting = threading.Lock()
         self._closing = threading.Lock()  # no file is closed while it is being synced
 
-    def open_outputs(self, inputs: Iterable[AnyInput], stack: ExitStack) -> None:
+    @property
+    def n_chunks(self) -> int:
+        return self._table.n_chunks
+
+    def open_outputs(self, stack: ExitStack) -> None:
         """Open the partials; where one isn't there, its chunks are not done either.
 
-        inputs  files that no output may replace
-        stack   closes the partials
+        stack  closes the partials
         """
         journal = self._journal
         n_bytes = 0
-        for number, (output, chunks) in enumerate(zip(self._outputs, self._table.outputs, strict=True)):
+        for number, (output, chunks) in enumerate(zip(self._job.outputs, self._table.outputs, strict=True)):
             inode = journal.published.get(number)
             if _has_its_name(output, inode):
                 n_bytes += sum(info.n_bytes for info in output.layout.tensors)
@@ -110,8 +100,13 @@ class Session:
             whole = inode if all(chunk in journal.done for chunk in chunks) else None
             writer = stack.enter_context(
                 GGUFWriter(
-                    output.path, output.layout, inputs,
-                    run=journal.run, whole=whole, found=journal.found, sealed=journal.sealed,
+                    output.path,
+                    output.layout,
+                    self._job.inputs,
+                    run=journal.run,
+                    whole=whole,
+                    found=journal.found,
+                    sealed=journal.sealed,
                 )
             )
             self._open[number] = OpenOutput(number, writer, chunks)
@@ -125,25 +120,24 @@ class Session:
             self._progress(n_bytes)
 
     def sources(self) -> OpenSources:
-        """Return the sources of the job, as any process can open them."""
-        return OpenSources(self._job.sources, self._job.spec)
+        """The sources of the job, as any process can open them."""
+        return OpenSources(self._job.sources.tensors, self._job.sources.spec)
 
     def spec(self) -> JobSpec:
-        """Return the spec by which a worker fills the outputs that lack chunks."""
-        layout = self._outputs[0].layout
+        """Make the spec by which a worker fills the outputs that lack chunks."""
         writers = {number: output.writer for number, output in self._open.items() if self._n_left[number]}
         return JobSpec(
             sources=self.sources(),
-            importances=self._job.importances,
+            importances=self._job.sources.importances,
             types={name: chunks.info.type for name, chunks in self._table.tensors.items()},
             partials={number: writer.partial for number, writer in writers.items()},
             run=self._journal.run,
-            endian=layout.endian,
+            endian=self._job.outputs[0].layout.endian,
             digests=self._has_provenance,
         )
 
     def partials(self) -> dict[int, Path]:
-        """Return where the outputs are that have no name yet, also those that lack no chunk."""
+        """The places of the outputs that have no name yet, even where no chunk is missing."""
         writers = {number: output.writer for number, output in self._open.items()}
         return {number: writer.partial for number, writer in writers.items() if writer.is_open}
 
@@ -163,10 +157,10 @@ class Session:
     def is_encoded(self, task: ChunkTask) -> bool:
         """Whether the rows of a chunk are encoded, not copied as they are."""
         tensor = task.rows.tensor
-        return self._job.is_encoded(tensor, self._table.tensors[tensor].info.type)
+        return self._job.sources.is_encoded(tensor, self._table.tensors[tensor].info.type)
 
     def writer_of(self, info: TensorInfo) -> GGUFWriter:
-        """Return the writer of the output that a tensor goes into."""
+        """The writer of the output that a tensor goes into."""
         return self._open[self._table.tensors[info.name].output].writer
 
     def done(self, number: int, digest: int) -> None:
@@ -204,7 +198,7 @@ class Session:
                 self._publish(output)
         first = self._open.get(0)
         if self._has_provenance and first is not None:
-            first.writer.layout = _with_provenance(self._outputs[0].layout, self._provenance())
+            first.writer.layout = _with_provenance(self._job.outputs[0].layout, self._provenance())
             self._publish(first)
 
     def keep(self, error: BaseException) -> None:
@@ -247,7 +241,7 @@ class Session:
             if chunks.output == output.number
             for task in to_read_back(list(chunks), job)
         ]
-        wrong = wrong_chunks(writer.partial, tasks, job, writer.layout.endian, self._read_back)
+        wrong = wrong_chunks(writer.partial, tasks, job.sources, writer.layout.endian, self._read_back)
         for task in wrong:
             self._journal.forget(range(task.number, task.number + 1))
         if wrong:
@@ -288,18 +282,18 @@ class Session:
 
     def _provenance(self) -> Iterator[int]:
         """Yield the provenance of every tensor of all outputs, from the digests of their chunks."""
-        job, done = self._job, self._journal.done
+        job, sources, done = self._job, self._job.sources, self._journal.done
         for name, chunks in self._table.tensors.items():
-            if job.is_encoded(name, chunks.info.type):
+            if sources.is_encoded(name, chunks.info.type):
                 importance = digest_weighting(job, name, chunks.info.type.name)
                 digests = (done[number] for number in chunks.numbers)
-                yield tensor_provenance(chunks.info, job.sources[name].type, digests, importance)
+                yield tensor_provenance(chunks.info, sources.tensors[name].type, digests, importance)
             else:
                 yield UNKNOWN
 
 
 def _with_provenance(layout: FileLayout, numbers: Iterable[int]) -> FileLayout:
-    """Return `layout` with these numbers in their place."""
+    """Put numbers into their place in a layout."""
     metadata = {**layout.metadata, PROVENANCE_KEY: provenance_value(numbers)}
     filled = FileLayout.of(metadata, layout.tensors, endian=layout.endian, version=layout.version)
     assert filled.offsets == layout.offsets, "the place for provenance has another size"

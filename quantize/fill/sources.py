@@ -37,7 +37,7 @@ FLOAT_DTYPES: dict[GGMLType, np.dtype[Any]] = {
 
 
 def rows_dtype(type_: GGMLType) -> np.dtype[Any]:
-    """Return the type that rows of a source are read in: float32 where they have to be decoded."""
+    """The type that rows of a source are read in: float32 where they have to be decoded."""
     return FLOAT_DTYPES.get(type_, FLOAT_DTYPES[F32])
 
 
@@ -63,7 +63,7 @@ class RowSource(Protocol):
     def by_rows(self) -> bool: ...
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
+        """Read rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
 
         Float storage comes in its own dtype, quantized storage decoded to float32. The array may be a
         view of the input; it is not to be written to.
@@ -76,7 +76,7 @@ class SourceTensor(RowSource, Protocol):
     """A tensor of the input, by its name in the output."""
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the same rows as the bytes of `type`, uint8 (n_bytes,)."""
+        """Read the same rows as the bytes of `type`, uint8 (n_bytes,)."""
         ...
 
 
@@ -149,7 +149,7 @@ class GGUFTensor:
         return self._info.type
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return rows start .. stop - 1 as stored, uint8 (n_bytes,), in little-endian order.
+        """Read rows start .. stop - 1 as stored, uint8 (n_bytes,), in little-endian order.
 
         They are read, not mapped: what a map has touched counts as this process's memory.
         raises   FormatError for a big-endian file of a type without a known big-endian form
@@ -158,7 +158,7 @@ class GGUFTensor:
         return swap_bytes(self.type, raw) if self._file.endian == "big" else raw
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
+        """Read rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
 
         Of interleaved rows, whole groups are read.
         raises   QuantError for a storage type without a decoder, ShapeError for rows that fill no group
@@ -273,7 +273,7 @@ def split_rows(start: int, stop: int, size: int) -> Iterator[tuple[int, int, int
 
 
 def joined(parts: Sequence[npt.NDArray[Any]], row: tuple[int, ...], dtype: np.dtype) -> npt.NDArray[Any]:
-    """Return `parts`, whose rows have the shape `row`, below each other; a contiguous single one as it is."""
+    """Put `parts`, whose rows have the shape `row`, below each other; a contiguous single one as it is."""
     if len(parts) == 1:
         return np.ascontiguousarray(parts[0])
     out = np.empty((sum(map(len, parts)), *row), dtype)
@@ -281,7 +281,7 @@ def joined(parts: Sequence[npt.NDArray[Any]], row: tuple[int, ...], dtype: np.dt
 
 
 def raw_rows(tensor: RowSource, start: int, stop: int) -> npt.NDArray[np.uint8]:
-    """Return rows as the bytes of the tensor's type, uint8."""
+    """Read rows as the bytes of the tensor's type, uint8."""
     if tensor.type in FLOAT_DTYPES:
         rows = tensor.read_rows(start, stop).astype(FLOAT_DTYPES[tensor.type], copy=False)
         return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
@@ -290,5 +290,5 @@ def raw_rows(tensor: RowSource, start: int, stop: int) -> npt.NDArray[np.uint8]:
 
 
 def float_type(tensor: RowSource) -> GGMLType:
-    """Return the type of a tensor's rows as they are read: its own, or F32 for a quantized one."""
+    """The type of a tensor's rows as they are read: its own, or F32 for a quantized one."""
     return tensor.type if tensor.type in FLOAT_DTYPES else F32

@@ -43,7 +43,8 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import RowRange, rows_alike
-from quantize.fill.encode import ERRORS_RISE, FillJob, encode_rows
+from quantize.fill.encode import ERRORS_RISE, encode_rows
+from quantize.fill.job import FillJob
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
 from quantize.formats.codecs import codec_of, ignores_importances
@@ -93,7 +94,7 @@ class Verification:
 
 
 def merge_verifications(files: Iterable[Verification]) -> Verification:
-    """Return the verifications of several files as one."""
+    """Merge the verifications of several files."""
     files = tuple(files)
     worst = [file.worst for file in files if file.worst is not None]
     return Verification(
@@ -110,7 +111,7 @@ def verify_output(path: Path, layout: FileLayout, job: FillJob) -> Verification:
             and what reading the sources raises
     """
     _check_header(path, layout)
-    spans = job.rows_per_weights()
+    spans = job.sources.rows_per_weights()
     errors = []
     n_weights = 0
     with GGUFFile(path) as file:
@@ -161,7 +162,7 @@ def _check_header(path: Path, layout: FileLayout) -> None:
 def _check_calibrated(path: Path, info: TensorInfo, job: FillJob) -> None:
     """Raise BadTensor for a calibrated tensor whose bytes are not those that were written."""
     calibrator = job.calibrator
-    if calibrator is None or info.name not in calibrator.names:
+    if calibrator is None or not job.is_calibrated(info.name):
         return
     row = calibrator.damaged_row(info.name, path)
     if row is not None:
@@ -193,10 +194,10 @@ class _Sample:
         self._path = path
         self._info = info
         self._stored = stored
-        self._job = job
-        self._source = job.sources[info.name]
+        self._sources = sources = job.sources
+        self._source = sources.tensors[info.name]
         self._is_calibrated = job.is_calibrated(info.name)
-        self._importance = None if ignores_importances(info.type.name) else job.importances.get(info.name)
+        self._importance = None if ignores_importances(info.type.name) else sources.importances.get(info.name)
         self._all = _Sums()
         self._ordinary = _Sums()
         self._worst = (0.0, 0)  # the largest relative error of an ordinary row, and which
@@ -206,14 +207,14 @@ class _Sample:
         info, start, stop = self._info, rows.start, rows.stop
         stored = self._stored.raw_rows(start, stop)
         # What a calibrated tensor should be was compared already, see `_check_calibrated`.
-        expected = stored if self._is_calibrated else encode_rows(rows, info.type, self._job)
+        expected = stored if self._is_calibrated else encode_rows(rows, info.type, self._sources)
         self._check_finite(stored, start)
         self._check_bytes(stored, expected, start)
         if self._source.type != info.type:
             self._measure(stored, start, stop)
 
     def finish(self) -> TensorError:
-        """Return the relative error of all rows; raises BadTensor if that of ordinary ones is too large."""
+        """The relative error of all rows; raises BadTensor if that of ordinary ones is too large."""
         type_, sums = self._info.type.name, self._ordinary
         codec = codec_of(type_)
         if codec is not None:
@@ -270,7 +271,7 @@ class _Sample:
         self._worst = max(self._worst, (float(errors[row]), start + row))
 
     def _losses(self, data: Bytes, start: int, stop: int) -> tuple[Floats, Floats, float]:
-        """Return sum w (x - q)^2 and sum w x^2 of rows with this data, (n_rows,) each, and sum w."""
+        """Compute sum w (x - q)^2 and sum w x^2 of rows with this data, (n_rows,) each, and sum w."""
         codec = get_format(self._info.type)
         rows = self._source_rows(start, stop)
         decoded = codec.decode(data.reshape(stop - start, -1), self._info.n_cols).astype(np.float64)
@@ -287,10 +288,10 @@ class _Sample:
 
 
 def _percent(ratio: float) -> str:
-    """Return a ratio for people: 0.0784 -> "7.84%"."""
+    """Write a ratio for people: 0.0784 -> "7.84%"."""
     return f"{100 * ratio:.3g}%"
 
 
 def is_ordinary(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Return which of `rows`, (n_rows, n_cols), are spread so that the limits hold, (n_rows,); zeros are."""
+    """Tell which of `rows`, (n_rows, n_cols), are spread so that the limits hold, (n_rows,); zeros are."""
     return np.abs(rows).mean(axis=1) >= LEAST_MEAN * np.sqrt((rows**2).mean(axis=1))

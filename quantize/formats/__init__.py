@@ -1,4 +1,4 @@
-"""The codecs, one module per ggml type, found by name in the tables of codecs.py.
+"""The codecs, one module per kind of ggml types, found by name in the tables of codecs.py.
 
 A module is imported when its format is first asked for: listing the names costs nothing, and numba is
 loaded by a run that encodes, not by one that prints a plan.
@@ -44,8 +44,8 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
     if name not in CODECS:
         lacking = "encoder" if name in decodable() else "codec"
         raise QuantError(f"{name}: no {lacking} for this type; there are {', '.join(CODECS)}")
-    format_: QuantFormat = import_module(CODECS[name].module, __package__).FORMAT
-    return format_
+    formats: tuple[QuantFormat, ...] = import_module(CODECS[name].module, __package__).FORMATS
+    return next(format_ for format_ in formats if format_.type.name == name)
 
 
 def get_decoder(type_: str | GGMLType) -> Decode:
@@ -62,7 +62,7 @@ def get_decoder(type_: str | GGMLType) -> Decode:
         return decode
     if name not in DECODERS:
         raise QuantError(f"{name}: no codec for this type; there are {', '.join(decodable())}")
-    decode = import_module(DECODERS[name], __package__).decode
+    decode = import_module(DECODERS[name], __package__).DECODERS[name]
     return decode
 
 

@@ -1,10 +1,10 @@
 """The contract of a codec, and what nearly all codecs do around their kernels.
 
 A codec turns rows of floats into the bytes of one ggml type, and such bytes into rows of float32. It is a
-`QuantFormat`. Its module has, in this order: the layout of the bytes in its docstring, its kernels and
-`FORMAT`. Most make that from the kernels alone, with `block_format`, `ik_format` of ik/rows.py or
-`trellis_format` of ik/trellis/encoding.py. Where blocks are read by their fields there is `BLOCK`, made by
-`block_dtype`.
+`QuantFormat`, one of the `FORMATS` at the end of its module. The docstring of what decodes the bytes tells
+their layout; where a module is about a single type, its own docstring does. Most formats are made from the
+kernels alone, with `block_format`, `ik_format` of ik/rows.py or `trellis_format` of ik/trellis/encoding.py.
+Where blocks are read by their fields, `block_dtype` says which there are.
 
 `encode(rows, weighting)` returns uint8 (n_rows, row bytes), C-contiguous, in little-endian order:
 
@@ -24,7 +24,7 @@ A codec turns rows of floats into the bytes of one ggml type, and such bytes int
 (n_rows, n_cols), the numbers that ggml's decoder gives. It raises ShapeError if n_cols columns do not take
 so many bytes. The result may be a view of `data`.
 
-A module of a type that can only be decoded has `decode`.
+A module of types that can only be decoded has `DECODERS`, by name.
 
 Two modules may make the same bytes, but each serves one type: its id in the file is all that a reader knows.
 
@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -66,6 +67,7 @@ Decode = Callable[[Bytes, int], Floats32]
 _BITS = {"f2": "<u2", "b2": "<u2", "e1": "u1"}
 
 
+@cache
 def block_dtype(type_: GGMLType) -> np.dtype[Any]:
     """Return the dtype of a type's blocks; floats of 16 and 8 bits are integers, as kernels read them."""
     fields: list[tuple[str, str, int]] = []

@@ -1,7 +1,8 @@
 """The tables of codecs: everything the project knows of a ggml type that it can encode, one row per type.
 
-What a type's bytes are is in its module; its sizes are facts of the file format (ggml_types.py). All
-else is here and only here, so a new type is one module and one row. Listing the tables loads no numba.
+What a type's bytes are is in its module, alone or beside types of the same idea; its sizes are facts of the
+file format (ggml_types.py). All else is here and only here, so a new type is its kernels and one row. Listing
+the tables loads no numba.
 
 A type that can only be decoded has its row in DECODERS or INTERLEAVED. It can be the type of an
 input, not of an output.
@@ -63,7 +64,8 @@ def _singles(relative: float) -> ErrorRange:
 class Codec:
     """A row of the table.
 
-    module         of the codec, which defines FORMAT; relative to quantize.formats where it starts with a dot
+    module         of the codec, which is among its FORMATS; relative to quantize.formats where it starts with
+                   a dot
     use            what it does with importances
     error_range    how far it may move weights
     falls_back_to  the type of smaller blocks that takes its place where a row is no whole number of its
@@ -98,62 +100,62 @@ _IGNORED, _OPTIONAL = ImportanceUse.IGNORED, ImportanceUse.OPTIONAL
 _NEEDED, _REQUIRED = ImportanceUse.NEEDED, ImportanceUse.REQUIRED
 
 CODECS: Mapping[str, Codec] = {
-    "F32": Codec(".floats.f32", _IGNORED, ErrorRange(0.0, 0.0)),
-    "F16": Codec(".floats.f16", _IGNORED, ErrorRange(2.0**-11, _HALF_STEP)),
-    "BF16": Codec(".floats.bf16", _IGNORED, ErrorRange(2.0**-8, 2.0**-134)),
-    "Q4_0": Codec(".blocks_of_32.q4_0", _OPTIONAL, _halves(0.24, 8)),
-    "Q4_1": Codec(".blocks_of_32.q4_1", _OPTIONAL, _halves(0.21, 15 + 1)),
-    "Q5_0": Codec(".blocks_of_32.q5_0", _OPTIONAL, _halves(0.12, 16)),
-    "Q5_1": Codec(".blocks_of_32.q5_1", _OPTIONAL, _halves(0.11, 31 + 1)),
+    "F32": Codec(".floats", _IGNORED, ErrorRange(0.0, 0.0)),
+    "F16": Codec(".floats", _IGNORED, ErrorRange(2.0**-11, _HALF_STEP)),
+    "BF16": Codec(".floats", _IGNORED, ErrorRange(2.0**-8, 2.0**-134)),
+    "Q4_0": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.24, 8)),
+    "Q4_1": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.21, 15 + 1)),
+    "Q5_0": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.12, 16)),
+    "Q5_1": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.11, 31 + 1)),
     "Q8_0": Codec(".blocks_of_32.q8_0", _IGNORED, _halves(0.015, 127)),
-    "Q2_K": Codec(".k_quants.q2_k", _OPTIONAL, _halves(1.00, 15 * 3 + 15), "Q4_0", otherwise="IQ4_NL"),
-    "Q3_K": Codec(".k_quants.q3_k", _OPTIONAL, _halves(0.38, 32 * 4), "Q4_0", otherwise="IQ4_NL"),
-    "Q4_K": Codec(".k_quants.q4_k", _OPTIONAL, _halves(0.22, 63 * 15 + 63), "Q5_0"),
-    "Q5_K": Codec(".k_quants.q5_k", _OPTIONAL, _halves(0.10, 63 * 31 + 63), "Q5_1", otherwise="Q6_0"),
-    "Q6_K": Codec(".k_quants.q6_k", _OPTIONAL, _halves(0.05, 128 * 32), "Q8_0"),
+    "Q2_K": Codec(".k_quants.affine", _OPTIONAL, _halves(1.00, 15 * 3 + 15), "Q4_0", otherwise="IQ4_NL"),
+    "Q3_K": Codec(".k_quants.symmetric", _OPTIONAL, _halves(0.38, 32 * 4), "Q4_0", otherwise="IQ4_NL"),
+    "Q4_K": Codec(".k_quants.affine", _OPTIONAL, _halves(0.22, 63 * 15 + 63), "Q5_0"),
+    "Q5_K": Codec(".k_quants.affine", _OPTIONAL, _halves(0.10, 63 * 31 + 63), "Q5_1", otherwise="Q6_0"),
+    "Q6_K": Codec(".k_quants.symmetric", _OPTIONAL, _halves(0.05, 128 * 32), "Q8_0"),
     "Q8_K": Codec(".k_quants.q8_k", _IGNORED, ErrorRange(0.025, 2.0**-120)),
-    "IQ1_S": Codec(".iq.iq1_s", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL", _CPU),
-    "IQ1_M": Codec(".iq.iq1_m", _NEEDED, _halves(1.50, 15 * 1.125), "IQ4_NL", _CPU | _GPU),
-    "IQ2_XXS": Codec(".iq.iq2_xxs", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), "IQ4_NL", _CPU),
-    "IQ2_XS": Codec(".iq.iq2_xs", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), "IQ4_NL", _CPU),
-    "IQ2_S": Codec(".iq.iq2_s", _NEEDED, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL", _CPU),
-    "IQ3_XXS": Codec(".iq.iq3_xxs", _NEEDED, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL", _CPU),
-    "IQ3_S": Codec(".iq.iq3_s", _OPTIONAL, _halves(0.40, 31 * 15), "IQ4_NL", _CPU),
-    "IQ4_NL": Codec(".iq.iq4_nl", _OPTIONAL, _halves(0.19, 127)),
-    "IQ4_XS": Codec(".iq.iq4_xs", _OPTIONAL, _halves(0.19, 32 * 127), "IQ4_NL"),
-    "TQ1_0": Codec(".few_bits.tq1_0", _IGNORED, _halves(1.00, 1), "Q4_0", _GPU, _IK),
-    "TQ2_0": Codec(".few_bits.tq2_0", _IGNORED, _halves(1.00, 2), "Q4_0", _GPU, _IK),
-    "MXFP4": Codec(".fp4.mxfp4", _IGNORED, ErrorRange(0.34, 2.0**-120)),
-    "NVFP4": Codec(".fp4.nvfp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9), lacked_by=_IK),
-    "Q1_0": Codec(".few_bits.q1_0", _IGNORED, _halves(1.00, 1)),
-    "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0", lacked_by=_IK),
+    "IQ1_S": Codec(".iq.iq1", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL", _CPU),
+    "IQ1_M": Codec(".iq.iq1", _NEEDED, _halves(1.50, 15 * 1.125), "IQ4_NL", _CPU | _GPU),
+    "IQ2_XXS": Codec(".iq.iq2", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), "IQ4_NL", _CPU),
+    "IQ2_XS": Codec(".iq.iq2", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), "IQ4_NL", _CPU),
+    "IQ2_S": Codec(".iq.iq2", _NEEDED, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL", _CPU),
+    "IQ3_XXS": Codec(".iq.iq3", _NEEDED, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL", _CPU),
+    "IQ3_S": Codec(".iq.iq3", _OPTIONAL, _halves(0.40, 31 * 15), "IQ4_NL", _CPU),
+    "IQ4_NL": Codec(".iq.iq4", _OPTIONAL, _halves(0.19, 127)),
+    "IQ4_XS": Codec(".iq.iq4", _OPTIONAL, _halves(0.19, 32 * 127), "IQ4_NL"),
+    "TQ1_0": Codec(".few_bits", _IGNORED, _halves(1.00, 1), "Q4_0", _GPU, _IK),
+    "TQ2_0": Codec(".few_bits", _IGNORED, _halves(1.00, 2), "Q4_0", _GPU, _IK),
+    "MXFP4": Codec(".fp4", _IGNORED, ErrorRange(0.34, 2.0**-120)),
+    "NVFP4": Codec(".fp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9), lacked_by=_IK),
+    "Q1_0": Codec(".few_bits", _IGNORED, _halves(1.00, 1)),
+    "Q2_0": Codec(".few_bits", _IGNORED, _halves(1.00, 2), "Q4_0", lacked_by=_IK),
     "Q6_0": Codec(".ik.q6_0", _OPTIONAL, _halves(0.06, 32)),
     "Q8_KV": Codec(".ik.q8_kv", _OPTIONAL, _singles(0.05)),
-    "IQ2_K": Codec(".ik.levels.iq2_k", _OPTIONAL, _halves(0.60, 8 * 31), "IQ4_NL"),
-    "IQ2_KS": Codec(".ik.levels.iq2_ks", _OPTIONAL, _halves(0.70, 16 * 31), "IQ4_NL"),
+    "IQ2_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.60, 8 * 31), "IQ4_NL"),
+    "IQ2_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _halves(0.70, 16 * 31), "IQ4_NL"),
     "IQ2_KL": Codec(".ik.levels.iq2_kl", _OPTIONAL, _halves(0.50, 32 * 63), "IQ4_NL"),
-    "IQ3_K": Codec(".ik.levels.iq3_k", _OPTIONAL, _halves(0.32, 31 * 63), "IQ4_NL"),
-    "IQ3_KS": Codec(".ik.levels.iq3_ks", _OPTIONAL, _halves(0.36, 16 * 63), "IQ4_NL"),
-    "IQ4_K": Codec(".ik.levels.iq4_k", _OPTIONAL, _halves(0.16, 32 * 127), "Q5_0"),
-    "IQ4_KS": Codec(".ik.levels.iq4_ks", _OPTIONAL, _singles(0.18), "IQ4_NL"),
+    "IQ3_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.32, 31 * 63), "IQ4_NL"),
+    "IQ3_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _halves(0.36, 16 * 63), "IQ4_NL"),
+    "IQ4_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.16, 32 * 127), "Q5_0"),
+    "IQ4_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _singles(0.18), "IQ4_NL"),
     "IQ4_KSS": Codec(".ik.levels.iq4_kss", _OPTIONAL, _singles(0.22), "IQ4_NL"),
-    "IQ5_K": Codec(".ik.levels.iq5_k", _OPTIONAL, _halves(0.08, 32 * 126), "Q6_0"),
-    "IQ5_KS": Codec(".ik.levels.iq5_ks", _OPTIONAL, _singles(0.10), "Q5_0"),
-    "IQ6_K": Codec(".ik.levels.iq6_k", _OPTIONAL, _halves(0.04, 128 * 127), "Q8_0"),
-    "IQ1_KT": Codec(".ik.trellis.iq1_kt", _OPTIONAL, _singles(0.95), "IQ4_NL"),
-    "IQ2_KT": Codec(".ik.trellis.iq2_kt", _OPTIONAL, _singles(0.75), "IQ4_NL"),
-    "IQ3_KT": Codec(".ik.trellis.iq3_kt", _OPTIONAL, _singles(0.40), "IQ4_NL"),
-    "IQ4_KT": Codec(".ik.trellis.iq4_kt", _OPTIONAL, _singles(0.22), "IQ4_NL"),
+    "IQ5_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.08, 32 * 126), "Q6_0"),
+    "IQ5_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _singles(0.10), "Q5_0"),
+    "IQ6_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.04, 128 * 127), "Q8_0"),
+    "IQ1_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.95), "IQ4_NL"),
+    "IQ2_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.75), "IQ4_NL"),
+    "IQ3_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.40), "IQ4_NL"),
+    "IQ4_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.22), "IQ4_NL"),
 }
 """The rows by the name of the type."""
 
 DECODERS: Mapping[str, str] = {
-    "IQ1_S_R4": ".ik.interleaved.iq1_s_r4",
-    "IQ1_M_R4": ".ik.interleaved.iq1_m_r4",
-    "Q8_K_R8": ".ik.interleaved.q8_k_r8",
-    "Q8_KV_R8": ".ik.interleaved.q8_kv_r8",
+    "IQ1_S_R4": ".ik.interleaved.iq1_r4",
+    "IQ1_M_R4": ".ik.interleaved.iq1_r4",
+    "Q8_K_R8": ".ik.interleaved.q8_r8",
+    "Q8_KV_R8": ".ik.interleaved.q8_r8",
 }
-"""The modules, with a function `decode`, of the types that can be decoded but not encoded."""
+"""The modules of the types that can be decoded but not encoded; a module has DECODERS by name."""
 
 INTERLEAVED: Mapping[str, str] = {
     "Q4_0_R8": "Q4_0",

@@ -37,6 +37,7 @@ import numpy.typing as npt
 from gguf_tools.errors import BadArgument, BadImportance
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import html_table, in_layer_ranges
+from quantize.importances.text_sketch import TextSketch
 from quantize.importances.weighting import ColumnWeights, Weighting
 from quantize.roles import Role, has_row_groups, sibling_with_same_activations, tensor_role
 
@@ -137,6 +138,7 @@ class ImportanceFile:
     chunk_count  chunks seen
     chunk_size   tokens per chunk; 0 when unknown, as in `.dat`
     path         where it was read, None for one made in memory
+    sketch       of the calibration text, if it is known
     """
 
     entries: Importances
@@ -145,6 +147,7 @@ class ImportanceFile:
     chunk_size: int = 0
     path: Path | None = None
     format: ImportanceFormat = field(default="gguf", compare=False)
+    sketch: TextSketch | None = None
 
     def __repr__(self) -> str:
         return f"<ImportanceFile: {len(self.entries)} entries, {self.chunk_count} chunks>"
@@ -228,9 +231,7 @@ def resolve(
     )
 
 
-def _possible_groups(
-    role: Role, tensor: TensorInfo, n_heads: int | None, n_stored: int
-) -> dict[int, str]:
+def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None, n_stored: int) -> dict[int, str]:
     """Return how many rows of values the tensor can use, and for each number what one row is for.
 
     n_stored  rows that there are; no key that llama-quantize reads says how many groups of rows a matrix has

@@ -31,7 +31,7 @@ from gguf_tools.errors import BadOverride, QuantError
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import RowRange
-from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.encode import RowSources, encode_rows
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, float_type, split_rows
 from quantize.formats import available, decodable, get_format
 from quantize.importances.entries import ResolvedImportance
@@ -261,8 +261,8 @@ class Encoded:
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the rows as blocks; raises BadWeights as `encode_rows` does."""
         weighed = {} if self.importance is None else {self.name: self.importance}
-        job = FillJob({self.name: self.tensor}, weighed)
-        return encode_rows(RowRange(self.name, start, stop), self.type, job)
+        sources = RowSources({self.name: self.tensor}, weighed)
+        return encode_rows(RowRange(self.name, start, stop), self.type, sources)
 
 
 @dataclass(frozen=True)

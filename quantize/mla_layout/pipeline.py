@@ -20,7 +20,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import size_text, value_text
 from quantize.change import Changed, change_file
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, HeadRows, SourceTensor, TransposedHeads
 from quantize.formats.codecs import ignores_importances, requires_importances
@@ -132,7 +132,7 @@ def change_layout(
     A file that has the layout already is not written again: the result then has no paths.
     """
     options, run = merge_choices(options or LayoutOptions(), run, choices)
-    return change_file(source, lambda opened: prepare(opened, Path(output), to, options), fill_job, run)
+    return change_file(source, lambda opened: prepare(opened, Path(output), to, options), row_sources, run)
 
 
 def prepare(
@@ -281,10 +281,10 @@ class MovedSources:
         }
 
 
-def fill_job(change: LayoutChange, source: GGUFSet) -> FillJob:
-    """Build the job that the chunks of the output refer to."""
+def row_sources(change: LayoutChange, source: GGUFSet) -> RowSources:
+    """Find where the rows of the output come from."""
     spec = MovedSources(change.source, change.moves, change.sizes, change.importances)
-    return FillJob(spec.of(source), change.importances, spec)
+    return RowSources(spec.of(source), change.importances, spec)
 
 
 def _source_tensor(

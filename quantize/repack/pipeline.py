@@ -30,7 +30,7 @@ from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import size_text
 from quantize.change import Changed, change_file
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor, SourceTensor
 from quantize.formats import get_decoder
@@ -223,7 +223,7 @@ def repack(
     again: the result then has no paths.
     """
     options, run = merge_choices(options or RepackOptions(), run, choices)
-    return change_file(source, lambda opened: prepare(opened, Path(output), options), _fill_job, run)
+    return change_file(source, lambda opened: prepare(opened, Path(output), options), _row_sources, run)
 
 
 def prepare(source: GGUFSet, output: Path, options: RepackOptions | None = None) -> RepackChange:
@@ -266,7 +266,7 @@ def _way(each: Regrouping) -> str:
     return f"{each.origin} -> {each.info.type}"
 
 
-def _fill_job(change: RepackChange, source: GGUFSet) -> FillJob:
+def _row_sources(change: RepackChange, source: GGUFSet) -> RowSources:
     types = {each.info.name: each.info.type for each in change.regroupings.tensors if each.is_regrouped}
     spec = RegroupedSources(source.path, types)
-    return FillJob(spec.of(source), {}, spec)
+    return RowSources(spec.of(source), {}, spec)

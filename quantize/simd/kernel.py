@@ -50,6 +50,7 @@ _IMPORT = re.compile(r"^from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
 """An import statement at the start of a line. Text that looks like one adds a file, which does no harm."""
 
 
+@cache
 def closure_hash(name: str, path: Path) -> str:
     """Return the hash of the closure of the module `name` in the file `path`."""
     packages = frozenset({"quantize", name.partition(".")[0]})
@@ -231,8 +232,8 @@ def kernel(function: Function) -> Function:
     """Return `function` compiled, and cached on disk.
 
     numba drops a cached kernel when the file of the kernel itself changes. Ours call functions of several
-    files, so each is stamped with a hash of the import closure of its module. A change to one codec compiles
-    that codec's kernels and no other's. Times and version numbers do not count, so an upgrade that leaves
+    files, so each is stamped with a hash of the import closure of its module. A change to one module
+    compiles its kernels and no others. Times and version numbers do not count, so an upgrade that leaves
     the kernels as they are compiles nothing.
     """
     dispatcher: Any = Kernel(function, targetoptions={"nopython": True, "boundscheck": None, **OPTIONS})

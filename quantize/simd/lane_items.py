@@ -18,15 +18,13 @@ pair_..., byte_...        lanes as pairs of 16-bit integers, or as four bytes: m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from quantize.simd.lane_memory import TileType, item_pointer
-from quantize.simd.lanes import FLOATS, INTS, LANES, WORD, is_integer, is_lanes, operation
+from quantize.simd.lanes import FLOATS, INTS, LANES, WORD, constant_operation, is_integer, is_lanes, operation
 
 TABLE_SIZE = 8
 """Number of items in a table for `look_up`."""
@@ -214,12 +212,7 @@ def pair_norm(_context: Any, value: Any) -> Any:
     return INTS(value), emit
 
 
-def _constant_operation(definition: Callable[..., Any]) -> Any:
-    """Return an operation that sees the values of constant arguments."""
-    return intrinsic(prefer_literal=True)(definition)
-
-
-@_constant_operation
+@constant_operation
 def look_up_in(_context: Any, array: Any, size: Any, index: Any) -> Any:
     """Return array[index & size - 1] per lane, for a float32 array of `size` items, a constant: 16 .. 128."""
     if not isinstance(size, types.IntegerLiteral) or size.literal_value not in (16, 32, 64, 128):

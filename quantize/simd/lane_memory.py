@@ -11,14 +11,23 @@ sub-blocks at once; applied to its own result, on four.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+from numba.extending import lower_builtin, models, register_model, type_callable
 
-from quantize.simd.lanes import FLOATS, INTS, LANES, WORD, LaneType, broadcast, is_integer, operation
+from quantize.simd.lanes import (
+    FLOATS,
+    INTS,
+    LANES,
+    WORD,
+    LaneType,
+    broadcast,
+    constant_operation,
+    is_integer,
+    operation,
+)
 
 # What type checkers see of these and of the operations below is in lane_memory.pyi.
 Tile = Any
@@ -62,34 +71,30 @@ def _is_tile(type_: Any) -> bool:
 # ---- tiles -----------------------------------------------------------------------------------------
 
 
-def _constant_operation(definition: Callable[..., Any]) -> Any:
-    """Return an operation that sees the values of constant arguments."""
-    return intrinsic(prefer_literal=True)(definition)
-
-
 def _allocate(builder: Any, item: LaneType, count: Any) -> Any:
     return cgutils.alloca_once(builder, item.vector, size=count.literal_value)
 
 
-def _new_tile(item: LaneType, count: Any) -> Any:
+def new_tile(item: LaneType, count: Any) -> Any:
+    """Return signature and code of an operation that makes a Tile of `count` vectors, a constant."""
     if not isinstance(count, types.IntegerLiteral):
         return None
     return TileType(item)(count), lambda _ctx, builder, _sig, _args: _allocate(builder, item, count)
 
 
-@_constant_operation
+@constant_operation
 def float_tile(_context: Any, count: Any) -> Any:
     """Return an uninitialised Tile of `count` Floats, a constant; it lives until the function returns."""
-    return _new_tile(FLOATS, count)
+    return new_tile(FLOATS, count)
 
 
-@_constant_operation
+@constant_operation
 def int_tile(_context: Any, count: Any) -> Any:
     """Return an uninitialised Tile of `count` Ints, a constant; it lives until the function returns."""
-    return _new_tile(INTS, count)
+    return new_tile(INTS, count)
 
 
-@_constant_operation
+@constant_operation
 def tile_like(_context: Any, tile: Any, count: Any) -> Any:
     """Return an uninitialised Tile of `count` vectors, a constant, of the type that `tile` holds."""
     if not _is_tile(tile) or not isinstance(count, types.IntegerLiteral):

@@ -41,6 +41,11 @@ def operation(definition: Callable[..., Any]) -> Any:
     return intrinsic(definition)
 
 
+def constant_operation(definition: Callable[..., Any]) -> Any:
+    """Return an operation that sees the values of constant arguments."""
+    return intrinsic(prefer_literal=True)(definition)
+
+
 class LaneType(types.Type):
     """The numba type of a vector.
 

@@ -6,15 +6,13 @@ instruction with AVX2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from quantize.simd.lane_memory import TileType, item_pointer
-from quantize.simd.lanes import WORD, LaneType, is_integer, operation
+from quantize.simd.lane_memory import item_pointer, new_tile
+from quantize.simd.lanes import WORD, LaneType, constant_operation, is_integer, operation
 
 EIGHT = 8
 
@@ -28,31 +26,16 @@ def eight_numbers(_context: Any) -> Any:
     return _INTS(), lambda _ctx, _builder, _sig, _args: _INTS.constant(list(range(EIGHT)))
 
 
-def _constant_operation(definition: Callable[..., Any]) -> Any:
-    """Return an operation that sees the values of constant arguments."""
-    return intrinsic(prefer_literal=True)(definition)
-
-
-def _new_tile(item: LaneType, count: Any) -> Any:
-    if not isinstance(count, types.IntegerLiteral):
-        return None
-
-    def emit(_ctx: Any, builder: Any, _sig: Any, _args: Any) -> Any:
-        return cgutils.alloca_once(builder, item.vector, size=count.literal_value)
-
-    return TileType(item)(count), emit
-
-
-@_constant_operation
+@constant_operation
 def float_eights(_context: Any, count: Any) -> Any:
     """Return an uninitialised Tile of `count` octets of Floats, a constant; as `lane_memory.float_tile`."""
-    return _new_tile(_FLOATS, count)
+    return new_tile(_FLOATS, count)
 
 
-@_constant_operation
+@constant_operation
 def int_eights(_context: Any, count: Any) -> Any:
     """Return an uninitialised Tile of `count` octets of Ints, a constant; as `lane_memory.int_tile`."""
-    return _new_tile(_INTS, count)
+    return new_tile(_INTS, count)
 
 
 @operation

@@ -21,6 +21,7 @@ from tests.end_to_end.test_convert_packed import FORMATS as PACKED
 from tests.end_to_end.test_convert_scaled import FORMATS as SCALED
 from tests.hostile import gguf_cases
 from tests.support import checkpoints, published_models
+from tests.support.hidden_modules import hide_modules
 from tests.support.tokenizer_files import copy_tokenizer
 from tests.support.trained_model import calibration_text, trained_model
 
@@ -255,24 +256,12 @@ def _text(content: str | bytes) -> Maker:
     return lambda path, _: path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-_HIDING = """import sys
-from importlib.machinery import PathFinder
-
-class Hiding(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in NAMES else super().find_spec(name, path, target)
-
-sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
-"""
-
-
 def _hiding(*modules: str) -> Maker:
     """Make a folder for PYTHONPATH that hides modules, as if they were not installed."""
 
     def make(path: Path, _need: Need) -> None:
         path.mkdir()
-        (path / "sitecustomize.py").write_text(f"NAMES = {modules!r}\n{_HIDING}")
+        hide_modules(path, *modules)
 
     return make
 

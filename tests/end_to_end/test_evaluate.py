@@ -15,8 +15,10 @@ import pytest
 import imatrix
 import quality
 import quantize
+from forward.open import open_model
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
+from forward.text.tokens import Cut, make_encoder
+from quality.spelling import spelled
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.trained_model import calibration_text
 
@@ -73,6 +75,35 @@ def test_measures_are_llama_perplexitys_with_its_rounding(
         assert found.percentiles["median"] == pytest.approx(printed("Median  KLD", file_type), rel=0.03)
         assert found.percentiles["max"] == pytest.approx(printed("Maximum KLD", file_type), rel=0.05)
         assert abs(found.mean.value - printed("Mean    KLD", file_type)) < found.mean.error
+
+
+@pytest.mark.slow
+def test_a_class_of_a_suite_has_llama_perplexitys_divergence(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    matrix = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
+    file_types = ("Q2_K", "IQ3_XXS", "Q4_K_M")
+    files = [tmp_path / f"{file_type}.gguf" for file_type in file_types]
+    for file_type, path in zip(file_types, files, strict=True):
+        quantize.quantize(tiny_gguf("f32"), path, file_type, importances=matrix)
+    suite, text = tmp_path / "suite", calibration_text()[-70000:]
+    suite.mkdir()
+    (suite / "others.txt").write_bytes(text[-9000:])
+    (suite / "recorded.txt").write_bytes(text[: length_of(text, 12 * 512 + 100, tiny_gguf("f32"))])
+    found = quality.evaluate_suite(tiny_gguf("f32"), suite, files, like="llama.cpp")
+    assert found.by_class["recorded"].text.n_chunks == 12
+    for file_type, figures in zip(file_types, found.figures, strict=True):
+        wanted = printed("Mean    KLD", file_type)
+        assert figures["recorded"].kld.value == pytest.approx(wanted, rel=0.03), file_type
+        assert figures["recorded"].median == pytest.approx(printed("Median  KLD", file_type), rel=0.03)
+
+
+def length_of(text: bytes, n_tokens: int, model: Path) -> int:
+    """Return the length in bytes of the first tokens of a text."""
+    with open_model(model) as source:
+        ids = make_encoder(source.vocab()).encode(text.decode("utf-8", "ignore"))
+        pieces = spelled(source.vocab())
+    return sum(len(pieces[number]) for number in ids[:n_tokens])
 
 
 @pytest.mark.slow

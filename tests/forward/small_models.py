@@ -41,18 +41,18 @@ def run_all_layers(
     load = model.loader(torch.device("cpu"), options.pop("dtype", torch.float32))
     rounds = options.pop("rounds", False)
     load = replace(load, llama_rounding=rounds, half_cache=rounds)
-    rotate = network.rope.rotation(chunks.shape[1], load.device)
+    text = Text(chunks, chunks).chunks
+    rotate = network.rope.rotation(text.longest, load.device)
     sweep = Sweep(
         build=lambda number: network.build(load, number, rotate),
         device=load.device,
         dtype=load.dtype,
-        chunk_size=chunks.shape[1],
+        chunks=text,
         all_experts=options.pop("all_experts", False),
-        tokens=torch.from_numpy(chunks).flatten(),
     )
     here, there = (MemoryStates(chunks.size, network.state_size) for _ in range(2))
     middle = MemoryStates(chunks.size, network.hidden_size)
-    embed(load, Text(chunks, chunks), here, network.n_handed)
+    embed(load, text, here, network.n_handed)
     sums: dict[str, Sums] = {}
     for layer in range(network.n_layers):
         observer = NaiveSums()

@@ -53,12 +53,12 @@ def here() -> Iterator[None]:
 
 def compute(folder: Path, options: ForwardOptions, model: Path = MODEL) -> dict[str, np.ndarray]:
     """Return what all layers keep, and the last states."""
-    text = Text(TOKENS, TOKENS)
+    chunks = Text(TOKENS, TOKENS).chunks
     kept: dict[str, np.ndarray] = {}
     with (
         open_model(model) as source,
         WorkFolder(folder, {}) as work,
-        forward_pass(source, text, options, work, lambda share: None) as forward,
+        forward_pass(source, chunks, options, work, lambda share: None) as forward,
     ):
         for layer in forward.layers(Accumulator):
             kept |= {f"{layer} {name}": array for name, array in work.arrays(layer).items()}
@@ -104,11 +104,11 @@ def test_strands_and_tables_of_experts(memory_bytes: int, tmp_path: Path) -> Non
 def test_a_run_goes_on_from_threads_to_workers(tmp_path: Path) -> None:
     options = ForwardOptions()
     expected = compute(tmp_path / "expected", options)
-    text = Text(TOKENS, TOKENS)
+    chunks = Text(TOKENS, TOKENS).chunks
     with (
         open_model(MODEL) as source,
         WorkFolder(tmp_path / "out", {}) as work,
-        forward_pass(source, text, options, work, lambda share: None) as forward,
+        forward_pass(source, chunks, options, work, lambda share: None) as forward,
     ):
         assert next(forward.layers(Accumulator)) == 0
     found = compute(tmp_path / "out", replace(options, scheduler="here"))

@@ -96,12 +96,12 @@ def differentiate(
     torch.set_num_threads(1)
     network, n_tokens = model.network, chunks.size
     load = model.loader(torch.device("cpu"), torch.float32)
-    rotate = network.rope.rotation(chunks.shape[1], load.device)
+    text = Text(chunks, chunks).chunks
+    rotate = network.rope.rotation(text.longest, load.device)
     shares: list[float] = []
     sweep = Sweep(
         build=lambda number: network.build(load, number, rotate), device=load.device, dtype=load.dtype,
-        chunk_size=chunks.shape[1], all_experts=False,
-        tokens=torch.from_numpy(chunks).flatten(),
+        chunks=text, all_experts=False,
     )  # fmt: skip
     execution = Execution(n_workers, shares.append)
 
@@ -112,7 +112,7 @@ def differentiate(
         return states(network.hidden_size)
 
     borders = [states() for _ in range(network.n_layers + 1)]
-    embed(load, Text(chunks, chunks), borders[0], network.n_handed)
+    embed(load, text, borders[0], network.n_handed)
     for layer in range(network.n_layers):
         rows = LayerBuffers(borders[layer], scratch(), borders[layer + 1])
         run_layer(sweep, execution, layer, rows, Silent())

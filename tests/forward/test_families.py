@@ -21,8 +21,10 @@ from forward.layers.ffn import BlockNames, FeedForward  # noqa: E402
 from forward.layers.residual import RMSNorm  # noqa: E402
 from forward.observe import Observer, Silent  # noqa: E402
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer  # noqa: E402
+from forward.text.tokens import Text  # noqa: E402
 
 HIDDEN, WIDTH, CHUNK, N_CHUNKS = 8, 12, 5, 3
+TEXT = Text(*2 * (np.zeros((N_CHUNKS, CHUNK), np.int64),))
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def compute(before: np.ndarray, observer: Any, **changes: Any) -> tuple[np.ndarr
     """Return the layer's output, and the shares of the work that were reported."""
     shares: list[float] = []
     sweep = Sweep(
-        build=make_layer, device=torch.device("cpu"), dtype=torch.float32, chunk_size=CHUNK,
+        build=make_layer, device=torch.device("cpu"), dtype=torch.float32, chunks=TEXT.chunks,
         all_experts=False,
     )  # fmt: skip
     states, middle, after = (MemoryStates(N_CHUNKS * CHUNK, HIDDEN) for _ in range(3))

@@ -45,6 +45,13 @@ def make_head(seed: int, n_vocab: int = VOCAB, scale: float = 1.0) -> Head:
     return Head(load, states, RMSNorm(torch.ones(HIDDEN), 1e-6), "output.weight")
 
 
+def positions_of(first: int, stop: int) -> Positions:
+    """Return some positions of every chunk."""
+    tokens = np.arange(N_CHUNKS * CHUNK)
+    chunks = Text(tokens.reshape(N_CHUNKS, CHUNK), tokens.reshape(N_CHUNKS, CHUNK)).chunks
+    return Positions.of(chunks, tokens[(tokens % CHUNK >= first) & (tokens % CHUNK < stop)])
+
+
 def all_logits(head: Head) -> np.ndarray:
     """Return the logits of the whole text at once, float64 (n_chunks, chunk_size, n_vocab)."""
     hidden = head.states.read(0, N_CHUNKS * CHUNK).double()
@@ -75,26 +82,27 @@ class Divergence:
     """
 
     def __init__(self, positions: Positions) -> None:
-        shape = positions.n_chunks, positions.stop - positions.first
-        self.maxima = np.full((2, *shape), -np.inf)
-        self.sums = np.zeros((3, *shape))
+        self.positions, n_positions = positions, len(positions.tokens)
+        self.maxima = np.full((2, n_positions), -np.inf)
+        self.sums = np.zeros((3, n_positions))
         self.by_chunk: list[np.ndarray] = []
 
-    def visit(self, chunk: int, first: int, logits: Sequence[Any]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[Any]) -> None:
         a, b = (one.double().numpy() for one in logits)
         m, n = (
             np.maximum(old, new.max(-1))
-            for old, new in zip(self.maxima[:, chunk], (a, b), strict=True)
+            for old, new in zip(self.maxima[:, at], (a, b), strict=True)
         )  # fmt: skip
-        shrunk_a, shrunk_b = np.exp(self.maxima[:, chunk] - (m, n))
-        self.maxima[:, chunk] = m, n
+        shrunk_a, shrunk_b = np.exp(self.maxima[:, at] - (m, n))
+        self.maxima[:, at] = m, n
         weights = np.exp(a - m[:, None])
         of_slice = weights.sum(-1), np.exp(b - n[:, None]).sum(-1), (weights * (a - b)).sum(-1)
-        self.sums[:, chunk] = self.sums[:, chunk] * (shrunk_a, shrunk_b, shrunk_a) + of_slice
+        self.sums[:, at] = self.sums[:, at] * (shrunk_a, shrunk_b, shrunk_a) + of_slice
 
     def finish_chunk(self, chunk: int) -> None:
-        of_a, of_b, of_both = self.sums[:, chunk]
-        m, n = self.maxima[:, chunk]
+        at = self.positions.place(chunk)
+        of_a, of_b, of_both = self.sums[:, at]
+        m, n = self.maxima[:, at]
         self.by_chunk.append(of_both / of_a - np.log(of_a) + np.log(of_b) - m + n)
 
 
@@ -102,7 +110,7 @@ class Divergence:
 @pytest.mark.usefixtures("slice_rows")
 def test_a_divergence_of_two_models_is_a_visitor(n_workers: int) -> None:
     heads = [make_head(1, scale=3), make_head(2, scale=0.5)]
-    positions = Positions(N_CHUNKS, CHUNK, 4, CHUNK)
+    positions = positions_of(4, CHUNK)
     visitor = Divergence(positions)
     sweep_vocabulary(heads, positions, [visitor], n_workers)
     a, b = (log_softmax(all_logits(head)[:, 4:]) for head in heads)
@@ -112,38 +120,47 @@ def test_a_divergence_of_two_models_is_a_visitor(n_workers: int) -> None:
 
 @pytest.mark.usefixtures("slice_rows")
 def test_a_model_diverges_from_itself_by_nothing() -> None:
-    positions = Positions(N_CHUNKS, CHUNK, 0, CHUNK)
+    positions = positions_of(0, CHUNK)
     visitor = Divergence(positions)
     sweep_vocabulary([make_head(1), make_head(1)], positions, [visitor])
     np.testing.assert_allclose(np.array(visitor.by_chunk), 0, atol=1e-12)
 
 
 class Recorder:
-    """A visitor that keeps all it is shown."""
+    """A visitor that keeps all it is shown, by the piece of a chunk."""
 
-    def __init__(self) -> None:
-        self.slices: dict[int, list[tuple[int, np.ndarray]]] = {}
+    def __init__(self, positions: Positions) -> None:
+        self.positions = positions
+        self.slices: dict[tuple[int, int], list[tuple[int, np.ndarray]]] = {}
         self.finished: list[int] = []
 
-    def visit(self, chunk: int, first: int, logits: Sequence[Any]) -> None:
-        self.slices.setdefault(chunk, []).append((first, logits[0].numpy()))
+    def visit(self, at: slice, first: int, logits: Sequence[Any]) -> None:
+        self.slices.setdefault((at.start, at.stop), []).append((first, logits[0].numpy()))
 
     def finish_chunk(self, chunk: int) -> None:
-        assert sum(part.shape[1] for _, part in self.slices[chunk]) == VOCAB
+        for at in self.positions.pieces(chunk):
+            assert sum(part.shape[1] for _, part in self.slices[at.start, at.stop]) == VOCAB
         self.finished.append(chunk)
 
 
-def test_all_visitors_see_the_whole_vocabulary_in_order(slice_rows: int) -> None:
-    head, positions = make_head(5), Positions(N_CHUNKS, CHUNK, 3, CHUNK - 2)
-    recorders = [Recorder(), Recorder()]
+@pytest.mark.parametrize("n_positions", [4, 512])
+def test_all_visitors_see_the_whole_vocabulary_in_order(
+    n_positions: int, slice_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logits, "_PIECE_POSITIONS", n_positions)
+    head, positions = make_head(5), positions_of(3, CHUNK - 2)
+    recorders = [Recorder(positions), Recorder(positions)]
     sweep_vocabulary([head], positions, recorders, n_workers=2)
-    expected = all_logits(head)[:, 3 : CHUNK - 2]
+    expected = all_logits(head)[:, 3 : CHUNK - 2].reshape(-1, VOCAB)
     for recorder in recorders:
         assert recorder.finished == list(range(N_CHUNKS))
-        for chunk, slices in recorder.slices.items():
+        places = sorted(recorder.slices)
+        assert [start for start, _ in places] == [0, *(stop for _, stop in places[:-1])]
+        assert max(stop - start for start, stop in places) == min(n_positions, CHUNK - 5)
+        for (start, stop), slices in recorder.slices.items():
             assert [first for first, _ in slices] == list(range(0, VOCAB, slice_rows))
             whole = np.concatenate([part for _, part in slices], axis=1)
-            np.testing.assert_allclose(whole, expected[chunk], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(whole, expected[start:stop], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -156,7 +173,7 @@ def test_perplexity(n_workers: int) -> None:
     def report(perplexity: Perplexity) -> None:
         running.append(perplexity.value)
 
-    perplexity = measure(head, Text(tokens, tokens), report, n_workers)
+    perplexity = measure(head, Text(tokens, tokens).chunks, report, n_workers)
     logs = log_softmax(all_logits(head))
     losses = np.array(
         [
@@ -173,7 +190,7 @@ def test_perplexity(n_workers: int) -> None:
 
 def test_a_chunk_without_predictions_has_no_perplexity() -> None:
     tokens = np.zeros((N_CHUNKS * CHUNK, 1), np.int64)
-    perplexity = measure(make_head(3), Text(tokens, tokens), lambda running: None)
+    perplexity = measure(make_head(3), Text(tokens, tokens).chunks, lambda running: None)
     assert perplexity.count == 0
     assert math.isnan(perplexity.value)
 
@@ -181,4 +198,4 @@ def test_a_chunk_without_predictions_has_no_perplexity() -> None:
 def test_vocabularies_of_different_sizes_are_refused() -> None:
     heads = [make_head(1), make_head(2, n_vocab=VOCAB + 1)]
     with pytest.raises(BadRequest, match=r"1\.gguf has 100, 2\.gguf has 101 tokens"):
-        sweep_vocabulary(heads, Positions(N_CHUNKS, CHUNK, 0, CHUNK), [])
+        sweep_vocabulary(heads, positions_of(0, CHUNK), [])

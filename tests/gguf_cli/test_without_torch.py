@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.import_graph import ROOT
-
-HIDING = """
-import importlib.util, sys
-sys.modules["torch"] = None
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
-"""
-"""What makes torch look as if it were not installed, in a module that Python imports at its start."""
+from tests.support.hidden_modules import hide_modules
 
 
 @pytest.mark.parametrize(
@@ -31,7 +24,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == "torch" else foun
     ],
 )
 def test_one_line_says_what_to_install(words: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIDING)
+    hide_modules(tmp_path, "torch")
     (tmp_path / "text.txt").write_text("A text.")
     (tmp_path / "model").symlink_to(ROOT / "examples" / "tiny-deepseek-v3")
     done = subprocess.run(

@@ -100,7 +100,7 @@ def lie_from(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
         if task.number < first:
             return run(filler, task)
         digest = RowsDigest()
-        digest.update(filler.job.sources[task.rows.tensor].read_rows(task.rows.start, task.rows.stop))
+        digest.update(filler.sources.tensors[task.rows.tensor].read_rows(task.rows.start, task.rows.stop))
         return digest.value()
 
     monkeypatch.setattr(Filler, "run", lie)

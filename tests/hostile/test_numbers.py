@@ -31,7 +31,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.fill import encode
 from quantize.fill.chunks import RowRange
-from quantize.fill.encode import FillJob, Target, encode_rows, encode_strips
+from quantize.fill.encode import RowSources, Target, encode_rows, encode_strips
 from quantize.formats import available, encodable, get_format
 from quantize.formats.base import BlockRefused
 from quantize.formats.codecs import INTERLEAVED, ignores_importances, requires_importances
@@ -143,7 +143,7 @@ def test_the_tensor_the_row_and_the_weight_are_named(name: str, monkeypatch: pyt
     rows = np.concatenate([ROWS, ROWS])
     rows[21, 300] = -1e10
     found = Importance(WEIGHTS[None], np.ones(1, np.float32))
-    job = FillJob({"t": Source(rows)}, {"t": ResolvedImportance("t", found, len(rows), 0, "its own")})
+    job = RowSources({"t": Source(rows)}, {"t": ResolvedImportance("t", found, len(rows), 0, "its own")})
     message = rf"^t: {name}: row 21(, columns? \d+.* -1e\+10, beyond|: .* \(up to 1e\+10\) .* float16)"
     with pytest.raises(BadWeights, match=message):
         encode_rows(RowRange("t", 16, 32), by_name(name), job)
@@ -175,7 +175,7 @@ def test_a_damaged_tensor_is_not_copied(name: str) -> None:
     place = type_.row_bytes(N_COLS) - type_.block_bytes if SCALES[name].block else 0
     for byte, mask in EXPONENTS[code]:
         data[2, place + offset + byte] |= mask
-    job = FillJob({"t": Source(data, type=type_)}, {})
+    job = RowSources({"t": Source(data, type=type_)}, {})
     with pytest.raises(BadWeights, match=rf"^t: a scale of {name} in row 2 of the input is NaN or infinite"):
         encode_rows(RowRange("t", 0, 4), type_, job)
 
@@ -246,7 +246,7 @@ def test_an_interleaved_type_beside_plain_ones(
     """A strip is whole groups of rows of every target, however wide rows are."""
     monkeypatch.setattr(encode, "STRIP_ELEMS", strip_rows * N_COLS)
     found = Importance(WEIGHTS[None], np.ones(1, np.float32))
-    job = FillJob({"t": Source(ROWS)}, {"t": ResolvedImportance("t", found, len(ROWS), 0, "its own")})
+    job = RowSources({"t": Source(ROWS)}, {"t": ResolvedImportance("t", found, len(ROWS), 0, "its own")})
     rows = RowRange("t", 0, len(ROWS))
     types = [by_name(each) for each in ("Q8_0", name, INTERLEAVED[name])]
     together = list(encode_strips(rows, [Target(type_, job) for type_ in types]))

@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from quality.divergence import TokenValues
 from quality.drift import LayerDrift
 from quality.evaluation import EvaluatedModel
 from quality.report.charts import (
@@ -32,6 +31,7 @@ from quality.report.charts import (
     tokens_chart,
 )
 from quality.report.points import Point
+from tests.quality.token_values import token_values
 
 FILES = {
     "Q2_K": (2.63, 0.09), "Q4_K_M": (4.85, 0.0103), "Q4_K_S": (4.6, 0.0131), "IQ4_XS": (4.3, 0.0139),
@@ -55,7 +55,7 @@ def models(n: int, lowest: float, highest: float) -> list[EvaluatedModel]:
         values = np.geomspace(lowest, highest, 27)
         layers = tuple(LayerDrift(layer, value, value) for layer, value in enumerate(values))
         zeros, kld = np.zeros((3, 9)), values.reshape(3, 9)
-        tokens = TokenValues(zeros, zeros, kld, zeros == 0)
+        tokens = token_values(zeros, zeros, kld, zeros == 0)
         made.append(EvaluatedModel(Path(f"{name}.gguf"), 10**9, 4.5, None, layers, None, tokens, ()))
     return made
 

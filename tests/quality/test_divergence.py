@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from quality.divergence import TokenValues, mean_of, measure
+from tests.quality.token_values import token_values
 
 N_CHUNKS, N_POSITIONS = 12, 255
 
@@ -17,7 +19,7 @@ def some_tokens(seed: int = 1, noise: float = 0.1) -> TokenValues:
     shape = N_CHUNKS, N_POSITIONS
     base = -rng.exponential(3, shape)
     model = np.minimum(base + noise * rng.standard_normal(shape), 0)
-    return TokenValues(base, model, rng.exponential(0.01, shape), rng.random(shape) < 0.9)
+    return token_values(base, model, rng.exponential(0.01, shape), rng.random(shape) < 0.9, first=256)
 
 
 def test_perplexities_and_their_errors() -> None:
@@ -64,15 +66,15 @@ def test_the_change_of_the_right_tokens_probability() -> None:
 def test_the_error_of_a_share_is_llama_perplexitys() -> None:
     """It prints `Same top p: 94.248 ± 0.421 %` for 2884 of 3060 tokens."""
     tokens = some_tokens()
-    same_top = (np.arange(N_CHUNKS * N_POSITIONS) < 2884).reshape(N_CHUNKS, N_POSITIONS)
-    found = measure(TokenValues(tokens.base_log_prob, tokens.log_prob, tokens.kld, same_top)).same_top
+    top = (np.arange(N_CHUNKS * N_POSITIONS) >= 2884).astype(np.int64)
+    found = measure(replace(tokens, top=top)).same_top
     assert f"{100 * found.value:.3f} ± {100 * found.error:.3f} %" == "94.248 ± 0.421 %"
 
 
 def test_equal_models_differ_by_nothing() -> None:
     tokens = some_tokens()
-    zero, same = np.zeros_like(tokens.kld), np.ones(tokens.kld.shape, bool)
-    found = measure(TokenValues(tokens.base_log_prob, tokens.base_log_prob, zero, same))
+    zero = np.zeros_like(tokens.kld)
+    found = measure(replace(tokens, log_prob=tokens.base_log_prob, kld=zero, top=tokens.base_top))
     for estimate in (found.ln_ratio, found.difference, found.kld.mean, found.delta_p.mean, found.rms_delta_p):
         assert (estimate.value, estimate.error) == (0, 0)
     assert found.ratio.value == found.same_top.value == found.correlation == 1
@@ -80,16 +82,16 @@ def test_equal_models_differ_by_nothing() -> None:
 
 def test_positions_are_divided_into_buckets() -> None:
     tokens = some_tokens()
-    buckets = measure(tokens, first_position=256, n_buckets=4).by_position
+    buckets = measure(tokens, n_buckets=4).by_position
     assert [(bucket.first, bucket.last) for bucket in buckets] == [
         (256, 319), (320, 383), (384, 447), (448, 510),
     ]  # fmt: skip
-    assert buckets[1].kld.value == pytest.approx(tokens.kld[:, 64:128].mean())
+    assert buckets[1].kld.value == pytest.approx(tokens.kld.reshape(N_CHUNKS, -1)[:, 64:128].mean())
 
 
 def test_a_single_token_has_no_error() -> None:
     one = np.array([[-1.0]])
-    found = measure(TokenValues(one, one, np.array([[0.0]]), np.array([[True]])))
+    found = measure(token_values(one, one, np.array([[0.0]]), np.array([[True]])))
     assert found.ppl.value == pytest.approx(math.e)
     assert math.isnan(found.ppl.error)
     assert math.isnan(found.same_top.error)

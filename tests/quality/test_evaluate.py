@@ -22,7 +22,8 @@ from gguf_tools.format.shards import open_gguf
 from gguf_tools.progress import NoReport
 from quality.divergence import TokenValues, measure
 from quantize.fill.sources import GGUFTensor
-from tests.quality.conftest import Damage, change_tensor
+from tests.quality.token_values import token_values
+from tests.quality.trained_files import Damage, change_tensor
 from tests.support.checkpoints import Tensors, edit_config, edit_tensors, load_transformers
 
 torch = pytest.importorskip("torch")
@@ -95,11 +96,12 @@ def twin(tiny_folder: Path, file: Path, tokens: np.ndarray, inputs: np.ndarray, 
     base = transformers_log_probs(tiny_folder, inputs)
     model = transformers_log_probs(dequantized_folder(tiny_folder, file, folder), inputs)
     targets = tokens[:, tokens.shape[1] // 2 + 1 :, None]
-    return TokenValues(
+    return token_values(
         np.take_along_axis(base, targets, -1)[..., 0],
         np.take_along_axis(model, targets, -1)[..., 0],
         (np.exp(base) * (base - model)).sum(-1),
         base.argmax(-1) == model.argmax(-1),
+        first=tokens.shape[1] // 2,
     )
 
 
@@ -112,7 +114,7 @@ def test_measures_are_those_of_transformers(
     (found,) = evaluation.models
     chunks = read_text(text, _vocab(tiny_folder), 4096, OPTIONS.cut)
     tokens = twin(tiny_folder, made(file_type), chunks.tokens, chunks.inputs, tmp_path / "dequantized")
-    expected = measure(tokens, 32)
+    expected = measure(tokens)
     # Hidden states in float32 move the divergence of a token by about 1e-8, here as in transformers.
     near = {"rel": 1e-4, "abs": 5e-8}
     assert evaluation.base_ppl.value == pytest.approx(expected.base_ppl.value, **near)

@@ -106,14 +106,14 @@ def test_states_of_something_else_are_refused(
 def test_states_that_were_cut_short_are_named(
     kept: quality.EvaluateOptions, made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, read = tmp_path / "kept" / "states.00001", KeptStates.read
+    path, read = tmp_path / "kept" / "states.00001", KeptStates.rows
 
-    def cut(self: KeptStates, start: int, stop: int) -> Any:
+    def cut(self: KeptStates, numbers: Any) -> Any:
         """A program that shortens a file while a run reads it."""
         path.write_bytes(path.read_bytes()[:4])
-        return read(self, start, stop)
+        return read(self, numbers)
 
-    monkeypatch.setattr(KeptStates, "read", cut)
+    monkeypatch.setattr(KeptStates, "rows", cut)
     with pytest.raises(TruncatedError, match=r"kept/states\.00001: shorter than it was written"):
         quality.evaluate(made("F32"), text, [made("Q8_0")], kept)
 

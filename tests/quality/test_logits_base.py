@@ -66,12 +66,13 @@ def test_the_divergence_of_each_token_is_llama_perplexitys(
     base, model = random_head(n_vocab, scale=4, seed=1), random_head(n_vocab, scale=3, seed=2)
     tokens = np.random.default_rng(3).integers(0, n_vocab, (3, 16))
     path = tmp_path / "b.kld"
-    write_logits(base, torch.device("cpu"), Text(tokens, tokens), path)
+    write_logits(base, torch.device("cpu"), Text(tokens, tokens).chunks, path)
     source = FileLogits.open(path, None)
     assert source.tokens.tolist() == tokens.tolist()
     text = source.text(bos=5)
     assert text.inputs[:, 0].tolist() == [5, 5, 5]
-    visitor = DivergenceVisitor(text, [path, path], torch.device("cpu"), lambda *_: None, SMALLEST_LOG_PROB)
+    paths, cpu = [path, path], torch.device("cpu")
+    visitor = DivergenceVisitor(text.chunks, paths, cpu, lambda *_: None, SMALLEST_LOG_PROB)
     sweep_vocabulary([source, model], source.positions, [visitor])
     found = visitor.values(1)
 
@@ -79,7 +80,7 @@ def test_the_divergence_of_each_token_is_llama_perplexitys(
     scale, lowest = rows[:, :4].copy().view(np.float32).T[..., None]
     whole = scale * rows[:, 4 : 4 + n_vocab].astype(np.float32) + lowest
     weight = model.read(0, n_vocab)
-    own = torch.stack([torch.log_softmax(model.logits(*source.positions.rows(chunk), weight).double(), -1)
+    own = torch.stack([torch.log_softmax(model.logits(source.positions.of_chunk(chunk), weight).double(), -1)
                        for chunk in range(3)]).flatten(0, 1).numpy()  # fmt: skip
     assert (whole <= -16).any()
     expected = np.where(whole > -16, np.exp(whole.astype(np.float64)) * (whole - own), 0).sum(-1)

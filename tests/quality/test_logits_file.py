@@ -87,11 +87,11 @@ def test_codes_give_back_log_probabilities(
     monkeypatch.setattr(logits, "_SLICE_ROWS", slice_rows)
     head = random_head(n_vocab, scale, seed=1)
     tokens = np.random.default_rng(2).integers(0, n_vocab, (3, 16))
-    write_logits(head, torch.device("cpu"), Text(tokens, tokens), tmp_path / "b.kld", n_workers=2)
+    write_logits(head, torch.device("cpu"), Text(tokens, tokens).chunks, tmp_path / "b.kld", n_workers=2)
     content = (tmp_path / "b.kld").read_bytes()
     assert np.frombuffer(content[8:HEADER_BYTES], np.int32).tolist() == [16, n_vocab, 3]
     found = decoded(*rows_of(content, 3 * 16, n_vocab)).reshape(3, 7, n_vocab)
-    whole = head.logits(0, 3 * 16, head.read(0, n_vocab)).double()
+    whole = head.logits(torch.arange(3 * 16), head.read(0, n_vocab)).double()
     expected = torch.log_softmax(whole, -1).numpy().reshape(3, 16, n_vocab)[:, 8:15]
     floor = np.maximum(expected, expected.max(-1, keepdims=True) - 16)
     np.testing.assert_allclose(found, floor, atol=16 / 65535, rtol=1e-5)

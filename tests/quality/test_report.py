@@ -77,8 +77,9 @@ def test_names_lose_what_all_begin_with() -> None:
 
 def test_earlier_files_stand_beside(evaluation: Evaluation, tmp_path: Path) -> None:
     earlier = read_earlier(written(evaluation, tmp_path / "stock.json"))
-    found = earlier_points(earlier, 1, evaluation)
-    assert found == tuple(replace(point, group=1) for point in measured_points(evaluation))
+    found = earlier_points(earlier, 1, [evaluation])
+    klds = [model.divergence.kld.mean.value for model in evaluation.models]
+    assert found == tuple(replace(point, group=1) for point in measured_points(evaluation.models, klds))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_numbers_that_do_not_compare_are_refused(
 ) -> None:
     earlier = read_earlier(written(evaluation, tmp_path / "stock.json", **changes))
     with pytest.raises(BadRequest, match=message):
-        earlier_points(earlier, 1, evaluation)
+        earlier_points(earlier, 1, [evaluation])
 
 
 def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
@@ -110,10 +111,10 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
 
 def test_tokens_spell_the_text(evaluation: Evaluation, text: Path) -> None:
     found = evaluation.text
-    spelled_text = b"".join(found.spelled[token] for token in found.tokens.ravel()[1:].tolist())
+    spelled_text = b"".join(found.spelled[token] for token in found.chunks.tokens[1:].tolist())
     assert len(spelled_text) > 600
     assert spelled_text in text.read_bytes()
-    assert found.first == 64
+    assert np.flatnonzero(found.chunks.scored)[0] == 65
 
 
 def test_sentencepiece_tokens_spell_spaces_and_bytes() -> None:
@@ -131,17 +132,33 @@ def test_the_worst_passages_are_those_with_the_largest_divergence(evaluation: Ev
     kld = np.full((3, 63), 0.01)
     kld[1, 10 : 10 + N_TOKENS] = 0.5
     kld[2, 0] = 3.0
-    values = replace(evaluation.models[0].tokens, kld=kld)
+    values = replace(evaluation.models[0].tokens, kld=kld.ravel())
     worst, second, third = worst_passages(evaluation.text, values, 3)
     assert (worst.chunk, worst.position, worst.kld) == (1, 64 + 1 + 10, pytest.approx(0.5))
     assert (second.chunk, second.position) == (2, 65)
     assert third.chunk == 0
     text = evaluation.text
-    tokens = text.tokens[1, 75 : 75 + N_TOKENS].tolist()
+    second_chunk = text.chunks.tokens[128:256]
+    tokens = second_chunk[75 : 75 + N_TOKENS].tolist()
     shown = "".join(token.text for token in worst.tokens)
     assert shown == b"".join(text.spelled[token] for token in tokens).decode()
-    before = b"".join(text.spelled[token] for token in text.tokens[1, 51:75].tolist()).decode()
+    before = b"".join(text.spelled[token] for token in second_chunk[51:75].tolist()).decode()
     assert worst.before == before
+
+
+def test_a_passage_tells_what_both_models_would_have_written(evaluation: Evaluation) -> None:
+    text, values = evaluation.text, evaluation.models[0].tokens
+    passage = worst_passages(text, values, 1)[0]
+    here = (values.chunk == passage.chunk) & (values.position >= passage.position - 1)
+    first, kld = np.flatnonzero(here)[:N_TOKENS], values.kld
+    changed = [place for place in first if values.top[place] != values.base_top[place]]
+    worst = max(changed, key=lambda place: kld[place])
+    before, token = passage.changes(3)[0]
+    words = [text.spelled[top[worst]].decode() for top in (values.base_top, values.top)]
+    assert [token.base_word, token.word] == words
+    assert (token.kld, token.base_word_p) == (kld[worst], values.base_top_p[worst])
+    assert before.endswith("".join(token.text for token in passage.tokens[: worst - first[0]]))
+    assert len(passage.changes(99)) == len(changed)
 
 
 def test_a_map_has_a_column_for_each_layer() -> None:

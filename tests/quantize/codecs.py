@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from quantize.formats import available, base, get_format
+from quantize.formats.codecs import CODECS, DECODERS
 from quantize.importances.weighting import ColumnWeights, Weighting
 
 Floats = npt.NDArray[np.float32]
@@ -17,6 +20,15 @@ OF_IK = tuple(name for name in available() if by_name(name).id > 96)
 """The types that ik_llama.cpp alone has; llama.cpp has no bytes of them to compare with."""
 
 OF_LLAMA = tuple(name for name in available() if name not in OF_IK)
+
+
+def told_layout(name: str) -> str:
+    """Return the docstring that tells a type's layout: its module's, or that of what decodes it."""
+    path = CODECS[name].module if name in CODECS else DECODERS[name]
+    module = import_module(path, "quantize.formats")
+    told = [module.__doc__, *(each.__doc__ for each in vars(module).values() if callable(each))]
+    (text,) = (text for text in told if text and re.match(f"(Decode )?{name}: ", text))
+    return text
 
 
 def weighting(weights: Floats | None) -> Weighting | None:

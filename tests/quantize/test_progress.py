@@ -12,7 +12,7 @@ from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from quantize import run_options
-from quantize.fill.session import Output
+from quantize.fill.job import Output
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation

@@ -50,4 +50,4 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
     return scales * codes.reshape(-1, n_cols).astype(np.float32)
 
 
-FORMAT = QuantFormat(TYPE, encode, decode)
+FORMATS = (QuantFormat(TYPE, encode, decode),)

@@ -26,10 +26,11 @@ from calibrate.rounding.grids.walks import tree
 from calibrate.rounding.scalar.blocks import as_half, halves
 from gguf_tools.format.ggml_types import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, GGMLType
 from quantize.formats import get_format
-from quantize.formats.base import Bytes, Floats32, as_source
-from quantize.formats.iq import grids, iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
+from quantize.formats.base import Bytes, Floats32, as_source, block_dtype
+from quantize.formats.iq import grids
 from quantize.formats.iq.grids import Grid
-from quantize.formats.iq.iq2 import with_even_signs
+from quantize.formats.iq.iq2 import IQ2_XXS_BLOCK
+from quantize.formats.iq.iq2_search import with_even_signs
 from quantize.importances.weighting import ColumnWeights
 from quantize.simd.floats import halves_to_float32
 from quantize.simd.lanes import LANES
@@ -156,13 +157,13 @@ def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> GridLayout:
 
 
 def _read_iq2_xs(data: Bytes) -> GridBlocks:
-    blocks = _blocks(data, iq2_xs.BLOCK)
+    blocks = _blocks(data, block_dtype(IQ2_XS))
     signs = with_even_signs(blocks["qs"] >> 9)
     return _fields(blocks["d"], unpack(blocks["scales"], 4, 1), blocks["qs"] & 511, signs)
 
 
 def _write_iq2_xs(parts: GridBlocks) -> Bytes:
-    blocks = np.empty(len(parts.d), iq2_xs.BLOCK)
+    blocks = np.empty(len(parts.d), block_dtype(IQ2_XS))
     blocks["d"] = halves(parts.d)
     blocks["qs"] = parts.indices | (parts.signs & 127).astype(np.int64) << 9
     blocks["scales"] = packed(parts.scales, 4, 1)
@@ -173,14 +174,14 @@ def _write_iq2_xs(parts: GridBlocks) -> Bytes:
 
 
 def _read_iq1_s(data: Bytes) -> GridBlocks:
-    blocks = _blocks(data, iq1_s.BLOCK)
+    blocks = _blocks(data, block_dtype(IQ1_S))
     indices = blocks["qs"] | _bits(blocks["qh"], 3, 4).reshape(-1, 32) << 8
     shifts = np.repeat(blocks["qh"] >> 15, 4, axis=1) * 255
     return _fields(blocks["d"], blocks["qh"] >> 12 & 7, indices, shifts)
 
 
 def _write_iq1_s(parts: GridBlocks) -> Bytes:
-    blocks = np.empty(len(parts.d), iq1_s.BLOCK)
+    blocks = np.empty(len(parts.d), block_dtype(IQ1_S))
     blocks["d"] = halves(parts.d)
     blocks["qs"] = parts.indices & 255
     shifts = parts.signs[:, ::4].astype(np.int64) & 1
@@ -189,7 +190,7 @@ def _write_iq1_s(parts: GridBlocks) -> Bytes:
 
 
 def _read_iq1_m(data: Bytes) -> GridBlocks:
-    blocks = _blocks(data, iq1_m.BLOCK)
+    blocks = _blocks(data, block_dtype(IQ1_M))
     high = unpack(blocks["qh"], 4, 1)
     indices = blocks["qs"] | (high & 7).astype(np.int64) << 8
     d = _to_bits(blocks["scales"] >> 12, 4)
@@ -198,7 +199,7 @@ def _read_iq1_m(data: Bytes) -> GridBlocks:
 
 def _write_iq1_m(parts: GridBlocks) -> Bytes:
     n = len(parts.d)
-    blocks = np.empty(n, iq1_m.BLOCK)
+    blocks = np.empty(n, block_dtype(IQ1_M))
     blocks["qs"] = parts.indices & 255
     blocks["qh"] = packed(parts.indices >> 8 | (parts.signs & 1).astype(np.int64) << 3, 4, 1)
     blocks["scales"] = _to_bits(parts.scales.reshape(n, 4, 4), 3) | _bits(halves(parts.d), 4, 4) << 12
@@ -208,11 +209,11 @@ def _write_iq1_m(parts: GridBlocks) -> Bytes:
 LAYOUTS = {
     layout.type.name: layout
     for layout in (
-        _with_packed_signs(IQ2_XXS, iq2_xxs.BLOCK, ("qs", "indices"), ("qs", "signs_scale")),
+        _with_packed_signs(IQ2_XXS, IQ2_XXS_BLOCK, ("qs", "indices"), ("qs", "signs_scale")),
         GridLayout(IQ2_XS, _read_iq2_xs, _write_iq2_xs),
-        _with_whole_signs(IQ2_S, iq2_s.BLOCK, 2),
-        _with_packed_signs(IQ3_XXS, iq3_xxs.BLOCK, ("qs",), ("words",)),
-        _with_whole_signs(IQ3_S, iq3_s.BLOCK, 1),
+        _with_whole_signs(IQ2_S, block_dtype(IQ2_S), 2),
+        _with_packed_signs(IQ3_XXS, block_dtype(IQ3_XXS), ("qs",), ("words",)),
+        _with_whole_signs(IQ3_S, block_dtype(IQ3_S), 1),
         GridLayout(IQ1_S, _read_iq1_s, _write_iq1_s),
         GridLayout(IQ1_M, _read_iq1_m, _write_iq1_m),
     )

@@ -19,7 +19,7 @@ Codes = npt.NDArray[Any]
 Integers = npt.NDArray[np.int32]
 
 Fields = npt.NDArray[Any]
-"""Blocks as a structured array, (n,) of the type's BLOCK."""
+"""Blocks as a structured array, (n,) of the type's `block_dtype`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -50,13 +49,9 @@ from gguf_tools.format.ggml_types import (
     TQ2_0,
     GGMLType,
 )
-from quantize.formats.base import Bytes, Floats32
-from quantize.formats.blocks_of_32 import q4_0, q4_1, q5_0, q5_1, q8_0
-from quantize.formats.few_bits import tq1_0, tq2_0
-from quantize.formats.fp4 import mxfp4, nvfp4
-from quantize.formats.fp4.codes import DOUBLED
-from quantize.formats.iq import iq4, iq4_nl, iq4_xs
-from quantize.formats.k_quants import q2_k, q3_k, q4_k, q5_k, q6_k
+from quantize.formats.base import Bytes, Floats32, block_dtype
+from quantize.formats.fp4 import DOUBLED, LARGEST_BYTE, half_scales
+from quantize.formats.iq import iq4_search
 from quantize.simd.floats import halves_to_float32
 from quantize.simd.packing import packed, packed_scales, unpack, unpacked_scales
 
@@ -68,7 +63,6 @@ Rest = tuple[Integers, Integers, Codes]
 class SuperBlocks:
     """A layout (scalar.blocks.Layout) with integer scales; and
 
-    block        the dtype of a block
     read_rest    takes scales, minimums and codes out of blocks
     write_rest   puts them there
     scale_range  the least and the largest integer scale
@@ -80,7 +74,6 @@ class SuperBlocks:
     levels: Floats32
     scale_range: tuple[int, int]
     low_top: int
-    block: np.dtype[Any]
     read_rest: Callable[[Fields], Rest]
     write_rest: Callable[[Fields, ScalarBlocks], None]
 
@@ -89,13 +82,13 @@ class SuperBlocks:
         return self.low_top > 0  # where there are two numbers to fit; one gains 1 % at most
 
     def read(self, data: Bytes) -> ScalarBlocks:
-        fields = data.reshape(-1).view(self.block)
+        fields = data.reshape(-1).view(block_dtype(self.type))
         d = halves_to_float32(fields["d"])[:, None]
         dmin = halves_to_float32(fields["dmin"])[:, None] if self.low_top else np.zeros_like(d)
         return ScalarBlocks(d, dmin, *self.read_rest(fields))
 
     def write(self, blocks: ScalarBlocks) -> Bytes:
-        fields = np.zeros(len(blocks.d), self.block)
+        fields = np.zeros(len(blocks.d), block_dtype(self.type))
         fields["d"] = halves(blocks.d[:, 0])
         if self.low_top:
             fields["dmin"] = halves(blocks.dmin[:, 0])
@@ -190,12 +183,12 @@ def _write_iq4_xs(fields: Fields, blocks: ScalarBlocks) -> None:
 
 
 SUPER_BLOCKS = (
-    SuperBlocks(Q2_K, 16, integers(0, 3), (0, 15), 15, q2_k.BLOCK, _read_q2_k, _write_q2_k),
-    SuperBlocks(Q3_K, 16, integers(-4, 3), (-32, 31), 0, q3_k.BLOCK, _read_q3_k, _write_q3_k),
-    SuperBlocks(Q4_K, 32, integers(0, 15), (0, 63), 63, q4_k.BLOCK, _read_q4_k, _write_q4_k),
-    SuperBlocks(Q5_K, 32, integers(0, 31), (0, 63), 63, q5_k.BLOCK, _read_q5_k, _write_q5_k),
-    SuperBlocks(Q6_K, 16, integers(-32, 31), (-128, 127), 0, q6_k.BLOCK, _read_q6_k, _write_q6_k),
-    SuperBlocks(IQ4_XS, 32, iq4.LEVELS, (-32, 31), 0, iq4_xs.BLOCK, _read_iq4_xs, _write_iq4_xs),
+    SuperBlocks(Q2_K, 16, integers(0, 3), (0, 15), 15, _read_q2_k, _write_q2_k),
+    SuperBlocks(Q3_K, 16, integers(-4, 3), (-32, 31), 0, _read_q3_k, _write_q3_k),
+    SuperBlocks(Q4_K, 32, integers(0, 15), (0, 63), 63, _read_q4_k, _write_q4_k),
+    SuperBlocks(Q5_K, 32, integers(0, 31), (0, 63), 63, _read_q5_k, _write_q5_k),
+    SuperBlocks(Q6_K, 16, integers(-32, 31), (-128, 127), 0, _read_q6_k, _write_q6_k),
+    SuperBlocks(IQ4_XS, 32, iq4_search.LEVELS, (-32, 31), 0, _read_iq4_xs, _write_iq4_xs),
 )
 
 
@@ -203,7 +196,6 @@ SUPER_BLOCKS = (
 class SingleScales:
     """A layout (scalar.blocks.Layout) with a float16 scale; and
 
-    block        the dtype of a block
     read_codes   takes the codes out of blocks
     write_codes  puts them there
     step         a step, as a share of the scale
@@ -213,7 +205,6 @@ class SingleScales:
 
     type: GGMLType
     levels: Floats32
-    block: np.dtype[Any]
     read_codes: Callable[[Fields], Codes]
     write_codes: Callable[[Fields, Codes], None]
     step: float
@@ -229,18 +220,18 @@ class SingleScales:
 
     @property
     def has_lows(self) -> bool:
-        return "m" in (self.block.names or ())
+        return "m" in (block_dtype(self.type).names or ())
 
     def read(self, data: Bytes) -> ScalarBlocks:
         n_rows = len(data)
-        fields = np.ascontiguousarray(data).reshape(-1).view(self.block)
+        fields = np.ascontiguousarray(data).reshape(-1).view(block_dtype(self.type))
         d = halves_to_float32(fields["d"]).reshape(n_rows, -1)
         dmin = -halves_to_float32(fields["m"]).reshape(n_rows, -1) if self.has_lows else np.zeros_like(d)
         ones = np.ones(d.shape, np.int32)
         return ScalarBlocks(d, dmin, ones, ones, self.read_codes(fields).reshape(n_rows, -1))
 
     def write(self, blocks: ScalarBlocks) -> Bytes:
-        fields = np.zeros(blocks.d.size, self.block)
+        fields = np.zeros(blocks.d.size, block_dtype(self.type))
         fields["d"] = halves(blocks.d).reshape(-1)
         if self.has_lows:
             fields["m"] = halves(-blocks.dmin).reshape(-1)
@@ -331,14 +322,14 @@ def _write_tq1_0(fields: Fields, codes: Codes) -> None:
 
 
 SINGLE_SCALES = (
-    SingleScales(Q4_0, integers(-8, 7), q4_0.BLOCK, _read_4_bits, _write_4_bits, 0.02),
-    SingleScales(Q4_1, integers(0, 15), q4_1.BLOCK, _read_4_bits, _write_4_bits, 0.04),
-    SingleScales(Q5_0, integers(-16, 15), q5_0.BLOCK, _read_5_bits, _write_5_bits, 0.01),
-    SingleScales(Q5_1, integers(0, 31), q5_1.BLOCK, _read_5_bits, _write_5_bits, 0.02),
-    SingleScales(Q8_0, integers(-128, 127), q8_0.BLOCK, _read_q8_0, _write_q8_0, 0.003),
-    SingleScales(IQ4_NL, iq4.LEVELS, iq4_nl.BLOCK, _read_4_bits, _write_4_bits, 0.02),
-    SingleScales(TQ1_0, integers(-1, 1), tq1_0.BLOCK, _read_tq1_0, _write_tq1_0, 0.1, 0.5),
-    SingleScales(TQ2_0, integers(-1, 1), tq2_0.BLOCK, _read_tq2_0, _write_tq2_0, 0.1, 0.5),
+    SingleScales(Q4_0, integers(-8, 7), _read_4_bits, _write_4_bits, 0.02),
+    SingleScales(Q4_1, integers(0, 15), _read_4_bits, _write_4_bits, 0.04),
+    SingleScales(Q5_0, integers(-16, 15), _read_5_bits, _write_5_bits, 0.01),
+    SingleScales(Q5_1, integers(0, 31), _read_5_bits, _write_5_bits, 0.02),
+    SingleScales(Q8_0, integers(-128, 127), _read_q8_0, _write_q8_0, 0.003),
+    SingleScales(IQ4_NL, iq4_search.LEVELS, _read_4_bits, _write_4_bits, 0.02),
+    SingleScales(TQ1_0, integers(-1, 1), _read_tq1_0, _write_tq1_0, 0.1, 0.5),
+    SingleScales(TQ2_0, integers(-1, 1), _read_tq2_0, _write_tq2_0, 0.1, 0.5),
 )
 
 
@@ -355,7 +346,6 @@ _LEVEL_OF = np.array([7 + code if code < 8 else 15 - code for code in range(16)]
 class SmallFloats:
     """A layout (scalar.blocks.Layout) of 4-bit floats; and
 
-    block   the dtype of a block
     scale   the field of its scales, one byte for each sub-block
     slopes  turns these bytes into slopes
     top     the largest of them
@@ -363,7 +353,6 @@ class SmallFloats:
 
     type: GGMLType
     sub_elems: int
-    block: np.dtype[Any]
     scale: str
     slopes: Callable[[Integers], Floats32]
     top: int
@@ -378,7 +367,7 @@ class SmallFloats:
 
     def read(self, data: Bytes) -> ScalarBlocks:
         n_rows = len(data)
-        fields = np.ascontiguousarray(data).reshape(-1).view(self.block)
+        fields = np.ascontiguousarray(data).reshape(-1).view(block_dtype(self.type))
         scales = fields[self.scale].astype(np.int32).reshape(n_rows, -1)
         ones = np.ones((n_rows, 1), np.float32)
         levels = _LEVEL_OF[unpack(fields["qs"], 4, self.sub_elems // 2)].reshape(n_rows, -1)
@@ -386,7 +375,7 @@ class SmallFloats:
 
     def write(self, blocks: ScalarBlocks) -> Bytes:
         n_rows = len(blocks.scales)
-        fields = np.zeros(blocks.codes.size // self.type.block_elems, self.block)
+        fields = np.zeros(blocks.codes.size // self.type.block_elems, block_dtype(self.type))
         fields[self.scale] = blocks.scales.reshape(fields[self.scale].shape)
         codes = _STORED[blocks.codes].reshape(len(fields), -1)
         fields["qs"] = packed(codes, 4, self.sub_elems // 2)
@@ -410,8 +399,8 @@ def _powers_of_two(exponents: Integers) -> Floats32:
 
 
 SMALL_FLOATS = (
-    SmallFloats(MXFP4, 32, mxfp4.BLOCK, "e", _powers_of_two, 255),
-    SmallFloats(NVFP4, 16, nvfp4.BLOCK, "d", nvfp4.half_scales, nvfp4.LARGEST_BYTE),
+    SmallFloats(MXFP4, 32, "e", _powers_of_two, 255),
+    SmallFloats(NVFP4, 16, "d", half_scales, LARGEST_BYTE),
 )
 
 LAYOUTS: tuple[ScalarLayout, ...] = (*SUPER_BLOCKS, *SINGLE_SCALES, *SMALL_FLOATS)

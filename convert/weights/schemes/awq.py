@@ -38,7 +38,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, Weight, WeightsLoader
-from convert.weights.scales import check_matrix, check_scales, group_size_of, read_scales
+from convert.weights.scales import check_matrix, check_scales, group_size_of, read_scales, scaled
 from convert.weights.schemes.marlin import marlin_weight
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 
@@ -63,17 +63,11 @@ class AwqGemmWeight(Decoded):
         return f"AWQ GEMM 4 bits in groups of {self.group_size}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.kernels import scale_groups
-
-        out = np.empty((stop - start, self.shape[1]), np.float32)
         codes = _read_interleaved(self.codes, start, stop)
-        scales = read_scales(self.scales, start, stop)
-        if self.zeros is None:
-            zeros = np.full(scales.shape, 1 << (BITS - 1), np.float32)
-        else:
+        zeros: np.ndarray | int = 1 << (BITS - 1)
+        if self.zeros is not None:
             zeros = _read_interleaved(self.zeros, start, stop).astype(np.float32)
-        scale_groups(codes, zeros, scales, self.group_size, out)
-        return out
+        return scaled(codes, zeros, read_scales(self.scales, start, stop), self.group_size)
 
 
 def _read_interleaved(raw: RawTensor, start: int, stop: int) -> np.ndarray:
@@ -101,16 +95,14 @@ class AwqGemvWeight(Decoded):
         return f"AWQ GEMV 4 bits in groups of {self.group_size}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.kernels import scale_groups, unpack
+        from convert.weights.kernels import unpack
 
         n_cols = self.shape[1]
         n_groups = -(-n_cols // self.group_size)
         codes = unpack(self.codes.read_rows(start, stop), BITS, n_cols)
         zeros = unpack(self.zeros.read_rows(start, stop), BITS, n_groups).astype(np.float32)
         scales = self.scales.read_rows(start, stop)[:, :n_groups].astype(np.float32)
-        out = np.empty((stop - start, n_cols), np.float32)
-        scale_groups(codes, zeros, scales, self.group_size, out)
-        return out
+        return scaled(codes, zeros, scales, self.group_size)
 
 
 FAST_ROWS, FAST_COLS = 4, 64

@@ -32,13 +32,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.scales import check_scales
+from convert.weights.scales import check_scales, scaled
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
 
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32")
@@ -111,20 +111,14 @@ class Bnb8Weight(Decoded):
 
     codes: RawTensor
     scales: RawTensor
-
-    @property
-    def stored_as(self) -> str:
-        return "bitsandbytes int8 by row"
+    stored_as: ClassVar[str] = "bitsandbytes int8 by row"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.kernels import scale_groups
-
         codes = self.codes.read_rows(start, stop)
         scales = self.scales.read_elements(start, stop)[:, None]
-        out = np.empty(codes.shape, np.float32)
-        scale_groups(codes, np.zeros_like(scales), scales, self.shape[1], out)
-        out *= np.float32(1 / 127)
-        return out
+        rows = scaled(codes, 0, scales, self.shape[1])
+        rows *= np.float32(1 / 127)
+        return rows
 
 
 # ---- loading

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.scales import check_scales
+from convert.weights.scales import check_scales, scaled
 
 TILE_ROWS, TILE_COLS = 2, 64
 _COLUMNS_OF_16 = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
@@ -34,13 +35,10 @@ class EetqWeight(Decoded):
 
     codes: RawTensor
     scales: RawTensor
-
-    @property
-    def stored_as(self) -> str:
-        return "EETQ 8 bits by row"
+    stored_as: ClassVar[str] = "EETQ 8 bits by row"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.kernels import scale_groups, untile
+        from convert.weights.kernels import untile
 
         n_cols = self.shape[1]
         first, last = start // TILE_ROWS * TILE_ROWS, -(-stop // TILE_ROWS) * TILE_ROWS
@@ -48,9 +46,7 @@ class EetqWeight(Decoded):
         codes = np.empty((last - first, n_cols), np.uint8)
         untile(stored.reshape(-1, n_cols // TILE_COLS, TILE_ROWS * TILE_COLS), _places(), codes)
         scales = self.scales.read_elements(first, last).astype(np.float32)[:, None]
-        out = np.empty(codes.shape, np.float32)
-        scale_groups(codes, np.full_like(scales, 128), scales, n_cols, out)
-        return out[start - first : stop - first]
+        return scaled(codes, 128, scales, n_cols)[start - first : stop - first]
 
 
 @cache

@@ -32,7 +32,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.scales import check_scales, group_size_of, read_scales
+from convert.weights.scales import check_scales, group_size_of, read_scales, scaled
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 
 LAYOUTS = {None: 1, "gptq": 1, "gptq_v2": 0, "gptq_p": 0}
@@ -73,19 +73,12 @@ class GptqWeight(Decoded):
         return f"GPTQ {self.bits} bits in {groups}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.kernels import scale_columns, scale_groups
-
         n_cols = self.shape[1]
         codes = self._unpack(np.ascontiguousarray(self.codes.read_columns(start, stop).T), n_cols)
         scales = read_scales(self.scales, start, stop)
         zeros = self._read_zeros(start, stop)
-        out = np.empty((stop - start, n_cols), np.float32)
         groups = self._read_groups()
-        if groups is None:
-            scale_groups(codes, zeros, scales, self.group_size, out)
-        else:
-            scale_columns(codes, groups, zeros, scales, out)
-        return out
+        return scaled(codes, zeros, scales, self.group_size if groups is None else groups)
 
     def _unpack(self, words: np.ndarray, n_codes: int) -> np.ndarray:
         from convert.weights.kernels import unpack, unpack_planes

@@ -28,7 +28,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.scales import SCALE_DTYPES
+from convert.weights.scales import SCALE_DTYPES, scaled
 from gguf_tools.errors import UnsupportedCheckpoint
 
 
@@ -75,17 +75,14 @@ class HqqWeight(Decoded):
         first, last = start * n_cols, stop * n_cols
         if self.axis == 0:
             return self._read_across(first, last).reshape(stop - start, n_cols)
-        from convert.weights.kernels import scale_groups
-
         # Decode whole groups, then cut out the wanted elements.
         first_group, last_group = first // self.group_size, -(-last // self.group_size)
         from_element = first_group * self.group_size
         codes = self._read_codes(from_element, last_group * self.group_size).reshape(-1, self.group_size)
         scales = self.scales.read_elements(first_group, last_group).astype(np.float32)[:, None]
         zeros = self.zeros.read_elements(first_group, last_group).astype(np.float32)[:, None]
-        out = np.empty(codes.shape, np.float32)
-        scale_groups(codes, zeros, scales, self.group_size, out)
-        return out.reshape(-1)[first - from_element : last - from_element].reshape(stop - start, n_cols)
+        rows = scaled(codes, zeros, scales, self.group_size).reshape(-1)
+        return rows[first - from_element : last - from_element].reshape(stop - start, n_cols)
 
     def _read_across(self, first: int, last: int) -> np.ndarray:
         """Return elements `first` to `last` where groups go across the pieces of the run."""

@@ -44,7 +44,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.scales import ScaleGrid, scale_grid
+from convert.weights.scales import ScaleGrid, scale_grid, scaled
 from gguf_tools.errors import UnsupportedCheckpoint
 
 WORD_BITS = 32
@@ -109,20 +109,12 @@ class PackedWeight(Decoded):
         return f"int{self.packing.bits} {self.scales.described}{order}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.kernels import scale_columns, scale_groups
-
         n_cols = self.shape[1]
         codes = self.packing.unpack(self.packed.read_rows(start, stop), n_cols)
         scales = self.scales.of_rows(start, stop)
         zeros = self._zeros(start, stop, scales.shape)
-        rows = np.empty((stop - start, n_cols), np.float32)
         groups = self._groups()
-        if groups is None:
-            scale_groups(codes, zeros, scales, self.scales.block[1], rows)
-        else:
-            scale_columns(codes, groups, zeros, scales, rows)
-        return rows
+        return scaled(codes, zeros, scales, self.scales.block[1] if groups is None else groups)
 
     def _zeros(self, start: int, stop: int, shape: tuple[int, ...]) -> np.ndarray:
         """Return the zero points of rows `start` to `stop`, float32 in the shape of their scales."""
@@ -249,15 +241,10 @@ class Int8Weight(Decoded):
         return f"int8 {self.scales.described}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.kernels import scale_groups
-
         codes = self.codes.read_rows(start, stop)
         scales = self.scales.of_rows(start, stop)
-        zeros = np.zeros_like(scales) if self.zeros is None else self.zeros.of_rows(start, stop)
-        rows = np.empty(codes.shape, np.float32)
-        scale_groups(codes, zeros, scales, self.scales.block[1], rows)
-        return rows
+        zeros = 0 if self.zeros is None else self.zeros.of_rows(start, stop)
+        return scaled(codes, zeros, scales, self.scales.block[1])
 
 
 def int8_weight(module: Module, codes: RawTensor, scales: RawTensor, zeros: RawTensor | None) -> Int8Weight:
@@ -299,17 +286,11 @@ class RowPairWeight(Decoded):
         return f"int4 {self.scales.described}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.kernels import scale_groups
-
         first = start // 2
         pairs = self.pairs.read_rows(first, -(-stop // 2)).view(np.int8)
         codes = np.stack([(pairs << 4) >> 4, pairs >> 4], axis=1).reshape(-1, pairs.shape[1])
         codes = codes[start - 2 * first : stop - 2 * first]
-        scales = self.scales.of_rows(start, stop)
-        rows = np.empty(codes.shape, np.float32)
-        scale_groups(codes, np.zeros_like(scales), scales, self.scales.block[1], rows)
-        return rows
+        return scaled(codes, 0, self.scales.of_rows(start, stop), self.scales.block[1])
 
 
 def _is_pairs(module: Module) -> bool:

@@ -31,7 +31,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.scales import check_matrix, check_scales, read_scales
+from convert.weights.scales import check_matrix, check_scales, read_scales, scaled
 
 TILE_ROWS, TILE_COLS = 64, 16
 TILE_CODES = TILE_ROWS * TILE_COLS
@@ -56,16 +56,12 @@ class MarlinWeight(Decoded):
         return f"Marlin 4 bits in groups of {self.shape[1] // self.scales.shape[0]}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.kernels import scale_groups
-
         first, last = _tiles(start, stop)
         codes = _read_tiles(self.codes, 4, first, last, _tile_places())
         n_groups = self.scales.shape[0]
         order = _scale_order_one_group() if n_groups == 1 else _scale_order()
         scales = _in_order(read_scales(self.scales, first, last), order)
-        out = np.empty(codes.shape, np.float32)
-        scale_groups(codes, np.full_like(scales, 8), scales, self.shape[1] // n_groups, out)
-        return out[start - first : stop - first]
+        return scaled(codes, 8, scales, self.shape[1] // n_groups)[start - first : stop - first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class SparseMarlinWeight(Decoded):
         return f"Marlin 2:4 sparse {self.bits} bits in groups of {size}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.kernels import scale_groups, scatter_pairs
+        from convert.weights.kernels import scatter_pairs
 
         first, last = _tiles(start, stop)
         codes = _read_tiles(self.codes, self.bits, first, last, _sparse_tile_places(self.bits))
@@ -93,9 +89,7 @@ class SparseMarlinWeight(Decoded):
         # A group as long as the kept half of a row, or longer, leaves the scales in order.
         if self.shape[1] // n_groups < n_kept:
             scales = _in_order(scales, _sparse_scale_order())
-        kept = np.empty(codes.shape, np.float32)
-        middle = np.full_like(scales, 1 << (self.bits - 1))
-        scale_groups(codes, middle, scales, n_kept // n_groups, kept)
+        kept = scaled(codes, 1 << (self.bits - 1), scales, n_kept // n_groups)
         out = np.empty((last - first, self.shape[1]), np.float32)
         scatter_pairs(kept, self._read_places(first, last), out)
         return out[start - first : stop - first]

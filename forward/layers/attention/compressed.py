@@ -315,7 +315,7 @@ class Compressor:
             values = self._with_previous(values, 0.0)
             scores = self._with_previous(scores, float("-inf"))
         keys = self.norm((values * torch.softmax(scores, 1)).sum(1))
-        return rotated_end(keys[:, None], self.rotate.of(n_windows))[:, 0]
+        return rotated_end(keys[:, None], self.rotate)[:, 0]
 
     def _with_previous(self, rows: torch.Tensor, before: float) -> torch.Tensor:
         """Return for each window the first halves of the window before, and the second ones of its own.

@@ -303,7 +303,7 @@ def load_latent_attention(
         values=values,
         output=load.matrix(f"{name}.attn_output.weight", hidden, model.n_heads * model.value),
         indexer=indexer,
-        rounding=_rounding(load, name) if load.half_cache else None,
+        rounding=_rounding(load, name, model.nope) if load.half_cache else None,
         sharpness=_sharpness(model, rotate),
     )
 
@@ -317,13 +317,13 @@ def _sharpness(model: LatentModel, rotate: Rotation) -> torch.Tensor | None:
     return 1 + scale * torch.log1p(whole.float())
 
 
-def _rounding(load: Loader, name: str) -> AttentionRounding:
-    """Find how attention rounds where the loader's matrices do."""
+def _rounding(load: Loader, name: str, nope: int) -> AttentionRounding:
+    """Find how attention rounds where the loader's matrices do; attn_k_b multiplies `nope` columns."""
     whole = f"{name}.attn_kv_b.weight"
     if not load.has(whole):
         return AttentionRounding(False, load.rounding(load.tensor(f"{name}.attn_k_b.weight")))
     if load.splits_kv_b:
-        return AttentionRounding(False, load.rounding(load.tensor(whole)))
+        return AttentionRounding(False, load.rounding(load.tensor(whole), nope))
     return AttentionRounding(expands=True)
 
 

@@ -1,13 +1,13 @@
 """Runs of a chat template on harmless conversations, as in transformers: in jinja2's sandbox, watched.
 
-Only the worker process calls this: the sandbox has had holes, and does not bound time or memory.
+Only the worker process calls `run`: the sandbox has had holes, and does not bound time or memory.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -93,16 +93,32 @@ _TOKEN_LIKE = re.compile(r"<[|｜][^<>|｜\s]{1,60}[|｜]>")
 _MAX_TOKENS = 100
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of transformers; `attempts` lists attributes it refused: whose, and which."""
+class Generation(Extension):
+    """The block `generation`, which marks the model's own words; here they are only passed on."""
 
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of transformers; `attempts` lists attributes it refused: whose, and which.
+
+    generation  what is done with the block of this name
+    now         what templates are told that the time is
+    """
+
+    def __init__(
+        self, generation: type[Extension] = Generation, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols])
         self.attempts: list[tuple[str, str, bool]] = []
         self.filters["tojson"] = _to_json
         self.globals.update(
             raise_exception=_raise_exception,
-            strftime_now=lambda format_: datetime.now().strftime(format_),
+            strftime_now=lambda format_: now().strftime(format_),
             namespace=_PlainNamespace,
             dict=_new_dict,
         )
@@ -114,16 +130,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 class Refused(TemplateError):
     """The error of a template that does not accept a conversation."""
-
-
-class _Generation(Extension):
-    """The block `generation`, which marks the model's own words; here they are only passed on."""
-
-    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _PlainNamespace(Namespace):

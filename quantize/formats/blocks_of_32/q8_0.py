@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_0
-from quantize.formats.base import Rows, block_dtype, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.simd.floats import INFINITY, ONE, ZERO, float_at, to_half_bits
 from quantize.simd.kernel import kernel
@@ -22,16 +22,15 @@ from quantize.simd.lanes import LANES, absolute, bits, from_bits, maximum, selec
 from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = block_dtype(Q8_0)
 _TOP = np.float32(127)
-_BYTES = BLOCK.itemsize
+_BYTES = Q8_0.block_bytes
 _WORDS = padded_words(_BYTES)
 _SIGN = -0x80000000
 _ALMOST_HALF = int(np.nextafter(np.float32(0.5), ZERO).view(np.int32))
 
 
 @kernel
-def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
+def _decode(data: npt.NDArray[np.int8], out: Floats32) -> None:
     for k in range(data.size // _BYTES):
         start = k * _BYTES
         d = float_at(data, start)
@@ -40,7 +39,7 @@ def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
     codes = int_tile(ELEMS)
     words = int_tile(_WORDS)
@@ -64,4 +63,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = block_format(Q8_0, _decode, _quantize, item=np.int8)
+FORMATS = (block_format(Q8_0, _decode, _quantize, item=np.int8),)

@@ -14,10 +14,9 @@ Source: block_q6_0 and dequantize_row_q6_0 of ik_llama.cpp 8337e4c.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q6_0
-from quantize.formats.base import Rows
+from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.ik.levels.scale_search import inverse_of, power_of
 from quantize.formats.ik.rows import first_infinite, ik_format
@@ -47,7 +46,7 @@ sign, 64, which is cut to 63. In ik_llama.cpp they lie between 0.97 and 1.03."""
 
 
 @kernel
-def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode(data: Bytes, out: Floats32) -> None:
     for k in range(data.size // _BYTES):
         block = data[k * _BYTES : (k + 1) * _BYTES]
         weights = out[k * ELEMS : (k + 1) * ELEMS]
@@ -61,7 +60,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
+def _quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     codes, upper, words = int_tile(ELEMS), int_tile(16), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
@@ -127,4 +126,4 @@ def _search(x: FloatTile, weights: FloatTile, extreme: Floats) -> Floats:
     return scale
 
 
-FORMAT = ik_format(Q6_0, ELEMS, _quantize, _decode)
+FORMATS = (ik_format(Q6_0, ELEMS, _quantize, _decode),)

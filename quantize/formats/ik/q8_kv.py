@@ -10,7 +10,6 @@ Source: iqk_quantize_row_q8_KV and dequantize_row_q8_KV of ik_llama.cpp 8337e4c.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_KV
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, check_data
@@ -54,7 +53,7 @@ def _of_all_lanes(value: Floats, is_sum: bool) -> Floats:
 
 
 @kernel
-def _quantize(source: Floats32, importances: Floats32, out: npt.NDArray[np.uint8]) -> int:
+def _quantize(source: Floats32, importances: Floats32, out: Bytes) -> int:
     """Encode each row: the scale that its largest weight asks for, then the best one for the codes it makes.
 
     Lanes are neighbours in a row.
@@ -102,4 +101,4 @@ def _quantize(source: Floats32, importances: Floats32, out: npt.NDArray[np.uint8
     return -1
 
 
-FORMAT = QuantFormat(Q8_KV, encode, decode)
+FORMATS = (QuantFormat(Q8_KV, encode, decode),)

@@ -16,6 +16,7 @@ from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import (
     BlockRefused,
     Bytes,
+    Decode,
     Floats32,
     QuantFormat,
     Rows,
@@ -114,18 +115,20 @@ def _scale_of(type_: GGMLType) -> str:
     return f"<f{type_.row_meta_bytes}"
 
 
-def decode_groups(
-    data: Bytes, n_cols: int, type_: GGMLType, kernel: Callable[..., None], tables: tuple[Any, ...]
-) -> Floats32:
-    """Return the rows of an interleaved type.
+def group_decoder(type_: GGMLType, kernel: Callable[..., None], table: Callable[[], Floats32]) -> Decode:
+    """Return the decoder of an interleaved type.
 
-    kernel  called as kernel(groups, *tables, out): groups are those of `as_groups`, out is float32
+    kernel  called as kernel(groups, table(), out): groups are those of `as_groups`, out is float32
             (n_rows, n_cols)
     """
-    check_data(data, n_cols, type_)
-    rows = np.empty((len(data), n_cols), np.float32)
-    kernel(read_only(as_groups(data, type_)), *tables, rows)
-    return rows
+
+    def decode(data: Bytes, n_cols: int) -> Floats32:
+        check_data(data, n_cols, type_)
+        rows = np.empty((len(data), n_cols), np.float32)
+        kernel(read_only(as_groups(data, type_)), table(), rows)
+        return rows
+
+    return decode
 
 
 def as_groups(data: Bytes, type_: GGMLType) -> Bytes:

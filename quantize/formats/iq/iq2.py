@@ -1,270 +1,325 @@
-"""What IQ2_XXS, IQ2_XS and IQ2_S share: signs apart, levels from a grid, and the search for a scale.
+"""IQ2_XXS, IQ2_XS and IQ2_S: signs apart, and three levels, eight at a time from a grid.
 
-A super-block is 256 weights in sub-blocks of 16 or 32, a sub-block is groups of 8. A weight is
-+-scale * (1, 3 or 5), and the levels of a group are a point of the format's grid. Signs are taken off first;
-where a block stores only seven of a group's eight, their count is made even by one sign that is wrong.
-
-The search tries inverse scales around the one that gives the largest magnitude the value 5. Each candidate
-rounds every element to a level, moves groups off the grid to a neighbour, and gets a weighted least squares
-fit; the fit's error decides. Afterwards groups that had to be moved are coded again with the winning scale.
+Encoding fails with BadWeights where ggml aborts: when squared errors are beyond float32, which takes weights
+around 1e19 or importances near float32's largest.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
-from quantize.formats.iq.grid_blocks import ELEMS, SubBlock
-from quantize.formats.iq.grids import NOWHERE, Grid, GridTables
-from quantize.formats.iq.grids.cached_search_4 import Answers, prepare_once
-from quantize.formats.iq.grids.cached_search_8 import answer, prepare
-from quantize.simd.floats import HALF, ONE, ZERO, halves_to_float32
+from gguf_tools.format.ggml_types import IQ2_S, IQ2_XS, IQ2_XXS
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
+from quantize.formats.iq import grids
+from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grids import GridTables, tables
+from quantize.formats.iq.grids.cached_search_4 import Answers
+from quantize.formats.iq.iq2_search import (
+    IQ2Search,
+    decode_points,
+    finish,
+    pack_nibbles,
+    search_16,
+    search_again,
+    search_candidates,
+    with_even_signs,
+)
+from quantize.formats.k_quants.super_block import mean_square, weigh
+from quantize.formats.search import EMPTY, search_positive
+from quantize.importances.weighting import Weighting
+from quantize.simd.floats import QUARTER, ZERO, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
-from quantize.simd.lane_items import look_up
-from quantize.simd.lane_memory import FloatTile, IntTile, gather, int_tile, tail
-from quantize.simd.lanes import (
-    Floats,
-    Ints,
-    Mask,
-    bits,
-    from_bits,
-    lane_numbers,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
+from quantize.simd.lanes import LANES, Floats, Mask, any_lane, maximum, select, splat
+from quantize.simd.octets import EIGHT
+from quantize.simd.packing import unpack
+from quantize.simd.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
 )
 
-GROUP = 8
-CODE_BITS = 2
+# ---- IQ2_XXS
 
-_FIVE = np.float32(5)
-_STEP = np.float32(0.1)
-_BELOW = np.float32(0.875)
-
-_MAGIC = np.float32(1.5 * 2**24)  # float32 has steps of two there
-_FRACTION = 0x007FFFFF
-_LEVEL_ZERO = 0x00400000  # the fraction bits that stand for 0
-_NUMBER_ZERO = _LEVEL_ZERO * (3**GROUP // 2) & 0x7FFFFFFF  # the lattice number of eight of these, in 32 bits
+IQ2_XXS_BLOCK = np.dtype([("d", "<u2"), ("qs", [("indices", "u1", 4), ("signs_scale", "<u4")], 8)])
 
 
-class IQ2Search(NamedTuple):
-    """A sub-block and what its search keeps: Tiles."""
-
-    sub: SubBlock
-    answers: Answers
-    codes: IntTile  # one vector per group: codes of the best candidate
-    moved: IntTile  # 1 where the group's code is that of a neighbour, else 0
+def encode_iq2_xxs(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_XXS, the bytes of ggml's quantize_iq2_xxs."""
+    return encode_blocks(
+        rows, weighting, IQ2_XXS, weighted=_quantize_iq2_xxs, tables=(tables(grids.IQ2_XXS, EIGHT),)
+    )
 
 
-@inlinable
-def level_values() -> Floats:
-    """Return the table of what levels stand for, in scales: 1, 3, 5, and 7, which is not used."""
-    return to_float((lane_numbers() & 3) * 2 + 1)
+def decode_iq2_xxs(data: Bytes, n_cols: int) -> Floats32:
+    """Decode IQ2_XXS: 256 weights in 66 bytes, 2.0625 bits each.
 
+        bytes       field
+        0 .. 1      d    float16
+        2 .. 65     qs   8 bytes for each sub-block of 32 weights, which is 4 groups of 8:
+                         bytes 0 .. 3  the indices of points of the grid IQ2_XXS
+                         bytes 4 .. 7  a little-endian number: bits 7 * k .. 7 * k + 6 are the signs of
+                                       weights 0 .. 6 of group k, that of weight 7 makes their count even;
+                                       bits 28 .. 31 are the scale
 
-# ---- levels and scales
+    The value of weight i, in a sub-block with scale sc, where v is 8, 25 or 43 by the grid point's level:
 
-
-@inlinable
-def _number(x: FloatTile, inverse: Floats) -> Ints:
-    """Return the lattice number of the levels nearest to a group of 8: (x * inverse - 1) / 2, in 0 .. 2.
-
-    nearest_int of half of a value has the fraction bits that twice the magic number gives to the value.
+        +-d * (0.5 + sc) * 0.25 * v
     """
-    number = splat(0)
-    for step in range(GROUP):
-        i = GROUP - 1 - step
-        level = bits(inverse * x[i] - ONE + _MAGIC) & _FRACTION
-        number = number * 3 + maximum(minimum(level, _LEVEL_ZERO + 2), _LEVEL_ZERO)
-    return number - _NUMBER_ZERO
+    blocks = as_blocks(data, n_cols, IQ2_XXS, IQ2_XXS_BLOCK)
+    packed = blocks["qs"]["signs_scale"]
+    signs = with_even_signs(packed[:, :, None] >> np.array([0, 7, 14, 21], np.uint32)).reshape(-1, 32)
+    scales = (packed >> 28).astype(np.uint8)
+    indices = blocks["qs"]["indices"].reshape(-1, 32)
+    weights = decode_points(grids.IQ2_XXS, blocks["d"], scales, indices, signs)
+    return weights.reshape(len(data), n_cols)
 
 
-@inlinable
-def _fit(values: Floats, sub: SubBlock, size: int, codes: IntTile) -> tuple[Floats, Floats]:
-    """Return the weighted sums of value * x and of value**2 for one code per group."""
-    sum_qx = splat(ZERO)
-    sum_q2 = splat(ZERO)
-    for k in range(size // GROUP):
-        rest = codes[k]
-        for i in range(GROUP * k, GROUP * (k + 1)):
-            value = look_up(values, rest)
-            rest >>= CODE_BITS
-            sum_qx += sub.weighted[i] * value
-            sum_q2 += sub.weights[i] * value * value
-    return sum_qx, sum_q2
-
-
-@inlinable
-def search_candidates(
-    tables: GridTables, search: IQ2Search, size: int, reach: int, top: Floats, active: Mask, scale: Floats
-) -> tuple[Floats, Mask]:
-    """Return the best scale and where the search failed; fill `codes` and `moved` of the search.
-
-    The inverse scales are (5 + step / 10) / top, step = -reach .. reach. Without a candidate better than
-    nothing, `scale` and `codes` stay as they come and no group counts as moved.
-
-    top     the magnitude that is to get the value 5
-    active  where there is something to search
-    """
-    sub, answers, codes, moved = search
-    values = level_values()
-    n_groups = size // GROUP
-    spread = np.float32(reach) * _STEP
-    lowest = top / (_FIVE + spread)
-    prepare(sub.x, sub.roots, lowest, top / (_FIVE - spread), n_groups, answers)
-    best = splat(ZERO)
-    failed = ~(active | ~active)
-    for k in range(n_groups):
-        moved[k] = splat(0)
-        answers.wanted[k] = select(active, splat(1), 0)
-    for step in range(-reach, reach + 1):
-        inverse = (_FIVE + np.float32(step) * _STEP) / top
-        for k in range(n_groups):
-            answers.numbers[k] = _number(tail(sub.x, GROUP * k), inverse)
-        answer(tables, sub.x, sub.roots, ONE / inverse, inverse, _BELOW * lowest, n_groups, answers)
-        sum_qx, sum_q2 = _fit(values, sub, size, answers.codes)
-        better = active & (sum_q2 > ZERO) & (sum_qx * sum_qx > best * sum_q2)
-        scale = select(better, sum_qx / sum_q2, scale)
-        best = select(better, scale * sum_qx, best)
-        for k in range(n_groups):
-            failed |= active & (answers.codes[k] == NOWHERE)
-            codes[k] = select(better, answers.codes[k], codes[k])
-            searched = select(answers.limits[k] > ZERO, splat(1), 0)
-            moved[k] = select(better, searched, moved[k])
-    return scale, failed
-
-
-@inlinable
-def search_again(tables: GridTables, search: IQ2Search, size: int, scale: Floats) -> tuple[Floats, Mask]:
-    """Return a scale fitted again and where the search failed, after new codes for this scale.
-
-    Groups get a new code where `moved` is not 0 and the scale is positive.
-    """
-    sub, answers, codes, again = search
-    n_groups = size // GROUP
-    inverse = ONE / scale
-    prepare_once(n_groups, answers)
-    any_again = again[0]
-    for k in range(1, n_groups):
-        any_again |= again[k]
-    changed = (any_again != 0) & (scale > ZERO)
-    failed = ~(changed | ~changed)
-    for k in range(n_groups):
-        answers.numbers[k] = _number(tail(sub.x, GROUP * k), inverse)
-        answers.wanted[k] = select(changed, again[k], 0)
-    answer(tables, sub.x, sub.roots, scale, inverse, scale, n_groups, answers)
-    for k in range(n_groups):
-        codes[k] = select(answers.wanted[k] != 0, answers.codes[k], codes[k])
-        failed |= codes[k] == NOWHERE
-    sum_qx, sum_q2 = _fit(level_values(), sub, size, codes)
-    return select(changed & (sum_q2 > ZERO), sum_qx / sum_q2, scale), failed
-
-
-@inlinable
-def finish(
-    tables: GridTables,
-    size: int,
-    scale: Floats,
-    active: Mask,
-    failed: Mask,
-    codes: IntTile,
-    signs: IntTile,
-    all_signs: int,
-) -> tuple[Floats, Mask]:
-    """Return the scale as a positive number and where the sub-block failed; turn codes into indices.
-
-    A scale below 0, as wrong signs may give, turns all signs instead. An inactive sub-block is all zero.
-    """
-    for k in range(size // GROUP):
-        signs[k] = select(active, select(scale < ZERO, signs[k] ^ all_signs, signs[k]) & all_signs, 0)
-        codes[k] = select(active, gather(tables.indices, codes[k] & 0xFFFF), 0)
-    scale = select(scale < ZERO, -scale, scale)
-    return select(active, scale, ZERO), active & (failed | ~(scale >= ZERO))
-
-
-@inlinable
-def search_16(
-    tables: GridTables,
-    sub: SubBlock,
-    answers: Answers,
-    empty: np.float32,
-    all_signs: int,
-    codes: IntTile,
-    signs: IntTile,
-) -> tuple[Floats, Mask]:
-    """Return the scale of a sub-block of 16 and where there is none; fill its indices, and amend its signs.
-
-    empty      magnitudes below it count as zero
-    all_signs  the bits of signs that are stored
-    """
-    moved = int_tile(2)
-    largest = sub.x[0]
-    for i in range(1, 16):
-        largest = maximum(largest, sub.x[i])
-    active = ~(largest < empty)
-    for k in range(2):
-        codes[k] = splat(0)
-    search = IQ2Search(sub, answers, codes, moved)
-    scale, failed = search_candidates(tables, search, 16, 9, largest, active, largest / _FIVE)
-    scale, failed_again = search_again(tables, search, 16, scale)
-    return finish(tables, 16, scale, active, failed | failed_again, codes, signs, all_signs)
-
-
-# ---- blocks
-
-
-@inlinable
-def pack_nibbles(codes: IntTile, halves: IntTile) -> None:
-    """Fill 4 halves with 16 codes of 4 bits."""
-    for k in range(4):
-        halves[k] = codes[4 * k] | codes[4 * k + 1] << 4 | codes[4 * k + 2] << 8 | codes[4 * k + 3] << 12
-
-
-def decode_points(
-    grid: Grid,
-    d: npt.NDArray[np.uint16],
-    scales: npt.NDArray[np.uint8],
-    indices: npt.NDArray[np.integer],
-    signs: npt.NDArray[np.uint8],
-) -> npt.NDArray[np.float32]:
-    """Return the weights of blocks, float32 (n_blocks, 256).
-
-    d        float16 bits (n_blocks,)
-    scales   0 .. 15, one per sub-block (n_blocks, 8 or 16)
-    indices  of grid points (n_blocks, 32)
-    signs    uint8 (n_blocks, 32): bit i set where element i of the group is negative
-    """
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        factors = halves_to_float32(d)[:, None] * (HALF + scales) * np.float32(0.25)
-    weights = np.empty((len(d), ELEMS), np.float32)
-    values = grid.points.astype(np.float32).reshape(-1)
-    flat_indices = indices.astype(np.int64).reshape(-1)
-    _decode(values, factors.reshape(-1), flat_indices, signs.reshape(-1), weights.reshape(-1))
-    return weights
+_IQ2_XXS_BYTES = IQ2_XXS_BLOCK.itemsize
+_IQ2_XXS_WORDS = padded_words(_IQ2_XXS_BYTES)
+_IQ2_XXS_HALVES = _IQ2_XXS_BYTES // 2
+_IQ2_XXS_PADDED_HALVES = _IQ2_XXS_HALVES + 1
+_IQ2_XXS_TOP = 4
+_IQ2_XXS_SIGNS = 0x7F
+_THREE = np.float32(3)
 
 
 @kernel
-def _decode(
-    values: npt.NDArray[np.float32],
-    factors: npt.NDArray[np.float32],
-    indices: npt.NDArray[np.int64],
-    signs: npt.NDArray[np.uint8],
-    out: npt.NDArray[np.float32],
-) -> None:
-    """Fill `out` with the points of all groups; a sign turns that of a NaN too, as ggml's decoder does."""
-    per_factor = indices.size // factors.size
-    for j in range(factors.size):
-        for k in range(j * per_factor, (j + 1) * per_factor):
-            for i in range(GROUP):
-                value = factors[j] * values[GROUP * indices[k] + i]
-                out[GROUP * k + i] = from_bits(bits(value) ^ (signs[k] >> i & 1) << 31)
+def _quantize_iq2_xxs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+    scales, scale_codes = float_tile(8), int_tile(8)
+    sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(int_tile(4), int_tile(4), int_tile(4), int_tile(4), float_tile(4), float_tile(4))
+    signs, indices = int_tile(4), int_tile(4)
+    halves, words = int_tile(_IQ2_XXS_PADDED_HALVES), int_tile(_IQ2_XXS_WORDS)
+    for first in range(0, out.size // _IQ2_XXS_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ2_XXS_BYTES)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(1)), 32, sums)
+        for j in range(8):
+            load_sub_block(tail(x, 32 * j), tail(weights, 32 * j), 32, True, sub, signs)
+            scales[j], failed = _search_iq2_xxs(grid, sub, answers, indices, signs)
+            if any_lane(failed):
+                return first_failure(failed, first, out.size // _IQ2_XXS_BYTES)
+            packed = signs[0] | signs[1] << 7 | signs[2] << 14 | signs[3] << 21
+            halves[1 + 4 * j] = indices[0] | indices[1] << 8
+            halves[2 + 4 * j] = indices[2] | indices[3] << 8
+            halves[3 + 4 * j] = packed & 0xFFFF
+            halves[4 + 4 * j] = packed >> 16
+        d, nothing = code_scales(scales, 8, 15, scale_codes)
+        halves[0] = to_half_bits(d)
+        for j in range(8):
+            halves[4 + 4 * j] = halves[4 + 4 * j] | scale_codes[j] << 12
+        for k in range(1, 33):
+            halves[k] = select(nothing, 0, halves[k])
+        join_halves(halves, _IQ2_XXS_HALVES, words)
+        store_blocks(words, out, first, _IQ2_XXS_BYTES)
+    return -1
 
 
-def with_even_signs(signs: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
-    """Return 7 stored signs with the eighth, which makes their count even: uint8."""
-    seven = signs.astype(np.uint8) & np.uint8(0x7F)
-    return seven | (np.bitwise_count(seven) & np.uint8(1)) << np.uint8(7)
+@inlinable
+def _search_iq2_xxs(
+    grid: GridTables, sub: SubBlock, answers: Answers, indices: IntTile, signs: IntTile
+) -> tuple[Floats, Mask]:
+    """Return the scale of a sub-block of 32 and where there is none; fill its indices, and amend its signs.
+
+    The largest magnitude to be coded is that of a fit without a grid, to the levels 0 .. 4.
+    """
+    codes, moved = int_tile(32), int_tile(4)
+    largest = sub.x[0]
+    for i in range(1, 32):
+        largest = maximum(largest, sub.x[i])
+    scale = search_positive(sub.x, sub.weights, codes, 32, _IQ2_XXS_TOP)
+    top = scale * _THREE
+    active = ~(largest < EMPTY) & ~(top <= ZERO)
+    for k in range(4):
+        indices[k] = splat(0)
+    search = IQ2Search(sub, answers, indices, moved)
+    scale, failed = search_candidates(grid, search, 32, 6, top, active, scale)
+    for k in range(4):
+        moved[k] = splat(1)
+    scale, failed_again = search_again(grid, search, 32, scale)
+    return finish(grid, 32, scale, active, failed | failed_again, indices, signs, _IQ2_XXS_SIGNS)
+
+
+# ---- IQ2_XS
+
+_IQ2_XS_BLOCK = block_dtype(IQ2_XS)
+
+
+def encode_iq2_xs(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_XS, the bytes of ggml's quantize_iq2_xs."""
+    return encode_blocks(
+        rows, weighting, IQ2_XS, weighted=_quantize_iq2_xs, tables=(tables(grids.IQ2_XS, EIGHT),)
+    )
+
+
+def decode_iq2_xs(data: Bytes, n_cols: int) -> Floats32:
+    """Decode IQ2_XS: 256 weights in 74 bytes, 2.3125 bits each.
+
+        bytes       field
+        0 .. 1      d       float16
+        2 .. 65     qs      16 bits for each group of 8 weights:
+                            bits 0 .. 8   the index of a point of the grid IQ2_XS
+                            bits 9 .. 15  the signs of weights 0 .. 6; that of weight 7 makes their count even
+        66 .. 73    scales  4 bits for each sub-block of 16: two in a byte, the lower bits first
+
+    The value of weight i, in a sub-block with scale sc, where v is 8, 25 or 43 by the grid point's level:
+
+        +-d * (0.5 + sc) * 0.25 * v
+    """
+    blocks = as_blocks(data, n_cols, IQ2_XS, _IQ2_XS_BLOCK)
+    codes = blocks["qs"]
+    scales = unpack(blocks["scales"], bits=4, group_bytes=1)
+    weights = decode_points(grids.IQ2_XS, blocks["d"], scales, codes & 0x1FF, with_even_signs(codes >> 9))
+    return weights.reshape(len(data), n_cols)
+
+
+_IQ2_XS_BYTES = _IQ2_XS_BLOCK.itemsize
+_IQ2_XS_WORDS = padded_words(_IQ2_XS_BYTES)
+_IQ2_XS_HALVES = _IQ2_XS_BYTES // 2
+_IQ2_XS_PADDED_HALVES = _IQ2_XS_HALVES + 1
+_IQ2_XS_SIGNS = 0x7F
+
+
+@kernel
+def _quantize_iq2_xs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
+    scales, scale_codes = float_tile(16), int_tile(16)
+    sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(int_tile(2), int_tile(2), int_tile(2), int_tile(2), float_tile(2), float_tile(2))
+    signs, indices = int_tile(2), int_tile(2)
+    halves, words = int_tile(_IQ2_XS_PADDED_HALVES), int_tile(_IQ2_XS_WORDS)
+    for first in range(0, out.size // _IQ2_XS_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ2_XS_BYTES)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(1)), 16, sums)
+        for j in range(16):
+            load_sub_block(tail(x, 16 * j), tail(weights, 16 * j), 16, True, sub, signs)
+            scales[j], failed = search_16(grid, sub, answers, EMPTY, _IQ2_XS_SIGNS, indices, signs)
+            if any_lane(failed):
+                return first_failure(failed, first, out.size // _IQ2_XS_BYTES)
+            for k in range(2):
+                halves[1 + 2 * j + k] = indices[k] | signs[k] << 9
+        d, nothing = code_scales(scales, 16, 15, scale_codes)
+        halves[0] = to_half_bits(d)
+        for k in range(1, 33):
+            halves[k] = select(nothing, 0, halves[k])
+        pack_nibbles(scale_codes, tail(halves, 33))
+        join_halves(halves, _IQ2_XS_HALVES, words)
+        store_blocks(words, out, first, _IQ2_XS_BYTES)
+    return -1
+
+
+# ---- IQ2_S
+
+_IQ2_S_BLOCK = block_dtype(IQ2_S)
+
+
+def encode_iq2_s(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_S, the bytes of ggml's quantize_iq2_s."""
+    return encode_blocks(
+        rows, weighting, IQ2_S, _quantize_plain_iq2_s, _quantize_weighted_iq2_s, (tables(grids.IQ2_S, EIGHT),)
+    )
+
+
+def decode_iq2_s(data: Bytes, n_cols: int) -> Floats32:
+    """Decode IQ2_S: 256 weights in 82 bytes, 2.5625 bits each.
+
+        bytes       field
+        0 .. 1      d       float16
+        2 .. 33     qs      bits 0 .. 7 of the index of a point of the grid IQ2_S, for each group of 8 weights
+        34 .. 65    signs   bit i of byte k: whether weight i of group k is negative
+        66 .. 73    qh      bits 8 .. 9 of the indices: four in a byte, the lowest bits first
+        74 .. 81    scales  4 bits for each sub-block of 16: two in a byte, the lower bits first
+
+    The value of weight i, in a sub-block with scale sc, where v is 8, 25 or 43 by the grid point's level:
+
+        +-d * (0.5 + sc) * 0.25 * v
+    """
+    blocks = as_blocks(data, n_cols, IQ2_S, _IQ2_S_BLOCK)
+    indices = blocks["qs"] | unpack(blocks["qh"], bits=2, group_bytes=1).astype(np.int64) << 8
+    scales = unpack(blocks["scales"], bits=4, group_bytes=1)
+    weights = decode_points(grids.IQ2_S, blocks["d"], scales, indices, blocks["signs"])
+    return weights.reshape(len(data), n_cols)
+
+
+_IQ2_S_BYTES = _IQ2_S_BLOCK.itemsize
+_IQ2_S_WORDS = padded_words(_IQ2_S_BYTES)
+_IQ2_S_HALVES = _IQ2_S_BYTES // 2
+_IQ2_S_PADDED_HALVES = _IQ2_S_HALVES + 1
+_IQ2_S_EMPTY = np.float32(1e-8)
+_IQ2_S_SHRINK = np.float32(0.9875)  # the stored scale is a little smaller than the one that codes the scales
+_IQ2_S_SIGNS = 0xFF
+
+
+@kernel
+def _quantize_weighted_iq2_s(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
+    for first in range(0, out.size // _IQ2_S_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ2_S_BYTES)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
+        failed = _encode_iq2_s(x, weights, grid, out, first)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _IQ2_S_BYTES)
+    return -1
+
+
+@kernel
+def _quantize_plain_iq2_s(source: Rows, grid: GridTables, out: Bytes) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    for first in range(0, out.size // _IQ2_S_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ2_S_BYTES)
+        spread = QUARTER * mean_square(x, np.float32(2))
+        for i in range(256):
+            weights[i] = spread + x[i] * x[i]
+        failed = _encode_iq2_s(x, weights, grid, out, first)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _IQ2_S_BYTES)
+    return -1
+
+
+@inlinable
+def _encode_iq2_s(x: FloatTile, weights: FloatTile, grid: GridTables, out: Bytes, first: int) -> Mask:
+    """Encode and store a tile of blocks; return which ones failed."""
+    scales, scale_codes = float_tile(16), int_tile(16)
+    sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(int_tile(2), int_tile(2), int_tile(2), int_tile(2), float_tile(2), float_tile(2))
+    signs, indices = int_tile(32), int_tile(32)
+    halves, words = int_tile(_IQ2_S_PADDED_HALVES), int_tile(_IQ2_S_WORDS)
+    failed = x[0] != x[0]
+    for j in range(16):
+        sub_signs, sub_indices = tail(signs, 2 * j), tail(indices, 2 * j)
+        load_sub_block(tail(x, 16 * j), tail(weights, 16 * j), 16, False, sub, sub_signs)
+        scales[j], failed_here = search_16(
+            grid, sub, answers, _IQ2_S_EMPTY, _IQ2_S_SIGNS, sub_indices, sub_signs
+        )
+        failed |= failed_here
+    d, _nothing = code_scales(scales, 16, 15, scale_codes)
+    halves[0] = to_half_bits(d * _IQ2_S_SHRINK)
+    for k in range(16):
+        halves[1 + k] = indices[2 * k] & 0xFF | (indices[2 * k + 1] & 0xFF) << 8
+        halves[17 + k] = signs[2 * k] | signs[2 * k + 1] << 8
+    for k in range(4):
+        halves[33 + k] = splat(0)
+        for i in range(8):
+            halves[33 + k] = halves[33 + k] | indices[8 * k + i] >> 8 << 2 * i
+    pack_nibbles(scale_codes, tail(halves, 37))
+    join_halves(halves, _IQ2_S_HALVES, words)
+    store_blocks(words, out, first, _IQ2_S_BYTES)
+    return failed
+
+
+FORMATS = (
+    QuantFormat(IQ2_XXS, encode_iq2_xxs, decode_iq2_xxs),
+    QuantFormat(IQ2_XS, encode_iq2_xs, decode_iq2_xs),
+    QuantFormat(IQ2_S, encode_iq2_s, decode_iq2_s),
+)

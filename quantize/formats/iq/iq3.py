@@ -1,210 +1,344 @@
-"""What IQ3_XXS and IQ3_S share: signs apart, levels from a grid, and the search for a scale.
+"""IQ3_XXS and IQ3_S: signs apart, and eight levels, four at a time from a grid.
 
-A super-block is 256 weights in sub-blocks of 32, a sub-block is groups of 4. A weight is about +-scale times
-an odd number from 1 to 15, 2 * level + 1, and the levels of a group are a point of the format's grid. Signs
-are taken off first (grid_blocks.load_sub_block).
-
-The search tries inverse scales around the one that gives the largest magnitude the value 15. Each candidate
-rounds every element to a level, moves groups off the grid to a neighbour, and gets a weighted least squares
-fit; the fit's error decides. Afterwards groups that had to be moved (IQ3_XXS), or all groups of a sub-block
-in which one had to be (IQ3_S), are coded again with the winning scale.
+Encoding fails with BadWeights where ggml aborts: when squared errors are beyond float32, which takes weights
+around 1e19 or importances near float32's largest.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
-from quantize.formats.iq.grid_blocks import ELEMS, SubBlock
-from quantize.formats.iq.grids import NOWHERE, Grid, GridTables
-from quantize.formats.iq.grids.cached_search_4 import Answers, answer, prepare, prepare_once
-from quantize.simd.floats import ONE, ZERO
-from quantize.simd.kernel import inlinable
-from quantize.simd.lane_memory import FloatTile, IntTile, gather, tail
-from quantize.simd.lanes import Floats, Ints, Mask, bits, from_bits, maximum, minimum, select, splat, to_float
+from gguf_tools.format.ggml_types import IQ3_S, IQ3_XXS
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.iq import grids
+from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grids import GridTables, tables
+from quantize.formats.iq.grids.cached_search_4 import Answers
+from quantize.formats.iq.iq3_search import (
+    GROUPS,
+    IQ3Search,
+    decode_eight,
+    finish,
+    largest_value,
+    point_values,
+    search_again,
+    search_candidates,
+    weigh_by_square,
+)
+from quantize.formats.k_quants.super_block import mean_square, weigh
+from quantize.simd.floats import HALF, ZERO, float_at, to_half_bits
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
+from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
+from quantize.simd.octets import EIGHT
+from quantize.simd.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
-SUB_BLOCK = 32
-GROUP = 4
-GROUPS = SUB_BLOCK // GROUP
-CODE_BITS = 3
+# ---- IQ3_XXS
 
-_TOP = np.float32(15)
-_STEP = np.float32(0.2)
-_MAGIC = np.float32(1.5 * 2**24)  # float32 has steps of two there
-_FRACTION = 0x007FFFFF
-_LEVEL_ZERO = 0x00400000
-_NUMBER = (1 << CODE_BITS * GROUP) - 1
-
-
-class IQ3Search(NamedTuple):
-    """A sub-block and what its search keeps: Tiles."""
-
-    sub: SubBlock
-    answers: Answers
-    codes: IntTile  # Ints, one vector per group: codes of the best candidate
-    moved: IntTile  # Ints: 1 where the group's point was off the grid, else 0
-
-
-@inlinable
-def weigh_by_square(x: FloatTile, weights: FloatTile) -> None:
-    """Fill `weights` with x**2, where there are no importances."""
-    for i in range(ELEMS):
-        weights[i] = x[i] * x[i]
-
-
-@inlinable
-def largest_value(x: FloatTile) -> Floats:
-    """Return the largest of the 32 values of a sub-block, whose signs are off: at times one is negative."""
-    largest = x[0]
-    for i in range(1, SUB_BLOCK):
-        largest = maximum(largest, x[i])
-    return largest
+_IQ3_XXS_EMPTY = np.float32(1e-8)  # ggml's GROUP_MAX_EPS_IQ3_XXS
+_IQ3_XXS_FUDGE = np.float32(1.0125)
+_IQ3_XXS_REACH = 15
+_IQ3_XXS_SIGNS = 0x7F
+_IQ3_XXS_BYTES = IQ3_XXS.block_bytes
+_IQ3_XXS_WORDS = padded_words(_IQ3_XXS_BYTES)
+_IQ3_XXS_HALVES = _IQ3_XXS_BYTES // 2
+_IQ3_XXS_PADDED = _IQ3_XXS_HALVES + 1  # whole words
 
 
-@inlinable
-def _number(x: FloatTile, inverse: Floats) -> Ints:
-    """Return the lattice number of the levels nearest to a group: (x * inverse - 1) / 2, in 0 .. 7.
+@kernel
+def _decode_iq3_xxs(data: Bytes, values: Floats32, out: Floats32) -> None:
+    """Decode IQ3_XXS: 256 weights in 98 bytes, 3.0625 bits each.
 
-    nearest_int of half of a value has the fraction bits that twice the magic number gives to the value.
+        bytes       field
+        0 .. 1      d      float16
+        2 .. 65     qs     for each group of 4 weights the index of a point of the grid IQ3_XXS
+        66 .. 97    words  32 bits, little-endian, for each sub-block of 32:
+                           bits 7 * k .. 7 * k + 6, k = 0 .. 3   the signs of weights 8 * k .. 8 * k + 6; that
+                                                                 of weight 8 * k + 7 makes their count even
+                           bits 28 .. 31                         sc
+
+    The value of a weight, in a sub-block with scale sc, where v is 4, 12, 20, 28, 36, 44, 52 or 62 by the
+    grid point's level:
+
+        +-d * (0.5 + sc) * 0.5 * v
     """
-    number = splat(0)
-    for step in range(GROUP):
-        i = GROUP - 1 - step
-        level = bits(inverse * x[i] - ONE + _MAGIC) & _FRACTION
-        number = number << CODE_BITS | maximum(minimum(level, _LEVEL_ZERO + 7), _LEVEL_ZERO)
-    return number & _NUMBER
+    for k in range(data.size // _IQ3_XXS_BYTES):
+        start = k * _IQ3_XXS_BYTES
+        d = float_at(data, start)
+        for j in range(8):
+            at = start + 66 + 4 * j
+            word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
+            scale = d * (HALF + np.float32(word >> 28)) * HALF
+            for n in range(4):
+                signs = word >> 7 * n & _IQ3_XXS_SIGNS
+                odd = signs ^ signs >> 4
+                odd ^= odd >> 2
+                signs |= ((odd ^ odd >> 1) & 1) << 7
+                group = start + 2 + 8 * j + 2 * n
+                first = ELEMS * k + 32 * j + 8 * n
+                decode_eight(values, data[group], data[group + 1], signs, scale, out, first)
+
+
+@kernel
+def _quantize_weighted_iq3_xxs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+    words = int_tile(_IQ3_XXS_WORDS)
+    for first in range(0, out.size // _IQ3_XXS_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ3_XXS_BYTES)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+        failed = _encode_iq3_xxs(grid, x, weights, words)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _IQ3_XXS_BYTES)
+        store_blocks(words, out, first, _IQ3_XXS_BYTES)
+    return -1
+
+
+@kernel
+def _quantize_plain_iq3_xxs(source: Rows, grid: GridTables, out: Bytes) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_IQ3_XXS_WORDS)
+    for first in range(0, out.size // _IQ3_XXS_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ3_XXS_BYTES)
+        weigh_by_square(x, weights)
+        failed = _encode_iq3_xxs(grid, x, weights, words)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _IQ3_XXS_BYTES)
+        store_blocks(words, out, first, _IQ3_XXS_BYTES)
+    return -1
 
 
 @inlinable
-def _add_to_fit(sub: SubBlock, k: int, code: Ints, sum_qx: Floats, sum_q2: Floats) -> tuple[Floats, Floats]:
-    """Return the weighted sums of value * x and of value**2 with those of group k added."""
-    twice = code << 1
-    for i in range(GROUP):
-        value = to_float(twice >> CODE_BITS * i & 14 | 1)
-        sum_qx += sub.weighted[GROUP * k + i] * value
-        sum_q2 += sub.weights[GROUP * k + i] * value * value
-    return sum_qx, sum_q2
+def _encode_iq3_xxs(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    """Fill `words` with the blocks of a tile; return where that failed."""
+    scales, scale_codes = float_tile(8), int_tile(8)
+    signs, indices, halves = int_tile(4), int_tile(GROUPS), int_tile(_IQ3_XXS_PADDED)
+    sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(
+        wanted=int_tile(GROUPS),
+        numbers=int_tile(GROUPS),
+        known=int_tile(GROUPS),
+        codes=int_tile(GROUPS),
+        limits=float_tile(GROUPS),
+        margins=float_tile(GROUPS),
+    )
+    search = IQ3Search(sub, answers, int_tile(GROUPS), int_tile(GROUPS))
+    any_failed = splat(0) != 0
+    for j in range(8):
+        load_sub_block(tail(x, 32 * j), tail(weights, 32 * j), 32, True, search.sub, signs)
+        scales[j], failed = _search_sub_block_iq3_xxs(grid, search, signs, indices)
+        any_failed |= failed
+        for k in range(4):
+            halves[1 + 4 * j + k] = indices[2 * k] | indices[2 * k + 1] << 8
+        packed = signs[0] | signs[1] << 7 | signs[2] << 14 | signs[3] << 21
+        halves[33 + 2 * j] = packed & 0xFFFF
+        halves[34 + 2 * j] = shift_right_logical(packed, 16)
+    d, nothing = code_scales(scales, 8, 15, scale_codes)
+    halves[0] = to_half_bits(d * _IQ3_XXS_FUDGE)
+    for j in range(8):
+        halves[34 + 2 * j] = halves[34 + 2 * j] | scale_codes[j] << 12
+    for k in range(1, _IQ3_XXS_HALVES):
+        halves[k] = select(nothing, 0, halves[k])
+    join_halves(halves, _IQ3_XXS_HALVES, words)
+    return any_failed
 
 
 @inlinable
-def search_candidates(
-    tables: GridTables, search: IQ3Search, reach: int, top: Floats, active: Mask
+def _search_sub_block_iq3_xxs(
+    grid: GridTables, search: IQ3Search, signs: IntTile, indices: IntTile
 ) -> tuple[Floats, Mask]:
-    """Return the best scale and where the search failed; fill `codes` and `moved`.
-
-    The inverse scales are (15 + step / 5) / top, step = -reach .. reach. Without a candidate better than
-    nothing the scale is top / 15, all codes are 0, and `moved` stays as it comes.
-
-    top     the magnitude that is to get the value 15
-    active  where there is something to search
-    """
-    sub, answers = search.sub, search.answers
-    spread = np.float32(reach) * _STEP
-    prepare(sub.x, sub.roots, top / (_TOP + spread), top / (_TOP - spread), GROUPS, answers)
-    scale = top / _TOP
-    best = splat(ZERO)
-    failed = ~(active | ~active)
+    """Return the scale of a sub-block and where there is none; fill its indices, and amend its signs."""
+    largest = largest_value(search.sub.x)
+    active = ~(largest < _IQ3_XXS_EMPTY)
     for k in range(GROUPS):
-        search.codes[k] = splat(0)
-        answers.wanted[k] = select(active, splat(1), 0)
-    for step in range(-reach, reach + 1):
-        inverse = (_TOP + np.float32(step) * _STEP) / top
-        sum_qx = splat(ZERO)
-        sum_q2 = splat(ZERO)
-        for k in range(GROUPS):
-            answers.numbers[k] = _number(tail(sub.x, GROUP * k), inverse)
-        answer(tables, sub.x, sub.roots, ONE / inverse, inverse, GROUPS, answers)
-        for k in range(GROUPS):
-            failed |= active & (answers.codes[k] == NOWHERE)
-            sum_qx, sum_q2 = _add_to_fit(sub, k, answers.codes[k], sum_qx, sum_q2)
-        better = active & (sum_q2 > ZERO) & (sum_qx * sum_qx > best * sum_q2)
-        scale = select(better, sum_qx / sum_q2, scale)
-        best = select(better, scale * sum_qx, best)
-        for k in range(GROUPS):
-            off_grid = select(answers.codes[k] != answers.numbers[k], splat(1), 0)
-            search.moved[k] = select(better, off_grid, search.moved[k])
-            search.codes[k] = select(better, answers.codes[k], search.codes[k])
-    return scale, failed
+        search.moved[k] = splat(0)
+    scale, failed = search_candidates(grid, search, _IQ3_XXS_REACH, largest, active)
+    scale, failed_again = search_again(grid, search, scale)
+    return finish(grid, search, scale, active, failed | failed_again, _IQ3_XXS_SIGNS, signs, indices)
+
+
+# ---- IQ3_S
+
+_IQ3_S_FUDGE = np.float32(1.033)
+_IQ3_S_REACH = 9
+_IQ3_S_SIGNS = 0xFF
+_IQ3_S_BYTES = IQ3_S.block_bytes
+_IQ3_S_WORDS = padded_words(_IQ3_S_BYTES)
+_IQ3_S_HALVES = _IQ3_S_BYTES // 2
+_IQ3_S_PADDED = _IQ3_S_HALVES + 1  # whole words
+_IQ3_S_QS, _IQ3_S_QH, _IQ3_S_SIGNS_AT, _IQ3_S_SCALES = 1, 33, 37, 53  # where fields begin, in halves
+
+
+@kernel
+def _decode_iq3_s(data: Bytes, values: Floats32, out: Floats32) -> None:
+    """Decode IQ3_S: 256 weights in 110 bytes, 3.4375 bits each.
+
+        bytes         field
+        0 .. 1        d       float16
+        2 .. 65       qs      the lower 8 bits of the indices of 64 groups of 4 weights: points of the grid
+                              IQ3_S
+        66 .. 73      qh      bit 8 of the indices: bit k of byte j is that of group 8 * j + k
+        74 .. 105     signs   bit i of byte k is set where weight 8 * k + i is negative
+        106 .. 109    scales  sc of 4 bits for each sub-block of 32: two in a byte, the lower bits first
+
+    The value of a weight, in a sub-block with scale sc, where v is 1, 3, 5 .. 15 by the grid point's level:
+
+        +-d * (1 + 2 * sc) * v
+
+    ggml leaves no gap in qs and signs for a sub-block that is all zero: those of later sub-blocks move up,
+    while qh and scales keep their places. Such a block decodes to something else than was meant; the bytes
+    here are the same nevertheless.
+    """
+    for k in range(data.size // _IQ3_S_BYTES):
+        start = k * _IQ3_S_BYTES
+        d = float_at(data, start)
+        for j in range(8):
+            scale_code = data[start + 106 + j // 2] >> 4 * (j % 2) & 0xF
+            scale = d * np.float32(1 + 2 * scale_code)
+            high = data[start + 66 + j]
+            for n in range(4):
+                group = start + 2 + 8 * j + 2 * n
+                first = data[group] | (high >> 2 * n & 1) << 8
+                second = data[group + 1] | (high >> 2 * n + 1 & 1) << 8
+                signs = data[start + 74 + 4 * j + n]
+                decode_eight(values, first, second, signs, scale, out, ELEMS * k + 32 * j + 8 * n)
+
+
+@kernel
+def _quantize_weighted_iq3_s(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+    words = int_tile(_IQ3_S_WORDS)
+    for first in range(0, out.size // _IQ3_S_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ3_S_BYTES)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+        failed = _encode_iq3_s(grid, x, weights, words)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _IQ3_S_BYTES)
+        store_blocks(words, out, first, _IQ3_S_BYTES)
+    return -1
+
+
+@kernel
+def _quantize_plain_iq3_s(source: Rows, grid: GridTables, out: Bytes) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_IQ3_S_WORDS)
+    for first in range(0, out.size // _IQ3_S_BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _IQ3_S_BYTES)
+        weigh_by_square(x, weights)
+        failed = _encode_iq3_s(grid, x, weights, words)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _IQ3_S_BYTES)
+        store_blocks(words, out, first, _IQ3_S_BYTES)
+    return -1
 
 
 @inlinable
-def search_again(tables: GridTables, search: IQ3Search, scale: Floats) -> tuple[Floats, Mask]:
-    """Return a scale fitted again and where the search failed, after new codes for this scale.
+def _encode_iq3_s(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    """Fill `words` with the blocks of a tile; return where that failed."""
+    scales, scale_codes, empty = float_tile(8), int_tile(8), int_tile(8)
+    signs, indices, halves, high = int_tile(4), int_tile(GROUPS), int_tile(_IQ3_S_PADDED), int_tile(8)
+    sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(
+        wanted=int_tile(GROUPS),
+        numbers=int_tile(GROUPS),
+        known=int_tile(GROUPS),
+        codes=int_tile(GROUPS),
+        limits=float_tile(GROUPS),
+        margins=float_tile(GROUPS),
+    )
+    search = IQ3Search(sub, answers, int_tile(GROUPS), int_tile(GROUPS))
+    any_failed = splat(0) != 0
+    any_empty = any_failed
+    for j in range(8):
+        load_sub_block(tail(x, 32 * j), tail(weights, 32 * j), 32, False, search.sub, signs)
+        scales[j], active, failed = _search_sub_block_iq3_s(grid, search, signs, indices)
+        any_failed |= failed
+        any_empty |= ~active
+        empty[j] = select(active, splat(0), 1)
+        high[j] = splat(0)
+        for k in range(GROUPS):
+            high[j] = high[j] | indices[k] >> 8 << k
+        for k in range(4):
+            low = indices[2 * k] & 0xFF | (indices[2 * k + 1] & 0xFF) << 8
+            halves[_IQ3_S_QS + 4 * j + k] = low
+        for k in range(2):
+            halves[_IQ3_S_SIGNS_AT + 2 * j + k] = signs[2 * k] | signs[2 * k + 1] << 8
+    if any_lane(any_empty):
+        _close_gaps(empty, 4, tail(halves, _IQ3_S_QS))
+        _close_gaps(empty, 2, tail(halves, _IQ3_S_SIGNS_AT))
+    d, _nothing = code_scales(scales, 8, 15, scale_codes)
+    halves[0] = to_half_bits(d * _IQ3_S_FUDGE)
+    for k in range(4):
+        halves[_IQ3_S_QH + k] = high[2 * k] | high[2 * k + 1] << 8
+    for k in range(2):
+        low = scale_codes[4 * k] | scale_codes[4 * k + 1] << 4
+        halves[_IQ3_S_SCALES + k] = low | scale_codes[4 * k + 2] << 8 | scale_codes[4 * k + 3] << 12
+    join_halves(halves, _IQ3_S_HALVES, words)
+    return any_failed
 
-    Groups get a new code where `moved` is 1 and the scale is positive.
+
+@inlinable
+def _close_gaps(empty: IntTile, size: int, halves: IntTile) -> None:
+    """Move up the halves, `size` for each sub-block, that follow those of an empty sub-block."""
+    for step in range(8):
+        gap = empty[7 - step] != 0
+        for k in range(size * (7 - step), size * 7):
+            halves[k] = select(gap, halves[k + size], halves[k])
+        for k in range(size * 7, size * 8):
+            halves[k] = select(gap, 0, halves[k])
+
+
+@inlinable
+def _search_sub_block_iq3_s(
+    grid: GridTables, search: IQ3Search, signs: IntTile, indices: IntTile
+) -> tuple[Floats, Mask, Mask]:
+    """Return the scale of a sub-block, where it is not empty, and where it has no scale.
+
+    Fills its indices, and amends its signs. Codes are searched again in all groups if one was moved, or if
+    no candidate was any good.
     """
-    sub, answers = search.sub, search.answers
-    inverse = ONE / scale
-    prepare_once(GROUPS, answers)
+    largest = largest_value(search.sub.x)
+    active = largest != ZERO
+    for k in range(GROUPS):
+        search.moved[k] = splat(1)
+    scale, failed = search_candidates(grid, search, _IQ3_S_REACH, largest, active)
     any_moved = search.moved[0]
     for k in range(1, GROUPS):
         any_moved |= search.moved[k]
-    changed = (any_moved != 0) & (scale > ZERO)
-    failed = ~(changed | ~changed)
-    sum_qx = splat(ZERO)
-    sum_q2 = splat(ZERO)
     for k in range(GROUPS):
-        answers.numbers[k] = _number(tail(sub.x, GROUP * k), inverse)
-        answers.wanted[k] = select(changed, search.moved[k], 0)
-    answer(tables, sub.x, sub.roots, scale, inverse, GROUPS, answers)
-    for k in range(GROUPS):
-        code = select(answers.wanted[k] != 0, answers.codes[k], search.codes[k])
-        failed |= code == NOWHERE
-        search.codes[k] = code
-        sum_qx, sum_q2 = _add_to_fit(sub, k, code, sum_qx, sum_q2)
-    return select(changed & (sum_q2 > ZERO), sum_qx / sum_q2, scale), failed
+        search.moved[k] = any_moved
+    scale, failed_again = search_again(grid, search, scale)
+    scale, failed = finish(grid, search, scale, active, failed | failed_again, _IQ3_S_SIGNS, signs, indices)
+    return scale, active, failed
 
 
-@inlinable
-def finish(
-    tables: GridTables,
-    search: IQ3Search,
-    scale: Floats,
-    active: Mask,
-    failed: Mask,
-    all_signs: int,
-    signs: IntTile,
-    indices: IntTile,
-) -> tuple[Floats, Mask]:
-    """Return the scale as a positive number and where the sub-block failed; fill `indices` from the codes.
-
-    A scale below 0, as wrong signs may give, turns all signs instead. An inactive sub-block is all zero.
-
-    all_signs  the bits of signs that are stored
-    """
-    for k in range(SUB_BLOCK // 8):
-        turned = select(scale < ZERO, signs[k] ^ all_signs, signs[k])
-        signs[k] = select(active, turned & all_signs, 0)
-    for k in range(GROUPS):
-        indices[k] = select(active, gather(tables.indices, search.codes[k] & _NUMBER), 0)
-    scale = select(scale < ZERO, -scale, scale)
-    return select(active, scale, ZERO), active & (failed | ~(scale >= ZERO))
-
-
-def point_values(grid: Grid) -> npt.NDArray[np.float32]:
-    """Return the values of a grid's points, element by element, without scale: float32 (n_points * 4,)."""
-    return grid.points.astype(np.float32).reshape(-1)
-
-
-@inlinable
-def decode_eight(
-    values: npt.NDArray[np.float32],
-    first: int,
-    second: int,
-    signs: int,
-    scale: np.float32,
-    out: npt.NDArray[np.float32],
-    start: int,
-) -> None:
-    """Fill out[start : start + 8] with the points of two indices; bit i of signs negates element i."""
-    for i in range(GROUP):
-        out[start + i] = _with_sign(scale * values[GROUP * first + i], signs >> i)
-        out[start + GROUP + i] = _with_sign(scale * values[GROUP * second + i], signs >> GROUP + i)
-
-
-@inlinable
-def _with_sign(value: np.float32, sign: int) -> np.float32:
-    """Return value, negated if the lowest bit of sign is set; a NaN too."""
-    return from_bits(bits(value) ^ (sign & 1) << 31)
+FORMATS = (
+    block_format(
+        IQ3_XXS,
+        _decode_iq3_xxs,
+        _quantize_plain_iq3_xxs,
+        _quantize_weighted_iq3_xxs,
+        tables=lambda: (tables(grids.IQ3_XXS, EIGHT),),
+        decode_tables=lambda: (point_values(grids.IQ3_XXS),),
+    ),
+    block_format(
+        IQ3_S,
+        _decode_iq3_s,
+        _quantize_plain_iq3_s,
+        _quantize_weighted_iq3_s,
+        tables=lambda: (tables(grids.IQ3_S, EIGHT),),
+        decode_tables=lambda: (point_values(grids.IQ3_S),),
+    ),
+)

@@ -1,178 +1,189 @@
-"""What IQ4_NL and IQ4_XS share: sixteen levels, closer together near zero, and the search for a scale.
-
-A code q of 4 bits stands for LEVELS[q], and a weight is scale * LEVELS[q]. A number counts as the level it is
-nearest to, the upper one of equals; a NaN as the last.
-
-ggml's quantize_row_iq4_nl_impl tries sixteen inverse scales on each sub-block. The first gives the weight
-of largest magnitude the level 127 (there is none, it becomes 113), the other fifteen lie around the one that
-gives it the level -127. From the first of these to the last, each weight times the inverse scale shrinks by
-a tenth, while the edges between levels are a fifth or more apart. So a weight meets at most one edge in all
-fifteen, and has one level outside of it and one inside: `_split` finds these once, and a trial is then one
-comparison per weight. It decides as the reference does, because rounding is monotone.
-"""
+"""IQ4_NL and IQ4_XS: sixteen levels, closer together near zero."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from quantize.formats.search import EMPTY, farthest_from_zero
-from quantize.simd.floats import INFINITY, ONE, ZERO
-from quantize.simd.kernel import inlinable
-from quantize.simd.lane_memory import FloatTile, beside, float_tile, tail, zero_like
-from quantize.simd.lanes import Floats, Ints, Mask, absolute, select, splat
+from gguf_tools.format.ggml_types import IQ4_NL, IQ4_XS
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.iq.iq4_search import ELEMS, levels_of, nearest_code, search_levels
+from quantize.formats.search import farthest_from_zero
+from quantize.simd.floats import ONE, ZERO, clamp, float_at, nearest_int, to_half_bits
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
+from quantize.simd.lanes import LANES, Floats, select, splat, square_root, to_float
+from quantize.simd.packing import pack, prepend_half
+from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-ELEMS = 32
+# ---- IQ4_NL
 
-LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-"""The levels, ggml's kvalues_iq4nl."""
-
-EDGES = (LEVELS[:-1] + LEVELS[1:]) / np.float32(2)
-"""The values at which the nearest level changes: from EDGES[k] on it is LEVELS[k + 1]."""
-
-_INNERMOST = LEVELS[8]  # the level of zero
-# the levels beyond it on either side, from inside out, and the magnitudes from which on each is nearest;
-# what lies on a negative edge belongs inside
-_LEVELS_ABOVE = np.append(LEVELS[9:], LEVELS[15])
-_EDGES_ABOVE = np.append(EDGES[8:], INFINITY)
-_LEVELS_BELOW = LEVELS[7::-1].copy()
-_EDGES_BELOW = np.nextafter(-EDGES[7::-1], INFINITY)
-
-_TOP = np.float32(127)
-_TRIALS = 15
-_MIDDLE = 7
+_IQ4_NL_BYTES = IQ4_NL.block_bytes
+_IQ4_NL_WORDS = padded_words(_IQ4_NL_BYTES)
+_IQ4_NL_TWICE_MEAN = np.float32(2 / ELEMS)
 
 
-@inlinable
-def nearest_level(value: Floats) -> Floats:
-    """Return the levels nearest to `value`."""
-    level = splat(LEVELS[0])
-    for k in range(15):
-        level = select(value < EDGES[k], level, LEVELS[k + 1])
-    return level
+@kernel
+def _decode_iq4_nl(data: Bytes, out: Floats32) -> None:
+    """Decode IQ4_NL: 32 weights in 18 bytes, 4.5 bits each, on levels that lie closer together near zero.
 
+        bytes     field
+        0 .. 1    d   float16
+        2 .. 17   qs  codes q of 4 bits: byte i holds q[i] in its lower half and q[i + 16] in the upper
 
-@inlinable
-def nearest_code(value: Floats) -> Ints:
-    """Return the codes of the levels nearest to `value`."""
-    code = splat(0)
-    for k in range(15):
-        code = select(value < EDGES[k], code, k + 1)
-    return code
+    weight[i] = d * level[q[i]], the sixteen levels being
 
-
-@inlinable
-def levels_of(codes: Ints) -> Floats:
-    """Return LEVELS[codes]; a tree of choices, which takes a third of the time of a gather."""
-    quarters = float_tile(4)
-    for k in range(4):
-        low = select((codes & 1) != 0, splat(LEVELS[4 * k + 1]), LEVELS[4 * k])
-        high = select((codes & 1) != 0, splat(LEVELS[4 * k + 3]), LEVELS[4 * k + 2])
-        quarters[k] = select((codes & 2) != 0, high, low)
-    low = select((codes & 4) != 0, quarters[1], quarters[0])
-    high = select((codes & 4) != 0, quarters[3], quarters[2])
-    return select((codes & 8) != 0, high, low)
-
-
-class Split(NamedTuple):
-    """A sub-block in the fifteen trials: Tiles of Floats, one vector per weight.
-
-    magnitudes          |x|
-    edges               the level is the outer one where |x| times the inverse scale reaches this
-    outer_lx, inner_lx  importance * level * x with either level
-    outer_l2, inner_l2  importance * level**2 with either level
+        -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113
     """
+    for k in range(data.size // _IQ4_NL_BYTES):
+        start = k * _IQ4_NL_BYTES
+        d = float_at(data, start)
+        packed = load(data, start + 2)
+        store(out, k * ELEMS, d * levels_of(packed & 0xF))
+        store(out, k * ELEMS + LANES, d * levels_of(packed >> 4))
 
-    magnitudes: FloatTile
-    edges: FloatTile
-    outer_lx: FloatTile
-    inner_lx: FloatTile
-    outer_l2: FloatTile
-    inner_l2: FloatTile
+
+@kernel
+def _quantize_plain_iq4_nl(source: Rows, out: Bytes) -> int:
+    x, weights = float_tile(ELEMS), float_tile(ELEMS)
+    words = int_tile(_IQ4_NL_WORDS)
+    for first in range(0, out.size // _IQ4_NL_BYTES, LANES):
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _IQ4_NL_BYTES)
+        for i in range(ELEMS):
+            weights[i] = x[i] * x[i]
+        _encode_iq4_nl(x, search_levels(x, weights), words)
+        store_blocks(words, out, first, _IQ4_NL_BYTES)
+    return -1
+
+
+@kernel
+def _quantize_weighted_iq4_nl(source: Rows, importances: Floats32, out: Bytes) -> int:
+    x, weights = float_tile(ELEMS), float_tile(ELEMS)
+    words = int_tile(_IQ4_NL_WORDS)
+    for first in range(0, out.size // _IQ4_NL_BYTES, LANES):
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _IQ4_NL_BYTES)
+        load_importances(importances, first, ELEMS, weights)
+        total = splat(ZERO)
+        for i in range(ELEMS):
+            total += x[i] * x[i]
+        spread = _IQ4_NL_TWICE_MEAN * total
+        for i in range(ELEMS):
+            weights[i] = weights[i] * square_root(spread + x[i] * x[i])
+        _encode_iq4_nl(x, search_levels(x, weights), words)
+        store_blocks(words, out, first, _IQ4_NL_BYTES)
+    return -1
 
 
 @inlinable
-def _split(x: FloatTile, weights: FloatTile, widest: Floats, flipped: Mask, split: Split) -> None:
-    """Fill `split`, given the magnitude of the first trial's inverse scale and where its sign is negative."""
+def _encode_iq4_nl(x: FloatTile, d: Floats, words: IntTile) -> None:
+    """Fill `words`."""
+    codes = int_tile(ELEMS)
+    inverse = select(d != ZERO, ONE / d, ZERO)
     for i in range(ELEMS):
-        magnitude = absolute(x[i])
-        reach = widest * magnitude
-        below = flipped ^ (x[i] < ZERO)
-        edge = splat(INFINITY)
-        inner = splat(_INNERMOST)
-        outer = inner
-        for k in range(8):
-            next_edge = select(below, splat(_EDGES_BELOW[k]), _EDGES_ABOVE[k])
-            beyond = reach >= next_edge
-            edge = select(beyond, next_edge, edge)
-            inner = select(beyond, outer, inner)
-            outer = select(beyond, select(below, splat(_LEVELS_BELOW[k]), _LEVELS_ABOVE[k]), outer)
-        split.magnitudes[i] = magnitude
-        split.edges[i] = edge
-        split.outer_lx[i] = weights[i] * outer * x[i]
-        split.inner_lx[i] = weights[i] * inner * x[i]
-        split.outer_l2[i] = weights[i] * outer * outer
-        split.inner_l2[i] = weights[i] * inner * inner
+        codes[i] = nearest_code(inverse * x[i])
+    pack(codes, 0, 4, 16, 16, words)
+    prepend_half(to_half_bits(d), words, 4)
+
+
+# ---- IQ4_XS
+
+_IQ4_XS_BYTES = IQ4_XS.block_bytes
+_IQ4_XS_WORDS = padded_words(_IQ4_XS_BYTES)
+_SUPER_ELEMS = 256
+_SUBS = _SUPER_ELEMS // ELEMS
+_SCALE_HALF = 32
+_IQ4_XS_TWICE_MEAN = np.float32(2 / _SUPER_ELEMS)
+
+
+@kernel
+def _decode_iq4_xs(data: Bytes, out: Floats32) -> None:
+    """Decode IQ4_XS: 256 weights in 136 bytes, 4.25 bits each, on levels that lie closer together near zero.
+
+        bytes       field
+        0 .. 1      d         float16
+        2 .. 3      scales_h  bits 4 .. 5 of the scales sc: those of sc[j] are bits 2 * j and 2 * j + 1
+        4 .. 7      scales_l  bits 0 .. 3 of the scales: byte j holds sc[2 * j] in its lower half,
+                              sc[2 * j + 1] in the upper
+        8 .. 135    qs        codes q of 4 bits: 16 bytes hold 32, the lower halves first (packing.pack)
+
+    The value of weight i = 0 .. 31 in sub-block j = 0 .. 7:
+
+        d * (sc[j] - 32) * level[q[32 * j + i]]
+
+    The sixteen levels are those of IQ4_NL.
+    """
+    for k in range(data.size // _IQ4_XS_BYTES):
+        start = k * _IQ4_XS_BYTES
+        d = float_at(data, start)
+        upper = data[start + 2] | data[start + 3] << 8
+        for j in range(_SUBS):
+            scale_code = data[start + 4 + j // 2] >> 4 * (j % 2) & 0xF | (upper >> 2 * j & 3) << 4
+            scale = d * np.float32(scale_code - _SCALE_HALF)
+            packed = load(data, start + 8 + 16 * j)
+            first = k * _SUPER_ELEMS + j * ELEMS
+            store(out, first, scale * levels_of(packed & 0xF))
+            store(out, first + LANES, scale * levels_of(packed >> 4))
+
+
+@kernel
+def _quantize_plain_iq4_xs(source: Rows, out: Bytes) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_IQ4_XS_WORDS)
+    for first in range(0, out.size // _IQ4_XS_BYTES, LANES):
+        if not load_blocks(source, first, _SUPER_ELEMS, x):
+            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _IQ4_XS_BYTES)
+        for i in range(_SUPER_ELEMS):
+            weights[i] = x[i] * x[i]
+        _encode_iq4_xs(x, weights, words)
+        store_blocks(words, out, first, _IQ4_XS_BYTES)
+    return -1
+
+
+@kernel
+def _quantize_weighted_iq4_xs(source: Rows, importances: Floats32, out: Bytes) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_IQ4_XS_WORDS)
+    for first in range(0, out.size // _IQ4_XS_BYTES, LANES):
+        if not load_blocks(source, first, _SUPER_ELEMS, x):
+            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _IQ4_XS_BYTES)
+        load_importances(importances, first, _SUPER_ELEMS, weights)
+        total = splat(ZERO)
+        for i in range(_SUPER_ELEMS):
+            total += x[i] * x[i]
+        spread = _IQ4_XS_TWICE_MEAN * total
+        for i in range(_SUPER_ELEMS):
+            weights[i] = weights[i] * square_root(spread + x[i] * x[i])
+        _encode_iq4_xs(x, weights, words)
+        store_blocks(words, out, first, _IQ4_XS_BYTES)
+    return -1
 
 
 @inlinable
-def _try(split: Split, inverse: Floats) -> tuple[Floats, Floats]:
-    """Return the sums of importance * level * x and of importance * level**2 for an inverse scale."""
-    sum_lx = zero_like(split.edges)
-    sum_l2 = zero_like(split.edges)
-    for i in range(ELEMS):
-        outside = split.magnitudes[i] * inverse >= split.edges[i]
-        sum_lx += select(outside, split.outer_lx[i], split.inner_lx[i])
-        sum_l2 += select(outside, split.outer_l2[i], split.inner_l2[i])
-    return sum_lx, sum_l2
+def _encode_iq4_xs(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    """Fill `words`."""
+    scales, codes = float_tile(8), int_tile(256)
+    for j in range(_SUBS):
+        scales[j] = search_levels(tail(x, ELEMS * j), tail(weights, ELEMS * j))
+    _largest, extreme = farthest_from_zero(scales, _SUBS)
+    d = -extreme / np.float32(_SCALE_HALF)
+    inverse_d = select(d != ZERO, ONE / d, ZERO)
+    upper = splat(0)
+    lower = splat(0)
+    for j in range(_SUBS):
+        level = clamp(nearest_int(inverse_d * scales[j]), -_SCALE_HALF, _SCALE_HALF - 1)
+        scale = d * to_float(level)
+        inverse = select(scale != ZERO, ONE / scale, ZERO)
+        for i in range(ELEMS * j, ELEMS * (j + 1)):
+            codes[i] = nearest_code(inverse * x[i])
+        lower |= (level + _SCALE_HALF & 0xF) << 4 * j
+        upper |= (level + _SCALE_HALF >> 4) << 2 * j
+    words[0] = to_half_bits(d) | upper << 16
+    words[1] = lower
+    pack(codes, 0, 4, 16, 128, tail(words, 2))
 
 
-@inlinable
-def _twice(split: Split) -> Split:
-    """Return `split` with each vector doubled, for two trials at once."""
-    return Split(
-        beside(split.magnitudes, 0),
-        beside(split.edges, 0),
-        beside(split.outer_lx, 0),
-        beside(split.inner_lx, 0),
-        beside(split.outer_l2, 0),
-        beside(split.inner_l2, 0),
-    )
-
-
-@inlinable
-def search_levels(x: FloatTile, weights: FloatTile) -> Floats:
-    """Return the scale with x ~ scale * level for 32 finite elements; 0 where all of x counts as zero."""
-    largest, extreme = farthest_from_zero(x, ELEMS)
-    empty = largest < EMPTY
-
-    inverse = ONE / (extreme / _TOP)
-    sum_lx = splat(ZERO)
-    sum_l2 = splat(ZERO)
-    for i in range(ELEMS):
-        level = nearest_level(inverse * x[i])
-        sum_lx += weights[i] * level * x[i]
-        sum_l2 += weights[i] * level * level
-    scale = select(sum_l2 > ZERO, sum_lx / sum_l2, ZERO)
-    best = scale * sum_lx
-
-    split = Split(
-        float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32)
-    )
-    _split(x, weights, np.float32(_TOP + _MIDDLE) / largest, extreme > ZERO, split)
-    fours = _twice(_twice(split))
-    inverses, sums_lx, sums_l2 = float_tile(16), float_tile(16), float_tile(16)
-    for k in range(_TRIALS + 1):  # the last one is there twice, to make sixteen
-        inverses[k] = (_TOP + np.float32(_MIDDLE - min(k, _TRIALS - 1))) / largest
-    for k in range(0, _TRIALS, 4):
-        four_lx, four_l2 = _try(fours, beside(beside(tail(inverses, k), 1), 2)[0])
-        beside(beside(tail(sums_lx, k), 1), 2)[0] = four_lx
-        beside(beside(tail(sums_l2, k), 1), 2)[0] = four_l2
-    for k in range(_TRIALS):
-        sum_lx = sums_lx[k]
-        sum_l2 = sums_l2[k]
-        better = (sum_l2 > ZERO) & (sum_lx * sum_lx > best * sum_l2)
-        scale = select(better, sum_lx / sum_l2, scale)
-        best = select(better, scale * sum_lx, best)
-    return select(empty, ZERO, scale)
+FORMATS = (
+    block_format(IQ4_NL, _decode_iq4_nl, _quantize_plain_iq4_nl, _quantize_weighted_iq4_nl),
+    block_format(IQ4_XS, _decode_iq4_xs, _quantize_plain_iq4_xs, _quantize_weighted_iq4_xs),
+)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_K
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.floats import ONE, ZERO, nearest_int
 from quantize.simd.kernel import kernel
@@ -33,7 +33,7 @@ _TOP = np.float32(127)
 
 
 @kernel
-def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
+def _decode(data: npt.NDArray[np.int8], out: Floats32) -> None:
     for k in range(data.size // _BYTES):
         start = k * _BYTES
         word = 0
@@ -45,7 +45,7 @@ def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize(source: Rows, out: Bytes) -> int:
     x = float_tile(_ELEMS)
     codes, sums, words = int_tile(_ELEMS), int_tile(16), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
@@ -68,4 +68,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = block_format(Q8_K, _decode, _quantize, item=np.int8)
+FORMATS = (block_format(Q8_K, _decode, _quantize, item=np.int8),)

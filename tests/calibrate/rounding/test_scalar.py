@@ -15,7 +15,7 @@ from calibrate.rounding.scalar.blocks import ScalarLayout, chosen
 from calibrate.rounding.scalar.layouts import FP4_LEVELS, LAYOUTS, SUPER_BLOCKS, SuperBlocks
 from calibrate.rounding.scalar.rounder import Levels, Lines, Picks, refit, round_blocks
 from quantize.formats.base import as_source
-from quantize.formats.iq import iq4
+from quantize.formats.iq import iq4_search
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.naive import feedback as naive
 from tests.quantize.codecs import decode, encode
@@ -72,7 +72,7 @@ def test_neighbours_can_be_stored(layout: ScalarLayout) -> None:
         (32, 32, range(16)),
         (256, 256, range(-1, 2)),
         (64, 16, FP4_LEVELS),
-        (32, 32, iq4.LEVELS),
+        (32, 32, iq4_search.LEVELS),
     ],
     ids=str,
 )

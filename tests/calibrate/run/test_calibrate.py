@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +21,19 @@ import quality
 import quantize
 from gguf_cli.quantize import main
 from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
+from gguf_tools.findings import Finding
 from gguf_tools.format.shards import open_gguf
+from gguf_tools.progress import NoReport
 from quantize.fill import session
+from quantize.importances.text_sketch import TextSketch
+from quantize.pipeline import plan_run
 
 torch = pytest.importorskip("torch")
 
 from calibrate.statistics.inputs import Capture  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
-from tests.quality.conftest import Damage  # noqa: E402
+from forward.text.tokens import Cut, Text, read_text  # noqa: E402
+from tests.quality.trained_files import Damage  # noqa: E402
+from tests.support.trained_model import calibration_text  # noqa: E402
 
 Make = Callable[..., Path]
 CUT = Cut(128, n_chunks=16)
@@ -118,6 +125,28 @@ def stock(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
+def test_a_plan_and_its_run_read_the_text_once(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*arguments: Any) -> Text:
+        texts.append(read_text(*arguments))
+        return texts[-1]
+
+    texts: list[Text] = []
+    monkeypatch.setattr("calibrate.options.read_text", read)
+    path = tmp_path / "text.txt"
+    path.write_bytes(calibration_text()[:8000])
+    calibration = plainly(path, Cut(128))
+    options = quantize.QuantizeOptions(calibration=calibration)
+    with plan_run(base, tmp_path / "out.gguf", "Q2_K", options) as planned:
+        assert list(planned.needs(quantize.RunOptions()))
+    assert len(texts) == 1
+    path.write_bytes(calibration_text()[:16000])
+    with plan_run(base, tmp_path / "out.gguf", "Q2_K", options):
+        assert texts[1].n_chunks > texts[0].n_chunks
+    assert len(texts) == 2
+
+
 @pytest.mark.slow
 def test_the_model_errs_less_on_another_text_at_the_same_size(
     base: Path, one_sided: Path, whole: Path, stock: Path, other_text: Path
@@ -199,6 +228,7 @@ def test_a_folder_gives_the_same_tensors(
 _KILLED = """
 import os, signal, sys
 from quantize.fill import session
+from quantize.pipeline import plan_run
 import quality, quantize
 from forward.text.tokens import Cut
 
@@ -333,3 +363,40 @@ def test_another_text_makes_another_provenance(
     assert numbers.keys() == others.keys()
     same = {name for name in numbers if numbers[name] == others[name]}
     assert same == {"token_embd.weight"}
+
+
+class Told(NoReport):
+    """A Reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def tell(self, finding: Finding) -> None:
+        self.findings.append(finding)
+
+
+def test_a_file_that_was_calibrated_on_a_text_is_told_when_it_is_measured_there(
+    base: Path, one_sided: Path, text: Path, other_text: Path
+) -> None:
+    cut = Cut(64, n_chunks=20)
+    for measured, warnings in ((text, 1), (other_text, 0)):
+        told = Told()
+        quality.evaluate(base, measured, [one_sided], quality.EvaluateOptions(cut), told)
+        found = [finding.text for finding in told.findings if finding.kind == "calibrated on this"]
+        assert len(found) == warnings
+        assert all("one.gguf was calibrated on about 100 % of the text" in line for line in found)
+
+
+def test_a_file_without_provenance_keeps_no_sketch(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path
+) -> None:
+    silent = tmp_path / "silent.gguf"
+    options = quantize.QuantizeOptions(calibration=plainly(text), provenance=False)
+    quantize.quantize(base, silent, "Q2_K", options, n_threads=1)
+    with open_gguf(one_sided) as told, open_gguf(silent) as untold:
+        sketch = TextSketch.read(told.metadata)
+        assert TextSketch.read(untold.metadata) is None
+        assert not [key for key in untold.metadata if key.startswith("gguf_tools.")]
+    assert tensor_bytes(silent) == tensor_bytes(one_sided)
+    assert sketch is not None
+    assert sketch.sha256 == hashlib.sha256(text.read_bytes()).hexdigest()

@@ -298,8 +298,8 @@ def test_infinity_names_layer_and_tensor(
 
     draw = backward.draw_labels
 
-    def infinite(head: Any, chunk_size: int, seed: int, gradients: Any, n_workers: int) -> Any:
-        drawn = draw(head, chunk_size, seed, gradients, n_workers)
+    def infinite(head: Any, chunks: Any, seed: int, gradients: Any, n_workers: int) -> Any:
+        drawn = draw(head, chunks, seed, gradients, n_workers)
         gradients.write(7, torch.full((1, gradients.n_cols), torch.inf))
         return drawn
 

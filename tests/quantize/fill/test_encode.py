@@ -13,7 +13,7 @@ from gguf_tools.errors import BadWeights
 from gguf_tools.format.ggml_types import F32, GGMLType, by_name
 from quantize.fill import encode
 from quantize.fill.chunks import RowRange
-from quantize.fill.encode import FillJob, Target, encode_rows, encode_strips, strips
+from quantize.fill.encode import RowSources, Target, encode_rows, encode_strips, strips
 from quantize.importances.entries import Importance, ResolvedImportance
 from tests.quantize import codecs
 from tests.support import samples
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_rows_together(strip_rows: int, by_rows: bool, ty
     weights = samples.importances("random", N_COLS)
     found = Importance(weights[None], np.ones(1, np.float32))
     resolved = ResolvedImportance("t", found, len(ROWS), 0, "its own")
-    job = FillJob({"t": Source(ROWS, by_rows)}, {"t": resolved})
+    job = RowSources({"t": Source(ROWS, by_rows)}, {"t": resolved})
     wanted = RowRange("t", 3, 33)
     expected = codecs.encode(target, ROWS[3:33], weights).reshape(-1)
     np.testing.assert_array_equal(encode_rows(wanted, target, job), expected)
@@ -90,7 +90,7 @@ def test_bytes_are_those_of_the_rows_together(strip_rows: int, by_rows: bool, ty
 
 def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
     for stored, type_ in ((codecs.encode("Q8_0", ROWS, None), by_name("Q8_0")), (ROWS, F32)):
-        job = FillJob({"t": Source(stored, by_rows=True, type=type_)}, {})
+        job = RowSources({"t": Source(stored, by_rows=True, type=type_)}, {})
         found = encode_rows(RowRange("t", 5, 20), type_, job)
         np.testing.assert_array_equal(found, stored[5:20].reshape(-1).view(np.uint8))
 
@@ -98,7 +98,7 @@ def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
 def test_rows_that_are_interleaved_are_not_torn_apart(strip_rows: int) -> None:
     type_ = by_name("Q4_0_R8")
     source = Source(codecs.encode(type_, ROWS, None), by_rows=True, type=type_)
-    list(encode_strips(RowRange("t", 8, 40), [Target(type_, FillJob({"t": source}, {}))]))
+    list(encode_strips(RowRange("t", 8, 40), [Target(type_, RowSources({"t": source}, {}))]))
     assert all(start % 8 == 0 and stop % 8 == 0 for start, stop in source.asked)
     assert (source.asked[0][0], source.asked[-1][1]) == (8, 40)
 
@@ -106,7 +106,7 @@ def test_rows_that_are_interleaved_are_not_torn_apart(strip_rows: int) -> None:
 def test_the_row_of_a_bad_weight_is_counted_from_the_tensor(strip_rows: int) -> None:
     rows = ROWS.copy()
     rows[20, 5] = np.inf
-    job = FillJob({"t": Source(rows, by_rows=True)}, {})
+    job = RowSources({"t": Source(rows, by_rows=True)}, {})
     for type_name in ("Q8_0", "F32"):
         with pytest.raises(BadWeights, match="t: weight at row 20, column 5 is inf"):
             encode_rows(RowRange("t", 3, 33), by_name(type_name), job)
@@ -115,7 +115,7 @@ def test_the_row_of_a_bad_weight_is_counted_from_the_tensor(strip_rows: int) -> 
 def test_a_weight_beyond_half_is_named(strip_rows: int) -> None:
     rows = ROWS.copy()
     rows[20, 5] = 1e5
-    job = FillJob({"t": Source(rows, by_rows=True)}, {})
+    job = RowSources({"t": Source(rows, by_rows=True)}, {})
     message = r"^t: F16: row 20, column 5: the weight is 100000, beyond the range of F16 \(65504\)"
     with pytest.raises(BadWeights, match=message):
         encode_rows(RowRange("t", 3, 33), by_name("F16"), job)
@@ -124,6 +124,6 @@ def test_a_weight_beyond_half_is_named(strip_rows: int) -> None:
 def test_a_refused_block_names_its_tensor() -> None:
     rows = ROWS.copy()
     rows[20] = samples.rows("largest", (1, N_COLS))
-    job = FillJob({"t": Source(rows, by_rows=True)}, {})
+    job = RowSources({"t": Source(rows, by_rows=True)}, {})
     with pytest.raises(BadWeights, match=r"^t: IQ3_XXS: row 20, columns 0 to 255"):
         encode_rows(RowRange("t", 3, 33), by_name("IQ3_XXS"), job)

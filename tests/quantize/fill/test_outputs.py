@@ -25,7 +25,8 @@ from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from gguf_tools.progress import Progress, no_progress
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
+from quantize.fill.job import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.session import Session
@@ -56,7 +57,7 @@ class Rows:
 SOURCES = {
     f"blk.{i}.ffn_up_exps.weight": Rows(f"blk.{i}.ffn_up_exps.weight", (3, 2, 64), i) for i in range(4)
 }
-JOB = FillJob(SOURCES, {})
+ROWS = RowSources(SOURCES, {})
 N_CHUNKS = 3 * len(SOURCES)
 
 
@@ -64,7 +65,7 @@ def run(
     folder: Path,
     n_parts: int = N_PARTS,
     *,
-    job: FillJob = JOB,
+    sources: RowSources = ROWS,
     n_threads: int = 1,
     inputs: Sequence[Path] = (),
     restart: bool = False,
@@ -76,7 +77,8 @@ def run(
     ]
     groups = [infos] if n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
     outputs = lay_out(folder / "out.gguf", {"general.name": Value.string("x" * 100)}, groups)
-    return write_outputs(outputs, job, inputs, FillOptions(n_threads, restart), progress)
+    job = FillJob(outputs, sources, tuple(inputs))
+    return write_outputs([job], FillOptions(n_threads, restart), [progress])[0]
 
 
 def warm_up() -> None:
@@ -250,11 +252,11 @@ class Failing(Rows):
         return super().read_rows(start, stop)
 
 
-def failing_at(chunk: int) -> FillJob:
-    """Return a job that is JOB up to chunk number `chunk`."""
+def failing_at(chunk: int) -> RowSources:
+    """Make sources that are ROWS up to chunk number `chunk`."""
     rows = list(SOURCES.values())[chunk // 3]
     bad = Failing(rows.name, rows.shape, rows.seed, first_bad=2 * (chunk % 3))
-    return FillJob({**SOURCES, rows.name: bad}, {})
+    return RowSources({**SOURCES, rows.name: bad}, {})
 
 
 @pytest.mark.parametrize("n_parts", [1, N_PARTS])
@@ -285,7 +287,7 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_done_again(
         with monkeypatch.context() as crash:
             crash.setattr(Session, "keep", lambda *_: None)  # a session that ends in order syncs
             with pytest.raises(ExecutionError, match="Input/output error"):
-                run(folder, n_parts, job=failing_at(chunk))
+                run(folder, n_parts, sources=failing_at(chunk))
         cache.lose()
         boot.write_text(f"{chunk}, second")
         written = run(folder, n_parts)
@@ -303,7 +305,7 @@ def test_a_session_that_ends_in_order_keeps_all_that_is_done(
     boot.write_text("first")
     monkeypatch.setattr(journal_module, "_BOOT_ID", boot)
     with pytest.raises(ExecutionError, match="Input/output error") as caught:
-        run(folder, job=failing_at(4))
+        run(folder, sources=failing_at(4))
     assert caught.value.__notes__ == [
         f"4 of {N_CHUNKS} chunks are done and kept: the same command resumes from there"
     ]
@@ -338,7 +340,7 @@ def test_a_chunk_that_fails_keeps_the_others(
     expected: dict[int, dict[str, bytes]], tmp_path: Path, n_threads: int
 ) -> None:
     with pytest.raises(ExecutionError, match=r"blk\.2\.ffn_up_exps\.weight rows 2\.\.4: OSError") as caught:
-        run(tmp_path, 1, job=failing_at(7), n_threads=n_threads)
+        run(tmp_path, 1, sources=failing_at(7), n_threads=n_threads)
     (note,) = caught.value.__notes__
     n_done = int(note.split()[0])
     assert n_done == 7 if n_threads == 1 else 6 <= n_done <= 8
@@ -349,7 +351,7 @@ def test_a_chunk_that_fails_keeps_the_others(
 def test_a_run_that_has_done_nothing_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "out.gguf").write_bytes(OLD)
     with pytest.raises(ExecutionError) as caught:
-        run(tmp_path, 1, job=failing_at(0))
+        run(tmp_path, 1, sources=failing_at(0))
     assert not hasattr(caught.value, "__notes__")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"out.gguf": OLD}
 
@@ -385,18 +387,18 @@ def test_a_run_can_be_cancelled_from_its_progress(
 
 @pytest.mark.parametrize("n_done", [2, 7, 10])
 def test_progress_counts_what_was_done_before(tmp_path: Path, n_done: int) -> None:
-    def told(folder: Path, *jobs: FillJob) -> int:
+    def told(folder: Path, *tries: RowSources) -> int:
         """Return how many bytes the last run says it has."""
         n_bytes: list[int] = []
-        for job in jobs:
+        for sources in tries:
             n_bytes.clear()
             with contextlib.suppress(ExecutionError):
-                run(folder, job=job, progress=n_bytes.append)
+                run(folder, sources=sources, progress=n_bytes.append)
         return sum(n_bytes)
 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert told(tmp_path / "a", failing_at(n_done), JOB) == told(tmp_path / "b", JOB)
+    assert told(tmp_path / "a", failing_at(n_done), ROWS) == told(tmp_path / "b", ROWS)
 
 
 def test_restart_begins_anew(expected: dict[int, dict[str, bytes]], tmp_path: Path) -> None:
@@ -421,7 +423,7 @@ def test_a_second_run_is_refused_and_the_first_is_undisturbed(
             return super().read_rows(start, stop)
 
     sources = {name: Meanwhile(rows.name, rows.shape, rows.seed) for name, rows in SOURCES.items()}
-    assert run(tmp_path, N_PARTS, job=FillJob(sources, {})) == Written(N_CHUNKS, 0)
+    assert run(tmp_path, N_PARTS, sources=RowSources(sources, {})) == Written(N_CHUNKS, 0)
     assert len(refused) == 2 * N_CHUNKS
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected[N_PARTS]
 

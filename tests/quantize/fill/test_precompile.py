@@ -13,7 +13,8 @@ import pytest
 from gguf_tools.format.ggml_types import BF16, F32, Q4_0, Q8_0, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import outputs, precompile
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
+from quantize.fill.job import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import write_outputs
 from quantize.fill.precompile import Encoding, compile_all
@@ -135,13 +136,14 @@ def test_a_run_asks_for_what_it_will_encode(tmp_path: Path, monkeypatch: pytest.
     types = {"a": Q4_0, "b": Q8_0, "c": F32, "d": BF16, "e": by_name("Q4_1")}
     infos = [TensorInfo(name, (4, 64), type_) for name, type_ in types.items()]
     weights = Importance(np.ones((1, 64), np.float32), np.ones(1, np.float32))
-    job = FillJob(
+    sources = RowSources(
         {name: Rows(name, (4, 64)) for name in types},
         {name: ResolvedImportance(name, weights, 4, 0, "") for name in ("a", "b")},
     )
     asked: list[Encoding] = []
     monkeypatch.setattr(outputs, "compile_all", lambda encodings, *how: asked.extend(encodings))
-    write_outputs(lay_out(tmp_path / "new.gguf", {}, [infos]), job, [], FillOptions(n_threads=1))
+    job = FillJob(lay_out(tmp_path / "new.gguf", {}, [infos]), sources)
+    write_outputs([job], FillOptions(n_threads=1))
     assert asked == [
         Encoding("F32", "Q4_0", True),
         Encoding("F32", "Q8_0", False),

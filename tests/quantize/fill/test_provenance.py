@@ -18,7 +18,8 @@ from gguf_tools.format.shards import layouts_of, open_gguf, shard_paths
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import UNKNOWN, RowsDigest
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import RowSources
+from quantize.fill.job import FillJob, Output
 from quantize.fill.provenance import (
     PROVENANCE_KEY,
     describe_run,
@@ -152,13 +153,12 @@ def test_a_run_of_an_earlier_version_has_the_same_fingerprint() -> None:
         )
     )
     assert new.offsets == old.offsets
-    assert describe_run({"o": new}, FillJob({}, {}), InputWatch(())) == describe_run(
-        {"o": old}, FillJob({}, {}), InputWatch(())
+    of_new, of_old, of_without = (
+        describe_run(FillJob((Output(Path("o"), layout),), RowSources({}, {})), InputWatch(()))
+        for layout in (new, old, without)
     )
-    assert (
-        describe_run({"o": without}, FillJob({}, {}), InputWatch(()))["output"]
-        != describe_run({"o": new}, FillJob({}, {}), InputWatch(()))["output"]
-    )
+    assert of_new == of_old
+    assert of_without["output"] != of_new["output"]
     assert in_first_form(without) is without
 
 

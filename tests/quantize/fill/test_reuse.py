@@ -22,7 +22,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.fill import filling
 from quantize.fill.chunks import UNKNOWN, RowRange, RowsDigest
-from quantize.fill.encode import FillJob, Target, encode_strips
+from quantize.fill.encode import RowSources, Target, encode_strips
+from quantize.fill.job import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value, read_provenance
@@ -84,8 +85,8 @@ class Setup:
             metadata[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(infos))
         groups = [infos] if self.n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
         outputs = lay_out(path, metadata, groups, self.endian)
-        job = FillJob(self.sources, self.importances)
-        return write_outputs(outputs, job, (), FillOptions(n_threads, reuse=reuse, verify=verify))
+        job = FillJob(outputs, RowSources(self.sources, self.importances))
+        return write_outputs([job], FillOptions(n_threads, reuse=reuse, verify=verify))[0]
 
     def paths(self, path: Path) -> list[Path]:
         return shard_paths(path, self.n_parts)
@@ -120,7 +121,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def counted(
         rows: RowRange, targets: Sequence[Target], digest: RowsDigest | None = None
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        if any(target.job.is_encoded(rows.tensor, target.type) for target in targets):
+        if any(target.sources.is_encoded(rows.tensor, target.type) for target in targets):
             names.append(rows.tensor)
         yield from encode_strips(rows, targets, digest)
 

@@ -22,7 +22,8 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import verify
 from quantize.fill.chunks import ChunkTable, RowRange
-from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.encode import RowSources, encode_rows
+from quantize.fill.job import FillJob, Output
 from quantize.fill.verify import (
     SAMPLE_ROWS,
     SAMPLE_RUNS,
@@ -105,16 +106,18 @@ def make_file(
     """Fill a file with tensors: name -> (source, type)."""
     infos = [TensorInfo(name, source.shape, by_name(type_)) for name, (source, type_) in sources.items()]
     layout = FileLayout.of({}, infos, endian=endian)
-    job = FillJob({name: source for name, (source, _) in sources.items()}, importances or {})
+    path = folder / "model.gguf.partial"
+    rows = RowSources({name: source for name, (source, _) in sources.items()}, importances or {})
+    job = FillJob((Output(path, layout),), rows)
     types = {info.name: info.type for info in infos}
     data = bytearray(layout.total_bytes)
     data[: len(layout.header)] = layout.header
-    for task in ChunkTable.of([layout], job.rows_per_weights()):
-        encoded = encode_rows(task.rows, types[task.rows.tensor], job)
+    for task in ChunkTable.of([layout], rows.rows_per_weights()):
+        encoded = encode_rows(task.rows, types[task.rows.tensor], rows)
         if endian == "big":
             encoded = swap_bytes(types[task.rows.tensor], encoded)
         data[task.offset : task.offset + task.n_bytes] = encoded.tobytes()
-    return File(folder / "model.gguf.partial", layout, job, data)
+    return File(path, layout, job, data)
 
 
 def importance(source: ArraySource, kind: str) -> ResolvedImportance:
@@ -344,7 +347,7 @@ def test_a_kernel_that_is_wrong_whenever_it_is_asked(
     rows = file.rows("t")
     fault(rows, by_name(type_))
 
-    def same_fault(wanted: RowRange, target: GGMLType, job: FillJob) -> npt.NDArray[np.uint8]:
+    def same_fault(wanted: RowRange, target: GGMLType, sources: RowSources) -> npt.NDArray[np.uint8]:
         return rows[wanted.start : wanted.stop].reshape(-1)
 
     monkeypatch.setattr(verify, "encode_rows", same_fault)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,12 @@ from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED, requires_impo
 from quantize.formats.ik.interleaved.interleaved import base_of, from_base, to_base
 from quantize.importances.weighting import ColumnWeights
 from tests import naive
-from tests.quantize.codecs import OF_IK
+from tests.quantize.codecs import OF_IK, told_layout
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ik" / "vectors.npz"
 N_COLS = 512
 
 OWN = (*DECODERS, *OF_IK)
-
-MODULES = {**DECODERS, **{name: CODECS[name].module for name in OF_IK}}
 
 PLAIN = tuple(name for name in OWN if by_name(name).rows_interleaved == 1)
 
@@ -95,10 +92,8 @@ def test_rows_that_are_cut_short_are_refused_in_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_the_module_is_of_that_type(name: str) -> None:
-    module = import_module(MODULES[name], "quantize.formats")
-    assert module.__doc__ is not None
-    assert module.__doc__.startswith(f"{name}: ")
+def test_the_layout_is_told_with_its_source(name: str) -> None:
+    assert "ik_llama.cpp 8337e4c" in told_layout(name)
 
 
 def test_no_row_of_the_tables_is_there_twice() -> None:

@@ -17,8 +17,15 @@ from gguf_tools.errors import BadWeights
 from quantize.formats import get_format
 from quantize.formats.codecs import CODECS
 from quantize.formats.ik.levels import iq4_kss
-from quantize.formats.ik.levels.iq6_k import LEVELS_6
-from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_2, LEVELS_3, LEVELS_4, LEVELS_5, cut
+from quantize.formats.ik.levels.levels import (
+    LEVEL_PAIRS,
+    LEVELS_2,
+    LEVELS_3,
+    LEVELS_4,
+    LEVELS_5,
+    LEVELS_6,
+    cut,
+)
 from tests.naive.ik_scales import EvenSearch, LevelSearch, PairSearch, ScaleSearch
 from tests.quantize.codecs import OF_IK, decode, encode
 from tests.support import samples
@@ -76,14 +83,14 @@ def test_importances_decide_what_is_kept(name: str) -> None:
 
 
 def twin_of(name: str) -> ScaleSearch:
-    module = import_module(CODECS[name].module, "quantize.formats")
+    search = getattr(import_module(CODECS[name].module, "quantize.formats"), f"_{name}_SEARCH")
     if name == "IQ4_KSS":
-        return EvenSearch(module._SEARCH, cut(LEVELS_4[:16]), LEVELS_4, iq4_kss.SHIFT)
+        return EvenSearch(search, cut(LEVELS_4[:16]), LEVELS_4, iq4_kss.SHIFT)
     if name == "IQ2_KL":
-        return PairSearch(module._SEARCH, LEVEL_PAIRS.reshape(-1, 2))
+        return PairSearch(search, LEVEL_PAIRS.reshape(-1, 2))
     both = LEVELS[name]
     first = both[: len(both) // 2]
-    return LevelSearch(module._SEARCH, cut(first), both, float(both[len(first)] - both[0]))
+    return LevelSearch(search, cut(first), both, float(both[len(first)] - both[0]))
 
 
 @pytest.mark.parametrize("name", [*LEVELS, "IQ4_KSS", "IQ2_KL"])

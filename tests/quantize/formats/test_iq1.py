@@ -11,7 +11,7 @@ from numba import njit
 from gguf_tools.errors import BadWeights, NeedsImportance
 from quantize.formats import get_format
 from quantize.formats.iq import grids
-from quantize.formats.iq.iq1 import MINUS_LOW, PLUS_LOW, nearest_points, point_tables
+from quantize.formats.iq.iq1_search import MINUS_LOW, PLUS_LOW, nearest_points, point_tables
 from quantize.simd.kernel import OPTIONS
 from quantize.simd.lane_memory import float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES

@@ -9,7 +9,7 @@ import pytest
 from quantize.formats.iq import grids
 from quantize.formats.iq.grids import COUNT_BITS, GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import GROUP, MOST_OCTETS, Answers, answer, prepare
-from quantize.formats.iq.iq3 import _number
+from quantize.formats.iq.iq3_search import _number
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, splat

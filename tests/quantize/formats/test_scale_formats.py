@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantize.formats import get_format
-from quantize.formats.iq import iq4
+from quantize.formats.iq import iq4_search
 from tests import naive
 from tests.naive.nonlinear import nearest_level
 from tests.quantize.codecs import block_dtype, decode
@@ -20,13 +20,13 @@ def around(value: np.float32) -> list[np.float32]:
 
 
 def test_levels_of_iq4_change_at_the_edges() -> None:
-    for k, edge in enumerate(iq4.EDGES):
+    for k, edge in enumerate(iq4_search.EDGES):
         assert [nearest_level(value) for value in around(edge)] == [k, k + 1, k + 1]
 
 
 def test_a_weight_meets_one_edge_of_iq4_at_most_in_all_trials() -> None:
     """The trials' inverse scales go from 134 to 120 over the largest magnitude."""
-    for side in (iq4.EDGES[iq4.EDGES > 0], -iq4.EDGES[iq4.EDGES < 0]):
+    for side in (iq4_search.EDGES[iq4_search.EDGES > 0], -iq4_search.EDGES[iq4_search.EDGES < 0]):
         edges = np.sort(side)
         assert (edges[1:] / edges[:-1]).min() > 1.2 > 134 / 120
 

@@ -17,7 +17,7 @@ from tests.quantize.codecs import decode, encode
 from tests.support import samples
 
 TRELLISES: dict[str, Trellis] = {
-    name: import_module(CODECS[name].module, "quantize.formats")._TRELLIS
+    name: getattr(import_module(CODECS[name].module, "quantize.formats"), f"_{name}_TRELLIS")
     for name in CODECS
     if name.endswith("_KT")
 }

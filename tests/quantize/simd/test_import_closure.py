@@ -14,9 +14,9 @@ from quantize.simd.kernel import closure_hash
 REPOSITORY = Path(__file__).parents[3]
 
 MODULES = (
-    "quantize.formats.k_quants.q4_k",
-    "quantize.formats.k_quants.q5_k",
-    "quantize.formats.iq.iq2_xs",
+    "quantize.formats.k_quants.affine",
+    "quantize.formats.k_quants.symmetric",
+    "quantize.formats.iq.iq2",
     "quantize.formats.finite",
     "convert.weights.kernels",
 )
@@ -39,7 +39,7 @@ class Copy:
 
     def marks(self) -> dict[str, str]:
         """Return the mark of each of MODULES, as a process that starts now finds it."""
-        for cached in (kernel._text, kernel._imports, kernel._file_of):
+        for cached in (kernel._text, kernel._imports, kernel._file_of, closure_hash):
             cached.cache_clear()
         return {module: closure_hash(module, self.path(module)) for module in MODULES}
 
@@ -61,12 +61,12 @@ def add_constant(source: str) -> str:
 @pytest.mark.parametrize(
     ("changed", "stale"),
     [
-        ("quantize.formats.k_quants.q4_k", {"quantize.formats.k_quants.q4_k"}),
+        ("quantize.formats.k_quants.affine", {"quantize.formats.k_quants.affine"}),
         ("quantize.formats.k_quants.super_block", set(MODULES[:3])),
         ("quantize.simd.lanes", set(MODULES)),
         ("quantize.simd.kernel", set(MODULES)),
-        ("quantize.formats.iq.grids.cached_search_4", {"quantize.formats.iq.iq2_xs"}),
-        ("quantize.formats.fp4.mxfp4", set()),
+        ("quantize.formats.iq.grids.cached_search_4", {"quantize.formats.iq.iq2"}),
+        ("quantize.formats.fp4", set()),
         ("quantize.formats.codecs", set()),
         ("gguf_tools.format.ggml_types", set()),
     ],
@@ -81,4 +81,4 @@ def test_a_change_marks_what_is_made_of_it(copy: Copy, changed: str, stale: set[
 def test_a_module_imported_as_a_name_of_its_package_is_part_of_the_closure(copy: Copy) -> None:
     before = copy.marks()
     copy.edit("quantize.formats.iq.grids.__init__", add_constant)  # `from quantize.formats.iq import grids`
-    assert copy.marks()["quantize.formats.iq.iq2_xs"] != before["quantize.formats.iq.iq2_xs"]
+    assert copy.marks()["quantize.formats.iq.iq2"] != before["quantize.formats.iq.iq2"]

@@ -325,11 +325,12 @@ def test_nearest_float_is_nearest_int_where_it_may_be_used() -> None:
 
 KERNEL = """
 import numpy as np
-from quantize.formats.k_quants import q4_k
+from quantize.formats import get_format
+from quantize.formats.k_quants import affine
 from quantize.importances.weighting import ColumnWeights
 rows = np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256)
-blocks = q4_k.FORMAT.encode(rows, ColumnWeights(np.ones(256, np.float32)))
-stats = q4_k._quantize_weighted.stats
+blocks = get_format("Q4_K").encode(rows, ColumnWeights(np.ones(256, np.float32)))
+stats = affine._quantize_weighted_q4_k.stats
 print(blocks.tobytes().hex(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 

@@ -448,7 +448,11 @@ GROUP_LAYOUTS: Mapping[str, GroupLayout] = {
     ),
     "IQ3_S_R4": GroupLayout(
         _base(
-            "IQ3_S", d=half_at, qs=_n_bytes(64), qh=_n_bytes(8), signs=partial(one_each, j=E),
+            "IQ3_S",
+            d=half_at,
+            qs=_n_bytes(64),
+            qh=_n_bytes(8),
+            signs=partial(one_each, j=E),
             scales=partial(in_halves, j=J8),
         ),
         _iq3_s_r4,
@@ -456,7 +460,10 @@ GROUP_LAYOUTS: Mapping[str, GroupLayout] = {
     "IQ4_NL_R4": GroupLayout(_base("IQ4_NL", d=half_at, qs=_HALVES), _iq4_nl_r4),
     "IQ4_XS_R8": GroupLayout(
         _base(
-            "IQ4_XS", d=half_at, scales_h=partial(in_pairs, j=J8), scales_l=partial(in_halves, j=J8),
+            "IQ4_XS",
+            d=half_at,
+            scales_h=partial(in_pairs, j=J8),
+            scales_l=partial(in_halves, j=J8),
             qs=halves_of_32,
         ),
         _iq4_xs_r8,
@@ -466,8 +473,13 @@ GROUP_LAYOUTS: Mapping[str, GroupLayout] = {
     ),
     "IQ3_K_R4": GroupLayout(
         _base(
-            "IQ3_K", d=half_at, extra=_EXTRA, scales_h=partial(one_each, j=J16),
-            scales_l=partial(in_halves, j=J16), qs=pairs_of_128, qh=single_bits,
+            "IQ3_K",
+            d=half_at,
+            extra=_EXTRA,
+            scales_h=partial(one_each, j=J16),
+            scales_l=partial(in_halves, j=J16),
+            qs=pairs_of_128,
+            qh=single_bits,
         ),
         _iq3_k_r4,
     ),

@@ -34,7 +34,7 @@ from quantize.formats.base import (
     check_rows,
 )
 from quantize.formats.codecs import INTERLEAVED, REGROUPED
-from quantize.formats.ik.interleaved import q8_kv_r8
+from quantize.formats.ik.interleaved import q8_r8
 from quantize.formats.ik.interleaved.group_layouts import GROUP_LAYOUTS
 from quantize.formats.ik.rows import as_groups, read_only
 from quantize.importances.weighting import Weighting
@@ -62,7 +62,7 @@ def to_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
     raises   ShapeError if n_cols columns do not take so many bytes, or rows fill no group
     """
     if type_ == Q8_KV_R8:
-        return q8_kv_r8.to_base(data, n_cols)
+        return q8_r8.to_base(data, n_cols)
     _check(type_, data, n_cols)
     groups = as_groups(data, type_)
     groups = _recoded(type_, groups, _PLAIN)
@@ -81,7 +81,7 @@ def from_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
     data, returns, raises  as of `to_base`
     """
     if type_ == Q8_KV_R8:
-        return q8_kv_r8.from_base(data, n_cols)
+        return q8_r8.from_base(data, n_cols)
     _check(type_, data, n_cols)
     groups = as_groups(data, type_)
     out = np.empty_like(groups)

@@ -18,7 +18,6 @@ Source: block_iq2_kl and dequantize_row_iq2_kl of ik_llama.cpp 8337e4c.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_KL
 from quantize.formats.base import Bytes, Floats32, Rows
@@ -36,9 +35,7 @@ _BYTES = IQ2_KL.block_bytes
 
 
 @kernel
-def _decode(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode(data: Bytes, scales: Floats32, out: Floats32) -> None:
     for row in range(len(out)):
         for k in range(out.shape[1] // SUPER_ELEMS):
             block = data[row, k * _BYTES : (k + 1) * _BYTES]
@@ -137,7 +134,7 @@ _CODING = Coding(_error_of, _sums_of, _codes_of)
 
 # ---- rows
 
-_SEARCH = ScaleTrials(
+_IQ2_KL_SEARCH = ScaleTrials(
     size=_SIZE,
     sets=1,
     integers=Integers(-32, 31, 1),
@@ -161,7 +158,7 @@ def _pack_block(codes: IntTile, integers: IntTile, _seconds: IntTile, words: Int
     prepend_half(in_order(integers, 0, 8, 4, 2), words, 21)
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ2_KL, _pack_block)
+_quantize_rows = row_quantizer(_IQ2_KL_SEARCH, _CODING, IQ2_KL, _pack_block)
 
 
 @kernel
@@ -169,4 +166,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = ik_format(IQ2_KL, _SIZE, _quantize, _decode)
+FORMATS = (ik_format(IQ2_KL, _SIZE, _quantize, _decode),)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KSS
 from quantize.formats.base import Bytes, Floats32, Rows
@@ -35,9 +34,7 @@ _BYTES = 16  # of a sub-block
 
 
 @kernel
-def _decode(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode(data: Bytes, scales: Floats32, out: Floats32) -> None:
     for row in range(len(out)):
         for j in range(out.shape[1] // 32):
             words = data[row, j * _BYTES : (j + 1) * _BYTES]
@@ -189,7 +186,7 @@ _CODING = Coding(_error_of, _sums_of, _codes_of)
 
 # ---- rows
 
-_SEARCH = ScaleTrials(
+_IQ4_KSS_SEARCH = ScaleTrials(
     size=_SIZE,
     sets=2,
     integers=Integers(-127, 127, 2),
@@ -224,7 +221,7 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
             words[4 * j + pair] = word
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ4_KSS, _pack_block)
+_quantize_rows = row_quantizer(_IQ4_KSS_SEARCH, _CODING, IQ4_KSS, _pack_block)
 
 
 @kernel
@@ -232,4 +229,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = ik_format(IQ4_KSS, _SIZE, _quantize, _decode)
+FORMATS = (ik_format(IQ4_KSS, _SIZE, _quantize, _decode),)

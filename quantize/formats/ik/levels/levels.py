@@ -54,6 +54,25 @@ LEVELS_5: Levels = np.array(
 ).reshape(-1)
 """IQ5_K's and IQ5_KS's: twice thirty-two levels."""
 
+
+def _levels_6() -> Levels:
+    """Return LEVELS_6. Compilers contract each step of the polynomial to one that rounds once.
+
+    So does float64 here: it holds the products exactly, and no sum is where rounding it twice would show.
+    """
+    codes, levels = np.arange(64), np.zeros(64, np.float32)
+    for coefficient in np.array([0.0011972, -0.11218, 6.2568, -127.0], np.float32):
+        levels = (levels.astype(np.float64) * codes + float(coefficient)).astype(np.float32)
+    return np.concatenate([levels, levels + np.float32(1)])
+
+
+LEVELS_6: Levels = _levels_6()
+"""IQ6_K's: twice sixty-four levels, of code q
+
+    -127 + q * (6.2568 + q * (-0.11218 + q * 0.0011972))
+
+and 1 more in the second set."""
+
 _PAIRS = (
     "e9c1 0dc1 c1d8 f6d8 0dd8 2fd8 d8e9 e9e9 01e9 0de9 1ce9 c1f6 01f6 0df6 2ff6 e901"
     " f601 0101 0d01 1c01 d80d e90d f60d 010d 0d0d c11c e91c 011c 1c1c 2f1c e92f 0d2f"

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
@@ -91,8 +90,8 @@ class ScaleTrials(NamedTuple):
     sets: int
     integers: Integers
     reach: float
-    factors: npt.NDArray[np.float32]
-    spreads: npt.NDArray[np.float32]
+    factors: Floats32
+    spreads: Floats32
     signs: int
     has_half: bool
 

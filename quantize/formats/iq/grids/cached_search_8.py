@@ -19,15 +19,7 @@ from quantize.simd.floats import INFINITY, ONE
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, float_tile, tail, zero_like
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    all_lanes,
-    minimum,
-    select,
-    to_float,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, all_lanes, minimum, select, to_float
 from quantize.simd.octets import EIGHT, eight_numbers, float_eights, load_eight, look_up_eight
 
 GROUP = 8

@@ -1,0 +1,69 @@
+"""The parts of a page: its frame, tables, charts in two sizes, and text that controls nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+
+from gguf_tools import __version__
+from gguf_tools.text import printable
+from quality.divergence import Estimate
+from quality.report.charts import NARROW, WIDE, Canvas
+from quality.report.style import STYLE
+
+
+def page_html(title: str, sections: Iterable[str]) -> str:
+    """Put a page together; nothing in it is loaded from elsewhere."""
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            '<head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta name="generator" content="gguf-tools {__version__}">',
+            f"<title>{escape(title)}</title>",
+            f"<style>\n{STYLE}</style></head>",
+            "<body>",
+            *sections,
+            "</body></html>\n",
+        ]
+    )
+
+
+def chart_html(name: str, title: str, caption: str, draw: Callable[[str, Canvas], str]) -> str:
+    """Make a figure with the chart in both sizes, of which the style sheet shows one.
+
+    draw  is given a prefix of identifiers, and the size
+    """
+    drawn = "".join(
+        f'<div class="{canvas.name}">{draw(f"{name}-{canvas.name}-", canvas)}</div>'
+        for canvas in (WIDE, NARROW)
+    )
+    return f"<figure><h2>{escape(title)}</h2><figcaption>{escape(caption)}</figcaption>{drawn}</figure>"
+
+
+def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table, which scrolls by itself where it is wider than the screen."""
+    yield '<div class="scroll"><table>'
+    yield "<tr>" + "".join(f"<th>{escape(heading)}</th>" for heading in headings) + "</tr>"
+    for row in rows:
+        yield "<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in row) + "</tr>"
+    yield "</table></div>"
+
+
+def visible(text: str) -> str:
+    """Escape text for HTML so that line ends and control characters can be seen in it."""
+    shown = "".join(
+        "\u23ce\n"
+        if character == "\n"
+        else character
+        if character.isprintable()
+        else f"\\x{ord(character):x}"
+        for character in text
+    )
+    return escape(shown)
+
+
+def estimate_text(estimate: Estimate, digits: int) -> str:
+    """Show a number with its error."""
+    return f"{estimate.value:.{digits}f} \u00b1 {estimate.error:.{digits}f}"

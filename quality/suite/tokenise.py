@@ -1,0 +1,214 @@
+"""Classes of texts as chunks of tokens.
+
+Each plain text is cut as `evaluate -f` cuts a file: the chunks of a class are those of its texts, in order,
+and what is left at the end of a text is not used. So a class of one text has its chunks.
+
+A conversation is one chunk of its own length, cut at the class's context. It is encoded as transformers and
+llama.cpp do: special tokens are parsed, and BOS is put in front if the tokenizer adds one and the template
+has not. A token is the assistant's if any of its characters is.
+
+`quick` takes chunks 5, 15, 25 and so on of a class, or the middle one of fewer: the same chunks that are in
+the whole suite, spread over the texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forward.text.chunks import Chunks
+from forward.text.tokens import Cut, Encoder, bos_of, cut_into_chunks, make_encoder
+from gguf_tools.errors import BadRequest
+from gguf_tools.format.values import Metadata
+from quality.spelling import spelled
+from quality.suite.chat import Rendered, Renderer, TemplateRefusal
+from quality.suite.conversations import Conversation
+from quality.suite.suite import ALL, CHAT, Suite, TextClass
+from quality.suite.templates import PLAIN, Template, control_tokens, own_template, special_tokens
+
+_TENTH, _FIRST = 10, 4
+"""Of every ten chunks, the fifth is in the quick suite."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassChunks:
+    """A class of texts as tokens of one model.
+
+    title     for people
+    chunks    one part
+    places    of each chunk: the text, and which of its chunks or lines it is
+    sha256    of the texts, whatever the tokenizer
+    template  what conversations were rendered through, for people; None for plain texts
+    notes     what was left out, one line each
+    """
+
+    name: str
+    title: str
+    chunks: Chunks
+    places: tuple[str, ...]
+    sha256: str
+    template: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """A chunk on its own; see Chunks."""
+
+    place: str
+    tokens: npt.NDArray[np.int64]
+    inputs: npt.NDArray[np.int64]
+    scored: npt.NDArray[np.bool_]
+
+
+def tokenise(suite: Suite, vocab: Metadata, vocab_size: int) -> tuple[ClassChunks, ...]:
+    """Cut the classes of a suite into chunks of a model's tokens.
+
+    vocab       the keys tokenizer.* of the model, its chat templates among them
+    vocab_size  rows of the embedding
+    raises      BadRequest for a class without a whole chunk, a template that can't be compiled, or a token
+                outside the vocabulary; BadTokenizer for a tokenizer that is not supported
+    """
+    return tuple(_Tokeniser(vocab, vocab_size).classes(suite))
+
+
+class _Tokeniser:
+    def __init__(self, vocab: Metadata, vocab_size: int) -> None:
+        self._vocab = vocab
+        self._vocab_size = vocab_size
+        self._bos = bos_of(vocab)
+        self._pieces = spelled(vocab)
+
+    def classes(self, suite: Suite) -> Iterator[ClassChunks]:
+        kinds = {each.read for each in suite.classes}
+        encoders = {kind: make_encoder(self._vocab, parse_special=kind == CHAT) for kind in kinds}
+        for each in suite.classes:
+            notes: list[str] = []
+            template = None
+            if each.read == CHAT:
+                chunks, template = self._chats(each, encoders[CHAT], notes)
+            else:
+                chunks = list(self._plain(each, encoders[each.read], notes))
+            if not chunks:
+                why = "; ".join(notes[:3])
+                raise BadRequest(f"class {each.name!r}: no chunk of {each.context} tokens: {why}")
+            if suite.quick:
+                chunks = chunks[_FIRST::_TENTH] or [chunks[len(chunks) // 2]]
+            yield ClassChunks(
+                name=each.name,
+                title=each.title,
+                chunks=_joined(chunks),
+                places=tuple(chunk.place for chunk in chunks),
+                sha256=hashlib.sha256("".join(text.sha256 for text in each.texts).encode()).hexdigest(),
+                template=template,
+                notes=tuple(notes),
+            )
+
+    def _plain(self, each: TextClass, encoder: Encoder, notes: list[str]) -> Iterator[_Chunk]:
+        for source in each.texts:
+            ids = encoder.encode(source.text.removesuffix("\n"))
+            if len(ids) + (self._bos is not None) < each.context:
+                notes.append(f"{source.name}: {len(ids)} tokens, fewer than a chunk of {each.context}")
+                continue
+            text = cut_into_chunks(ids, self._bos, self._vocab_size, Cut(each.context), source.name)
+            is_scored = text.chunks.scored[: each.context]  # of one chunk as of all others
+            if each.scored == ALL:
+                is_scored = np.arange(each.context) > 0
+            for number, (tokens, inputs) in enumerate(zip(text.tokens, text.inputs, strict=True), 1):
+                yield _Chunk(f"{source.name}: chunk {number}", tokens, inputs, is_scored)
+
+    def _chats(self, each: TextClass, encoder: Encoder, notes: list[str]) -> tuple[list[_Chunk], str]:
+        """Cut conversations; if the model's template takes less than half, all are rendered plainly."""
+        templates = [
+            each.template or own_template(self._vocab, talk.tools is not None) or PLAIN
+            for talk in each.conversations
+        ]
+        chunks = list(self._rendered(each, templates, encoder, notes))
+        n_talks = len(each.conversations)
+        if 2 * len(chunks) < n_talks and each.template is None and PLAIN not in templates:
+            taken = f"{len(chunks)} of {n_talks} conversations"
+            notes.append(f"class {each.name!r} is rendered plainly: the model's template takes {taken}")
+            templates = [PLAIN] * len(templates)
+            chunks = list(self._rendered(each, templates, encoder, notes))
+        return chunks, " and ".join(dict.fromkeys(template.name for template in templates))
+
+    def _rendered(
+        self, each: TextClass, templates: Sequence[Template], encoder: Encoder, notes: list[str]
+    ) -> Iterator[_Chunk]:
+        special, control = special_tokens(self._vocab), control_tokens(self._vocab)
+        renderers = {template: Renderer(template, special, control) for template in dict.fromkeys(templates)}
+        for talk, template in zip(each.conversations, templates, strict=True):
+            try:
+                rendered = renderers[template].render(talk)
+            except TemplateRefusal as refusal:
+                notes.append(str(refusal))
+                continue
+            if rendered.missed:
+                turns = ", ".join(str(number + 1) for number in rendered.missed)
+                notes.append(f"{talk.place}: the words of message {turns} are not found in the rendering")
+            chunk = self._chunk(each, talk, encoder.encode(rendered.text), rendered)
+            if chunk is None:
+                notes.append(f"{talk.place}: none of the first {each.context} tokens is the assistant's")
+            else:
+                yield chunk
+
+    def _chunk(
+        self, each: TextClass, talk: Conversation, ids: list[int], rendered: Rendered
+    ) -> _Chunk | None:
+        """Make the chunk of a conversation; None where nothing in it is scored."""
+        is_scored = _touched(_places(rendered.text, [self._pieces[number] for number in ids]), rendered)
+        if is_scored is None:
+            raise BadRequest(f"{talk.place}: the tokenizer does not spell what the template has made")
+        if self._bos is not None and ids[:1] != [self._bos]:
+            ids, is_scored = [self._bos, *ids], np.concatenate([[False], is_scored])
+        ids, is_scored = ids[: each.context], is_scored[: each.context]
+        is_scored = np.ones(len(ids), np.bool_) if each.scored == ALL else is_scored
+        is_scored[:1] = False
+        if not is_scored.any():
+            return None
+        text = cut_into_chunks(ids, None, self._vocab_size, Cut(len(ids)), talk.place)
+        return _Chunk(talk.place, text.tokens[0], text.inputs[0], is_scored)
+
+
+def _places(text: str, pieces: Sequence[bytes]) -> npt.NDArray[np.int64] | None:
+    """Return where each token begins among the bytes of a text, and where the last one ends.
+
+    pieces  what each token spells. One may have a space in front that SentencePiece has put there
+    returns int64 (n_tokens + 1,), None where the tokens spell another text
+    """
+    spelling, at = text.encode(), 0
+    places = [0]
+    for piece in pieces:
+        if not spelling.startswith(piece, at):
+            piece = piece.removeprefix(b" ")
+            if not spelling.startswith(piece, at):
+                return None
+        at += len(piece)
+        places.append(at)
+    return np.array(places) if at == len(spelling) else None
+
+
+def _touched(places: npt.NDArray[np.int64] | None, rendered: Rendered) -> npt.NDArray[np.bool_] | None:
+    """Find the tokens with a byte in one of a rendering's spans, bool (n_tokens,); None without places."""
+    if places is None:
+        return None
+    found = np.zeros(len(places) - 1, np.bool_)
+    for begin, end in rendered.spans:
+        first = len(rendered.text[:begin].encode())
+        last = first + len(rendered.text[begin:end].encode())
+        found |= (places[1:] > first) & (places[:-1] < last) & (places[1:] > places[:-1])
+    return found
+
+
+def _joined(chunks: Sequence[_Chunk]) -> Chunks:
+    lengths = [len(chunk.inputs) for chunk in chunks]
+    return Chunks(
+        tokens=np.concatenate([chunk.tokens for chunk in chunks]),
+        inputs=np.concatenate([chunk.inputs for chunk in chunks]),
+        bounds=np.cumsum([0, *lengths]),
+        scored=np.concatenate([chunk.scored for chunk in chunks]),
+    )

@@ -1,0 +1,49 @@
+"""docs/suite-texts.md says what happens, and its table what the manifest does."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from quality.suite.suite import read_suite
+from scripts.build_suite import read_manifest
+from tests.support.trained_model import calibration_text
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "suite-texts.md").read_text(encoding="utf-8")
+
+
+def block(kind: str) -> str:
+    """Return the page's only block of code of a kind."""
+    (found,) = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+    return str(found)
+
+
+def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "mine" / "mails").mkdir(parents=True)
+    (tmp_path / "mine" / "suite.yaml").write_text(block("yaml"))
+    (tmp_path / "mine" / "support.jsonl").write_text(block("json"))
+    (tmp_path / "mine" / "mails" / "first.txt").write_bytes(calibration_text()[:1200])
+    monkeypatch.chdir(tmp_path)
+    test = doctest.DocTestParser().get_doctest(block("pycon"), {}, "page", None, None)
+    shown: list[str] = []
+    assert doctest.DocTestRunner().run(test, out=shown.append).failed == 0, "".join(shown)
+
+
+def test_the_table_is_the_manifests() -> None:
+    _, manifest = read_manifest()
+    rows = re.findall(r"^\| (\w+) \| .*? \| (\d+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    classes = {each.name: each for each in read_suite("default").classes}
+    contexts = {name: each.context for name, each in classes.items()}
+    assert {name: int(context) for name, context, _ in rows} == contexts
+    tokens = {name: int(n_tokens.replace(",", "")) for name, _, n_tokens in rows}
+    assert {**tokens, "all": sum(tokens.values())} == manifest["totals"]["tokens"]
+    assert f"{sum(tokens.values()):,} tokens" in PAGE
+    n_talks = [len(classes[name].conversations) for name in ("chat", "tools")]
+    assert [int(number) for number in re.findall(r"(\d+) conversations", PAGE)] == n_talks
