@@ -30,7 +30,7 @@ from quality.auditing.pairs import Layers, fits, keys_that_may_differ, match_lay
 from quality.auditing.report import AuditReport, TensorAudit
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor
 from quantize.formats import decodable, encodable, get_decoder, get_format
-from quantize.mla_layout.layouts import metadata_in
+from quantize.mla_layout.layouts import metadata_in, roles_in
 
 
 def audit(
@@ -186,8 +186,20 @@ def _tensor_findings(audits: Sequence[TensorAudit], file: str, layers: Layers) -
                     yield Finding("swapped-tensor", text, Level.BAD, (each.name, other), file)
                 told |= {each.name, other}
                 continue
-            text = f"{diagnosis.text} {_errors(diagnosis)}".rstrip()
-            yield Finding(diagnosis.kind, _with_part(text, diagnosis), Level.BAD, (each.name,), file)
+            text = _with_part(f"{diagnosis.text} {_errors(diagnosis)}".rstrip(), diagnosis)
+            if diagnosis.kind in _ENCODED_TWICE and _may_be_relaid(each.name):
+                text = f"{text}; or made of attention's encoded tensors in another layout"
+                yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)
+            else:
+                yield Finding(diagnosis.kind, text, Level.BAD, (each.name,), file)
+
+
+_ENCODED_TWICE = frozenset({"revision", "requantized"})
+
+
+def _may_be_relaid(name: str) -> bool:
+    """Whether a tensor may have been made of others that were encoded, by a change of attention's layout."""
+    return name.endswith(tuple(f".{role.value}.weight" for role in roles_in("both")))
 
 
 def _with_part(text: str, diagnosis: Diagnosis) -> str:
