@@ -14,6 +14,7 @@ from quality.auditing.expected import Encoder
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation
+    from quality.suite.result import SuiteEvaluation
 
 
 MOST_SHOWN = 25
@@ -66,7 +67,7 @@ class AuditReport:
     encoder     what it seems to have been encoded with
     tensors     those that both have, in the order of the file
     findings    the worst first
-    evaluation  the file's divergence from the base on a text, where one was asked for
+    evaluation  the file's divergence from the base on a text or a suite, where one was asked for
     """
 
     file: Path
@@ -75,7 +76,7 @@ class AuditReport:
     encoder: Encoder
     tensors: tuple[TensorAudit, ...]
     findings: tuple[Finding, ...]
-    evaluation: Evaluation | None = None
+    evaluation: Evaluation | SuiteEvaluation | None = None
 
     def __repr__(self) -> str:
         n_bad = len(self.at(Level.BAD))
@@ -93,8 +94,19 @@ class AuditReport:
     def at(self, level: Level) -> list[Finding]:
         return [each for each in self.findings if each.level is level]
 
-    def with_evaluation(self, evaluation: Evaluation) -> AuditReport:
+    def with_evaluation(self, evaluation: Evaluation | SuiteEvaluation) -> AuditReport:
         return replace(self, evaluation=evaluation)
+
+    def divergence_lines(self) -> list[str]:
+        """Return the evaluation as text; nothing where none was asked for."""
+        from quality.evaluation import Evaluation, evaluation_lines
+        from quality.suite.result import suite_lines
+
+        if self.evaluation is None:
+            return []
+        if isinstance(self.evaluation, Evaluation):
+            return list(evaluation_lines(self.evaluation))
+        return suite_lines(self.evaluation)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -121,10 +133,7 @@ class AuditReport:
             yield from table(
                 [_HEADS, *(_of_type(self.tensors, name) for name in _types(self.tensors))], right=(1, 2, 3, 4)
             )
-        if self.evaluation is not None:
-            from quality.evaluation import evaluation_lines
-
-            yield from evaluation_lines(self.evaluation)
+        yield from self.divergence_lines()
         yield f"{printable(str(self.file))}: {self.summary()}"
 
     def summary(self) -> str:
