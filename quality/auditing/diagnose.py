@@ -214,13 +214,14 @@ class _Case:
         if len(rows) >= 0.9 * len(self.measured.rows):
             return ""
         n_rows = rows_of_a_matrix(self.pair.info)
+        words = ("expert", "experts") if "_exps" in self.pair.info.name else ("matrix", "matrices")
         matrices, counts = np.unique(rows // n_rows, return_counts=True)
         read = np.bincount(self.measured.matrices, minlength=int(matrices[-1]) + 1)
         if self.pair.info.n_mats > 1 and (counts >= 0.5 * read[matrices]).all():
-            return f"{_plural('matrix', 'matrices', matrices)}"
+            return _plural(*words, matrices)
         if self.pair.info.n_mats > 1 and len(matrices) == 1:
             inside = f"{_plural('row', 'rows', rows % n_rows)}"
-            return f"matrix {matrices[0]}, {inside}"
+            return f"{words[0]} {matrices[0]}, {inside}"
         return _plural("row", "rows", rows)
 
 
@@ -252,8 +253,7 @@ def _in_other_order(found: Sequence[Diagnosis], bad: Indices) -> Iterator[Diagno
     shown = ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "")
     kind = "expert-repeated" if len(repeated) == len(moves) else "expert-misplaced"
     text = "an expert is repeated" if kind == "expert-repeated" else "experts are in each other's places"
-    where = _plural("matrix", "matrices", np.array(sorted(moves)))
-    yield Diagnosis(kind, f"{text}: {shown}", where, max(errors), left, moves=moves)
+    yield Diagnosis(kind, f"{text}: {shown}", "", max(errors), left, moves=moves)
 
 
 def _alike(found: Iterator[Diagnosis]) -> Iterator[Diagnosis]:
