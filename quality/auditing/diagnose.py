@@ -195,7 +195,7 @@ class _Case:
         made = self.pair.expected.relative
         n_odd, n_blocks = int(measured.odd.sum()), len(bad) * measured.n_blocks
         if cosine < STRANGE:
-            text = f"it has nothing to do with the base's (cosine {cosine:.2f}): other weights, or damaged"
+            text = "it has nothing to do with the base's: other weights, or damaged"
             return Diagnosis("stranger", text, where, error)
         in_most_rows = (measured.odd > 0).mean() > 0.8
         if in_most_rows and (n_odd < 0.5 * n_blocks or where.startswith("row")):
@@ -203,6 +203,9 @@ class _Case:
             text = f"damaged: {blocks} weights are not the base's (relative error {_percent(error)})"
             return Diagnosis("damaged", text, where, error)
         apart = math.sqrt(max(0.0, error**2 - made**2))
+        if self.pair.is_float:
+            text = f"weights of another revision, {_percent(apart)} apart: as {type_} they are stored as they are"
+            return Diagnosis("revision", text, where, error)
         text = (
             f"relative error {_percent(error)}, {type_} makes {_percent(made)}: weights of another revision"
             f" (about {_percent(apart)} apart), or encoded from a file that was encoded before"
