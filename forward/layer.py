@@ -13,6 +13,9 @@ from forward.layers.residual import PLAIN, Residual, ResidualStream, RMSNorm
 from forward.observe import Observer
 from gguf_tools.errors import BadActivation
 
+_BLOCK_ROWS = 1024
+"""Number of tokens that go through a block at a time."""
+
 
 class Attention(Protocol):
     """The attention of one layer, with its norm."""
@@ -87,7 +90,7 @@ class Layer:
             weights = stream.spread(weights)
         x = x.to(dtype)
         if self.block is not None:
-            hidden = stream.joined(self.block(x, observer))
+            hidden = stream.joined(_through(self.block, x, observer))
             refuse_nonfinite(hidden, self.block.names.down)
         return Passed(hidden, x, chosen, weights)
 
@@ -107,6 +110,13 @@ class Passed:
     x: torch.Tensor
     chosen: torch.Tensor | None
     weights: torch.Tensor | None
+
+
+def _through(block: FeedForward, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+    """Apply the block; a long chunk goes through it in pieces, as it makes several times as many columns."""
+    if x.requires_grad or len(x) <= _BLOCK_ROWS:
+        return block(x, observer)
+    return torch.cat([block(some, observer) for some in x.split(_BLOCK_ROWS)])
 
 
 def refuse_nonfinite(states: torch.Tensor, name: str, which: str = "hidden states after it") -> None:

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import MAX_WIDTH, table
 from quality.comparison import Comparison, Comparisons, Interval, Verdict, compare
+from quality.divergence import TokenValues
 from quality.options import AnyPath
-
-if TYPE_CHECKING:
-    from quality.evaluation import Evaluation
 
 
 @dataclass(frozen=True)
@@ -54,20 +52,25 @@ _SAID = {
 }
 
 
-def compare_files(by_class: Mapping[str, Evaluation], stock: int) -> tuple[FileComparison, ...]:
-    """Compare every file with the one of number `stock`; what was measured is that of each class."""
-    first, *_ = by_class.values()
-    floors = {name: each.noise.kld for name, each in by_class.items() if each.noise is not None}
+def compare_files(
+    paths: Sequence[Path],
+    stock: int,
+    by_class: Mapping[str, Sequence[TokenValues]],
+    floors: Mapping[str, float] | None,
+) -> tuple[FileComparison, ...]:
+    """Compare every file with the one of number `stock`.
+
+    by_class  class -> what was measured of each file on the same tokens
+    floors    class -> the noise floor of its mean divergence, in nats; None: not measured
+    """
 
     def found(number: int) -> Comparisons:
-        models = {name: each.models for name, each in by_class.items()}
-        return compare(
-            {name: (each[number].tokens, each[stock].tokens) for name, each in models.items()}, floors or None
-        )
+        pairs = {name: (tokens[number], tokens[stock]) for name, tokens in by_class.items()}
+        return compare(pairs, floors)
 
     return tuple(
-        FileComparison(model.path, first.models[stock].path, found(number))
-        for number, model in enumerate(first.models)
+        FileComparison(path, paths[stock], found(number))
+        for number, path in enumerate(paths)
         if number != stock
     )
 

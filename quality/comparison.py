@@ -17,8 +17,8 @@ skewness  of the estimate, from what each chunk adds. The factor is the term of 
           Student's t (P. Hall, The Bootstrap and Edgeworth Expansion, 1992, section 2.6)
 
 A file that is far nearer to the base than the other may owe its own sum to one chunk. Then its logarithm is
-uncertain, and the difference of the two is not. So a verdict takes the probability of the difference, doubled,
-where that is less. If there is no difference, that adds less than 0.3 % to the chance of a verdict.
+uncertain, and the difference of the two is not. So a verdict takes the probability of the difference,
+doubled, where that is less. If there is no difference, that adds less than 0.3 % to the chance of a verdict.
 
 `scripts/check_intervals.py` counts how often intervals hold the truth, beside methods that were not chosen.
 

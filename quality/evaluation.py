@@ -149,8 +149,14 @@ class Evaluation:
         """Every other file against the stock one; nothing without one."""
         if self.stock is None:
             return ()
-        name = self.base_path if self.text.path is None else self.text.path
-        return compare_files({name.name: self}, self.stock)
+        name = (self.base_path if self.text.path is None else self.text.path).name
+        floors = None if self.noise is None else {name: self.noise.kld}
+        return compare_files(
+            [model.path for model in self.models],
+            self.stock,
+            {name: [model.tokens for model in self.models]},
+            floors,
+        )
 
     def __repr__(self) -> str:
         models = ", ".join(

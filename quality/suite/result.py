@@ -62,7 +62,11 @@ class SuiteEvaluation:
     @cached_property
     def comparisons(self) -> tuple[FileComparison, ...]:
         """Every other file against the stock one; nothing without one."""
-        return () if self._first.stock is None else compare_files(self.by_class, self._first.stock)
+        if self._first.stock is None:
+            return ()
+        tokens = {name: [model.tokens for model in each.models] for name, each in self.by_class.items()}
+        floors = {name: each.kld for name, each in self.noise.items()}
+        return compare_files([file.path for file in self.files], self._first.stock, tokens, floors or None)
 
     @property
     def noise(self) -> Mapping[str, NoiseFloor]:

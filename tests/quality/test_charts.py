@@ -6,8 +6,10 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,10 @@ from quality.report.charts import (
     size_chart,
     tokens_chart,
 )
+from quality.report.class_charts import ClassRows, Mark, class_chart
 from quality.report.points import Point
+from quality.report.style import DARK, LIGHT
+from quality.report.svg import SERIES
 from tests.quality.token_values import token_values
 
 FILES = {
@@ -131,3 +136,108 @@ def test_what_fits_nowhere_is_left_out() -> None:
         axes.set(xlim=(0, 2), ylim=(0, 2))
         label_points(figure, axes, [(1, 1, "x" * 200), (1, 1, "y")])
     assert [text.get_text() for text in axes.texts if text.get_text()] == ["y"]
+
+
+def class_rows(n_files: int, **changes: Any) -> ClassRows:
+    """Return files on four classes and over all, whose divergences lie near to each other."""
+    names = list(FILES)[:n_files]
+    marks = []
+    for place, name in enumerate(names):
+        klds = [0.01 * 1.3**row * (1 + 0.2 * place) for row in range(5)]
+        marks.append([Mark(kld, 0.9 * kld, 1.1 * kld, f"{name} {row}") for row, kld in enumerate(klds)])
+    rows = ClassRows(
+        ["prose", "code", "chat", "maths", "all"], list(enumerate(names)), marks, "mean KLD", has_total=True
+    )
+    return replace(rows, **changes)
+
+
+@CANVASES
+@pytest.mark.parametrize("n_files", [1, 2, 12])
+def test_classes_are_rows(n_files: int, canvas: Canvas) -> None:
+    svg = class_chart(class_rows(n_files), "p-", canvas)
+    assert labels(svg, "y") == ["prose", "code", "chat", "maths", "all"]
+    assert len(labels(svg, "x")) >= 2
+    assert all(NUMBER.fullmatch(text) for text in labels(svg, "x"))
+    titles = [title.text for title in ElementTree.fromstring(svg).iter(f"{SVG}title")]
+    assert sorted(titles) == sorted(f"{name} {row}" for name in list(FILES)[:n_files] for row in range(5))
+
+
+def middles(svg: str, place: int, row: int) -> tuple[float, float]:
+    """Return where a mark stands."""
+    root = ElementTree.fromstring(svg)
+    (mark,) = (group for group in root.iter(f"{SVG}g") if group.get("id") == f"p-mark{place}-{row}")
+    (use,) = mark.iter(f"{SVG}use")
+    return float(use.get("x", "")), float(use.get("y", ""))
+
+
+def test_marks_of_a_row_do_not_hide_each_other() -> None:
+    svg = class_chart(class_rows(3), "p-", WIDE)
+    for row in range(5):
+        for one, other in combinations([middles(svg, place, row) for place in range(3)], 2):
+            assert math.dist(one, other) > 7
+
+
+def test_marks_far_apart_stand_on_one_line() -> None:
+    far = [[Mark(10.0**-place, 0.9 * 10.0**-place, 1.1 * 10.0**-place, "")] * 5 for place in range(3)]
+    svg = class_chart(class_rows(3, marks=far), "p-", WIDE)
+    assert len({middles(svg, place, 2)[1] for place in range(3)}) == 1
+
+
+@CANVASES
+def test_what_is_not_known_is_left_out(canvas: Canvas) -> None:
+    """A class of one chunk has no interval; a file that equals the base has no place on a log axis."""
+    unknown = [[Mark(0.01, math.nan, math.nan, "a")] * 5, [Mark(0.0, 0.0, 0.0, "b")] * 5]
+    for scale in ("log", "linear"):
+        svg = class_chart(class_rows(2, marks=unknown, scale=scale, line=1.0), "p-", canvas)
+        assert "nan" not in svg.lower()
+
+
+def test_a_noise_floor_is_drawn_where_it_is_near() -> None:
+    def shaded(floors: list[float] | None) -> int:
+        return class_chart(class_rows(2, floors=floors), "p-", WIDE).count("FillBetween")
+
+    near, far = (shaded([floor] * 5) for floor in (0.005, 1e-6))
+    assert near - shaded(None) == 5
+    assert far == shaded(None)
+
+
+# ---- Colours
+
+BLINDNESS = {
+    "none": np.eye(3),
+    "red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998]],
+    "green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+              [-0.01182, 0.04294, 0.968881]],
+}  # fmt: skip
+"""What is left of linear RGB: Machado, Oliveira and Fernandes, 2009, severity 1."""
+TO_LMS = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
+          [0.0883024619, 0.2817188376, 0.6299787005]]  # fmt: skip
+TO_LAB = [[0.2104542553, 0.793617785, -0.0040720468], [1.9779984951, -2.428592205, 0.4505937099],
+          [0.0259040371, 0.7827717662, -0.808675766]]  # fmt: skip
+"""OKLab: Ottosson, 2020."""
+
+
+def linear(colour: str) -> np.ndarray:
+    """Return a colour as linear RGB."""
+    parts = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    return np.cbrt(np.clip(rgb, 0, 1) @ np.transpose(TO_LMS)) @ np.transpose(TO_LAB)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_of_files_differ_for_everybody(theme: str) -> None:
+    found = dict(re.findall(r"--([\w-]+): (#\w+);", theme))
+    colours = np.array([linear(found[f"series-{number}"]) for number in range(len(SERIES))])
+    assert len(SERIES) == 12
+    for name, seen in BLINDNESS.items():
+        labs = oklab(colours @ np.transpose(seen))
+        nearest = min(math.dist(one, other) for one, other in combinations(labs, 2))
+        assert nearest > (0.15 if name == "none" else 0.09), name
+    luminances = [rgb @ [0.2126, 0.7152, 0.0722] for rgb in (*colours, linear(found["surface"]))]
+    *own, surface = luminances
+    contrasts = [(max(each, surface) + 0.05) / (min(each, surface) + 0.05) for each in own]
+    assert min(contrasts) > 3
