@@ -204,7 +204,7 @@ class _Case:
             return Diagnosis("damaged", text, where, error)
         apart = math.sqrt(max(0.0, error**2 - made**2))
         if self.pair.is_float:
-            text = f"weights of another revision, {_percent(apart)} apart: as {type_} they are stored as they are"
+            text = f"weights of another revision, {_percent(apart)} apart; {type_} keeps weights as they are"
             return Diagnosis("revision", text, where, error)
         text = (
             f"relative error {_percent(error)}, {type_} makes {_percent(made)}: weights of another revision"
