@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from gguf_tools.format.shards import open_gguf  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.text import table  # noqa: E402
 from quality.auditing.base import open_audit_base  # noqa: E402
-from quality.auditing.expected import CALIBRATED, as_encoded, expect, read_rows, rise_of  # noqa: E402
+from quality.auditing.expected import CALIBRATED, Encoder, as_encoded, expect, read_rows, rise_of  # noqa: E402
 from quality.auditing.judge import Pair, bad_rows  # noqa: E402
 from quality.auditing.measure import measure, runs_of  # noqa: E402
 from quality.auditing.pairs import fits  # noqa: E402
@@ -33,7 +34,7 @@ from quantize.fill.sources import GGUFTensor, SourceTensor  # noqa: E402
 
 TYPES = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "IQ4_XS", "Q3_K", "IQ3_XXS", "Q2_K", "IQ2_XS", "IQ1_S")
 DISTANCES = np.geomspace(0.003, 1, 36)
-KINDS = ("plain", "importances", "calibrated")
+ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
 N_TENSORS = 4
 
 
@@ -82,13 +83,13 @@ class _Held:
 def measure_revisions(base: Path) -> None:
     """Print from which relative distance on other weights are told, in the worst of a few tensors."""
     rows = [
-        (name, *(f"{100 * _told_from(base, name, kind):.2g}%" for kind in KINDS)) for name in TYPES
+        (name, *(f"{100 * _told_from(base, name, encoder):.2g}%" for encoder in ENCODERS)) for name in TYPES
     ]
-    print("\n".join(table([("type", *KINDS), *rows], right=(1, 2, 3))))
+    print("\n".join(table([("type", *ENCODERS), *rows], right=(1, 2, 3))))
 
 
-def _told_from(base: Path, type_name: str, kind: str) -> float:
-    return max(_first_told(weights, by_name(type_name), kind) for weights in _matrices(base))
+def _told_from(base: Path, type_name: str, encoder: Encoder) -> float:
+    return max(_first_told(weights, by_name(type_name), encoder) for weights in _matrices(base))
 
 
 def _matrices(base: Path) -> Iterator[np.ndarray]:
@@ -100,7 +101,7 @@ def _matrices(base: Path) -> Iterator[np.ndarray]:
             yield read_rows(source, np.arange(min(512, file.tensor(name).n_rows)))
 
 
-def _first_told(weights: np.ndarray, type_: GGMLType, kind: str) -> float:
+def _first_told(weights: np.ndarray, type_: GGMLType, encoder: Encoder) -> float:
     noise = np.random.default_rng(0).normal(size=weights.shape).astype(np.float32)
     noise *= np.linalg.norm(weights) / np.linalg.norm(noise)
     info = TensorInfo("blk.0.attn_output.weight", weights.shape, type_)
@@ -110,10 +111,10 @@ def _first_told(weights: np.ndarray, type_: GGMLType, kind: str) -> float:
         assert encoded is not None
         stored = _Held(info.name, encoded[1], type_)
         runs = list(runs_of(info, every_row=True))
-        rise = rise_of(info, calibrated=kind == "calibrated")
+        rise = rise_of(type_, encoder)
         pair = Pair(info, stored, source, expect(info, stored, source, runs), rise)
         measured = measure(stored, source, info, runs, ordinary=pair.expected.ordinary(rise))
-        if len(bad_rows(pair, measured, plain_file=kind == "plain")):
+        if len(bad_rows(pair, measured)):
             return float(distance)
     return 1.0
 

@@ -29,7 +29,8 @@ def parse_yaml(path: str | PathLike[str], text: str, error: type[ToolkitError] =
                 if not isinstance(key, Hashable):
                     continue  # the loader itself refuses it, with its place
                 if key in seen:
-                    raise error(f"{path}: key {key!r} is given twice, expected once")
+                    line = key_node.start_mark.line + 1
+                    raise error(f"{path}: line {line}: key {key!r} is given twice, expected once")
                 seen.add(key)
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping

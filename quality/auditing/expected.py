@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,6 @@ from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import encodable, get_format
 from quantize.formats.codecs import ErrorRange, codec_of, requires_importances
 from quantize.importances.weighting import ColumnWeights
-from quantize.roles import Role, tensor_role
 
 FLOAT_ERROR = 1e-6
 """Relative error that is no error: of F32 tensors that another converter computed in another order."""
@@ -46,7 +46,7 @@ class Rise:
     """How far an encoder that knows importances or activations departs from the plain one.
 
     tensor  factor of a whole tensor's plain error
-    row     factor of that of a row, or of a block of one
+    row     factor of that of a block of a row
     slope   how far the slope may be from the plain one, in units of the plain error
     """
 
@@ -58,41 +58,59 @@ class Rise:
 FLOATS = Rise(tensor=1.0, row=1.0, slope=0.0)
 """Of types of floats, which round every weight by itself."""
 
-WEIGHTED = Rise(tensor=1.6, row=3.0, slope=0.3)
-"""Of importances. Measured on files of both models in examples/, of all types: tensors have up to 1.37
-(IQ4_KSS), rows 1.9, slopes 0.25 (IQ1_M). `scripts/measure_audit.py clean` measures it anew."""
+PLAIN = Rise(tensor=1.05, row=2.0, slope=0.03)
+"""Of a tensor that is not as the plain encoder makes it, in a file whose others are."""
 
-CALIBRATED = Rise(tensor=2.6, row=7.0, slope=0.35)
-"""Of calibrations: 2.05 (Q5_K), rows 4.5 (Q4_K), slopes 0.26 (Q3_K)."""
+WEIGHTED = Rise(tensor=1.6, row=12.0, slope=0.4)
+"""Of importances. Measured on files of both models in examples/ and of SmolLM2-135M, of all types: tensors
+have up to 1.37 (IQ4_KSS), blocks of a row 7.1 (Q6_K), slopes 0.28 (Q3_K). `scripts/measure_audit.py clean`
+measures it anew."""
 
-CALIBRATED_OUTPUT = Rise(tensor=4.0, row=10.0, slope=0.7)
-"""Of a calibrated output matrix, which few tokens move farther: 2.8, where hidden states have few
-directions."""
+COARSEST = Rise(tensor=2.4, row=12.0, slope=0.7)
+"""Of importances in IQ2_XXS: 1.83, and a slope of 0.53."""
 
-COARSEST = Rise(tensor=2.4, row=4.0, slope=0.7)
-"""Of IQ2_XXS: 1.83, and a slope of 0.53."""
-
-TRELLIS = Rise(tensor=6.0, row=9.0, slope=1.8)
+TRELLIS = Rise(tensor=6.0, row=12.0, slope=1.8)
 """Of types with one scale a row: IQ4_KT has 4.6 where some columns matter far more than others."""
+
+CALIBRATED = Rise(tensor=4.0, row=20.0, slope=1.0)
+"""Of calibrations: 2.8 (Q6_K, the output of a model whose hidden states have few directions), rows 7.5
+(Q3_K), slopes 0.62 (Q3_K)."""
 
 SLOPE_FLOOR = 0.003
 LEAST_COSINE_SHARE = 0.5
 """Share of the plain cosine that a block keeps; a block of other weights has less than 0.3 of it."""
 
 
-def rise_of(info: TensorInfo, *, calibrated: bool) -> Rise:
-    """Say how far the encoding of a tensor may depart from the plain one.
+Encoder = Literal["plain", "importances", "calibrated"]
+"""What a file seems to have been encoded with."""
 
-    calibrated  whether it may have been calibrated, rather than encoded with an importance matrix or without
-    """
-    if info.type.name.endswith("_KT"):
+PLAIN_SHARE = 0.8
+"""Share of tensors with the plain encoder's bytes from which a file is taken to be made by it alone."""
+
+RAISED = 1.12
+"""Median of tensors' errors, in units of the plain encoder's, from which a file is taken to be calibrated, or
+of an unknown encoder. Files with importances have 0.9 to 1.08, calibrated ones 1.13 and more."""
+
+
+def encoder_of(expected: Sequence[Expected]) -> Encoder:
+    """Tell what the encoded tensors of a file were encoded with."""
+    if expected and sum(each.is_plain for each in expected) >= PLAIN_SHARE * len(expected):
+        return "plain"
+    ratios = [each.ratio for each in expected if not each.is_plain]
+    return "calibrated" if ratios and float(np.median(ratios)) > RAISED else "importances"
+
+
+def rise_of(type_: GGMLType, encoder: Encoder) -> Rise:
+    """Say how far tensors of a type may depart from the plain encoding in a file."""
+    if type_ in FLOAT_DTYPES:
+        return FLOATS
+    if encoder == "plain":
+        return PLAIN
+    if type_.name.endswith("_KT"):
         return TRELLIS
-    if info.type.name.startswith("IQ2_XXS"):
-        return COARSEST
-    if not calibrated:
-        return WEIGHTED
-    is_output = tensor_role(info.name, info.shape).role is Role.OUTPUT
-    return CALIBRATED_OUTPUT if is_output else CALIBRATED
+    if encoder == "calibrated":
+        return CALIBRATED
+    return COARSEST if type_.name.startswith("IQ2_XXS") else WEIGHTED
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from gguf_tools.format.tensors import TensorInfo
 from quality.auditing.expected import (
     LEAST_COSINE_SHARE,
+    PLAIN,
     SLOPE_FLOOR,
     Expected,
     Rise,
@@ -22,9 +23,6 @@ from quality.auditing.expected import (
 )
 from quality.auditing.measure import Indices, RowSums, Sums, block_cols
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
-
-PLAIN_FILE = Rise(tensor=1.05, row=2.0, slope=0.03)
-"""For a tensor that is not as the plain encoder makes it, in a file whose others are."""
 
 MOST_ENCODED = 4 << 20
 """Weights of odd rows that are encoded anew at most; of more rows, what holds of these is taken to hold."""
@@ -41,41 +39,37 @@ class Pair:
     stored    the file's
     base      the base's, of as many rows and columns
     expected  what the type makes of the base's
-    rise      how far its encoder may depart from the plain one
+    rise      how far its encoder may depart from the plain one; that is known once all tensors were sampled
     """
 
     info: TensorInfo
     stored: SourceTensor
     base: SourceTensor
     expected: Expected
-    rise: Rise
+    rise: Rise = PLAIN
 
     @property
     def is_float(self) -> bool:
         return self.info.type in FLOAT_DTYPES
 
 
-def bad_rows(pair: Pair, measured: RowSums, *, plain_file: bool) -> Indices:
-    """Return the rows that do not hold what the base has, as the type would have it.
-
-    plain_file  whether most tensors of the file are as the plain encoder makes them
-    """
+def bad_rows(pair: Pair, measured: RowSums) -> Indices:
+    """Return the rows that do not hold what the base has, as the type would have it."""
     odd = measured.rows[measured.odd > 0]
     bad, astray = (odd, odd) if pair.is_float else _confirmed(pair, odd)
     bad = np.union1d(bad, measured.rows[measured.nonfinite > 0])
     rest = measured.pick(~np.isin(measured.rows, astray) & (measured.nonfinite == 0))
     if not len(rest.rows):
         return bad
-    rise = PLAIN_FILE if plain_file else pair.rise
-    all_suspect = plain_file and not pair.expected.is_plain
-    suspects = np.unique(rest.matrices) if all_suspect else _odd_matrices(pair, rest, rise)
-    off = [matrix for matrix in suspects if _is_off(pair, rest, int(matrix), rise)]
+    all_suspect = pair.rise == PLAIN and not pair.expected.is_plain
+    suspects = np.unique(rest.matrices) if all_suspect else _odd_matrices(pair, rest)
+    off = [matrix for matrix in suspects if _is_off(pair, rest, int(matrix))]
     return np.union1d(bad, rest.rows[np.isin(rest.matrices, off)])
 
 
-def _odd_matrices(pair: Pair, measured: RowSums, rise: Rise) -> Indices:
+def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
     """Return the matrices whose error or slope is not that of the tensor's sample."""
-    expected = pair.expected
+    expected, rise = pair.expected, pair.rise
     sums = measured.sums.by(measured.matrices)
     n_weights = pair.info.n_cols * np.bincount(measured.matrices)
     coarse = expected.limits.absolute * np.sqrt(n_weights)
@@ -85,7 +79,7 @@ def _odd_matrices(pair: Pair, measured: RowSums, rise: Rise) -> Indices:
     return np.flatnonzero(large | (leaning & (sums.wanted > (4 * coarse) ** 2)))
 
 
-def _is_off(pair: Pair, measured: RowSums, matrix: int, rise: Rise) -> bool:
+def _is_off(pair: Pair, measured: RowSums, matrix: int) -> bool:
     """Whether the error or the slope of a matrix is not what encoding that very matrix makes."""
     rows = measured.rows[measured.matrices == matrix]
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
@@ -94,7 +88,7 @@ def _is_off(pair: Pair, measured: RowSums, matrix: int, rise: Rise) -> bool:
     if pair.is_float or not whole:
         return True
     expected = expect(pair.info, pair.stored, pair.base, whole)
-    return not expected.is_plain and _exceeds(expected, rise)
+    return not expected.is_plain and _exceeds(expected, pair.rise)
 
 
 def _exceeds(expected: Expected, rise: Rise) -> bool:

@@ -65,13 +65,10 @@ def _findings(report: AuditReport) -> Iterator[str]:
 
 
 def _divergence(report: AuditReport) -> Iterator[str]:
-    if report.evaluation is None:
-        return
-    from quality.evaluation import evaluation_lines
-
-    yield "<h2>Divergence</h2>"
-    lines = "\n".join(evaluation_lines(report.evaluation))
-    yield f'<p class="passage">{escape(lines)}</p>'
+    lines = "\n".join(report.divergence_lines())
+    if lines:
+        yield "<h2>Divergence</h2>"
+        yield f'<p class="passage">{escape(lines)}</p>'
 
 
 def _tensors(tensors: Sequence[TensorAudit]) -> Iterator[str]:

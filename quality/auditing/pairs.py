@@ -12,9 +12,10 @@ from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.text import in_layer_ranges, number_ranges
-from quality.auditing.base import EMBEDDINGS, MTP, OUTPUT, AuditBase
+from quality.auditing.base import EMBEDDINGS, MTP, OUTPUT, AuditBase, layout_in
 from quality.auditing.expected import read_rows
 from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.mla_layout.layouts import roles_in
 from quantize.roles import in_layer, layer_of
 
 KIND = "tensors"
@@ -90,8 +91,9 @@ def structure_findings(file: GGUFSource, base: AuditBase, layers: Layers) -> Ite
     path = str(file.path)
     if layers.kept is not None:
         every = {layer for name in base.tensors if (layer := layer_of(name)) is not None}
-        gone = number_ranges(sorted(every - set(layers.kept)))
-        yield Finding(KIND, f"layers {gone} of the base were left out (pruned)", Level.WARNING, (), path)
+        gone = sorted(every - set(layers.kept))
+        text = f"{'layers' if len(gone) > 1 else 'layer'} {number_ranges(gone)} of the base left out"
+        yield Finding(KIND, f"{text} (pruned, or for multi-token prediction)", Level.WARNING, (), path)
     own = {layers.name(name): name for name in file.tensors}
     extra = [name for name in file.tensors if base.find(layers.name(name)) is None]
     if len(extra) == len(file.tensors):
@@ -106,7 +108,13 @@ def structure_findings(file: GGUFSource, base: AuditBase, layers: Layers) -> Ite
         name for name in base.tensors
         if name not in own and ((layer := layer_of(name)) is None or layer in there) and MTP not in name
     ]  # fmt: skip
-    missing = [name for name in missing if not _is_tied(name, base)]
+    layout = layout_in(file.tensors)
+    own_roles = roles_in(layout or "both")
+    others = tuple(role for role in roles_in("both") if role not in own_roles)
+    missing = [
+        name for name in missing
+        if not _is_tied(name, base) and not name.endswith(tuple(f".{role.value}.weight" for role in others))
+    ]  # fmt: skip
     if missing:
         text = f"{len(missing)} tensors of the base are missing: {_shown(missing)}"
         yield Finding(KIND, text, Level.BAD, tuple(missing), path)

@@ -13,7 +13,6 @@ from typing import Unpack
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import QuantError
 from gguf_tools.findings import Finding, Level
-from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import I32
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
@@ -22,7 +21,7 @@ from gguf_tools.format.values import Metadata
 from gguf_tools.progress import StartProgress, no_start
 from quality.auditing.base import AuditBase, head_sizes, layout_in, open_audit_base
 from quality.auditing.diagnose import Diagnosis, Patience, diagnose
-from quality.auditing.expected import FLOATS, Expected, expect, rise_of
+from quality.auditing.expected import Encoder, Expected, encoder_of, expect, rise_of
 from quality.auditing.judge import Pair, bad_rows
 from quality.auditing.measure import RowSums, measure, runs_of
 from quality.auditing.metadata import metadata_findings
@@ -31,10 +30,7 @@ from quality.auditing.pairs import Layers, fits, keys_that_may_differ, match_lay
 from quality.auditing.report import AuditReport, TensorAudit
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor
 from quantize.formats import decodable, encodable, get_decoder, get_format
-from quantize.mla_layout.layouts import metadata_in
-
-PLAIN_SHARE = 0.8
-"""Share of tensors with the plain encoder's bytes from which a file is taken to be made by it alone."""
+from quantize.mla_layout.layouts import metadata_in, roles_in
 
 
 def audit(
@@ -77,12 +73,14 @@ class _Audit:
         _load_codecs(infos)
         with ThreadPoolExecutor(n_threads) as pool:
             pairs = list(pool.map(self._pair, infos))
-            plain_file = _is_plain(pairs)
+            encoder = encoder_of([
+                each.expected for each in pairs if isinstance(each, Pair) and not each.is_float
+            ])  # fmt: skip
 
             patience = Patience()
 
             def compare(pair: Pair | Finding) -> TensorAudit | Finding:
-                compared = pair if isinstance(pair, Finding) else self._compare(pair, plain_file, patience)
+                compared = pair if isinstance(pair, Finding) else self._compare(pair, encoder, patience)
                 advance(pair.info.n_bytes if isinstance(pair, Pair) else 0)
                 return compared
 
@@ -91,7 +89,7 @@ class _Audit:
         audits = tuple(each for each in results if isinstance(each, TensorAudit))
         findings += _tensor_findings(audits, path, self.layers)
         return AuditReport(
-            Path(self.file.path), self.base.path, self.every_row, plain_file, audits,
+            Path(self.file.path), self.base.path, self.every_row, encoder, audits,
             tuple(sorted(map(self._allowed, findings), key=lambda finding: -finding.level)),
         )  # fmt: skip
 
@@ -101,11 +99,6 @@ class _Audit:
             return self.options.every_row
         n_weights = sum(info.n_elems for info in self.file.tensors.values())
         return not self.base.is_remote and n_weights <= MOST_WEIGHTS_READ
-
-    @property
-    def _may_be_calibrated(self) -> bool:
-        """Whether no importance matrix is named, so that importances may have come from a calibration."""
-        return keys.QUANTIZE_IMATRIX_FILE not in self.file.metadata
 
     def _metadata(self) -> Metadata:
         """Return the base's metadata as a file has them that is in this file's layout of attention."""
@@ -128,16 +121,16 @@ class _Audit:
             return Finding("type", f"{info.type.name} was not compared", Level.NOTE, about, path)
         try:
             runs = list(runs_of(info, every_row=self.every_row))
-            rise = FLOATS if info.type in FLOAT_DTYPES else rise_of(info, calibrated=self._may_be_calibrated)
-            return Pair(info, stored, base, expect(info, stored, base, runs), rise)
+            return Pair(info, stored, base, expect(info, stored, base, runs))
         except QuantError as error:
             return Finding("type", f"not compared: {error}", Level.NOTE, about, path)
 
-    def _compare(self, pair: Pair, plain_file: bool, patience: Patience) -> TensorAudit:
+    def _compare(self, pair: Pair, encoder: Encoder, patience: Patience) -> TensorAudit:
+        pair = replace(pair, rise=rise_of(pair.info.type, encoder))
         runs = list(runs_of(pair.info, every_row=self.every_row))
         ordinary = pair.expected.ordinary(pair.rise)
         measured = measure(pair.stored, pair.base, pair.info, runs, ordinary=ordinary)
-        bad = bad_rows(pair, measured, plain_file=plain_file)
+        bad = bad_rows(pair, measured)
         diagnoses = tuple(diagnose(pair, measured, bad, self.base, patience)) if len(bad) else ()
         return _audited(pair, measured, len(bad), diagnoses)
 
@@ -155,12 +148,6 @@ def _load_codecs(infos: Sequence[TensorInfo]) -> None:
         get_decoder(type_)
         if type_.name in encodable():
             get_format(type_)
-
-
-def _is_plain(pairs: Sequence[Pair | Finding]) -> bool:
-    """Whether nearly all encoded tensors have the bytes of the plain encoder."""
-    encoded = [each for each in pairs if isinstance(each, Pair) and not each.is_float]
-    return bool(encoded) and sum(each.expected.is_plain for each in encoded) >= PLAIN_SHARE * len(encoded)
 
 
 def _audited(pair: Pair, measured: RowSums, n_bad: int, diagnoses: tuple[Diagnosis, ...]) -> TensorAudit:
@@ -199,8 +186,20 @@ def _tensor_findings(audits: Sequence[TensorAudit], file: str, layers: Layers) -
                     yield Finding("swapped-tensor", text, Level.BAD, (each.name, other), file)
                 told |= {each.name, other}
                 continue
-            text = f"{diagnosis.text} {_errors(diagnosis)}".rstrip()
-            yield Finding(diagnosis.kind, _with_part(text, diagnosis), Level.BAD, (each.name,), file)
+            text = _with_part(f"{diagnosis.text} {_errors(diagnosis)}".rstrip(), diagnosis)
+            if diagnosis.kind in _ENCODED_TWICE and _may_be_relaid(each.name):
+                text = f"{text}; or made of attention's encoded tensors in another layout"
+                yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)
+            else:
+                yield Finding(diagnosis.kind, text, Level.BAD, (each.name,), file)
+
+
+_ENCODED_TWICE = frozenset({"revision", "requantized"})
+
+
+def _may_be_relaid(name: str) -> bool:
+    """Whether a tensor may have been made of others that were encoded, by a change of attention's layout."""
+    return name.endswith(tuple(f".{role.value}.weight" for role in roles_in("both")))
 
 
 def _with_part(text: str, diagnosis: Diagnosis) -> str:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from gguf_tools.findings import Finding, Level, capped
 from gguf_tools.text import html_table, in_layer_ranges, printable, table
 from quality.auditing.diagnose import Diagnosis
+from quality.auditing.expected import Encoder
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation
+    from quality.suite.result import SuiteEvaluation
 
 
 MOST_SHOWN = 25
@@ -62,19 +64,19 @@ class AuditReport:
     """An audit of a file.
 
     every_row   whether all rows of all tensors were compared, rather than runs of each matrix
-    is_plain    whether the file is as the plain encoder makes it, without importances
+    encoder     what it seems to have been encoded with
     tensors     those that both have, in the order of the file
     findings    the worst first
-    evaluation  the file's divergence from the base on a text, where one was asked for
+    evaluation  the file's divergence from the base on a text or a suite, where one was asked for
     """
 
     file: Path
     base: Path
     every_row: bool
-    is_plain: bool
+    encoder: Encoder
     tensors: tuple[TensorAudit, ...]
     findings: tuple[Finding, ...]
-    evaluation: Evaluation | None = None
+    evaluation: Evaluation | SuiteEvaluation | None = None
 
     def __repr__(self) -> str:
         n_bad = len(self.at(Level.BAD))
@@ -92,8 +94,19 @@ class AuditReport:
     def at(self, level: Level) -> list[Finding]:
         return [each for each in self.findings if each.level is level]
 
-    def with_evaluation(self, evaluation: Evaluation) -> AuditReport:
+    def with_evaluation(self, evaluation: Evaluation | SuiteEvaluation) -> AuditReport:
         return replace(self, evaluation=evaluation)
+
+    def divergence_lines(self) -> list[str]:
+        """Return the evaluation as text; nothing where none was asked for."""
+        from quality.evaluation import Evaluation, evaluation_lines
+        from quality.suite.result import suite_lines
+
+        if self.evaluation is None:
+            return []
+        if isinstance(self.evaluation, Evaluation):
+            return list(evaluation_lines(self.evaluation))
+        return suite_lines(self.evaluation)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -102,7 +115,7 @@ class AuditReport:
             "file": str(self.file),
             "base": str(self.base),
             "every_row": self.every_row,
-            "plain": self.is_plain,
+            "encoder": self.encoder,
             "findings": [
                 {"level": str(each.level), "kind": each.kind, "about": list(each.about), "text": each.text}
                 for each in self.findings
@@ -120,10 +133,7 @@ class AuditReport:
             yield from table(
                 [_HEADS, *(_of_type(self.tensors, name) for name in _types(self.tensors))], right=(1, 2, 3, 4)
             )
-        if self.evaluation is not None:
-            from quality.evaluation import evaluation_lines
-
-            yield from evaluation_lines(self.evaluation)
+        yield from self.divergence_lines()
         yield f"{printable(str(self.file))}: {self.summary()}"
 
     def summary(self) -> str:

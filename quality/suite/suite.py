@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from os import PathLike, fspath
@@ -69,7 +69,7 @@ class SuiteText:
     """A text, or a file of conversations; `name` is seen from the suite's folder."""
 
     name: str
-    text: str
+    text: str = field(repr=False)
 
     @cached_property
     def sha256(self) -> str:
@@ -96,14 +96,14 @@ class TextClass:
     context: int
     scored: str
     template: Template | None = None
-    conversations: tuple[Conversation, ...] = ()
+    conversations: tuple[Conversation, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
 class Suite:
     """Classes of texts.
 
-    quick  take a tenth of each class: every tenth chunk or conversation, and at least one
+    quick  take a tenth of each class: every tenth chunk or conversation, and at least two
     """
 
     name: str
@@ -226,7 +226,8 @@ class _Given:
         for pattern in patterns:
             found = list(self._matching(pattern))
             if not found and "texts" in said:
-                raise self.wrong(where, f"{self.folder / pattern}: no such file")
+                why = "has no texts" if (self.folder / pattern).is_dir() else "no such file"
+                raise self.wrong(where, f"{self.folder / pattern}: {why}")
             for path in found:
                 if path not in seen:
                     seen.add(path)
@@ -243,7 +244,7 @@ class _Given:
             found = [self.folder / pattern]
         else:
             try:
-                found = sorted(self.folder.glob(pattern))
+                found = [path for path in sorted(self.folder.glob(pattern)) if path.name[0] != "."]
             except (ValueError, NotImplementedError):
                 found = []
         for path in found:

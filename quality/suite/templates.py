@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from convert.tokenizer.vocab import TokenType
@@ -19,7 +19,7 @@ class Template:
     """A chat template; `name` is for people."""
 
     name: str
-    source: str
+    source: str = field(repr=False)
 
 
 PLAIN = Template(

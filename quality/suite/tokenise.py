@@ -7,8 +7,8 @@ A conversation is one chunk of its own length, cut at the class's context. It is
 llama.cpp do: special tokens are parsed, and BOS is put in front if the tokenizer adds one and the template
 has not. A token is the assistant's if any of its characters is.
 
-`quick` takes chunks 5, 15, 25 and so on of a class, or the middle one of fewer: the same chunks that are in
-the whole suite, spread over the texts.
+`quick` takes chunks 5, 15, 25 and so on of a class, and of fewer than 15 the two that are a quarter from its
+ends: two are the least that have an error. They are chunks of the whole suite, spread over the texts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from quality.suite.templates import PLAIN, Template, control_tokens, own_templat
 
 _TENTH, _FIRST = 10, 4
 """Of every ten chunks, the fifth is in the quick suite."""
+
+_FEWEST = 2
+"""Chunks of a class of which an error can be told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +91,7 @@ class _Tokeniser:
         encoders = {kind: make_encoder(self._vocab, parse_special=kind == CHAT) for kind in kinds}
         for each in suite.classes:
             notes: list[str] = []
+            chunks: Sequence[_Chunk]
             template = None
             if each.read == CHAT:
                 chunks, template = self._chats(each, encoders[CHAT], notes)
@@ -97,7 +101,7 @@ class _Tokeniser:
                 why = "; ".join(notes[:3])
                 raise BadRequest(f"class {each.name!r}: no chunk of {each.context} tokens: {why}")
             if suite.quick:
-                chunks = chunks[_FIRST::_TENTH] or [chunks[len(chunks) // 2]]
+                chunks = _tenth(chunks)
             yield ClassChunks(
                 name=each.name,
                 title=each.title,
@@ -172,6 +176,14 @@ class _Tokeniser:
             return None
         text = cut_into_chunks(ids, None, self._vocab_size, Cut(len(ids)), talk.place)
         return _Chunk(talk.place, text.tokens[0], text.inputs[0], is_scored)
+
+
+def _tenth(chunks: Sequence[_Chunk]) -> Sequence[_Chunk]:
+    """Take every tenth chunk, and two at least where there are two."""
+    chosen = chunks[_FIRST::_TENTH]
+    if len(chosen) >= _FEWEST or len(chunks) < _FEWEST:
+        return chosen or chunks
+    return chunks[len(chunks) // 4], chunks[3 * len(chunks) // 4]
 
 
 def _places(text: str, pieces: Sequence[bytes]) -> npt.NDArray[np.int64] | None:

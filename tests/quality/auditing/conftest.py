@@ -1,4 +1,4 @@
-"""Bases of four families, importances of them, and files that are made of them once."""
+"""Bases of four families, and files that are made of them once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 import convert
-from quantize.importances.entries import Importance
+from gguf_cli.main import main
 from tests.quality.auditing.families import family_folder
 from tests.support.trained_model import calibration_text
 
 Base = Callable[[str], Path]
 Make = Callable[[str, str], Path]
+
+CUT = ["-c", "256", "--chunks", "16", "-q"]
+"""What of the text importances are collected on, and calibrations learn from."""
 
 
 @pytest.fixture(scope="session")
@@ -31,30 +34,16 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def importances(base: Base, calibration: Path) -> Callable[[str], dict[str, Importance]]:
-    """Return the importances of a family, collected once."""
-    import imatrix
-
-    known: dict[str, dict[str, Importance]] = {}
-
-    def collected(family: str) -> dict[str, Importance]:
-        if family not in known:
-            done = imatrix.collect(base(family), calibration, chunk_size=256, n_chunks=16)
-            known[family] = dict(done.importances.entries)
-        return known[family]
-
-    return collected
-
-
-@pytest.fixture(scope="session")
-def made(
-    base: Base,
-    calibration: Path,
-    importances: Callable[[str], dict[str, Importance]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Make:
+def made(base: Base, calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Return a file of a family, made once: "Q4_K_M", "imatrix Q4_K_M" or "calibrated Q4_K_M"."""
     folder = tmp_path_factory.mktemp("files")
+
+    def importances(family: str) -> Path:
+        path = folder / f"{family}.imatrix"
+        if not path.exists():
+            words = ["-m", str(base(family)), "-f", str(calibration), "-o", str(path)]
+            assert main(["imatrix", *words, *CUT]) == 0
+        return path
 
     def make(family: str, how: str) -> Path:
         kind, _, file_type = how.rpartition(" ")
@@ -62,11 +51,8 @@ def made(
         if path.exists():
             return path
         if kind == "calibrated":
-            from calibrate import Calibration
-            from forward.text.tokens import Cut
-
-            calibrating = Calibration(calibration, Cut(256, n_chunks=16))
-            convert.convert(base(family), path, outtype=file_type, calibration=calibrating)
+            words = [str(base(family)), str(path), file_type, "--calibrate", str(calibration)]
+            assert main(["quantize", *words, *CUT]) == 0
         elif kind == "imatrix":
             convert.convert(base(family), path, outtype=file_type, importances=importances(family))
         else:

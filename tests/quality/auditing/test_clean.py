@@ -113,17 +113,23 @@ def test_layouts_of_latent_attention(
     assert alarms(quality.audit(made("deepseek2", file_type), path)) == [] or file_type != "F32"
 
 
-def test_a_changed_layout(base: Base, made: Make, tmp_path: Path) -> None:
+def test_what_a_changed_layout_has_encoded_twice_is_a_warning(
+    base: Base, made: Make, tmp_path: Path
+) -> None:
     path = tmp_path / "none.gguf"
     change_layout(made("deepseek2", "Q4_K_M"), path, "none")
-    assert alarms(quality.audit(path, base("deepseek2"))) == []
+    report = quality.audit(path, base("deepseek2"))
+    assert not report.is_wrong
+    assert [each.where for each in report.at(Level.WARNING)] == [
+        f"blk.{layer}.attn_kv_b.weight" for layer in range(3)
+    ]
 
 
 def test_pruned_layers_are_a_warning(base: Base, made: Make, tmp_path: Path) -> None:
     path = tmp_path / "pruned.gguf"
     quantize.quantize(made("llama", "F32"), path, "Q4_K_M", types=PlanOptions(prune_layers=(2, 3)))
     (alarm,) = alarms(quality.audit(path, base("llama")))
-    assert alarm == ": layers 2-3 of the base were left out (pruned)"
+    assert alarm == ": layers 2-3 of the base left out (pruned, or for multi-token prediction)"
 
 
 @pytest.mark.slow

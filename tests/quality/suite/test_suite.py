@@ -64,7 +64,7 @@ def test_a_yaml_file_names_classes(tmp_path: Path) -> None:
               more:
               dull: {texts: t.jsonl, template: plain}
         """,
-        "l/b.txt": "b", "l/a.txt": "a", "more.md": "m", "x.jinja": "{{ 1 }}",
+        "l/b.txt": "b", "l/a.txt": "a", "l/.c.txt": b"\xff", "more.md": "m", "x.jinja": "{{ 1 }}",
         "t.jsonl": f"{CHAT}\n\n{CHAT}\n",
     })  # fmt: skip
     suite = read_suite(tmp_path / "mine.yaml")
@@ -84,6 +84,10 @@ def test_a_yaml_file_names_classes(tmp_path: Path) -> None:
     assert dull.template.name == "plain"
     assert [len(each.conversations) for each in (talk, raw)] == [2, 0]
     assert talk.conversations[1].place.endswith("t.jsonl: line 3")
+
+
+def test_a_suite_is_shown_in_a_few_words(tmp_path: Path) -> None:
+    assert len(repr(read_suite(lay(tmp_path, {"a.txt": "a" * 9999, "t.jsonl": CHAT})))) < 600
 
 
 def test_arguments_of_calls_become_objects(tmp_path: Path) -> None:
@@ -108,7 +112,9 @@ def classes(said: str) -> dict[str, str | bytes]:
         ({"s.yaml": "a: b: c"}, r"e.yaml: line 1, column 5: mapping values"),
         ({"s.yaml": "- 1"}, "e.yaml: found no keys"),
         ({"s.yaml": "name: x\nnmae: y"}, r"e.yaml: line 2: unknown key 'nmae'; did you mean name\?"),
-        ({"s.yaml": "name: x\nname: y"}, "e.yaml: key 'name' is given twice"),
+        ({"s.yaml": "name: x\nname: y"}, "e.yaml: line 2: key 'name' is given twice"),
+        ({"code/README.md": "about"}, "code: has no texts"),
+        ({"s.yaml": "classes:\n  a: {texts: [b]}", "b/.hidden": "a"}, "line 2: classes.a.texts: .*b: has no"),
         ({"s.yaml": "name: 3"}, "e.yaml: line 1: name: found 3, expected a text"),
         ({"s.yaml": "name: x\nclasses: 7"}, "e.yaml: line 2: classes: expected names of classes"),
         ({"s.yaml": "classes: {a b: {texts: a}}"}, "e.yaml: line 1: classes: a class 'a b'"),
