@@ -138,15 +138,20 @@ def _times(found: Interval) -> str:
     '0.900 times as large (95 % interval 0.850 to 0.954)'
     """
     interval = "too few chunks for an interval" if math.isnan(found.low) else f"95 % interval {_ends(found)}"
-    return f"{found.value:.3f} times as large ({interval})"
+    return f"{_number(found.value)} times as large ({interval})"
 
 
 def _interval(found: Interval) -> str:
-    return f"{found.value:.3f} ({'too few chunks' if math.isnan(found.low) else _ends(found)})"
+    return f"{_number(found.value)} ({'too few chunks' if math.isnan(found.low) else _ends(found)})"
 
 
 def _ends(found: Interval) -> str:
-    return f"{found.low:.3f} to {found.high:.3f}"
+    return f"{_number(found.low)} to {_number(found.high)}"
+
+
+def _number(value: float) -> str:
+    """Show three digits that mean something."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 def comparisons_json(comparisons: Sequence[FileComparison]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,17 @@ class AuditBase:
     """An open base.
 
     path        as the user named it
-    is_folder   whether metadata are what the converter would write, rather than what a file has
     is_remote   whether rows come over a network
     tensors     GGUF name -> tensor, unread: those of a file in the same layout
     others      the same model in other layouts of latent attention, for what a file may hold by mistake
     metadata    keys of such a file
-    notes       what the converter would have said of the model
     """
 
     path: Path
-    is_folder: bool
     is_remote: bool
     tensors: Mapping[str, SourceTensor]
     others: Mapping[str, SourceTensor]
     metadata: Metadata
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def architecture(self) -> str:
@@ -131,16 +127,14 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
         conversion = build(architecture, open_weights(checkpoint), {**choices, "mla": "both"})
         others = {tensor.name: tensor for tensor in conversion.tensors}
     metadata = preparation.outputs[0].layout.metadata
-    return AuditBase(
-        Path(checkpoint.folder), True, is_remote, rows.tensors, others, metadata, preparation.plan.notes
-    )
+    return AuditBase(Path(checkpoint.folder), is_remote, rows.tensors, others, metadata)
 
 
 def _of_file(file: GGUFSource, path: Path) -> AuditBase:
     tensors = {name: GGUFTensor(file, name) for name in file.tensors}
     sizes = head_sizes(file.metadata, path)
     others = {} if sizes is None else dict(_relaid(tensors, sizes))
-    return AuditBase(path, False, False, tensors, others, file.metadata)
+    return AuditBase(path, False, tensors, others, file.metadata)
 
 
 def _relaid(tensors: Mapping[str, SourceTensor], sizes: HeadSizes) -> Iterator[tuple[str, SourceTensor]]:

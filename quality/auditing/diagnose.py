@@ -195,7 +195,7 @@ class _Case:
         made = self.pair.expected.relative
         n_odd, n_blocks = int(measured.odd.sum()), len(bad) * measured.n_blocks
         if cosine < STRANGE:
-            text = f"it has nothing to do with the base's (cosine {cosine:.2f}): other weights, or damaged"
+            text = "it has nothing to do with the base's: other weights, or damaged"
             return Diagnosis("stranger", text, where, error)
         in_most_rows = (measured.odd > 0).mean() > 0.8
         if in_most_rows and (n_odd < 0.5 * n_blocks or where.startswith("row")):
@@ -203,6 +203,9 @@ class _Case:
             text = f"damaged: {blocks} weights are not the base's (relative error {_percent(error)})"
             return Diagnosis("damaged", text, where, error)
         apart = math.sqrt(max(0.0, error**2 - made**2))
+        if self.pair.is_float:
+            text = f"weights of another revision, {_percent(apart)} apart; {type_} keeps weights as they are"
+            return Diagnosis("revision", text, where, error)
         text = (
             f"relative error {_percent(error)}, {type_} makes {_percent(made)}: weights of another revision"
             f" (about {_percent(apart)} apart), or encoded from a file that was encoded before"
@@ -214,13 +217,14 @@ class _Case:
         if len(rows) >= 0.9 * len(self.measured.rows):
             return ""
         n_rows = rows_of_a_matrix(self.pair.info)
+        words = ("expert", "experts") if "_exps" in self.pair.info.name else ("matrix", "matrices")
         matrices, counts = np.unique(rows // n_rows, return_counts=True)
         read = np.bincount(self.measured.matrices, minlength=int(matrices[-1]) + 1)
         if self.pair.info.n_mats > 1 and (counts >= 0.5 * read[matrices]).all():
-            return f"{_plural('matrix', 'matrices', matrices)}"
+            return _plural(*words, matrices)
         if self.pair.info.n_mats > 1 and len(matrices) == 1:
             inside = f"{_plural('row', 'rows', rows % n_rows)}"
-            return f"matrix {matrices[0]}, {inside}"
+            return f"{words[0]} {matrices[0]}, {inside}"
         return _plural("row", "rows", rows)
 
 
@@ -252,8 +256,7 @@ def _in_other_order(found: Sequence[Diagnosis], bad: Indices) -> Iterator[Diagno
     shown = ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "")
     kind = "expert-repeated" if len(repeated) == len(moves) else "expert-misplaced"
     text = "an expert is repeated" if kind == "expert-repeated" else "experts are in each other's places"
-    where = _plural("matrix", "matrices", np.array(sorted(moves)))
-    yield Diagnosis(kind, f"{text}: {shown}", where, max(errors), left, moves=moves)
+    yield Diagnosis(kind, f"{text}: {shown}", "", max(errors), left, moves=moves)
 
 
 def _alike(found: Iterator[Diagnosis]) -> Iterator[Diagnosis]:

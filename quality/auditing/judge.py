@@ -39,7 +39,7 @@ class Pair:
     stored    the file's
     base      the base's, of as many rows and columns
     expected  what the type makes of the base's
-    rise      how far its encoder may depart from the plain one
+    rise      how far its encoder may depart from the plain one; that is known once all tensors were sampled
     """
 
     info: TensorInfo

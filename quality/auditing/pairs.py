@@ -91,8 +91,9 @@ def structure_findings(file: GGUFSource, base: AuditBase, layers: Layers) -> Ite
     path = str(file.path)
     if layers.kept is not None:
         every = {layer for name in base.tensors if (layer := layer_of(name)) is not None}
-        gone = number_ranges(sorted(every - set(layers.kept)))
-        yield Finding(KIND, f"layers {gone} of the base were left out (pruned)", Level.WARNING, (), path)
+        gone = sorted(every - set(layers.kept))
+        text = f"{'layers' if len(gone) > 1 else 'layer'} {number_ranges(gone)} of the base left out"
+        yield Finding(KIND, f"{text} (pruned, or for multi-token prediction)", Level.WARNING, (), path)
     own = {layers.name(name): name for name in file.tensors}
     extra = [name for name in file.tensors if base.find(layers.name(name)) is None]
     if len(extra) == len(file.tensors):
