@@ -42,12 +42,12 @@ what the columns mean:
 The second half of every chunk is measured, so each prediction has half a chunk of context or more.
 
 several texts:
-  --suite measures classes of texts, such as code and conversations, in one run: all classes go through a
-  layer when its weights are read. A suite is a folder, where every folder or file is a class, or a YAML file
-  that says of each class what it has and how it is read. Conversations, as JSON lines, are rendered through
-  the model's own chat template, and what the assistant says is measured. A class has the numbers that -f
-  gives for its text alone. Over all, each class weighs the same. Errors are over chunks: tokens of one chunk
-  are alike, so they are larger than those of -f, which are llama-perplexity's.
+  --suite  measures classes of texts, such as code and conversations, in one run: each weight is read once for
+           all of them. A suite is a folder, where every folder or file is a class, or a YAML file that says
+           what each class has and how it is read. Conversations, as JSON lines, are rendered through the
+           model's own chat template, and what the assistant says is measured. A class has the numbers that
+           -f gives for its text alone. Over all, each class weighs the same. Errors are over chunks: tokens
+           of one chunk are alike, so they are larger than those of -f, which are llama-perplexity's
 
 Weights are what the file says, decoded exactly, and activations stay float. So the divergence is the file's
 own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005

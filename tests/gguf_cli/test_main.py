@@ -363,7 +363,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["imatrix", "show", "none.gguf"], "gguf-tools imatrix: error: none.gguf: "),
         (["imatrix", "show"], "gguf-tools imatrix show: error: "),
         (["convert"], "gguf-tools convert: error: MODEL_DIR is missing"),
-        (["evaluate", "a.gguf"], "gguf-tools evaluate: error: -f TEXT is missing"),
+        (["evaluate", "a.gguf"], "gguf-tools evaluate: error: -f TEXT or --suite is missing"),
         (["sensitivity", "a.gguf"], "gguf-tools sensitivity: error: "),
     ],
 )

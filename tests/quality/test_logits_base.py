@@ -114,7 +114,7 @@ def test_what_does_not_go_together_is_refused(
     quant, read = str(made("Q8_0")), ["--kl-divergence-base", str(written), "--kl-divergence"]
     for words, code, message in (
         ([quant, "--kl-divergence"], 2, "--kl-divergence-base FILE is missing"),
-        ([quant, quant], 2, "-f TEXT is missing"),
+        ([quant, quant], 2, "-f TEXT or --suite is missing"),
         ([quant, "-f", str(text)], 2, "no model to compare with this one, the base"),
         ([quant, *read, "-c", "128"], 1, "base.kld: chunks of 64 tokens, and -c 128"),
         ([quant, *read, "--keep", str(tmp_path / "k")], 1, "nothing is written or kept"),
