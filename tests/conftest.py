@@ -74,6 +74,7 @@ SAMPLED = {
     f"{GRIDS}::test_the_first_sub_block_is_chosen_anew_as_by_the_twin": 3,
     "calibrate/rounding/test_rounders.py::test_odd_rows_are_encoded_too": 3,
     "calibrate/rounding/test_refine.py::test_every_sweep_lowers_the_cost": 3,
+    f"{GRIDS}::test_costs_are_those_of_what_the_bytes_decode_to": 3,
     "end_to_end/test_complete.py::test_a_mixed_file_completes_a_prompt": 3,
     "end_to_end/test_error_ranges.py::test_trained_rows_stay_well_inside": 5,
     "hostile/test_damaged_work.py::test_what_a_crash_has_damaged_is_computed_again": 3,

@@ -25,10 +25,10 @@ def trained() -> list[Matrix]:
     """Some rows of every matrix of the trained model whose rows fit every type, with their importances."""
     data = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
     with Checkpoint(EXAMPLE) as checkpoint:
-        _, job = prepare(checkpoint, None, ConvertOptions(outtype="Q2_K", importances=data))
+        _, given = prepare(checkpoint, None, ConvertOptions(outtype="Q2_K", importances=data))
         matrices = []
-        for name, found in job.importances.items():
-            source = job.sources[name]
+        for name, found in given.importances.items():
+            source = given.tensors[name]
             if source.shape[-1] % 256 == 0:
                 step = min(found.rows_per_weights, 64)
                 for start in (0, found.rows_per_weights * (found.matrix.shape[0] - 1)):

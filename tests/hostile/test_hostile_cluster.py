@@ -32,7 +32,10 @@ def source(tmp_path: Path) -> Path:
     return write_source(tmp_path / "in.gguf")
 
 
-@pytest.mark.parametrize("address", ["x", "", "foo://x", "tcp://[::1", "tls://127.0.0.1:1", "127.0.0.1:1"])
+NOBODY_THERE = pytest.param("127.0.0.1:1", marks=pytest.mark.slow)  # waits for a connection's time limit
+
+
+@pytest.mark.parametrize("address", ["x", "", "foo://x", "tcp://[::1", "tls://127.0.0.1:1", NOBODY_THERE])
 def test_what_is_no_scheduler_is_one_line(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str
 ) -> None:
@@ -43,6 +46,7 @@ def test_what_is_no_scheduler_is_one_line(
     assert said.count("\n") == 1, said
 
 
+@pytest.mark.slow  # it waits for the time limit of a connection
 def test_a_scheduler_that_dies_while_workers_are_asked_is_one_line(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,13 @@ def peak_bytes(model: Path, text: Path, out: Path, *options: str) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-@pytest.mark.parametrize("options", [(), ("--memory", "0")], ids=["in memory", "in a file"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="in memory", marks=pytest.mark.slow),
+        pytest.param(("--memory", "0"), id="in a file"),
+    ],
+)
 def test_ten_times_the_layers_take_the_same_memory(
     options: tuple[str, ...], calibration: Path, tmp_path: Path
 ) -> None:

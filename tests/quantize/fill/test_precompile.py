@@ -86,7 +86,7 @@ def test_another_process_leaves_kernels_in_the_cache(tmp_path: Path, monkeypatch
     monkeypatch.setattr(precompile, "_PATIENCE_SECONDS", 0)
     waiting = iter([Encoding("BF16", "Q8_0", False), Encoding("F32", "TQ2_0", False)])
     precompile._help(waiting, Event())
-    assert {path.name.split(".")[0] for path in tmp_path.rglob("*.nbi")} == {"q8_0", "tq2_0", "finite"}
+    assert {path.name.split(".")[0] for path in tmp_path.rglob("*.nbi")} == {"q8_0", "few_bits", "finite"}
     assert next(waiting, None) is None
 
 
