@@ -55,10 +55,7 @@ def add_to(commands: command.Subcommands) -> None:
         DETAIL,
         epilog=EPILOG,
     )
-    sub.add_argument("source", type=Path, metavar="IN", help="a GGUF file, or any file of a split set")
-    sub.add_argument(
-        "output", type=command.output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
-    )
+    command.add_source_and_output(sub)
     sub.add_argument(
         "--to", required=True, choices=["split", "both", "none"], help="the layout that OUT shall have"
     )

@@ -43,10 +43,7 @@ def add_to(commands: command.Subcommands) -> None:
         DETAIL,
         epilog=EPILOG,
     )
-    sub.add_argument("source", type=Path, metavar="IN", help="a GGUF file, or any file of a split set")
-    sub.add_argument(
-        "output", type=command.output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
-    )
+    command.add_source_and_output(sub)
     sub.add_argument(
         "--to", metavar="TYPES",
         help="make these interleaved types and no others, for instance Q4_K_R4,Q6_K_R4; rows that one can't"

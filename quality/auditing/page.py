@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from gguf_tools import __version__
 from gguf_tools.hub.names import folder_name
 from gguf_tools.text import printable
 from quality.auditing.report import AuditReport, TensorAudit, folded, where_text
-from quality.report.style import STYLE
+from quality.report.html import page_html
 
 _OWN_STYLE = """\
 td.text { white-space: normal; min-width: 18rem; max-width: 46rem; text-align: left;
@@ -29,24 +28,15 @@ def audit_page(report: AuditReport) -> str:
     """Return the page: the outcome, what was found, and every tensor's error beside what its type makes."""
     outcome = "something is wrong" if report.is_wrong else "nothing is wrong"
     title = f"{printable(report.file.name)}: {outcome}"
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        '<head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta name="generator" content="gguf-tools {__version__}">',
-        f"<title>{escape(title)}</title>",
-        f"<style>\n{STYLE}{_OWN_STYLE}</style></head>",
-        "<body>",
+    sections = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="note">Compared with {escape(printable(folder_name(report.base)))}:'
         f" {escape(report.summary())}.</p>",
         *_findings(report),
         *_divergence(report),
         *_tensors(report.tensors),
-        "</body></html>\n",
     ]
-    return "\n".join(parts)
+    return page_html(title, sections, _OWN_STYLE)
 
 
 def _findings(report: AuditReport) -> Iterator[str]:

@@ -12,8 +12,11 @@ from quality.report.charts import NARROW, WIDE, Canvas
 from quality.report.style import STYLE
 
 
-def page_html(title: str, sections: Iterable[str]) -> str:
-    """Put a page together; nothing in it is loaded from elsewhere."""
+def page_html(title: str, sections: Iterable[str], more_style: str = "") -> str:
+    """Put a page together; nothing in it is loaded from elsewhere.
+
+    more_style  rules of this page alone, behind those of all
+    """
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -22,7 +25,7 @@ def page_html(title: str, sections: Iterable[str]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta name="generator" content="gguf-tools {__version__}">',
             f"<title>{escape(title)}</title>",
-            f"<style>\n{STYLE}</style></head>",
+            f"<style>\n{STYLE}{more_style}</style></head>",
             "<body>",
             *sections,
             "</body></html>\n",
