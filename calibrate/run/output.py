@@ -23,7 +23,6 @@ import xxhash
 from gguf_tools.errors import OutputError, QuantError
 from gguf_tools.files.line_log import LineLog
 from gguf_tools.files.partial_file import PartialFile
-from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system import files
@@ -31,12 +30,12 @@ from quantize.fill.chunks import ChunkTask
 from quantize.fill.encode import digest_rows, in_byte_order
 from quantize.fill.executors import Done, naming
 from quantize.fill.job import Output
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, DescribedTensor, SourceTensor
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes
 
 
-class PartialTensor:
+class PartialTensor(DescribedTensor):
     """A tensor of the output as a SourceTensor; rows that are not written yet are the source's.
 
     written  which rows are, bool (n_rows,): all, until whoever writes them says otherwise
@@ -45,20 +44,9 @@ class PartialTensor:
     by_rows = True
 
     def __init__(self, info: TensorInfo, source: SourceTensor, file: _OutputFile, offset: int) -> None:
-        self._info, self._source, self._file, self._offset = info, source, file, offset
+        super().__init__(info)
+        self._source, self._file, self._offset = source, file, offset
         self.written = np.ones(info.n_rows, np.bool_)
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._info.shape
-
-    @property
-    def type(self) -> GGMLType:
-        return self._info.type
 
     @property
     def endian(self) -> Endian:

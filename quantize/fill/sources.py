@@ -127,14 +127,11 @@ class GGUFSources:
             yield {name: GGUFTensor(file, stored) for name, stored in self.names.items()}
 
 
-class GGUFTensor:
-    """A tensor of an open GGUF file, or of a split set, as a SourceTensor."""
+class DescribedTensor:
+    """Name, shape and type of a tensor, from its description."""
 
-    by_rows = True
-
-    def __init__(self, file: GGUFSource, name: str) -> None:
-        self._file = file
-        self._info: TensorInfo = file.tensor(name)
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
 
     @property
     def name(self) -> str:
@@ -147,6 +144,16 @@ class GGUFTensor:
     @property
     def type(self) -> GGMLType:
         return self._info.type
+
+
+class GGUFTensor(DescribedTensor):
+    """A tensor of an open GGUF file, or of a split set, as a SourceTensor."""
+
+    by_rows = True
+
+    def __init__(self, file: GGUFSource, name: str) -> None:
+        super().__init__(file.tensor(name))
+        self._file = file
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Read rows start .. stop - 1 as stored, uint8 (n_bytes,), in little-endian order.
@@ -180,13 +187,14 @@ Source = TypeVar("Source", bound=RowSource)
 
 
 @dataclass(frozen=True)
-class HeadRows(Generic[Source]):
-    """A run of rows out of every head of a tensor, as they are stored.
+class HeadRun(Generic[Source]):
+    """A run of rows out of every head of a tensor.
 
+    shape      of what is made of the runs
     tensor     of n_heads * head_rows rows
     head_rows  rows of one head in `tensor`
     first      where in a head the run begins
-    count      how many rows it has; the result has n_heads * count
+    count      how many rows it has
     """
 
     name: str
@@ -195,6 +203,10 @@ class HeadRows(Generic[Source]):
     head_rows: int
     first: int
     count: int
+
+
+class HeadRows(HeadRun[Source]):
+    """The runs of all heads, as they are stored: n_heads * count rows."""
 
     @property
     def type(self) -> GGMLType:
@@ -220,21 +232,11 @@ class HeadRows(Generic[Source]):
             yield base + low, base + high
 
 
-@dataclass(frozen=True)
-class TransposedHeads(Generic[Source]):
-    """A run of rows out of every head of a tensor, transposed: (n_heads * n_cols, count), as floats.
-
-    tensor, head_rows, first, count  as in HeadRows
+class TransposedHeads(HeadRun[Source]):
+    """The runs of all heads, transposed: (n_heads * n_cols, count), as floats.
 
     A row of the result is a column of the tensor: for any row, the run of its whole head is read.
     """
-
-    name: str
-    shape: tuple[int, ...]
-    tensor: Source
-    head_rows: int
-    first: int
-    count: int
 
     @property
     def type(self) -> GGMLType:
