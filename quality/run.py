@@ -117,15 +117,16 @@ def _models(
     """Yield what was measured of each model on each text."""
     for number, model in enumerate(steps.models[: len(tensors)], 1):
         tokens, source = visitor.values(number), model.source
-        worst = WorstLayers(steps.weights, model)
+        worst, bits = WorstLayers(steps.weights, model), _bits_per_weight(source)
+        n_bytes = sum(digest.n_bytes for digest in source.watch.digests.values())
         of_texts = []
         for part, chunks in enumerate(model.chunks.parts):
             here, layers = tokens.of_chunks(chunks), steps.drift(model, part)
             of_texts.append(
                 EvaluatedModel(
                     path=source.path,
-                    n_bytes=sum(digest.n_bytes for digest in source.watch.digests.values()),
-                    bits_per_weight=_bits_per_weight(source),
+                    n_bytes=n_bytes,
+                    bits_per_weight=bits,
                     divergence=measure(here),
                     layers=layers,
                     worst_layer=worst.of(layers),

@@ -25,7 +25,7 @@ from forward.device import to_torch
 from forward.layers.llama_rounding import Rounding, RoundingMatrix, rounding_if_quantized, rounding_of
 from gguf_tools.errors import FormatError, MissingTensor, ShapeError
 from gguf_tools.format.ggml_types import BF16, F16, F32, I32
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 from quantize.roles import float32_reason
 
 KEPT_BYTES = 512 << 20
@@ -242,9 +242,7 @@ class Loader:
         """Return the rows with these sorted numbers, float32; neighbours are read together."""
         tensor = self.tensor(name)
         numbers = np.fromiter(wanted, np.int64)
-        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-        runs = np.split(numbers, breaks) if numbers.size else []
-        return torch.cat([self.rows(tensor, int(run[0]), int(run[-1]) + 1, torch.float32) for run in runs])
+        return torch.cat([self.rows(tensor, *run, torch.float32) for run in consecutive_runs(numbers)])
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -26,9 +26,9 @@ from gguf_tools.format.hparams import HParams, known_hparams
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.values import Metadata
-from quantize.fill.sources import GGUFTensor, HeadRows, SourceTensor, TransposedHeads
+from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.mla_layout.layouts import ARCHITECTURE, HeadSizes, tensor_name
-from quantize.mla_layout.moves import JoinedHeads
+from quantize.mla_layout.moves import JoinedHeads, key_half, key_rows, value_half
 from quantize.roles import MLALayout, Role, layer_of
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
@@ -154,14 +154,10 @@ def halves_of(
     kv_b: SourceTensor, sizes: HeadSizes, keys_: str, values: str
 ) -> Iterator[tuple[str, SourceTensor]]:
     """Yield the key half of attn_kv_b, transposed head by head, and its value half, under these names."""
-    rows, heads = sizes.head_rows, sizes.n_heads
-    yield keys_, TransposedHeads(keys_, (heads * sizes.kv_lora, sizes.nope), kv_b, rows, 0, sizes.nope)
-    yield values, HeadRows(values, (heads * sizes.value, sizes.kv_lora), kv_b, rows, sizes.nope, sizes.value)
+    yield keys_, key_half(keys_, (sizes.n_heads * sizes.kv_lora, sizes.nope), kv_b, sizes)
+    yield values, value_half(values, (sizes.n_heads * sizes.value, sizes.kv_lora), kv_b, sizes)
 
 
 def _joined(k_b: SourceTensor, v_b: SourceTensor, sizes: HeadSizes, name: str) -> SourceTensor:
-    shape = (sizes.n_heads * sizes.nope, sizes.kv_lora)
-    key_rows = TransposedHeads(name, shape, k_b, sizes.kv_lora, 0, sizes.kv_lora)
-    return JoinedHeads(
-        name, (sizes.n_heads * sizes.head_rows, sizes.kv_lora), key_rows, sizes.nope, v_b, sizes.value
-    )
+    shape = (sizes.n_heads * sizes.head_rows, sizes.kv_lora)
+    return JoinedHeads(name, shape, key_rows(name, k_b, sizes), sizes.nope, v_b, sizes.value)

@@ -20,7 +20,7 @@ from gguf_tools.errors import BadWeights, QuantError
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quality.auditing.measure import Indices, Ordinary, Sums
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 from quantize.formats import encodable, get_format
 from quantize.formats.codecs import ErrorRange, codec_of, requires_importances
 from quantize.importances.weighting import ColumnWeights
@@ -172,9 +172,7 @@ def read_rows(tensor: SourceTensor, rows: Indices) -> Floats32:
     """Read rows in any order as float32 (n, n_cols); neighbours are read together."""
     if not len(rows):
         return np.empty((0, tensor.shape[-1]), np.float32)
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-    runs = np.split(rows, breaks)
-    parts = [tensor.read_rows(int(run[0]), int(run[-1]) + 1).astype(np.float32, copy=False) for run in runs]
+    parts = [tensor.read_rows(*run).astype(np.float32, copy=False) for run in consecutive_runs(rows)]
     return np.concatenate(parts)
 
 

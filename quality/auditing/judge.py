@@ -22,7 +22,7 @@ from quality.auditing.expected import (
     read_rows,
 )
 from quality.auditing.measure import Indices, RowSums, Sums, block_cols
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 
 MOST_ENCODED = 4 << 20
 """Weights of odd rows that are encoded anew at most; of more rows, what holds of these is taken to hold."""
@@ -82,9 +82,8 @@ def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
 def _is_off(pair: Pair, measured: RowSums, matrix: int) -> bool:
     """Whether the error or the slope of a matrix is not what encoding that very matrix makes."""
     rows = measured.rows[measured.matrices == matrix]
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
     group = pair.info.type.rows_interleaved
-    whole = [(int(run[0]), int(run[-1]) + 1) for run in runs if run[0] % group == 0 and len(run) % group == 0]
+    whole = [run for run in consecutive_runs(rows) if run[0] % group == 0 and run[1] % group == 0]
     if pair.is_float or not whole:
         return True
     expected = expect(pair.info, pair.stored, pair.base, whole)

@@ -274,6 +274,17 @@ def split_rows(start: int, stop: int, size: int) -> Iterator[tuple[int, int, int
         start += high - low
 
 
+def consecutive_runs(numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) for every run of consecutive numbers, in their order.
+
+    >>> list(consecutive_runs(np.array([3, 4, 7])))
+    [(3, 5), (7, 8)]
+    """
+    if len(numbers):
+        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+            yield int(run[0]), int(run[-1]) + 1
+
+
 def joined(parts: Sequence[npt.NDArray[Any]], row: tuple[int, ...], dtype: np.dtype) -> npt.NDArray[Any]:
     """Put `parts`, whose rows have the shape `row`, below each other; a contiguous single one as it is."""
     if len(parts) == 1:

@@ -32,7 +32,14 @@ from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import RowSources, encode_rows
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, float_type, split_rows
+from quantize.fill.sources import (
+    FLOAT_DTYPES,
+    HeadRows,
+    SourceTensor,
+    TransposedHeads,
+    float_type,
+    split_rows,
+)
 from quantize.formats import available, decodable, get_format
 from quantize.importances.entries import ResolvedImportance
 from quantize.mla_layout.layouts import HeadSizes, LayerTensors, place_of, roles_in, tensor_name
@@ -263,6 +270,26 @@ class Encoded:
         weighed = {} if self.importance is None else {self.name: self.importance}
         sources = RowSources({self.name: self.tensor}, weighed)
         return encode_rows(RowRange(self.name, start, stop), self.type, sources)
+
+
+def key_half(
+    name: str, shape: tuple[int, ...], kv_b: SourceTensor, sizes: HeadSizes
+) -> TransposedHeads[SourceTensor]:
+    """The key rows of attn_kv_b, transposed head by head: what attn_k_b holds."""
+    return TransposedHeads(name, shape, kv_b, sizes.head_rows, 0, sizes.nope)
+
+
+def value_half(
+    name: str, shape: tuple[int, ...], kv_b: SourceTensor, sizes: HeadSizes
+) -> HeadRows[SourceTensor]:
+    """The value rows of attn_kv_b: what attn_v_b holds."""
+    return HeadRows(name, shape, kv_b, sizes.head_rows, sizes.nope, sizes.value)
+
+
+def key_rows(name: str, k_b: SourceTensor, sizes: HeadSizes) -> TransposedHeads[SourceTensor]:
+    """The rows of attn_k_b, transposed back: the key rows that attn_kv_b has, (n_heads * nope, kv_lora)."""
+    shape = (sizes.n_heads * sizes.nope, sizes.kv_lora)
+    return TransposedHeads(name, shape, k_b, sizes.kv_lora, 0, sizes.kv_lora)
 
 
 @dataclass(frozen=True)

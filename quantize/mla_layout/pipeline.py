@@ -22,7 +22,7 @@ from gguf_tools.text import size_text, value_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
-from quantize.fill.sources import GGUFTensor, HeadRows, SourceTensor, TransposedHeads
+from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importances.entries import Importances, ResolvedImportance, refuse_nonfinite, resolve
 from quantize.importances.files import ImportanceSource, importance_file
@@ -42,8 +42,11 @@ from quantize.mla_layout.moves import (
     Move,
     MovedRows,
     dropped,
+    key_half,
+    key_rows,
     plan_moves,
     refuse_uncodable,
+    value_half,
 )
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.overrides import Override, idle_overrides
@@ -293,12 +296,11 @@ def _source_tensor(
     name, shape = move.info.name, move.info.shape
     first, *others = (GGUFTensor(source, rows.origin.name) for rows in move.moved)
     if move.how is How.KEY_ROWS:
-        return TransposedHeads(name, shape, first, sizes.head_rows, 0, sizes.nope)
+        return key_half(name, shape, first, sizes)
     if move.how is How.VALUE_ROWS:
-        return HeadRows(name, shape, first, sizes.head_rows, sizes.nope, sizes.value)
+        return value_half(name, shape, first, sizes)
     if move.how is How.JOINED:
-        key_shape = (sizes.n_heads * sizes.nope, sizes.kv_lora)
-        keys: SourceTensor = TransposedHeads(name, key_shape, first, sizes.kv_lora, 0, sizes.kv_lora)
+        keys: SourceTensor = key_rows(name, first, sizes)
         if move.moved[1].is_verbatim and move.info.type.is_quantized:
             keys = Encoded(keys, move.info.type, _of_key_rows(importance, sizes))
         return JoinedHeads(name, shape, keys, sizes.nope, others[0], sizes.value)

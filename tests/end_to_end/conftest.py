@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import convert
+from tests.forward.float_files import files_of
 from tests.support.trained_model import trained_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -26,15 +26,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_gguf(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the trained model's GGUF file in an output type, made once."""
-    folder = tmp_path_factory.mktemp("gguf")
-
-    def make(outtype: str) -> Path:
-        path = folder / f"tiny-{outtype}.gguf"
-        if not path.exists():
-            convert.convert(tiny_folder, path, outtype=outtype)
-        return path
-
-    return make
+    return files_of(tiny_folder, tmp_path_factory.mktemp("gguf"), "tiny-")
 
 
 def recorded_conversion(outtype: str) -> Recorded:

@@ -6,26 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pytest
 
-import convert
 import quantize
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F32
-from tests.support.checkpoints import Tensors, edit_tensors
+from tests.forward.float_files import files_of, scale
+from tests.support.checkpoints import edit_tensors
 from tests.support.trained_model import trained_model
 
 torch = pytest.importorskip("torch")
 
 from forward.open import ModelSource, open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
-
-
-def scale(tensors: Tensors) -> None:
-    for name, values in tensors.items():
-        tensors[name] = np.asarray(values, np.float32) * np.float32(1.01)
-
 
 Convert = Callable[[str], Path]
 Kind = Literal["weights", "activations"]
@@ -35,15 +28,7 @@ Kind = Literal["weights", "activations"]
 def file_of(tmp_path_factory: pytest.TempPathFactory) -> Convert:
     """Return the trained model, with weights that BF16 can't hold, as a file of float type, made once."""
     folder = tmp_path_factory.mktemp("rounded")
-    model = edit_tensors(trained_model(folder), scale)
-
-    def make(outtype: str) -> Path:
-        path = folder / f"{outtype}.gguf"
-        if not path.exists():
-            convert.convert(model, path, outtype=outtype)
-        return path
-
-    return make
+    return files_of(edit_tensors(trained_model(folder), scale), folder)
 
 
 def rows_of(source: ModelSource, name: str, **options: Kind) -> torch.Tensor:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import convert
 import quality
 from gguf_tools.errors import BadRequest
 from quality.evaluation import evaluation_lines
-from tests.support.checkpoints import Tensors, edit_tensors
+from tests.forward.float_files import files_of, scale
+from tests.support.checkpoints import edit_tensors
 from tests.support.trained_model import trained_model
 
 torch = pytest.importorskip("torch")
@@ -29,20 +28,7 @@ OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOption
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the trained model, with weights that BF16 can't hold, as a file of float type."""
     folder = tmp_path_factory.mktemp("scaled")
-
-    def scale(tensors: Tensors) -> None:
-        for name, values in tensors.items():
-            tensors[name] = np.asarray(values, np.float32) * np.float32(1.01)
-
-    model = edit_tensors(trained_model(folder), scale)
-
-    def make(outtype: str) -> Path:
-        path = folder / f"{outtype}.gguf"
-        if not path.exists():
-            convert.convert(model, path, outtype=outtype)
-        return path
-
-    return make
+    return files_of(edit_tensors(trained_model(folder), scale), folder)
 
 
 def test_a_bf16_copy_costs_what_a_bf16_file_does(scaled: Made, text: Path) -> None:
