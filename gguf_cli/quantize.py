@@ -18,6 +18,7 @@ from gguf_cli.arguments.calibration import (
     read_divergence,
 )
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
+from gguf_cli.arguments.padding import add_pad_argument
 from gguf_cli.arguments.size import SizeArguments, add_size_arguments, is_sized, read_size
 from gguf_cli.arguments.types import (
     add_matrix_arguments,
@@ -78,6 +79,7 @@ examples:
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
+  quantize --pad auto in.gguf out.gguf Q2_K             zeros after inner sizes like 1408
   quantize --custom-q 'ffn_down_exps=iq3_k,ffn_.*_exps=iq2_ks' in.gguf out.gguf IQ4_KS    for ik_llama.cpp
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
@@ -137,6 +139,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
         help="layout of attention, where INPUT is a folder (default: split, or both for types that only"
         " ik_llama.cpp reads)",
     )  # fmt: skip
+    add_pad_argument(file, "sizes stay as they are; auto with --size")
     file.add_argument("--keep-split", action="store_true", help="write as many parts as the input has")
     file.add_argument(
         "--repack", action="store_true",
@@ -246,6 +249,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             calibration=read_calibration(args),
             mla=args.mla,
             program=None if size is None else size.rules.target,
+            pad=args.pad,
         ),
         size=size,
         measured=read_divergence(args),
