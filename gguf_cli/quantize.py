@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
     from gguf_cli.gguf.repack import RepackRequest
+    from quantize.padding.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
     from quantize.run_options import RunOptions
@@ -283,7 +284,8 @@ def _quantize(request: _Request) -> None:
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
     types: Sequence[str | Mixture] = request.types
     if request.size is not None:
-        types = [_choose_types(request, request.size, source)]
+        mixture, pad = _choose_types(request, request.size, source)
+        types, request = [mixture], replace(request, options=replace(request.options, pad=pad))
     with ExitStack() as stack:
         runs = [
             stack.enter_context(request.plan(source, each, allow_problems=request.dry_run)) for each in types
@@ -309,27 +311,30 @@ def _quantize(request: _Request) -> None:
             request.measured.print_of(Path(source), output)
 
 
-def _choose_types(request: _Request, size: SizeArguments, source: Path | StreamedFolder) -> Mixture:
-    """Choose the mixture for the size that is asked for, and say what was chosen and why."""
+def _choose_types(
+    request: _Request, size: SizeArguments, source: Path | StreamedFolder
+) -> tuple[Mixture, PadChoice | None]:
+    """Choose the mixture for the size that is asked for, and the padding; say what was chosen and why."""
     from calibrate.size.show import expected_lines, map_lines, sized_lines
-    from calibrate.size.solve import curve, size_mixture
+    from calibrate.size.solve import Planner, curve, size_padded
 
-    def planner(mixture: Mixture) -> AbstractContextManager[Run]:
-        return request.plan(source, mixture, allow_problems=True)
+    def planner_of(pad: PadChoice | None) -> Planner:
+        padded = replace(request, options=replace(request.options, pad=pad))
+        return lambda mixture: padded.plan(source, mixture, allow_problems=True)
 
     wanted = size.request(Path(source), request.output, calibrated=request.options.calibration is not None)
-    sized = size_mixture(planner, wanted)
+    sized, pad = size_padded(planner_of, wanted, request.options.pad)
     if size.curve is not None:
         from calibrate.size.show import plot_curve
 
-        plot_curve(curve(sized, wanted, planner), sized, size.curve)
+        plot_curve(curve(sized, wanted, planner_of(pad)), sized, size.curve)
     if not request.json:
         chosen = sized.chosen
         expected = expected_lines(chosen, wanted.sensitivities)
         for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
             print(line)
     size.save(sized)
-    return sized.mixture
+    return sized.mixture, pad
 
 
 def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:

@@ -28,7 +28,7 @@ from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 from quantize.options import QuantizeOptions
 from quantize.padding.matrix import fit_importances
-from quantize.padding.padding import NO_PADDING, Padding
+from quantize.padding.padding import NO_PADDING, Padding, count_weights
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import Plan, PlanOptions, build_plan
@@ -92,7 +92,8 @@ def decide_file(
         allow_problems=allow_problems,
         as_if=as_if,
     )
-    plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
+    n_zeros = sum(info.n_elems for info in plan.infos) - count_weights(metadata, plan.infos)
+    plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings), n_zeros=n_zeros)
     if not allow_problems:
         stop_at_errors(plan.findings)
     output = output_metadata(metadata, mixture.recipe, matrix, kv_overrides, plan, types)

@@ -76,19 +76,21 @@ def decide_padded(
     except BadRequest as error:
         if choice != "auto":
             raise
-        return _noted(PaddedPlan(*decide(metadata, tensors)), f"no size is padded: {error}")
+        planned = PaddedPlan(*decide(metadata, tensors))
+        falls_back = any(tensor.fell_from is not None for tensor in planned.plan.tensors)
+        return _noted(planned, f"no size is padded: {error}") if falls_back else planned
 
-    def planned(way: Padding) -> PaddedPlan:
+    def plan_of(way: Padding) -> PaddedPlan:
         way.refuse(tensors, path)
         return PaddedPlan(*decide(way.metadata(metadata), way.infos(tensors)), way)
 
     if choice == "off":
-        return _noted(planned(ways[0]), f"padding is taken away: {ways[0]}")
+        return _noted(plan_of(ways[0]), f"padding is taken away: {ways[0]}")
     if choice == "256":
-        chosen = planned(ways[-1])
-        found = [*_possible([ways[0]], planned), chosen]
+        chosen = plan_of(ways[-1])
+        found = [*_possible([ways[0]], plan_of), chosen]
     else:
-        found = list(_possible(ways, planned)) or [planned(ways[0])]
+        found = list(_possible(ways, plan_of)) or [plan_of(ways[0])]
         n_real = {info.name: info.n_elems for info in ways[0].infos(tensors)}
         chosen = min(found, key=lambda each: badness(each.plan, n_real))
     return _compared(chosen, found)
@@ -126,9 +128,9 @@ def _noted(planned: PaddedPlan, *notes: str) -> PaddedPlan:
 
 def _compared(chosen: PaddedPlan, found: Sequence[PaddedPlan]) -> PaddedPlan:
     """Say in the plan what padding does to it, beside the other plans that there are."""
-    plain = next((each for each in found if not _pads(each)), None)
-    if not _pads(chosen):
-        others = [each for each in found if _pads(each)]
+    plain = next((each for each in found if not each.padding.pads), None)
+    if not chosen.padding.pads:
+        others = [each for each in found if each.padding.pads]
         notes = [f"{_what(each)} was tried and left: {_difference(chosen, each)}" for each in others]
         return _noted(chosen, *notes)
     note = _what(chosen)
@@ -136,10 +138,6 @@ def _compared(chosen: PaddedPlan, found: Sequence[PaddedPlan]) -> PaddedPlan:
         note += f": {_difference(plain, chosen)}"
         chosen = _with_reasons(chosen, plain.plan)
     return _noted(chosen, note)
-
-
-def _pads(planned: PaddedPlan) -> bool:
-    return any(change.after != change.real for change in planned.padding.changes)
 
 
 def _what(planned: PaddedPlan) -> str:

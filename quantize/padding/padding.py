@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal, get_args
 
+from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.sources import SourceSpec, SourceTensor
@@ -76,6 +77,11 @@ class Padding:
         """Whether anything changes."""
         return bool(self.resized)
 
+    @property
+    def pads(self) -> bool:
+        """Whether the result has sizes that are padded."""
+        return any(change.pads for change in self.changes)
+
     def metadata(self, metadata: Metadata) -> dict[str, Value]:
         """Change the sizes in metadata, which say what they were before padding."""
         changed = dict(metadata)
@@ -129,6 +135,47 @@ def paddings(metadata: Metadata, tensors: Iterable[TensorInfo], path: str) -> tu
     sizes = inner_sizes(metadata, tensors, path)
     ways = product(*(dict.fromkeys((size.real, size.aligned())) for size in sizes))
     return tuple(Padding.of(sizes, values) for values in ways)
+
+
+def padded_sizes(metadata: Metadata) -> dict[str, tuple[str, str]]:
+    """List the sizes of a file that are padded: key -> (without padding, as it is), for people."""
+    keys = [key.removeprefix(UNPADDED) for key in metadata if key.startswith(UNPADDED)]
+    return {key: (_shown(metadata[UNPADDED + key]), _shown(metadata[key])) for key in keys if key in metadata}
+
+
+def count_weights(metadata: Metadata, tensors: Iterable[TensorInfo]) -> int:
+    """Count the weights of a file without those that are padding."""
+    infos = list(tensors)
+    if is_padded(metadata):
+        infos = possible_paddings(metadata, infos)[0].infos(infos)
+    return sum(info.n_elems for info in infos)
+
+
+def padding_like(metadata: Metadata, tensors: Iterable[TensorInfo], other: Metadata) -> Padding:
+    """The change that gives a model the sizes of another file of it; none where they are alike.
+
+    other  metadata of that file
+    """
+    if not is_padded(metadata) and not is_padded(other):
+        return NO_PADDING
+    try:
+        sizes = inner_sizes(metadata, tensors, "the model")
+    except BadRequest:
+        return NO_PADDING
+    values = (
+        other[size.key] if other.get(UNPADDED + size.key, other.get(size.key)) == size.real else size.value
+        for size in sizes
+    )
+    return Padding.of(sizes, values)
+
+
+def possible_paddings(metadata: Metadata, tensors: Iterable[TensorInfo]) -> tuple[Padding, Padding]:
+    """List what takes all padding of a model away, and what pads all sizes; nothing where that is unknown."""
+    try:
+        ways = paddings(metadata, tensors, "the model")
+    except BadRequest:
+        return NO_PADDING, NO_PADDING
+    return ways[0], ways[-1]
 
 
 def _shown(value: Value) -> str:
