@@ -55,6 +55,26 @@ class StoreOutput(argparse.Action):
         namespace.written = {**getattr(namespace, "written", {}), name: output}
 
 
+class StoreOnce(argparse.Action):
+    """Stores the value of an option that names one input; a second one is an error, not the last in silence.
+
+    instead  what to do with several, for the message
+    """
+
+    def __init__(self, *, instead: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self._instead = instead
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        earlier = getattr(namespace, self.dest, None)
+        if earlier is not self.default:
+            parser.error(f"{option_string} is given twice, {earlier} and {values}: name one{self._instead}")
+        setattr(namespace, self.dest, values)
+
+
 class _Output(NamedTuple):
     """A path that a command writes to, and the arguments that may name it: its own, and some others."""
 

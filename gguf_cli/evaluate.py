@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_context_argument, add_run_arguments, cut_of, forward_options
-from gguf_cli.command import StoreOutput, add_force
+from gguf_cli.command import StoreOnce, StoreOutput, add_force
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
 
@@ -127,7 +127,8 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     """Add what the models read."""
     texts = what.add_mutually_exclusive_group()
     texts.add_argument(
-        "-f", "--file", dest="text", type=Path, metavar="TEXT",
+        "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
+        instead=", or give a folder of texts to --suite",
         help="UTF-8 text; needed without --suite and --kl-divergence",
     )  # fmt: skip
     texts.add_argument(

@@ -16,7 +16,7 @@ from gguf_cli.arguments.forward import (
     forward_options,
 )
 from gguf_cli.arguments.imatrix_flags import FOREIGN_FLAGS
-from gguf_cli.command import StoreOutput, add_force, output_file
+from gguf_cli.command import StoreOnce, StoreOutput, add_force, output_file
 from gguf_cli.parser import HelpFormatter, add_foreign_flags
 from gguf_cli.roof import called_by
 from gguf_tools import __version__
@@ -206,7 +206,10 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "-m", "--model", metavar="MODEL",
         help="Hugging Face folder, GGUF file (any part of a split one), or OWNER/NAME[@REVISION] on the Hub",
     )  # fmt: skip
-    what.add_argument("-f", "--file", dest="text", type=Path, metavar="TEXT", help="calibration text, UTF-8")
+    what.add_argument(
+        "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
+        instead=", and add the matrix of the other with --in-file", help="calibration text, UTF-8",
+    )  # fmt: skip
     what.add_argument(
         "-o", "--output", "--output-file", type=output_file, action=StoreOutput, may_be=("in_file",),
         default=Path("imatrix.gguf"), metavar="OUT", help="where to write (default: %(default)s)",

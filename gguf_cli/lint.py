@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
@@ -12,6 +13,7 @@ from gguf_cli.arguments.types import (
     add_matrix_arguments,
     add_requantize_argument,
     add_type_arguments,
+    is_type,
     plan_options,
     read_importances,
 )
@@ -30,10 +32,10 @@ that need importances and have none, exact size. Exits with 1 when something wou
 
 EPILOG = """\
 examples:
-  quantize lint Q4_K_M model-bf16.gguf
-  quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
-  quantize lint --json --fallback attn_k_b=Q8_0 IQ2_XXS model-bf16.gguf
-  quantize lint Q4_K_M deepseek-ai/DeepSeek-V2-Lite       a folder or a model of the Hub, as converted
+  quantize lint model-bf16.gguf Q4_K_M
+  quantize lint --imatrix model.imatrix model-bf16.gguf mine.yaml
+  quantize lint --json --fallback attn_k_b=Q8_0 model-bf16.gguf IQ2_XXS
+  quantize lint deepseek-ai/DeepSeek-V2-Lite Q4_K_M       a folder or a model of the Hub, as converted
 """
 
 
@@ -44,10 +46,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "quantize lint") -> int:
 
 def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
     parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
-    completes(parser.add_argument("type", metavar="TYPE", help="file type, or recipe file"), FILE_TYPES)
     parser.add_argument(
         "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
     )
+    completes(parser.add_argument("type", metavar="TYPE", help="file type, or recipe file"), FILE_TYPES)
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     command.add_timeout(parser)
     add_matrix_arguments(parser)
@@ -70,7 +72,15 @@ def _read(args: argparse.Namespace) -> _Request:
     from convert.sources import SourceOptions
 
     options = SourceOptions(importances=read_importances(args), types=plan_options(args))
-    return _Request(args.type, args.model, options, args.json)
+    type_, model = args.type, args.model
+    if not is_type(type_) and (is_type(model) or (_is_model(type_) and not _is_model(model))):
+        type_, model = model, type_  # the order that this command had at first
+    return _Request(type_, model, options, args.json)
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word looks like a model rather than a type, rightly or wrongly typed."""
+    return "/" in word or word.endswith(".gguf") or Path(word).exists()
 
 
 def _lint(request: _Request) -> int:

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gguf_cli.other_words import our_word
 from gguf_tools.text import did_you_mean
 
 WIDTH = 100
@@ -160,9 +161,12 @@ class Parser(argparse.ArgumentParser):
         # Before argparse takes the value of an unknown option for a command.
         for word in words[: words.index("--") if "--" in words else None]:
             flag = word.partition("=")[0]
-            is_known = flag in actions or any(name.startswith(flag) for name in own)
-            if flag.startswith("--") and not is_known:
-                self.error(f"unknown option {flag}{did_you_mean(flag, own)}")
+            if flag in actions or not flag.startswith("-"):
+                continue
+            answer = our_word(flag, own)
+            is_known = not flag.startswith("--") or any(name.startswith(flag) for name in own)
+            if answer or not is_known:
+                self.error(f"unknown option {flag}{answer or did_you_mean(flag, own)}")
         parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
             what = "unknown option" if unknown[0].startswith("-") else "unexpected argument"

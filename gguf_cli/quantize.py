@@ -29,6 +29,7 @@ from gguf_cli.arguments.types import (
     add_stream_argument,
     add_type_arguments,
     check_plan_arguments,
+    is_type,
     overrides_of_files,
     parsing_arguments,
     plan_options,
@@ -42,12 +43,11 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.system.locks import MAX_THREADS
-from gguf_tools.text import did_you_mean, json_line, quoted
+from gguf_tools.text import json_line, quoted
 from quantize.formats import encodable
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.recipe import Recipe
-from quantize.plan.recipe_files import is_recipe_file
-from quantize.plan.recipes import ALIASES, FILE_TYPES, RECIPES, find_recipe
+from quantize.plan.recipes import ALIASES, FILE_TYPES, RECIPES, unknown_file_type
 from quantize.roles import LAYOUTS
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 USAGE = """{prog} [options]{gap}INPUT [OUTPUT.gguf] TYPE [THREADS]
-       {prog} lint [options] TYPE MODEL"""
+       {prog} lint [options] MODEL TYPE"""
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
@@ -85,7 +85,7 @@ examples:
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
   quantize --size 12GiB --calibrate calibration.txt model-bf16.gguf model.gguf     types and bytes chosen
-  quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
+  quantize lint --imatrix model.imatrix model-bf16.gguf mine.yaml
 
 An importance matrix (--imatrix) says which columns of a weight matter. It helps a lot at 1 to 3 bits,
 some at 4, hardly at 5, and not at 6 and more. Data for attn_kv_b serve attn_v_b and the other way round;
@@ -375,11 +375,11 @@ def command_words(
     """
     source, *rest = words
     output = None
-    if rest and not _is_type(rest[0]):
+    if rest and not is_type(rest[0]):
         output, *rest = rest
     type_ = None
     if needs_type or (rest and not rest[0].isdecimal()):
-        if not rest or not _is_type(rest[0]):
+        if not rest or not is_type(rest[0]):
             parser.error(_no_type_text(words))
         type_, *rest = rest
     if len(rest) > 1:
@@ -397,7 +397,7 @@ def command_words(
 
 def _no_type_text(words: Sequence[str]) -> str:
     """Describe the mistake in words that have no type in its place."""
-    types = [word for word in words if not word.isdecimal() and _is_type(word)]
+    types = [word for word in words if not word.isdecimal() and is_type(word)]
     if types:
         others = [word for word in words if word not in types]
         return f"TYPE comes after the files: quantize {' '.join([*others, *types])}"
@@ -405,18 +405,7 @@ def _no_type_text(words: Sequence[str]) -> str:
     looks_like_a_file = len(words) < 3 and (Path(last).suffix == ".gguf" or Path(last).exists())
     if looks_like_a_file:
         return "no TYPE is given, for instance Q4_K_M"
-    return f"unknown file type {last!r}{did_you_mean(last, FILE_TYPES)}"
-
-
-def _is_type(word: str) -> bool:
-    """Whether a word names a type, a recipe file, or several with commas between them."""
-    first, comma, rest = word.partition(",")
-    try:
-        find_recipe(first)
-    except BadRequest:
-        if not is_recipe_file(first):
-            return False
-    return _is_type(rest) if comma else True
+    return unknown_file_type(last)
 
 
 def recipe_lines() -> Iterator[str]:

@@ -16,9 +16,11 @@ from gguf_cli.arguments.forward import (
     cut_of,
     forward_options,
 )
-from gguf_cli.command import StoreOutput
+from gguf_cli.arguments.types import parsing_arguments
+from gguf_cli.command import StoreOnce, StoreOutput
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
+from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:
     from calibrate.sensitivities.options import SensitivityOptions
@@ -57,8 +59,9 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what to measure")
     what.add_argument(
-        "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
-    )
+        "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
+        help="UTF-8 text",
+    )  # fmt: skip
     what.add_argument(
         "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar="FILE.json",
         help="where the losses go",
@@ -123,13 +126,18 @@ def _options(args: argparse.Namespace) -> SensitivityOptions:
 
     return SensitivityOptions(
         cut=cut_of(args),
-        types=None if args.types is None else tuple(args.types.upper().split(",")),
+        types=None if args.types is None else _types(args.types),
         rows=args.rows,
         seed=args.seed,
         forward=forward_options(args),
         restart=args.restart,
         any_text=args.force,
     )
+
+
+def _types(text: str) -> tuple[str, ...]:
+    with parsing_arguments():
+        return tuple(parse_type(word).name for word in text.split(","))
 
 
 def losses_lines(losses: Sensitivities) -> Iterator[str]:

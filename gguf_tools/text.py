@@ -157,13 +157,20 @@ def bytes_text(n_bytes: int) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean NAME?" for the name nearest to `word`, "" if none is near.
+    """Write "; did you mean NAME?" for the name nearest to `word`, "" if none is near.
 
-    Case and the kind of dashes do not count: Q4_KM is near to Q4_K_M, and q4-k-m is nearer.
+    Case and the kind of dashes do not count: Q4_KM is near to Q4_K_M, and q4-k-m is nearer. The beginning of
+    some names stands for the first of them: q5 is near to Q5_0, Q5_1 and others.
     """
-    by_shape = {_shape(name): name for name in known}
-    near = difflib.get_close_matches(_shape(word), by_shape, n=1, cutoff=0.7)
-    return f"; did you mean {by_shape[near[0]]}?" if near else ""
+    shape, by_shape = _shape(word), {_shape(name): name for name in known}
+    near = difflib.get_close_matches(shape, by_shape, n=1, cutoff=0.7)
+    if not near and len(shape) > 1:
+        near = [each for each in by_shape if each.startswith(shape)][:_MOST_NEAR]
+    *first, last = [by_shape[each] for each in near] or [""]
+    return f"; did you mean {' or '.join(filter(None, [', '.join(first), last]))}?" if near else ""
+
+
+_MOST_NEAR = 4
 
 
 def _shape(name: str) -> str:

@@ -13,6 +13,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.progress import NoReport, Reporter
 from quantize.formats import get_format
+from quantize.plan.overrides import parse_type
 from quantize.plan.sensitivities import Sensitivities
 
 
@@ -42,7 +43,7 @@ def sensitivity(
     options = with_choices(options or SensitivityOptions(), choices)
     text, output = Path(text), output_path(output)
     for name in options.types or ():
-        get_format(name)  # says now if there is no such codec
+        get_format(parse_type(name))  # says now if there is no such type, or no codec
     if not output.parent.is_dir():
         raise OutputError(f"{output}: can't be written (no such folder)")
     return measure(model, text, output, options, report or NoReport())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from calibrate.size.budget import BudgetChoice, BudgetTooSmall, Item, Selection, select
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadOverride, BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
 from gguf_tools.text import size_text
@@ -161,9 +161,13 @@ def choose_types(
     shares      budgets of the tensors that have sensitivities; each tensor counts for the first it belongs to
     calibrated  the file will be encoded with calibration
     alignment   what the bytes of each tensor are rounded up to in the file
-    raises      BadRequest for a budget that is too small, and for rules that leave a tensor no type
+    raises      BadRequest for a budget that is too small, and for rules that leave a tensor no type;
+                BadOverride for a type that --tensor-type fixes for no tensor
     """
     rules = rules or TypeRules()
+    for rule in rules.fixed:
+        if rule.must_match and not any(map(rule.matches, sensitivities.tensors)):
+            raise BadOverride(f"--tensor-type {rule.mistake(sensitivities.tensors)}")
     groups = _groups(sensitivities, rules)
     tensors: dict[str, ChosenType] = {}
     predicted = gap = price = 0.0

@@ -21,7 +21,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --calibrate and what belongs to it."""
     group = parser.add_argument_group("encoding under the activations of a text (needs torch)")
     group.add_argument(
-        "--calibrate", type=Path, metavar="TEXT",
+        "--calibrate", type=Path, action=command.StoreOnce, metavar="TEXT",
         help="choose the bytes of every tensor so that the model errs little on this UTF-8 text",
     )  # fmt: skip
     add_context_argument(group)

@@ -174,7 +174,7 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
             target=args.target,
             fast_on=frozenset(args.fast_on),
             equal_experts=args.equal_experts,
-            fixed=(*parse_overrides(args.tensor_type), *custom_q),
+            fixed=(*parse_overrides(args.tensor_type, must_match=True), *custom_q),
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_tools.errors import BadArgument, BadOverride, BadRequest
 from gguf_tools.files.named_files import read_input_text
+from quantize.plan.recipe_files import is_recipe_file
+from quantize.plan.recipes import find_recipe
 
 if TYPE_CHECKING:
     from quantize.importances.entries import ImportanceFile
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
 def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --imatrix and what selects from it."""
     matrix = parser.add_argument_group("importance matrix")
-    matrix.add_argument("--imatrix", type=Path, metavar="FILE", help="importance matrix, GGUF or .dat")
+    matrix.add_argument(
+        "--imatrix", type=Path, action=command.StoreOnce, instead=", or add them up with imatrix merge",
+        metavar="FILE", help="importance matrix, GGUF or .dat",
+    )  # fmt: skip
     matrix.add_argument(
         "--include-weights", action="append", default=[], metavar="NAME",
         help="use importances only for tensors whose name contains NAME (repeatable)",
@@ -126,6 +131,17 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def is_type(word: str) -> bool:
+    """Whether a word names a type, a recipe file, or several with commas between them."""
+    first, comma, rest = word.partition(",")
+    try:
+        find_recipe(first)
+    except BadRequest:
+        if not is_recipe_file(first):
+            return False
+    return is_type(rest) if comma else True
+
+
 @contextmanager
 def parsing_arguments() -> Iterator[None]:
     """Turn the refusal of a word into one of an argument, which has an exit code of its own."""
@@ -141,7 +157,8 @@ def plan_options(args: argparse.Namespace) -> PlanOptions:
     from quantize.plan.overrides import parse_custom_q, parse_overrides, parse_type
 
     with parsing_arguments():
-        overrides, fallbacks = parse_overrides(args.tensor_type), parse_overrides(args.fallback)
+        overrides = parse_overrides(args.tensor_type, must_match=True)
+        fallbacks = parse_overrides(args.fallback)
         output_type = parse_type(args.output_tensor_type) if args.output_tensor_type else None
         embedding_type = parse_type(args.token_embedding_type) if args.token_embedding_type else None
     overrides += overrides_of_files(args)

@@ -53,8 +53,9 @@ def add_to(commands: command.Subcommands, text: str) -> None:
         help="where everything goes",
     )
     sub.add_argument(
-        "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="calibration text, UTF-8"
-    )
+        "-f", "--file", dest="text", type=Path, action=command.StoreOnce, required=True, metavar="TEXT",
+        help="calibration text, UTF-8",
+    )  # fmt: skip
     sub.add_argument(
         "--types",
         required=True,

@@ -43,7 +43,7 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
         return interleaved
     if name not in CODECS:
         lacking = "encoder" if name in decodable() else "codec"
-        raise QuantError(f"{name}: no {lacking} for this type; there are {', '.join(CODECS)}")
+        raise QuantError(f"{name}: no {lacking} for this type")
     formats: tuple[QuantFormat, ...] = import_module(CODECS[name].module, __package__).FORMATS
     return next(format_ for format_ in formats if format_.type.name == name)
 
@@ -61,7 +61,7 @@ def get_decoder(type_: str | GGMLType) -> Decode:
         decode = import_module(".ik.interleaved.interleaved", __package__).decoder(name)
         return decode
     if name not in DECODERS:
-        raise QuantError(f"{name}: no codec for this type; there are {', '.join(decodable())}")
+        raise QuantError(f"{name}: no codec for this type")
     decode = import_module(DECODERS[name], __package__).DECODERS[name]
     return decode
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from math import prod
 
-from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError
+from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImportance, QuantError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
-from quantize.formats import available, decodable, encodable
+from quantize.formats import decodable, encodable
 from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions, TensorPlan
 from quantize.plan.overrides import Override, find_override, idle_overrides
@@ -101,7 +102,7 @@ def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
     }
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        text = f"{next(iter(found))}{more}; known types: {', '.join(available())}"
+        text = f"{next(iter(found))}{more}"
         yield Finding.stopping(Kind.NO_CODEC, text, QuantError, tuple(found.values()))
 
 
@@ -161,6 +162,11 @@ def _no_program(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
 def _idle_rules(plans: Sequence[TensorPlan], options: PlanOptions, recipe_name: str) -> Iterator[Finding]:
     open_to = (Decider.OVERRIDE, Decider.PURE, Decider.RULES)
     open_names = [plan.name for plan in plans if plan.decider in open_to]
+    names = [plan.name for plan in plans]
+    mistakes = [each for each in options.overrides if each.must_match and not any(map(each.matches, names))]
+    for each in mistakes:
+        yield Finding.stopping(Kind.RULE_WITHOUT_EFFECT, f"--tensor-type {each.mistake(names)}", BadOverride)
+    options = replace(options, overrides=tuple(each for each in options.overrides if each not in mistakes))
     if options.overrides and not open_names:
         yield Finding(Kind.RULE_WITHOUT_EFFECT, f"overrides have no effect under {recipe_name}")
     else:

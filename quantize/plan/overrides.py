@@ -18,27 +18,42 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadOverride, FormatError
-from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
 from gguf_tools.format.values import Value
+from gguf_tools.text import did_you_mean
+from quantize.plan.recipes import ALIASES, RECIPES
 
+_LAYER = re.compile(r"^\^?blk\\?\..*?\\?\.")
 _UINT32_MAX = 2**32 - 1
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
 class Override:
-    """A type for tensors whose names contain a match of `pattern`; `text` is how the user wrote it."""
+    """A type for tensors whose names contain a match of `pattern`.
+
+    text        how the user wrote it
+    must_match  it was typed for this one model, so it is a mistake where it matches nothing; rules of a
+                shared file or recipe may be for tensors that other models have
+    """
 
     pattern: re.Pattern[str]
     type: GGMLType
     text: str
+    must_match: bool = False
 
     def matches(self, name: str) -> bool:
         return self.pattern.search(name) is not None
 
+    def mistake(self, names: Iterable[str]) -> str:
+        """Describe the mistake of a rule that has to match one of the tensors `names`, with the nearest."""
+        parts = dict.fromkeys(_LAYER.sub("", name).removesuffix(".weight") for name in names)
+        word = re.sub(r"\W", "", _LAYER.sub("", self.text.rpartition("=")[0]).removesuffix(".weight"))
+        return f"'{self.text}' matches no tensor{did_you_mean(word, parts)}"
 
-def parse_override(text: str) -> Override:
-    """Return the override written as `REGEX=TYPE`, for instance `ffn_down_exps=Q4_K`.
+
+def parse_override(text: str, *, must_match: bool = False) -> Override:
+    """Read an override written as `REGEX=TYPE`, for instance `ffn_down_exps=Q4_K`.
 
     raises  BadOverride for a missing part, an invalid expression or an unknown type
     """
@@ -49,15 +64,17 @@ def parse_override(text: str) -> Override:
         pattern = re.compile(regex, re.IGNORECASE)
     except re.error as error:
         raise BadOverride(f"{text!r}: {regex!r} is not a regular expression ({error})") from error
-    return Override(pattern, parse_type(type_name, text), text)
+    return Override(pattern, parse_type(type_name, text), text, must_match)
 
 
-def parse_overrides(words: Iterable[str]) -> tuple[Override, ...]:
-    """Return one override per word, in order.
+def parse_overrides(words: Iterable[str], *, must_match: bool = False) -> tuple[Override, ...]:
+    """Read one override per word, in order.
+
+    must_match  a rule that matches no tensor is a mistake, as of --tensor-type
 
     raises  BadOverride, as `parse_override`
     """
-    return tuple(parse_override(word) for word in words)
+    return tuple(parse_override(word, must_match=must_match) for word in words)
 
 
 def parse_custom_q(text: str) -> tuple[Override, ...]:
@@ -88,13 +105,23 @@ def parse_type(name: str, text: str | None = None) -> GGMLType:
     text    the option that the name is a part of, for the message
     raises  BadOverride for an unknown type, and for a type that files can't use (`is_internal`)
     """
+    where = "" if text is None else f"{text!r}: "
     try:
         type_ = by_name(name)
     except FormatError as error:
-        raise BadOverride(f"{text or name!r}: {name!r} is not a ggml type, expected one like Q4_K") from error
+        raise BadOverride(where + _no_type(name)) from error
     if type_.is_internal:
-        raise BadOverride(f"{text or name!r}: {type_.name} is {type_.note}; expected a type like Q4_K")
+        raise BadOverride(f"{where}{type_.name} is {type_.note}; expected a type like Q4_K")
     return type_
+
+
+def _no_type(name: str) -> str:
+    """Describe the mistake in a name that is no ggml type: Q4_K_M is a mixture, Q4_KK is near to Q4_K."""
+    recipe = RECIPES.get(ALIASES.get(name.upper(), name.upper()))
+    if recipe is not None and recipe.default is not None:
+        return f"{recipe.name} is a mixture of types; {recipe.default} is the type"
+    near = did_you_mean(name, (type_.name for type_ in TYPES if not type_.note))
+    return f"{name!r} is not a ggml type{near or ', expected one like Q4_K'}"
 
 
 @dataclass(frozen=True)

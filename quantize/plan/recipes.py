@@ -9,7 +9,7 @@ file types, here one list per file type. Plans recorded from llama-quantize test
 from __future__ import annotations
 
 from gguf_tools.errors import BadArgument
-from gguf_tools.text import did_you_mean
+from gguf_tools.text import did_you_mean, quoted
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.recipe import (
     EIGHT_EXPERTS,
@@ -243,7 +243,7 @@ def find_recipe(text: str) -> Recipe:
 
     A name that both llama.cpp and ik_llama.cpp know is llama.cpp's.
 
-    raises  BadArgument for an unknown file type, with the nearest name or, where none is near, all names
+    raises  BadArgument for an unknown file type, with the nearest names
     """
     name = text.upper()
     name = ALIASES.get(name, name)
@@ -251,5 +251,10 @@ def find_recipe(text: str) -> Recipe:
         return _BY_NAME[name]
     if text in _BY_NUMBER:
         return _BY_NUMBER[text]
-    hint = did_you_mean(text, FILE_TYPES) or f", expected one of {', '.join(FILE_TYPES)}"
-    raise BadArgument(f"{text!r}: unknown file type{hint}")
+    raise BadArgument(unknown_file_type(text))
+
+
+def unknown_file_type(text: str) -> str:
+    """Describe the mistake in a name that is no file type, with the nearest names."""
+    hint = did_you_mean(text, FILE_TYPES) or "; quantize --help lists them all"
+    return f"unknown file type {quoted(text)}{hint}"

@@ -61,7 +61,7 @@ def test_a_mistyped_type(
 ) -> None:
     code, err = says(main, words.replace("FOLDER", str(tiny_folder)), capsys)
     assert code == 2
-    assert "'Q4_KM': unknown file type; did you mean Q4_K_M?" in err
+    assert "unknown file type 'Q4_KM'; did you mean Q4_K_M?" in err
 
 
 def test_files_in_the_wrong_order(

@@ -19,7 +19,7 @@ RECORDED: dict[str, list[tuple[str, int]]] = json.loads(
 
 OURS: dict[str, tuple[Callable[[], argparse.ArgumentParser], list[str]]] = {
     "llama-quantize": (gguf_cli.quantize.make_parser, ["in.gguf", "out.gguf", "Q8_0"]),
-    "llama-imatrix": (gguf_cli.imatrix.make_parser, ["-m", "model", "-f", "text", "-o", "out.gguf"]),
+    "llama-imatrix": (gguf_cli.imatrix.make_parser, ["-m", "model", "-o", "out.gguf"]),
     "convert_hf_to_gguf.py": (gguf_cli.convert.make_parser, ["folder"]),
 }
 

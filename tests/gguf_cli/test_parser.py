@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from gguf_cli import command
+from gguf_cli.main import main
 from gguf_cli.parser import ForeignFlag, add_foreign_flags, did_you_mean
 
 KNOWN = ["Q4_K_M", "Q4_K_S", "IQ4_XS", "--imatrix", "show", "--token-embedding-type"]
@@ -82,8 +83,42 @@ def test_flags_of_others_are_not_in_the_help() -> None:
         ("iq4xs", "IQ4_XS"),
         ("shwo", "show"),
         ("--embedding-type", "--token-embedding-type"),
+        ("q4", "Q4_K_M or Q4_K_S"),
         ("model.gguf", None),
     ],
 )
 def test_nearest_name(word: str, near: str | None) -> None:
     assert did_you_mean(word, KNOWN) == ("" if near is None else f"; did you mean {near}?")
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["quantize", "--resume", "a", "b", "Q4_0"], "the same command goes on"),
+        (["quantize", "--target-bpw", "3", "a", "b"], "say --size 3.4bpw"),
+        (["quantize", "--bpw=3", "a", "b"], "say --size 3.4bpw"),
+        (["quantize", "--output", "b", "a", "Q4_0"], "OUTPUT is the second word"),  # not --output-tensor-type
+        (["quantize", "-o", "b", "a", "Q4_0"], "OUTPUT is the second word"),
+        (["quantize", "-t", "4", "a", "b", "Q4_0"], "THREADS is the last word"),
+        (["quantize", "--overwrite", "a", "b", "Q4_0"], "--force replaces what is there"),
+        (["cook", "m", "--bits", "4"], "say --types 3.4bpw"),
+        (["convert", "m", "--type", "q8_0"], "say --outtype Q4_K_M"),
+        (["imatrix", "--num_threads", "4"], "say --threads N"),
+        (["sensitivity", "m", "--dataset", "t"], "say -f TEXT"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
+)
+def test_words_of_other_tools_are_answered_with_ours(
+    argv: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert f"; {answer}" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("prog", ["evaluate m", "imatrix -m m", "sensitivity m", "cook m", "quantize"])
+def test_a_second_text_is_not_taken_in_silence(prog: str, capsys: pytest.CaptureFixture[str]) -> None:
+    option = "--calibrate" if prog == "quantize" else "-f"
+    assert main([*prog.split(), option, "a.txt", option, "b.txt"]) == 2
+    assert f"{option} is given twice, a.txt and b.txt: name one" in capsys.readouterr().err

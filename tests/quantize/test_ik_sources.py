@@ -72,7 +72,7 @@ def test_their_tensors_are_copied_as_they_are(tmp_path: Path) -> None:
 def test_a_target_that_can_only_be_decoded_is_refused_in_one_line(tmp_path: Path) -> None:
     path = write_model(tmp_path / "in.gguf", "F32", np.ones((16, 512), np.float32))
     options = PlanOptions(overrides=quantize.parse_overrides(["ffn_up=Q8_K_R8"]))
-    with pytest.raises(QuantError, match=f"{NAME}: Q8_K_R8 can't be encoded yet .*; known types: F32") as e:
+    with pytest.raises(QuantError, match=f"{NAME}: Q8_K_R8 can't be encoded yet") as e:
         quantize.quantize(path, tmp_path / "out.gguf", "Q8_0", options=options)
     assert "\n" not in str(e.value)
     assert not (tmp_path / "out.gguf").exists()

@@ -111,14 +111,20 @@ def test_the_command_says_by_its_exit_code_whether_a_run_would_stop(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path, file_type="Q4_K_M")
-    assert gguf_cli.quantize.main(["lint", "--tensor-type", "xyz=Q8_0", recipe, str(model)]) == 0
+    assert gguf_cli.quantize.main(["lint", "--custom-q", "xyz=Q8_0", recipe, str(model)]) == 0
     assert "warning: override 'xyz=Q8_0' matches no tensor" in capsys.readouterr().out
+    assert gguf_cli.quantize.main(["lint", "--tensor-type", "xyz=Q8_0", recipe, str(model)]) == 1
+    assert "error: --tensor-type 'xyz=Q8_0' matches no tensor" in capsys.readouterr().out
     assert gguf_cli.quantize.main(["lint", "Q2_K_S", str(model)]) == 1
     printed = capsys.readouterr()
     assert "error: " in printed.out
     assert printed.err == ""
     assert gguf_cli.quantize.main(["lint", recipe, recipe]) == 1
     assert capsys.readouterr().err.startswith("quantize lint: error: ")
+    # In either order: that of quantize, and the one that lint had at first.
+    for words in ([str(model), "q5"], ["q5", str(model)]):
+        assert gguf_cli.quantize.main(["lint", *words]) == 2
+        assert "unknown file type 'q5'; did you mean Q5_0" in capsys.readouterr().err
     assert gguf_cli.quantize.main(["lint"]) == 2
 
 

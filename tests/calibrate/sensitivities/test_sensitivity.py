@@ -240,13 +240,16 @@ def test_a_quiet_run(
 def test_bad_input_is_one_line(
     tiny_folder: Path, text_of_tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*words: str) -> str:
-        assert main([str(tiny_folder), "-f", str(text_of_tiny), *words]) == 1
+    def fails(*words: str, code: int = 1) -> str:
+        assert main([str(tiny_folder), "-f", str(text_of_tiny), *words]) == code
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         return err
 
-    assert "Q9: no codec for this type" in fails("-o", str(tmp_path / "a.json"), "--types", "Q4_K,Q9")
+    output = ("-o", str(tmp_path / "a.json"))
+    assert "'Q9' is not a ggml type" in fails(*output, "--types", "Q4_K,Q9", code=2)
+    assert "Q4_K_M is a mixture of types; Q4_K is" in fails(*output, "--types", "q4_k_m", code=2)
+    assert "IQ1_BN: no codec for this type" in fails(*output, "--types", "IQ1_BN")
     assert "is a folder, expected a file to write" in fails("-o", str(tmp_path), "--force")
     assert "no such folder" in fails("-o", str(tmp_path / "no" / "a.json"))
     assert "expected a chunk of 100000 or more" in fails("-o", str(tmp_path / "a.json"), "-c", "100000")

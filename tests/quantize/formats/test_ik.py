@@ -108,11 +108,11 @@ def test_a_decoder_is_found_by_type_and_by_name() -> None:
 
 
 def test_what_is_lacking_is_named() -> None:
-    with pytest.raises(QuantError, match="Q8_K_R8: no encoder for this type; there are F32"):
+    with pytest.raises(QuantError, match="Q8_K_R8: no encoder for this type"):
         get_format("Q8_K_R8")
     with pytest.raises(QuantError, match="IQ1_S_R4: no encoder for this type"):
         get_format("IQ1_S_R4")
-    with pytest.raises(QuantError, match=r"IQ1_BN: no codec for this type; there are F32.*IQ2_K"):
+    with pytest.raises(QuantError, match="IQ1_BN: no codec for this type"):
         get_decoder("IQ1_BN")
 
 

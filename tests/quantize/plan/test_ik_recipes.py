@@ -77,7 +77,7 @@ def test_names_and_numbers_are_found_and_no_two_are_equal() -> None:
     assert len(set(numbers)) == len(numbers)
     assert find_recipe("iq4_kss") is find_recipe("148") is IK_RECIPES["IQ4_KSS"]
     assert find_recipe("IQ2_XXS").program == "llama.cpp"
-    with pytest.raises(BadRequest, match=r"'IQ4_KZ': unknown file type; did you mean IQ4_K"):
+    with pytest.raises(BadRequest, match=r"unknown file type 'IQ4_KZ'; did you mean IQ4_K"):
         find_recipe("IQ4_KZ")
 
 

@@ -283,6 +283,27 @@ def test_overridden_tensors_are_not_counted_as_visited() -> None:
     assert [n.split(".")[1] for n, t in types(plan).items() if t == "Q2_K"] == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("ffn_dwn_exps=Q8_0", "--tensor-type 'ffn_dwn_exps=Q8_0' matches no .*; did you mean ffn_down_exps?"),
+        (r"blk\.[0-3]\.atn_output=Q8_0", "matches no tensor; did you mean attn_output?"),
+        ("xyz=Q8_0", "--tensor-type 'xyz=Q8_0' matches no tensor$"),
+        ("attn_norm=Q8_0", None),  # a tensor that stays as it is: a note, as ever
+    ],
+)
+def test_a_mistyped_override_stops_a_run(rule: str, message: str | None) -> None:
+    options = PlanOptions(overrides=parse_overrides([rule], must_match=True))
+    args = tensors_of("tiny-deepseek-v3"), RECIPES["Q4_K_M"], FACTS["tiny-deepseek-v3"]
+    if message is None:
+        assert "matches no tensor that can be quantized" in build_plan(*args, options=options).remarks[0]
+        return
+    with pytest.raises(BadOverride, match=message.replace("?", r"\?").replace("(", r"\(")):
+        build_plan(*args, options=options)
+    plan = build_plan(*args, options=options, allow_problems=True)
+    assert len(plan.problems) == 1
+
+
 def test_overrides_without_effect_are_reported() -> None:
     overrides = parse_overrides(["ffn=Q8_0", "ffn_up=Q4_0", "attn_norm=Q8_0", "nothing_here=Q4_0"])
     notes = build_plan(

@@ -49,13 +49,13 @@ def test_find_recipe(text: str, name: str) -> None:
 
 @pytest.mark.parametrize(("text", "name"), [("Q4_K_X", "Q4_K_S"), ("Q4_KM", "Q4_K_M"), ("iq2xxs", "IQ2_XXS")])
 def test_a_mistyped_recipe_gets_the_nearest_name(text: str, name: str) -> None:
-    with pytest.raises(BadRequest, match=f"'{text}': unknown file type; did you mean {name}\\?$"):
+    with pytest.raises(BadRequest, match=f"unknown file type '{text}'; did you mean {name}\\?$"):
         find_recipe(text)
 
 
 @pytest.mark.parametrize("text", ["", "4", "None", "-1", "15.gguf"])
 def test_unknown_recipe(text: str) -> None:
-    with pytest.raises(BadRequest, match="unknown file type, expected one of F32, F16"):
+    with pytest.raises(BadRequest, match=r"unknown file type .*; quantize --help lists them all"):
         find_recipe(text)
 
 
