@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quantize.calibration import Calibrating
 from quantize.importances.files import ImportanceSource
+from quantize.padding.padding import PadChoice
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
 from quantize.roles import MLALayout, Program
@@ -41,6 +42,7 @@ class ConvertOptions:
     calibration      for such a file type: see QuantizeOptions
     program          the program that the file is for; None: ik_llama.cpp where a type is named that only it
                      reads, llama.cpp otherwise
+    pad              see QuantizeOptions
 
     `mla`, `mtp` and `family` are options that a family declares. None leaves the family its default; one that
     the family of the checkpoint has not declared is refused.
@@ -64,6 +66,7 @@ class ConvertOptions:
     calibration: Calibrating | None = None
     family: Mapping[str, object] | None = None
     program: Program | None = None
+    pad: PadChoice | None = None
 
     @property
     def family_choices(self) -> dict[str, object]:
@@ -93,3 +96,4 @@ class ConvertChoices(RunChoices, total=False):
     calibration: Calibrating | None
     family: Mapping[str, object] | None
     program: Program | None
+    pad: PadChoice | None

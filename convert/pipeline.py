@@ -40,6 +40,7 @@ from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.sources import SourceTensor
 from quantize.options import QuantizeOptions
+from quantize.padding.choose import Decide, decide_padded
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, in_file_order
 from quantize.plan.recipe_files import find_mixture, only_in_ik
@@ -169,16 +170,21 @@ class _Model:
 
     def metadata(self, file_type: str) -> dict[str, Value]:
         """Return all keys of a file whose general.file_type is the number of the recipe `file_type`."""
-        number = find_recipe(file_type).file_type
-        assert number is not None, f"{file_type} has no number"
         return {
             keys.ARCHITECTURE: Value.string(self.architecture),
             **self.general.metadata(),
             **self.family,
-            keys.FILE_TYPE: Value.u32(number),
+            keys.FILE_TYPE: Value.u32(_file_type(file_type)),
             keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
             **self.tokenizer.metadata(),
         }
+
+
+def _file_type(recipe: str) -> int:
+    """Look up the number of a recipe."""
+    number = find_recipe(recipe).file_type
+    assert number is not None, f"{recipe} has no number"
+    return number
 
 
 def prepare(
@@ -209,22 +215,23 @@ def prepare(
         folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
     )
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
-    outtype = options.outtype
-    if isinstance(outtype, str) and is_outtype(outtype):
-        wanted = resolve_outtype(outtype, infos, decoded=weights.is_quantized)
-        types = ((tensor.name, architecture.forced_type(tensor)) for tensor in conversion.tensors)
-        forced = {name: type_ for name, type_ in types if type_ is not None}
-        plan = outtype_plan(infos, wanted, architecture.kept, forced)
-        metadata: Metadata = model.metadata(plan.file_type)
-    else:
-        plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)
+    decide = _decider(
+        options,
+        architecture,
+        conversion.tensors,
+        decoded=weights.is_quantized,
+        allow_problems=allow_problems,
+    )
+    made = decide_padded(model.metadata(F32.name), infos, options.pad, decide, str(folder))
+    plan, metadata, padding = made.plan, made.metadata, made.padding
     plan = replace(plan, notes=(*notes, *conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
     spec = partial(CheckpointSources, checkpoint.source, options.allow_pickle, options.family_choices)
-    rows = row_sources(plan, sources, spec)
-    return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), rows
+    rows = row_sources(plan, sources, spec, padding)
+    outputs = _outputs(path, metadata, plan, options)
+    return Preparation(plan, outputs, source_bytes(plan, infos), padding), rows
 
 
 def _for_program(
@@ -262,24 +269,40 @@ def _encoded_again(plan: Plan, sources: Mapping[str, OutputTensor]) -> Iterator[
         )
 
 
-def _one_pass(
-    infos: Sequence[TensorInfo], model: _Model, options: ConvertOptions, *, allow_problems: bool
-) -> tuple[Plan, Metadata]:
-    """Return plan and metadata of what converting to F32 and quantizing that would give."""
-    choices = QuantizeOptions(
-        options.importances,
-        options.types,
-        provenance=options.provenance,
-        calibration=options.calibration,
-    )
-    return decide_file(
-        model.metadata(F32.name),
-        in_file_order(infos),
-        find_mixture(options.outtype) if isinstance(options.outtype, str) else options.outtype,
-        choices,
-        allow_problems=allow_problems,
-        as_if=F32,
-    )
+def _decider(
+    options: ConvertOptions,
+    architecture: Architecture,
+    tensors: Sequence[OutputTensor],
+    *,
+    decoded: bool,
+    allow_problems: bool,
+) -> Decide:
+    """Return what decides about the file: like the converter, or like converting to F32 and quantizing.
+
+    decoded         whether the checkpoint is quantized
+    allow_problems  see `build_plan`
+    """
+    outtype = options.outtype
+    if not isinstance(outtype, str) or not is_outtype(outtype):
+        choices = QuantizeOptions(
+            options.importances,
+            options.types,
+            provenance=options.provenance,
+            calibration=options.calibration,
+        )
+        mixture = find_mixture(outtype) if isinstance(outtype, str) else outtype
+        return lambda metadata, infos: decide_file(
+            metadata, in_file_order(infos), mixture, choices, allow_problems=allow_problems, as_if=F32
+        )
+    types = ((tensor.name, architecture.forced_type(tensor)) for tensor in tensors)
+    forced = {name: type_ for name, type_ in types if type_ is not None}
+
+    def decide(metadata: Metadata, infos: Sequence[TensorInfo]) -> tuple[Plan, Metadata]:
+        wanted = resolve_outtype(outtype, infos, decoded=decoded)
+        plan = outtype_plan(infos, wanted, architecture.kept, forced)
+        return plan, {**metadata, keys.FILE_TYPE: Value.u32(_file_type(plan.file_type))}
+
+    return decide
 
 
 def prepare_vocab(

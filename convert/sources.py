@@ -76,6 +76,7 @@ def plan_source(
         calibration=options.calibration,
         mla=options.mla,
         program=options.program,
+        pad=options.pad,
     )
     return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
 

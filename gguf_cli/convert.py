@@ -14,6 +14,7 @@ from convert.architectures import declared_options
 from convert.architectures.options import declared, flag
 from gguf_cli import command
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
+from gguf_cli.arguments.padding import add_pad_argument
 from gguf_cli.arguments.types import (
     add_matrix_arguments,
     add_output_arguments,
@@ -110,6 +111,7 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
     )
+    add_pad_argument(parser)
     _add_file_arguments(parser)
     command.add_threads(parser)
     parser.add_argument(
@@ -298,6 +300,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         split_max_tensors=args.split_max_tensors or None,
         provenance=not args.no_provenance,
         tensor_first_split=not args.no_tensor_first_split,
+        pad=args.pad,
     )
 
 

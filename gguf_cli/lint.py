@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
-nothing or are shadowed, tensors whose rows do not fit and what they become, tensors that need importances
-and have none, exact size. Exits with 1 when something would stop a run."""
+nothing or are shadowed, tensors whose rows do not fit, what they become and what --pad would give, tensors
+that need importances and have none, exact size. Exits with 1 when something would stop a run."""
 
 EPILOG = """\
 examples:
@@ -90,7 +90,9 @@ def _lint(request: _Request) -> int:
     source = source_folder(request.named, dry_run=True)
     report = lint_plan(
         request.file_type,
-        lambda mixture: plan_source(source, None, mixture, request.options, allow_problems=True),
+        lambda mixture, pad: plan_source(
+            source, None, mixture, replace(request.options, pad=pad), allow_problems=True
+        ),
     )
     lines = [json_line(report.to_json())] if request.json else lint_lines(report)
     for line in lines:

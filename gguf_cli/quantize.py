@@ -19,6 +19,7 @@ from gguf_cli.arguments.calibration import (
 )
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.forward import add_force_of_text
+from gguf_cli.arguments.padding import add_pad_argument
 from gguf_cli.arguments.size import SizeArguments, add_size_arguments, is_sized, read_size
 from gguf_cli.arguments.types import (
     add_matrix_arguments,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
     from gguf_cli.gguf.repack import RepackRequest
+    from quantize.padding.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
     from quantize.run_options import RunOptions
@@ -79,6 +81,7 @@ examples:
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
+  quantize --pad auto in.gguf out.gguf Q2_K             zeros after inner sizes like 1408
   quantize --custom-q 'ffn_down_exps=iq3_k,ffn_.*_exps=iq2_ks' in.gguf out.gguf IQ4_KS    for ik_llama.cpp
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
@@ -138,6 +141,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
         help="layout of attention, where INPUT is a folder (default: split, or both for types that only"
         " ik_llama.cpp reads)",
     )  # fmt: skip
+    add_pad_argument(file, "sizes stay as they are; auto with --size")
     file.add_argument("--keep-split", action="store_true", help="write as many parts as the input has")
     file.add_argument(
         "--repack", action="store_true",
@@ -251,6 +255,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             calibration=read_calibration(args),
             mla=args.mla,
             program=None if size is None else size.rules.target,
+            pad=args.pad,
         ),
         size=size,
         measured=read_divergence(args),
@@ -293,7 +298,8 @@ def _quantize(request: _Request) -> None:
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
     types: Sequence[str | Mixture] = request.types
     if request.size is not None:
-        types = [_choose_types(request, request.size, source)]
+        mixture, pad = _choose_types(request, request.size, source)
+        types, request = [mixture], replace(request, options=replace(request.options, pad=pad))
     with ExitStack() as stack:
         runs = [
             stack.enter_context(request.plan(source, each, allow_problems=request.dry_run)) for each in types
@@ -345,27 +351,30 @@ def _is_llama_s(args: argparse.Namespace, parser: argparse.ArgumentParser) -> bo
     return not several and all(getattr(args, name) == parser.get_default(name) for name in ours)
 
 
-def _choose_types(request: _Request, size: SizeArguments, source: Path | StreamedFolder) -> Mixture:
-    """Choose the mixture for the size that is asked for, and say what was chosen and why."""
+def _choose_types(
+    request: _Request, size: SizeArguments, source: Path | StreamedFolder
+) -> tuple[Mixture, PadChoice | None]:
+    """Choose the mixture for the size that is asked for, and the padding; say what was chosen and why."""
     from calibrate.size.show import expected_lines, map_lines, sized_lines
-    from calibrate.size.solve import curve, size_mixture
+    from calibrate.size.solve import Planner, curve, size_padded
 
-    def planner(mixture: Mixture) -> AbstractContextManager[Run]:
-        return request.plan(source, mixture, allow_problems=True)
+    def planner_of(pad: PadChoice | None) -> Planner:
+        padded = replace(request, options=replace(request.options, pad=pad))
+        return lambda mixture: padded.plan(source, mixture, allow_problems=True)
 
     wanted = size.request(Path(source), request.output, calibrated=request.options.calibration is not None)
-    sized = size_mixture(planner, wanted)
+    sized, pad = size_padded(planner_of, wanted, request.options.pad)
     if size.curve is not None:
         from calibrate.size.show import plot_curve
 
-        plot_curve(curve(sized, wanted, planner), sized, size.curve)
+        plot_curve(curve(sized, wanted, planner_of(pad)), sized, size.curve)
     if not request.json:
         chosen = sized.chosen
         expected = expected_lines(chosen, wanted.sensitivities)
         for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
             print(line)
     size.save(sized)
-    return sized.mixture
+    return sized.mixture, pad
 
 
 def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:

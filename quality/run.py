@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from forward.logits import LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import Reporter
 from quality.against import with_stock
 from quality.bases.base import Entrant, Lockstep, refuse_strangers
@@ -32,6 +32,7 @@ from quality.texts import Texts
 from quality.visitor import DivergenceVisitor
 from quality.work_folders import work_folders
 from quality.worst_layer import WorstLayers
+from quantize.padding.padding import count_weights
 
 
 @contextmanager
@@ -149,6 +150,7 @@ def _noise_floors(
 
 
 def _bits_per_weight(source: ModelSource) -> float:
-    n_weights = sum(prod(tensor.shape) for tensor in source.tensors.values())
+    infos = [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in source.tensors.items()]
+    n_weights = count_weights(source.metadata, infos)
     n_bytes = sum(tensor.type.tensor_bytes(tensor.shape) for tensor in source.tensors.values())
     return 8 * n_bytes / n_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf_tools.errors import PlanError, QuantError
@@ -13,12 +13,14 @@ from gguf_tools.findings import Finding
 from gguf_tools.text import counted, html_table, size_text
 from quantize.importances.files import ImportanceSource
 from quantize.options import QuantizeOptions
+from quantize.padding.padding import PadChoice
 from quantize.pipeline import plan_run
 from quantize.plan.decide import PlanOptions
 from quantize.plan.findings import Kind
+from quantize.plan.plan import Plan
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation
-from quantize.roles import in_layer_ranges
+from quantize.roles import feed_forward_place, in_layer_ranges
 from quantize.run import Run
 
 
@@ -66,6 +68,10 @@ class LintReport:
         }
 
 
+Planner = Callable[[Mixture, PadChoice | None], AbstractContextManager[Run]]
+"""Plans what a file type does to a model, with its sizes padded or as they are; all problems are allowed."""
+
+
 def lint(
     file_type: str | Mixture,
     model: str | os.PathLike[str],
@@ -80,19 +86,41 @@ def lint(
     raises  ToolkitError for files that can't be read; whatever would stop a run is a finding
     """
     choices = QuantizeOptions(importances=importances, types=options)
-    return lint_plan(file_type, lambda mixture: plan_run(model, None, mixture, choices, allow_problems=True))
+
+    def plan(mixture: Mixture, pad: PadChoice | None) -> AbstractContextManager[Run]:
+        return plan_run(model, None, mixture, replace(choices, pad=pad), allow_problems=True)
+
+    return lint_plan(file_type, plan)
 
 
-def lint_plan(file_type: str | Mixture, plan: Callable[[Mixture], AbstractContextManager[Run]]) -> LintReport:
-    """Report what `file_type` would do to a model, which `plan` plans with all problems allowed."""
+def lint_plan(file_type: str | Mixture, plan: Planner) -> LintReport:
+    """Report what `file_type` would do to a model."""
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     try:
-        with plan(mixture) as run:
+        with plan(mixture, None) as run:
             preparation = run.preparation
     except (PlanError, QuantError) as error:
         refusal = Finding.stopping(Kind.REFUSED, str(error), type(error))
         return LintReport(mixture, (refusal,), None)
-    return LintReport(mixture, preparation.plan.findings, preparation)
+    padding = _padding_findings(preparation.plan, mixture, plan)
+    return LintReport(mixture, (*preparation.plan.findings, *padding), preparation)
+
+
+def _padding_findings(plain: Plan, mixture: Mixture, plan: Planner) -> Iterator[Finding]:
+    """Say which share of the weights falls back, and what padding would give."""
+    fallen = [tensor for tensor in plain.tensors if tensor.fell_from is not None]
+    if not any(feed_forward_place(tensor.name) for tensor in fallen):
+        return
+    share = sum(tensor.info.n_elems for tensor in fallen) / sum(info.n_elems for info in plain.infos)
+    text = f"{100 * share:.1f} % of the weights have another type than the one asked for"
+    try:
+        with plan(mixture, "256") as run:
+            padded = run.preparation
+    except (PlanError, QuantError) as error:
+        text = f"{text}; --pad can't help: {error}"
+    else:
+        text = f"{text}; --pad 256: {padded.plan.notes[-1]}" if padded.padding.pads else text
+    yield Finding(Kind.PADDING, text, about=tuple(tensor.name for tensor in fallen))
 
 
 def lint_lines(report: LintReport) -> Iterator[str]:

@@ -9,6 +9,7 @@ from gguf_tools.format.values import Value
 from quantize.calibration import Calibrating
 from quantize.importances.entries import ImportanceFile
 from quantize.importances.files import ImportanceSource, importance_file
+from quantize.padding.padding import PadChoice
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
 
@@ -23,6 +24,8 @@ class QuantizeOptions:
     kv_overrides  metadata that replace or join those of the source, in order
     calibration   how tensors are encoded under the activations of a text: `calibrate.Calibration`;
                   None: each by its own rows and importances
+    pad           which inner sizes are made longer with zeros, so that rows are whole blocks: "auto", "256",
+                  or "off", which takes such zeros away; None: sizes stay as they are
     provenance    let the output say what its tensors are made of, so that a later run can reuse them
     """
 
@@ -32,6 +35,7 @@ class QuantizeOptions:
     kv_overrides: Iterable[tuple[str, Value]] = ()
     provenance: bool = True
     calibration: Calibrating | None = None
+    pad: PadChoice | None = None
 
     @property
     def matrix(self) -> ImportanceFile | None:

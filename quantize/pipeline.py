@@ -21,6 +21,7 @@ from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import cached_name
 from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.options import QuantizeOptions
+from quantize.padding.choose import decide_padded
 from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
@@ -105,7 +106,7 @@ def plan_run(
     with open_gguf(path) as opened:
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
-        rows = row_sources(preparation.plan, sources, partial(GGUFSources, path))
+        rows = row_sources(preparation.plan, sources, partial(GGUFSources, path), preparation.padding)
         calibration = None if options is None else options.calibration
         yield Run(preparation, rows, gguf_inputs(opened), started, calibration)
 
@@ -134,9 +135,11 @@ def prepare(
     tensors = tuple(source.tensors.values())
     if not options.keep_split:
         tensors = tuple(in_file_order(tensors))
-    plan, metadata = decide_file(source.metadata, tensors, mixture, options, allow_problems=allow_problems)
+    decide = partial(decide_file, mixture=mixture, options=options, allow_problems=allow_problems)
+    made = decide_padded(source.metadata, tensors, options.pad, decide, str(source.path))
+    plan, metadata = made.plan, made.metadata
     origins = ((tensor.info, tensor.source_name) for tensor in plan.tensors)
     parts = parts_of(source, origins, keep_split=options.keep_split)
     if options.keep_split:  # pruning may leave a part empty
         parts = [part for part in parts if part]
-    return Preparation(plan, lay_out(output, metadata, parts), source_bytes(plan))
+    return Preparation(plan, lay_out(output, metadata, parts), source_bytes(plan, tensors), made.padding)

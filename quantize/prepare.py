@@ -27,6 +27,8 @@ from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 from quantize.options import QuantizeOptions
+from quantize.padding.matrix import fit_importances
+from quantize.padding.padding import NO_PADDING, Padding, count_weights
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import Plan, PlanOptions, build_plan
@@ -41,11 +43,13 @@ class Preparation:
 
     outputs       one file, or one per shard
     source_bytes  bytes of the tensors that will be read
+    padding       sizes of the input that change
     """
 
     plan: Plan
     outputs: tuple[Output, ...]
     source_bytes: int
+    padding: Padding = NO_PADDING
 
     def __repr__(self) -> str:
         return f"<Preparation of {self.outputs[0].path}: {self.plan.file_type}, {self.total_bytes:,} bytes>"
@@ -78,7 +82,7 @@ def decide_file(
         refuse_nonfinite(matrix.entries)
     elif options.calibration is not None:
         matrix = options.calibration.promise(metadata, tensors)
-    entries = matrix.entries if matrix else {}
+    entries = fit_importances(matrix.entries, metadata, tensors) if matrix else {}
     plan = build_plan(
         tensors,
         mixture.recipe,
@@ -88,7 +92,8 @@ def decide_file(
         allow_problems=allow_problems,
         as_if=as_if,
     )
-    plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
+    n_zeros = sum(info.n_elems for info in plan.infos) - count_weights(metadata, plan.infos)
+    plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings), n_zeros=n_zeros)
     if not allow_problems:
         stop_at_errors(plan.findings)
     output = output_metadata(metadata, mixture.recipe, matrix, kv_overrides, plan, types)
@@ -129,27 +134,32 @@ def parts_of(
     return parts
 
 
-def source_bytes(plan: Plan) -> int:
-    """Count the bytes of tensors that a plan reads."""
-    return sum(tensor.source_info.n_bytes for tensor in plan.tensors)
+def source_bytes(plan: Plan, tensors: Iterable[TensorInfo]) -> int:
+    """Count the bytes of the tensors, of those of the input, that a plan reads."""
+    read = {tensor.source_name for tensor in plan.tensors}
+    return sum(info.n_bytes for info in tensors if info.name in read)
 
 
 def row_sources(
-    plan: Plan, tensors: Mapping[str, SourceTensor], spec: Callable[[Mapping[str, str]], SourceSpec]
+    plan: Plan,
+    tensors: Mapping[str, SourceTensor],
+    spec: Callable[[Mapping[str, str]], SourceSpec],
+    padding: Padding = NO_PADDING,
 ) -> RowSources:
     """Find where the rows of a plan's tensors come from.
 
     tensors  by their name in the input
     spec     (name in the output -> name in the input) -> how another process opens them
+    padding  sizes of the input that change
     """
     names = {tensor.name: tensor.source_name for tensor in plan.tensors}
-    made_of = {name: tensors[source] for name, source in names.items()}
+    made_of = padding.tensors({name: tensors[source] for name, source in names.items()})
     known = {
         name: resolved
         for name, resolved in plan.weighed.items()
         if not isinstance(resolved.matrix, PromisedImportance)
     }
-    return RowSources(made_of, known, spec(names))
+    return RowSources(made_of, known, padding.spec(spec)(names))
 
 
 QUANTIZATION_VERSION = 2

@@ -30,6 +30,9 @@ MLALayout = Literal["split", "both", "none"]
 
 LAYOUTS: tuple[MLALayout, ...] = get_args(MLALayout)
 
+FeedForwardPart = Literal["dense", "routed", "shared"]
+"""A kind of feed-forward block: one for all tokens, a routed expert, or experts that see every token."""
+
 
 class Role(Enum):
     """The part that a tensor plays in the model, as far as it matters for choosing a type."""
@@ -217,6 +220,42 @@ def _kept_as(name: str, shape: tuple[int, ...], own: _OwnNames) -> str | None:
     if name in _KEPT_NAMES:
         return _KEPT_NAMES[name]
     return next((reason for part, reason in (*own.kept, *_KEPT_PARTS) if part in name), None)
+
+
+_FEED_FORWARD = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up|down)(|_exps|_shexp)\.(weight|bias)")
+
+_PARTS_OF_FFN: dict[str, FeedForwardPart] = {"": "dense", "_exps": "routed", "_shexp": "shared"}
+
+_NOT_OF_INNER_SIZE = re.compile(r"ffn_(post_)?norm|ffn_gate_(inp|tid2eid)|ffn_\w+\.(input_)?scale$")
+
+
+@dataclass(frozen=True)
+class FeedForwardPlace:
+    """The place of a tensor in a feed-forward block.
+
+    matrix   gate, up, gate_up (both in one, gate first) or down
+    is_bias  whether it is added to the product of that matrix
+    """
+
+    layer: int
+    matrix: str
+    part: FeedForwardPart
+    is_bias: bool
+
+
+def feed_forward_place(name: str) -> FeedForwardPlace | None:
+    """Find the place of a tensor in a feed-forward block; None for any other tensor."""
+    match = _FEED_FORWARD.fullmatch(name)
+    if match is None:
+        return None
+    layer, matrix, part, kind = match.groups()
+    return FeedForwardPlace(int(layer), matrix, _PARTS_OF_FFN[part], kind == "bias")
+
+
+def is_unknown_feed_forward(name: str) -> bool:
+    """Whether a tensor belongs to a feed-forward block in a way that is not known here."""
+    is_inside = ".ffn_" in name and not _NOT_OF_INNER_SIZE.search(name)
+    return is_inside and feed_forward_place(name) is None
 
 
 def has_row_groups(name: str) -> bool:

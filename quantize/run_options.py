@@ -21,6 +21,7 @@ from gguf_tools.progress import LAYERS, Bar, Progress, StartProgress, StartSteps
 from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
 from quantize.importances.files import ImportanceSource
+from quantize.padding.padding import PadChoice
 from quantize.plan.decide import PlanOptions
 from quantize.prepare import Preparation
 
@@ -73,6 +74,7 @@ class QuantizeChoices(RunChoices, total=False):
     kv_overrides: Iterable[tuple[str, Value]]
     provenance: bool
     calibration: Calibrating | None
+    pad: PadChoice | None
 
 
 def merge_choices(

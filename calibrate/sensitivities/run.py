@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -45,8 +46,12 @@ from forward.text.tokens import Text, read_text
 from forward.work.work_folder import run_identity
 from gguf_tools import __version__
 from gguf_tools.files.named_files import read_input
+from gguf_tools.format import keys
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from quantize.fill.sources import SourceTensor
+from quantize.padding.padding import possible_paddings
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 from quantize.roles import tensor_role
 
@@ -57,10 +62,11 @@ def measure(
     """Measure a model on the text at `path`, and write the file; see `calibrate.sensitivity`."""
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
-    with open_model(model) as source, _targets(source) as targets:
+    with open_model(model) as source, _targets(source) as (metadata, targets):
         text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
-        tensors = _Measurement(source, _quantized(targets), text, options).run(output, report)
+        measurement = _Measurement(source, _quantized(targets), metadata, text, options)
+        tensors = measurement.run(output, report)
         source.watch.refuse_changed()
         sensitivities = Sensitivities(
             tensors,
@@ -81,15 +87,16 @@ def measure(
 
 
 @contextmanager
-def _targets(source: ModelSource) -> Iterator[Mapping[str, SourceTensor]]:
-    """Give the tensors of the file that would be quantized."""
+def _targets(source: ModelSource) -> Iterator[tuple[Metadata, Mapping[str, SourceTensor]]]:
+    """Give the sizes and the tensors of the file that would be quantized."""
     if not source.path.is_dir():
-        yield source.tensors
+        yield source.metadata, source.tensors
         return
     with Checkpoint(source.path) as checkpoint:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path)
         conversion = build(architecture, open_weights(checkpoint))
-        yield {tensor.name: tensor for tensor in conversion.tensors}
+        metadata = {keys.ARCHITECTURE: Value.string(architecture.gguf_name), **conversion.metadata}
+        yield metadata, {tensor.name: tensor for tensor in conversion.tensors}
 
 
 def _quantized(targets: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
@@ -105,13 +112,23 @@ def _quantized(targets: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
 class _Measurement:
     """A measurement of a model on a text.
 
-    tensors  those that would be quantized, by name
+    tensors   those that would be quantized, by name
+    metadata  of the file that they would be in: its sizes
     """
 
     source: ModelSource
     tensors: Mapping[str, SourceTensor]
+    metadata: Metadata
     text: Text
     options: SensitivityOptions
+
+    @cached_property
+    def _shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+        """The shapes of the model's tensors without padding, and the lengths of their rows with it."""
+        infos = [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in self.tensors.items()]
+        real, padded = possible_paddings(self.metadata, infos)
+        longer = {info.name: info.n_cols for info in padded.infos(infos) if info.name in padded.resized}
+        return {info.name: info.shape for info in real.infos(infos)}, longer
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -151,7 +168,8 @@ class _Measurement:
         sums = sums_of(folders.there.arrays(layer)) if layer >= 0 else {}
         importances = {name: each.importance() for name, each in sums.items()}
         options, device = self.options, self.source.loader_for(self.options.forward).device
-        return TypeErrors(self.tensors, importances, self.types, options.rows, options.least_rows, device)
+        rows = options.rows, options.least_rows
+        return TypeErrors(self.tensors, importances, self.types, *rows, device, self._shapes[1])
 
     def _collected(self, folders: Folders) -> dict[str, TensorSensitivity]:
         """Read what the folders have of all layers."""
@@ -162,7 +180,7 @@ class _Measurement:
             by_type |= sensitivities_of(arrays, self.text.inputs.size)
             ratios |= ratios_of(arrays)
         return {
-            name: TensorSensitivity(tensor.shape, by_type[name], ratios.get(name, 1.0))
-            for name, tensor in self.tensors.items()
+            name: TensorSensitivity.of(self._shapes[0][name], by_type[name], ratios.get(name, 1.0))
+            for name in self.tensors
             if name in by_type
         }

@@ -22,7 +22,7 @@ from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder, get_format
 from quantize.formats.codecs import requires_importances
 from quantize.importances.entries import Importances, ResolvedImportance, resolve
-from quantize.importances.weighting import Weighting
+from quantize.importances.weighting import ColumnWeights, Weighting
 from quantize.roles import Role, tensor_role
 
 CANDIDATES = (
@@ -73,6 +73,7 @@ class TypeErrors:
     sources      by name: the tensors that would be encoded
     importances  of the layer's tensors
     types        candidates
+    padded       length of the rows that are encoded, where zeros would be put behind them
     n_rows       how many rows of a tensor are encoded, those of all its blocks together
     least_rows   how many rows of a block are encoded at least
     device       where errors are wanted
@@ -86,7 +87,9 @@ class TypeErrors:
         n_rows: int,
         least_rows: int,
         device: torch.device,
+        padded: Mapping[str, int] | None = None,
     ) -> None:
+        self._padded = padded or {}
         self.sources, self._importances, self._device = sources, importances, device
         self._types, self._n_rows, self._least_rows = types, n_rows, least_rows
         self._kept: dict[tuple[str, int], BlockErrors] = {}
@@ -96,9 +99,9 @@ class TypeErrors:
 
     def types_of(self, name: str, n_blocks: int) -> list[GGMLType]:
         """Return the candidates that a tensor can have."""
-        source = self.sources[name]
+        n_cols = self._padded.get(name, self.sources[name].shape[-1])
         can_weigh = self._importance(name, n_blocks) is not None
-        return candidates(self._types, source.shape[-1], can_weigh=can_weigh)
+        return candidates(self._types, n_cols, can_weigh=can_weigh)
 
     def of(self, name: str, block: int, n_blocks: int) -> BlockErrors:
         """Return the errors of a block, one of `n_blocks` that a tensor's rows are."""
@@ -120,7 +123,8 @@ class TypeErrors:
         importance = self._importance(name, n_blocks)
         weighting = None if importance is None else importance.weighting_of_row(block * size)
         weights = read_rows(source, block * size + rows)
-        errors = errors_of(weights, self.types_of(name, n_blocks), weighting)
+        n_zeros = max(0, self._padded.get(name, 0) - source.shape[-1])
+        errors = errors_of(weights, self.types_of(name, n_blocks), weighting, n_zeros)
         device = self._device
         return BlockErrors(to_torch(rows, device), to_torch(errors, device), size)
 
@@ -147,12 +151,22 @@ def candidates(types: Sequence[str], n_cols: int, *, can_weigh: bool) -> list[GG
     ]
 
 
-def errors_of(weights: Floats32, types: Sequence[GGMLType], weighting: Weighting | None) -> Floats32:
-    """Return the errors of rows at each type, float32 (n_types, n_rows, n_cols)."""
-    errors = np.empty((len(types), *weights.shape), np.float32)
+def errors_of(
+    weights: Floats32, types: Sequence[GGMLType], weighting: Weighting | None, n_zeros: int = 0
+) -> Floats32:
+    """Return the errors of rows at each type, float32 (n_types, n_rows, n_cols).
+
+    n_zeros  so many are encoded behind each row; their errors are left out, because they multiply nothing
+    """
+    n_rows, n_cols = weights.shape
+    errors = np.empty((len(types), n_rows, n_cols), np.float32)
+    if n_zeros:
+        weights = np.pad(weights, ((0, 0), (0, n_zeros)))
+        weighting = None if weighting is None else ColumnWeights(np.pad(weighting.values, (0, n_zeros)))
     for error, type_ in zip(errors, types, strict=True):
         data = get_format(type_).encode(weights, weighting)
-        np.subtract(weights, get_decoder(type_)(data, weights.shape[1]), out=error)
+        decoded = get_decoder(type_)(data, weights.shape[1])
+        np.subtract(weights[:, :n_cols], decoded[:, :n_cols], out=error)
     return errors
 
 

@@ -18,11 +18,12 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
 from quantize.formats.codecs import CODECS
+from quantize.padding.padding import PadChoice, possible_paddings
 from quantize.plan.plan import PlanOptions
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
 from quantize.plan.recipes import RECIPES, find_recipe
-from quantize.plan.sensitivities import Sensitivities
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 from quantize.prepare import Preparation
 from quantize.run import Run
 
@@ -103,6 +104,29 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
     return Sized(mixture, chosen, base, budget, total)
 
 
+def size_padded(
+    planner_of: Callable[[PadChoice | None], Planner], request: SizeRequest, pad: PadChoice | None
+) -> tuple[Sized, PadChoice | None]:
+    """Return the better mixture of the same bytes, with inner sizes padded or without, and which it was.
+
+    pad     None or auto: both are tried where sizes can be padded; otherwise that alone
+    raises  what `size_mixture` raises
+    """
+    if pad in ("256", "off"):
+        return size_mixture(planner_of(pad), request), pad
+    plain = size_mixture(planner_of(None), request)
+    try:
+        with planner_of("256")(_mixture(plain.base)) as run:
+            pads = run.preparation.padding.is_needed
+        if not pads:
+            return plain, None
+        same_bytes = replace(request, size=request.size and Size("bytes", plain.budget), base=plain.base)
+        padded = size_mixture(planner_of("256"), same_bytes)
+    except BadRequest:  # sizes that can't be padded, or losses that don't know the types of padded rows
+        return plain, None
+    return (padded, "256") if padded.chosen.predicted < plain.chosen.predicted else (plain, None)
+
+
 def curve(
     sized: Sized, request: SizeRequest, planner: Planner, n_points: int = 10
 ) -> list[tuple[int, float]]:
@@ -152,7 +176,7 @@ class _Frame:
         raises  BadRequest for sensitivities of another model
         """
         plan, recipe = preparation.plan, find_recipe(base)
-        measured = request.sensitivities.fitted_to(plan.infos).tensors
+        measured = _fitted(request.sensitivities, preparation)
         unweighed = {
             tensor.name: frozenset(
                 type_ for type_ in CODECS if recipe.refuses_without_importances(tensor.role, type_)
@@ -182,6 +206,18 @@ class _Frame:
     def padded(self, n_bytes: int) -> int:
         """Return the bytes that a tensor takes in the file."""
         return align_up(n_bytes, self.alignment)
+
+
+def _fitted(sensitivities: Sensitivities, preparation: Preparation) -> dict[str, TensorSensitivity]:
+    """Give the tensors of a file, which may be padded, the sensitivities of the model's.
+
+    raises  BadRequest for sensitivities of another model
+    """
+    infos = preparation.plan.infos
+    real, _ = possible_paddings(preparation.outputs[0].layout.metadata, infos)
+    measured = sensitivities.fitted_to(real.infos(infos)).tensors
+    shaped = {info.name: measured[info.name].in_shape(info.shape) for info in infos if info.name in measured}
+    return {name: each for name, each in shaped.items() if each.by_type}  # no type fits some odd rows
 
 
 def _mixture(file_type: str) -> Mixture:

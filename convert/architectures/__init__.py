@@ -36,6 +36,10 @@ def _latent(name: str) -> FamilyRow:
     return FamilyRow(f"convert.architectures.deepseek2.{name}", LatentOptions)
 
 
+def _delta_net(name: str) -> FamilyRow:
+    return FamilyRow(f"convert.architectures.delta_net.{name}", MTPOptions)
+
+
 ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "DeepseekV2ForCausalLM": _latent("family"),
     "DeepseekV3ForCausalLM": _latent("family"),
@@ -54,6 +58,11 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "Qwen2ForCausalLM": _decoder("qwen2"),
     "Qwen3ForCausalLM": _decoder("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3moe"),
+    "Qwen3NextForCausalLM": _delta_net("qwen3_next"),
+    "Qwen3_5ForConditionalGeneration": _delta_net("qwen35"),
+    "Qwen3_5ForCausalLM": _delta_net("qwen35"),
+    "Qwen3_5MoeForConditionalGeneration": _delta_net("qwen35_moe"),
+    "Qwen3_5MoeForCausalLM": _delta_net("qwen35_moe"),
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Glm4MoeForCausalLM": FamilyRow("convert.architectures.glm4moe", MTPOptions),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),

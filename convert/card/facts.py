@@ -20,6 +20,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo
 from gguf_tools.look.listing import type_totals
+from quantize.padding.padding import count_weights, padded_sizes
 
 _STATED = (keys.NAME, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)
 
@@ -44,7 +45,8 @@ class FileFacts:
     """A GGUF file or a split set.
 
     paths            of all its parts
-    n_weights        elements of all tensors
+    n_weights        elements of all tensors, without those that are padding
+    padded           sizes that are padded: key -> (without padding, as it is)
     types            type -> number of tensors, the type with most bytes first
     model            what it says of its model: keys general.*
     """
@@ -53,6 +55,7 @@ class FileFacts:
     n_bytes: int
     n_weights: int
     bits_per_weight: float
+    padded: Mapping[str, tuple[str, str]]
     types: Mapping[str, int]
     matrix: Matrix | None
     model: Mapping[str, str]
@@ -68,13 +71,14 @@ def read_facts(path: Path) -> FileFacts:
     """Return the facts of a GGUF file, or of the split set that it belongs to; raises GGUFError."""
     with open_gguf(path) as file:
         infos = list(file.tensors.values())
-        n_weights = sum(info.n_elems for info in infos)
+        n_weights = count_weights(file.metadata, infos)
         tensor_bytes = sum(info.n_bytes for info in infos)
         return FileFacts(
             paths=tuple(file.paths),
             n_bytes=sum(part.stat().st_size for part in file.paths),
             n_weights=n_weights,
             bits_per_weight=8 * tensor_bytes / n_weights if n_weights else 0.0,
+            padded=padded_sizes(file.metadata),
             types={entry["type"]: entry["tensors"] for entry in type_totals(infos)},
             matrix=_matrix(file),
             model={key: value for key in _STATED if isinstance(value := file.get(key), str)},

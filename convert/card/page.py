@@ -93,6 +93,7 @@ def _body(card: Card) -> Iterator[str]:
     for matrix in dict.fromkeys(each.matrix for each in card.files if each.matrix):
         yield ""
         yield _matrix_text(matrix)
+    yield from _padding_lines(card.files)
     if card.report is not None:
         yield ""
         yield _report_text(card.report)
@@ -175,6 +176,22 @@ def _matrix_text(matrix: Matrix) -> str:
     text = "" if matrix.dataset is None else f", collected on `{_cell(matrix.dataset)}`"
     chunks = "" if matrix.chunks == 0 else f" ({matrix.chunks:,} chunks)"
     return f"Importance matrix{name}{text}{chunks}: data for {matrix.entries:,} tensors."
+
+
+def _padding_lines(files: Sequence[FileFacts]) -> Iterator[str]:
+    """Yield a paragraph about sizes that are padded."""
+    padded = {key: sizes for each in files for key, sizes in each.padded.items()}
+    if not padded:
+        return
+    sizes = ", ".join(f"`{_cell(key)}` from {old} to {new}" for key, (old, new) in padded.items())
+    where = [each.name for each in files if each.padded]
+    which = "" if len(where) == len(files) else f" of {', '.join(f'`{_cell(name)}`' for name in where)}"
+    yield ""
+    yield (
+        f"Sizes{which} are padded with zeros: {sizes}. So rows are whole blocks of 256, and have the types"
+        " that were asked for instead of larger or coarser ones. The zeros multiply nothing: the model"
+        " computes what it computes without them."
+    )
 
 
 def _row(cells: Sequence[str]) -> str:

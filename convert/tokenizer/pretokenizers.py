@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from convert.tokenizer.cuttings import CASED_LETTERS, CUTTINGS
 from convert.tokenizer.files import library_errors
 from gguf_tools.errors import BadTokenizer
 
@@ -37,21 +38,6 @@ PATIENCE_SECONDS = 0.5
 
 GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# Letters of the alphabets with upper and lower case, as deepseek-llm's own file spells them out.
-_CASED_LETTERS = (
-    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
-    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
-    "\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba"
-    "\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45"
-    "\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe"
-    "\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102"
-    "\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
-    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
-    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06"
-    "\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
-    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"
-    "\U0001e900-\U0001e943"
-)
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 
@@ -115,7 +101,7 @@ KNOWN: tuple[PreTokenizer, ...] = (
         "deepseek-llm",
         _isolated(
             "[\r\n]",
-            rf"\s?[{_CASED_LETTERS}]+",
+            rf"\s?[{CASED_LETTERS}]+",
             r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+".replace("\\u3000", "\u3000"),
             r"\s+$",
             _CJK,
@@ -146,6 +132,13 @@ KNOWN: tuple[PreTokenizer, ...] = (
         _isolated(
             "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
             "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+        ),
+    ),
+    PreTokenizer(
+        "qwen35",
+        _isolated(
+            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
+            "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
         ),
     ),
     PreTokenizer(
@@ -183,32 +176,8 @@ KNOWN: tuple[PreTokenizer, ...] = (
     ),
 )
 
-SAME_CUTTING: Mapping[str, str] = {
-    "glm4": "llama-bpe", "gigachat": "gpt-2", "deepseek-r1-qwen": "qwen2", "minimax-m2": "gpt-4o",
-}  # fmt: skip
-"""Other names of llama.cpp's -> the one in KNOWN that cuts alike."""
-
-
-def find_known(name: object) -> PreTokenizer | None:
-    """Return the pipeline that llama.cpp calls `name`, None for one whose steps are not in KNOWN."""
-    same = SAME_CUTTING.get(name, name) if isinstance(name, str) else None
-    return next((known for known in KNOWN if known.name == same), None)
-
-
-# Every name that llama.cpp's vocabulary loader accepts for a byte-level BPE.
-NAMES: tuple[str, ...] = (
-    "a.x-4.0", "afmoe", "bailingmoe", "bailingmoe2", "bloom", "chameleon", "chatglm-bpe", "codeshell",
-    "cohere2moe", "command-r", "dbrx", "deepseek-coder", "deepseek-llm", "deepseek-r1-qwen", "deepseek-v3",
-    "default", "exaone", "exaone-moe", "exaone4", "f2llmv2", "falcon", "falcon-h1", "falcon3", "gigachat",
-    "glm4", "glm5", "gpt-2", "gpt-4o", "gpt3-finnish", "granite-docling", "granite-embed-multi-97m", "grok-2",
-    "hunyuan", "hunyuan-dense", "hy_v4", "jais", "jais-2", "jina-de", "jina-es", "jina-v1-en", "jina-v2-code",
-    "jina-v2-de", "jina-v2-es", "jina-v5-nano", "joyai-llm", "kanana2", "kimi-k2", "kormo", "laguna", "lfm2",
-    "llada-moe", "llama-bpe", "llama-v3", "llama3", "llama4", "megrez", "mellum", "mellum2", "midm-2.0",
-    "minerva-7b", "minicpm5", "minimax-m2", "modern-bert", "mpt", "olmo", "phi-2", "pixtral", "poro-chat",
-    "qwen2", "qwen35", "refact", "roberta-bpe", "seed-coder", "smaug-bpe", "smollm", "solar-open", "spark2_5",
-    "stablelm2", "starcoder", "superbpe", "talkie", "tekken", "tiny_aya", "trillion", "ufakzeka", "viking",
-    "youtu",
-)  # fmt: skip
+NAMES: tuple[str, ...] = tuple(sorted(name for name, cutting in CUTTINGS.items() if cutting.is_byte_level))
+"""Every name that llama.cpp's vocabulary loader accepts for a byte-level BPE."""
 
 
 def find_pre_tokenizer(

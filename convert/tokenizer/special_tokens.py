@@ -1,8 +1,8 @@
 """Finds the tokens that begin a text, end it, pad it ..., and which of them a tokenizer adds by itself.
 
 The facts lie in up to five files. They are read in the order of gguf-py's SpecialVocab, which uses
-tokenizer_config.json, tokenizer.json's post-processor and config.json. The others only fill what these leave
-open.
+tokenizer_config.json, tokenizer.json's post-processor and config.json. The others only say where a text or a
+turn begins and ends, and what pads it, if these leave it open.
 
 One decision differs from SpecialVocab of late 2026. A post-processor of type ByteLevel adds nothing;
 there it overrules `"add_bos_token": true` in tokenizer_config.json, which DeepSeek's V2 and V3 files
@@ -22,6 +22,9 @@ from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
+
+_ENDS = ("bos", "eos", "eot", "eom", "pad")
+"""Kinds that are looked for in more files than llama.cpp's converter reads."""
 
 
 @dataclass(frozen=True)
@@ -221,17 +224,17 @@ def _candidates(
     added = added_tokens_in(files.json_path, files.tokenizer_json)
     id_of_added: dict[str | None, int] = dict(reversed(added))
 
-    def by_kind(id_of_kind: Callable[[str], Any]) -> dict[str, Any]:
-        return {kind: id_of_kind(kind) for kind in named.kinds}
+    def by_kind(id_of_kind: Callable[[str], Any], kinds: Sequence[str] = named.kinds) -> dict[str, Any]:
+        return {kind: id_of_kind(kind) for kind in named.kinds if kind in kinds}
 
     yield "tokenizer_config.json", by_kind(lambda kind: id_of_added.get(named.text(kind)))
     yield "config.json", by_kind(lambda kind: files.config.get(f"{kind}_token_id"))
-    yield "tokenizer_config.json", by_kind(lambda kind: id_of.get(named.text(kind) or ""))
+    yield "tokenizer_config.json", by_kind(lambda kind: id_of.get(named.text(kind) or ""), _ENDS)
     special_tokens = files.quirks.special_tokens
     yield "tokenizer.json", {kind: id_of_added.get(text) for kind, text in special_tokens.items()}
     listed = files.special_tokens_map
-    yield "special_tokens_map.json", by_kind(lambda kind: id_of.get(_text(listed, kind) or ""))
-    yield "generation_config.json", by_kind(lambda kind: generation_config.get(f"{kind}_token_id"))
+    yield "special_tokens_map.json", by_kind(lambda kind: id_of.get(_text(listed, kind) or ""), _ENDS)
+    yield "generation_config.json", by_kind(lambda kind: generation_config.get(f"{kind}_token_id"), _ENDS)
     yield "generation_config.json", {"eos": _first(generation_config.get("eos_token_id"))}
     yield "tokenizer.model", default_ids
 

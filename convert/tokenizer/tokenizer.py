@@ -17,6 +17,7 @@ from typing import Any
 
 from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
+from convert.tokenizer.cuttings import CUTTINGS
 from convert.tokenizer.files import (
     MAX_MEMORY,
     NO_QUIRKS,
@@ -25,7 +26,7 @@ from convert.tokenizer.files import (
     TokenizerFiles,
     read_chat_templates,
 )
-from convert.tokenizer.pretokenizers import find_known, find_pre_tokenizer
+from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab
 from convert.tokenizer.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
@@ -230,12 +231,11 @@ def _read_byte_level(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokeni
     normalizers = list(_flat(tokenizer_json.get("normalizer")))
     lost = [str(normalizer.get("type")) for normalizer in normalizers]
     notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
-    known = find_known(pre)
     if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
         pre = _QWEN_WITH_BOS
     if pre_tokenizer is None:
         pre = files.quirks.pre_tokenizers.get(pre, pre)
-    if known is not None and known.ignore_merges != ignore_merges:
+    if CUTTINGS[pre].ignore_merges != ignore_merges:
         notes.append(
             f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
             " opposite: a word that is a token itself may be cut otherwise"

@@ -1,4 +1,4 @@
-"""Networks of ordinary decoders: plain attention, then a dense block or experts.
+"""Networks of ordinary decoders: plain attention or a gated delta net, then a dense block or experts.
 
 Most differences between families show in which tensors a model has: biases, norms of queries and keys, sinks,
 shared experts, factors of RoPE. A row of DECODERS says the rest.
@@ -12,8 +12,11 @@ from functools import partial
 
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.metadata import read_decoder
+from convert.architectures.delta_net.config import DeltaNetConfig
+from convert.architectures.delta_net.metadata import read_delta_net_file
 from forward.families.parts import FeedForwards, network_of, routing_of
-from forward.layer import Layer
+from forward.layer import Attention, Layer
+from forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
@@ -32,29 +35,55 @@ class _Style:
     halves     whether half of the rotated columns lie between the two of a pair; neighbours otherwise
     ffn_norm   name of the norm before the feed-forward block
     clamped    whether experts have gpt-oss's gate
+    gated      whether attention has gates
+    tiled      how heads of delta nets share keys, see DeltaNetSizes
     """
 
     halves: bool = True
     ffn_norm: str = "ffn_norm"
     clamped: bool = False
+    gated: bool = False
+    tiled: bool = False
 
 
 def _network(style: _Style, config: DecoderConfig) -> Network:
-    heads, feed_forwards = _head_sizes(config), _feed_forwards(config, style)
+    heads, feed_forwards = _head_sizes(config, style), _feed_forwards(config, style)
     rope, sliding = _rope(config, style), frozenset(config.sliding_layers)
+    linear = config.linear_layers if isinstance(config, DeltaNetConfig) else ()
 
-    def build(load: Loader, number: int, rotate: Rotation) -> Layer:
+    def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
+        if isinstance(config, DeltaNetConfig) and number in linear:
+            return load_delta_net(load, number, _delta_net_sizes(config, style))
         window = config.sliding_window if number in sliding else None
         rotate = _with_divisors(load, rope, rotate)
-        attention = load_shared_key_attention(load, number, heads, rotate, window)
+        return load_shared_key_attention(load, number, heads, rotate, window)
+
+    def build(load: Loader, number: int, rotate: Rotation) -> Layer:
+        attention = attention_of(load, number, rotate)
         weight = load.float32(f"blk.{number}.{style.ffn_norm}.weight", config.hidden_size)
         norm = RMSNorm(weight, config.rms_norm_eps)
-        return Layer(f"blk.{number}", attention, norm, *feed_forwards.load(load, number))
+        end = "ssm_out.weight" if number in linear else "attn_output.weight"
+        return Layer(
+            f"blk.{number}", attention, norm, *feed_forwards.load(load, number), attention_end=end
+        )
 
     return network_of(config, rope, build)
 
 
-def _head_sizes(config: DecoderConfig) -> HeadSizes:
+def _delta_net_sizes(config: DeltaNetConfig, style: _Style) -> DeltaNetSizes:
+    return DeltaNetSizes(
+        hidden=config.hidden_size,
+        n_key_heads=config.linear_num_key_heads,
+        n_value_heads=config.linear_num_value_heads,
+        n_key_cols=config.linear_key_head_dim,
+        n_value_cols=config.linear_value_head_dim,
+        kernel=config.linear_conv_kernel_dim,
+        tiled=style.tiled,
+        eps=config.rms_norm_eps,
+    )
+
+
+def _head_sizes(config: DecoderConfig, style: _Style) -> HeadSizes:
     return HeadSizes(
         hidden=config.hidden_size,
         n_heads=config.num_attention_heads,
@@ -62,6 +91,7 @@ def _head_sizes(config: DecoderConfig) -> HeadSizes:
         head_dim=config.head_dim,
         rotated=config.rotated_cols,
         eps=config.rms_norm_eps,
+        gated=style.gated,
     )
 
 
@@ -98,7 +128,8 @@ def _with_divisors(load: Loader, rope: Rope, rotate: Rotation) -> Rotation:
 
 
 def _family(name: str, style: _Style) -> Family:
-    return Family(partial(read_decoder, name), partial(_network, style), {})
+    read = read_delta_net_file if style.gated else read_decoder
+    return Family(partial(read, name), partial(_network, style), {})
 
 
 DECODERS: Mapping[str, Family] = {
@@ -112,6 +143,9 @@ DECODERS: Mapping[str, Family] = {
         "glm4moe": _Style(ffn_norm="post_attention_norm"),
         "gpt-oss": _Style(ffn_norm="post_attention_norm", clamped=True),
         "minimax-m2": _Style(),
+        "qwen3next": _Style(ffn_norm="post_attention_norm", gated=True),
+        "qwen35": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),
+        "qwen35moe": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),
     }.items()
 }
 """Families of ordinary decoders, by the name that general.architecture gives them."""

@@ -2,7 +2,8 @@
 
 Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
 gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
-has the usual gate.
+has the usual gate. The output of Qwen's shared expert is multiplied by the sigmoid of a number that one row
+makes of the input.
 """
 
 from __future__ import annotations
@@ -35,12 +36,26 @@ CLAMP, SHARPNESS = 7.0, 1.702
 
 
 @dataclass(frozen=True)
+class Share:
+    """The row that makes the factor of a block's output, float32 (1, hidden_size)."""
+
+    name: str
+    weight: torch.Tensor
+
+    def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return the factor of each token, float32 (n_tokens, 1)."""
+        observer.rows((self.name,), x)
+        return torch.sigmoid(linear(x.float(), self.weight))
+
+
+@dataclass(frozen=True)
 class FeedForward:
     """A block with its weights: gate, up (width, hidden_size); down (hidden_size, width).
 
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
     limit                          what gate is clamped to from above, up from both sides; None: not at all
+    share                          what the output is multiplied by; None for one, as in routed experts
     """
 
     names: BlockNames
@@ -52,6 +67,7 @@ class FeedForward:
     down_bias: torch.Tensor | None = None
     clamped: bool = False
     limit: float | None = None
+    share: Share | None = None
 
     @property
     def work(self) -> int:
@@ -89,13 +105,16 @@ class FeedForward:
         gated = self.gate_up(x, observer)
         observer.rows((self.names.gate, self.names.up), x)
         observer.rows((self.names.down,), gated)
-        return self.project_down(gated, observer).float()
+        output = self.project_down(gated, observer).float()
+        return output if self.share is None else output * self.share(x, observer)
 
 
 def load_ffn(
     load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
 ) -> FeedForward:
-    """Read a block's three matrices, and biases where the model has them."""
+    """Read a block's three matrices, biases and the row of its share where the model has them."""
+    row = names.gate.replace("ffn_gate_shexp", "ffn_gate_inp_shexp")
+    has_share = row != names.gate and load.has(row)
     return FeedForward(
         names,
         load.matrix(names.gate, width, hidden_size),
@@ -105,4 +124,5 @@ def load_ffn(
         load.bias(names.up, width),
         load.bias(names.down, hidden_size),
         limit=limit,
+        share=Share(row, load.float32(row, 1, hidden_size)) if has_share else None,
     )

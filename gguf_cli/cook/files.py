@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.calibration import Calibration
-from calibrate.size.solve import SizeRequest, nearest_recipe, size_mixture
+from calibrate.size.solve import Planner, SizeRequest, nearest_recipe, size_padded
 from convert.sources import SourceOptions, plan_source
 from gguf_cli.cook.request import CookRequest, WantedFile
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.importances.entries import ImportanceFile
+from quantize.padding.padding import PadChoice
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.plan.sensitivities import read_sensitivities
 from quantize.run import Run, execute_together
@@ -28,11 +29,13 @@ def make_files(request: CookRequest, wanted: Sequence[WantedFile], label: str) -
     """
     for group in [[each] for each in wanted] if request.calibrate else [wanted]:
         names = ", ".join(each.label for each in group)
-        mixtures = [_mixture_of(request, each) for each in group]
+        chosen = [_mixture_of(request, each) for each in group]
         with ExitStack() as stack:
             runs = [
-                stack.enter_context(_plan(request, mixture, request.output(each), request.calibration))
-                for each, mixture in zip(group, mixtures, strict=True)
+                stack.enter_context(
+                    _plan(request, mixture, request.output(each), request.calibration, pad=pad)
+                )
+                for each, (mixture, pad) in zip(group, chosen, strict=True)
             ]
             with ProgressBar(f"{label} {names}", quiet=request.quiet) as bar:
                 how = RunOptions(
@@ -77,28 +80,33 @@ def _plan(
     output: Path,
     calibration: Calibration | None,
     *,
+    pad: PadChoice | None = "auto",
     allow_problems: bool = False,
 ) -> AbstractContextManager[Run]:
     importances = request.matrix if calibration is None else None
-    options = SourceOptions(importances=importances, calibration=calibration)
+    options = SourceOptions(importances=importances, calibration=calibration, pad=pad)
     source = request.streamed or request.source
     return plan_source(source, output, mixture, options, allow_problems=allow_problems)
 
 
-def _mixture_of(request: CookRequest, wanted: WantedFile) -> Mixture:
-    """Find the mixture of a file: the one that is wanted, or the best one of the size.
+def _mixture_of(request: CookRequest, wanted: WantedFile) -> tuple[Mixture, PadChoice | None]:
+    """Find the mixture of a file, the one that is wanted or the best one of the size, and its padding.
 
     raises  what `size_mixture` does
     """
     if wanted.mixture is not None:
-        return wanted.mixture
-    sized = size_mixture(
-        lambda mixture: _plan(
-            request, mixture, request.output(wanted), request.calibration, allow_problems=True
-        ),
+        return wanted.mixture, "auto"
+    output, calibration = request.output(wanted), request.calibration
+
+    def planner_of(pad: PadChoice | None) -> Planner:
+        return lambda mixture: _plan(request, mixture, output, calibration, pad=pad, allow_problems=True)
+
+    sized, pad = size_padded(
+        planner_of,
         SizeRequest(read_sensitivities(request.losses), size=wanted.size, calibrated=request.calibrate),
+        None,
     )
-    return sized.mixture
+    return sized.mixture, pad
 
 
 def _stand_in(

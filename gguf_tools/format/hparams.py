@@ -99,6 +99,7 @@ class HParams:
     expert_used_count: Size = _key(keys.EXPERT_USED_COUNT)
     expert_shared_count: Size = _key(keys.EXPERT_SHARED_COUNT)
     expert_feed_forward_length: Size = _key(keys.EXPERT_FEED_FORWARD_LENGTH)
+    expert_shared_feed_forward_length: Size = _key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH)
     expert_group_count: Size = _key(keys.EXPERT_GROUP_COUNT)
     expert_group_used_count: Size = _key(keys.EXPERT_GROUP_USED_COUNT)
     expert_gating_func: Size = _key(keys.EXPERT_GATING_FUNC)
@@ -120,6 +121,14 @@ class HParams:
     q_lora_rank: Size = _key(keys.Q_LORA_RANK)
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK)
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS)
+
+    recurrent_layers: tuple[bool, ...] | None = _key(keys.RECURRENT_LAYERS)
+    full_attention_interval: Size = _key(keys.FULL_ATTENTION_INTERVAL)
+    ssm_conv_kernel: Size = _key(keys.SSM_CONV_KERNEL)
+    ssm_state_size: Size = _key(keys.SSM_STATE_SIZE)
+    ssm_group_count: Size = _key(keys.SSM_GROUP_COUNT)
+    ssm_time_step_rank: Size = _key(keys.SSM_TIME_STEP_RANK)
+    ssm_inner_size: Size = _key(keys.SSM_INNER_SIZE)
 
     output_group_count: Size = _key(keys.OUTPUT_GROUP_COUNT)
     output_lora_rank: Size = _key(keys.OUTPUT_LORA_RANK)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, known_hparams
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.mla_layout.layouts import ARCHITECTURE, HeadSizes, tensor_name
 from quantize.mla_layout.moves import JoinedHeads, key_half, key_rows, value_half
+from quantize.padding.padding import padding_like
 from quantize.roles import MLALayout, Role, layer_of
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
@@ -106,9 +108,17 @@ def open_audit_base(
     with ExitStack() as opened:
         if isinstance(path, StreamedFolder) or Path(path).is_dir():
             checkpoint = opened.enter_context(Checkpoint(path, allow_pickle=allow_pickle))
-            yield _of_folder(checkpoint, file, isinstance(path, StreamedFolder))
+            yield _in_sizes_of(file, _of_folder(checkpoint, file, isinstance(path, StreamedFolder)))
         else:
-            yield _of_file(opened.enter_context(open_gguf(path)), Path(path))
+            yield _in_sizes_of(file, _of_file(opened.enter_context(open_gguf(path)), Path(path)))
+
+
+def _in_sizes_of(file: GGUFSource, base: AuditBase) -> AuditBase:
+    """Give the base the sizes of a file that is padded, or that is not and the base is."""
+    infos = [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in base.tensors.items()]
+    padding = padding_like(base.metadata, infos, file.metadata)
+    tensors, others = padding.tensors(base.tensors), padding.tensors(base.others)
+    return replace(base, tensors=tensors, others=others, metadata=padding.metadata(base.metadata))
 
 
 def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> AuditBase:

@@ -57,6 +57,7 @@ from gguf_tools.format.reader import GGUFFile
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
 from gguf_tools.text import shown
 from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
+from quantize.importances.resized import ResizedImportance
 
 
 class OpenFile:
@@ -162,6 +163,8 @@ def stored_inputs(entries: Iterable[ImportanceEntry]) -> tuple[InputFile, ...]:
     """Return the files in which entries are stored, by which a run notices that one is overwritten."""
     places: dict[OpenFile, dict[str, tuple[int, int]]] = {}
     for entry in entries:
+        if isinstance(entry, ResizedImportance):
+            entry = entry.stored
         if isinstance(entry, StoredImportance):
             file, name, place = entry.place()
             places.setdefault(file, {})[f"the values of {name}"] = place

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     RULE_WITHOUT_EFFECT = "rule without effect"
     RULE_SHADOWED = "rule shadowed"
     FALLBACK = "fallback"
+    PADDING = "padding"
     NO_DATA = "no importances"
     BORROWED_DATA = "borrowed importances"
     SHARED_DATA = "shared importances"

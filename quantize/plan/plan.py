@@ -77,6 +77,7 @@ class Plan:
     findings   what a user should know: rules without effect, fallbacks, importances borrowed or missing; a
                plan with one that stops can't be run
     weighed    the importances of each tensor that has an `entry`, fitted to its rows
+    n_zeros    weights of the output that are padding and not the model's
     """
 
     file_type: str
@@ -84,6 +85,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     weighed: Mapping[str, ResolvedImportance] = field(default_factory=dict, compare=False, repr=False)
+    n_zeros: int = 0
 
     def __repr__(self) -> str:
         return f"<Plan {self.file_type}: {len(self.tensors)} tensors, {self.total_bytes:,} bytes>"
@@ -119,7 +121,7 @@ class Plan:
 
     @property
     def bits_per_weight(self) -> float:
-        n_elems = sum(info.n_elems for info in self.infos)
+        n_elems = sum(info.n_elems for info in self.infos) - self.n_zeros
         return 8 * self.total_bytes / n_elems if n_elems else 0.0
 
     def to_json(self, total_bytes: int | None = None) -> dict[str, Any]:

@@ -10,8 +10,10 @@ model. Choosing types under a budget takes the numbers alone, so they are kept i
                                            "damage": {"Q2_K": 0.0061, "Q4_K": 0.0004},
                                            "ratio": 0.41}}}
 
-`shape` has rows first, as everywhere. `damage` is for stock encoding. `ratio` is the share of it that
-calibrated encoding leaves; it hardly depends on the type. A tensor without it has 1.
+`shape` has rows first, as everywhere. It is that of the model: of a padded file, the one without padding.
+`damage` is for stock encoding. `padded`, which few tensors have, is the same at types that the rows fit when
+zeros make them a multiple of 256. `ratio` is the share of it that calibrated encoding leaves; it hardly
+depends on the type. A tensor without it has 1.
 """
 
 from __future__ import annotations
@@ -40,11 +42,32 @@ class TensorSensitivity:
     shape   rows first
     by_type  type name -> nats per token that stock encoding adds
     ratio   share of the sensitivity that calibrated encoding leaves, 0 to 1
+    padded  the same as by_type for types that fit the rows only when they are padded
     """
 
     shape: tuple[int, ...]
     by_type: Mapping[str, float]
     ratio: float = 1.0
+    padded: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], by_type: Mapping[str, float], ratio: float = 1.0
+    ) -> TensorSensitivity:
+        """Tell the types that fit rows of `shape` from those that fit padded ones."""
+        fit = {name: value for name, value in by_type.items() if shape[-1] % by_name(name).block_elems == 0}
+        padded = {name: value for name, value in by_type.items() if name not in fit}
+        return cls(shape, fit, ratio, padded)
+
+    def to_json(self) -> dict[str, Any]:
+        padded = {"padded": dict(self.padded)} if self.padded else {}
+        return {"shape": list(self.shape), "damage": dict(self.by_type), **padded, "ratio": self.ratio}
+
+    def in_shape(self, shape: tuple[int, ...]) -> TensorSensitivity:
+        """These for the tensor in the shape that a file has, which may be padded."""
+        if shape[-1] == self.shape[-1]:
+            return replace(self, shape=shape)
+        return TensorSensitivity(shape, {**self.by_type, **self.padded}, self.ratio)
 
 
 @dataclass(frozen=True)
@@ -68,8 +91,7 @@ class Sensitivities:
             "model": dict(self.model),
             "text": dict(self.text),
             "tensors": {
-                name: {"shape": list(each.shape), "damage": dict(each.by_type), "ratio": each.ratio}
-                for name, each in self.tensors.items()
+                name: each.to_json() for name, each in self.tensors.items()
             },
         }
 
@@ -85,11 +107,12 @@ class Sensitivities:
             each = self.tensors.get(name)
             if each is None or type_ in ("F32", "F16", "BF16"):
                 continue
-            if type_ not in each.by_type:
+            known = {**each.by_type, **each.padded}
+            if type_ not in known:
                 raise BadRequest(
-                    f"{name}: the losses have no {type_}, only {', '.join(each.by_type)}; measure them again"
+                    f"{name}: the losses have no {type_}, only {', '.join(known)}; measure them again"
                 )
-            total += each.by_type[type_] * (each.ratio if calibrated else 1.0)
+            total += known[type_] * (each.ratio if calibrated else 1.0)
         return total
 
     def fitted_to(self, tensors: Iterable[TensorInfo]) -> Sensitivities:
@@ -161,17 +184,19 @@ def _read_tensor(where: str, entry: Any) -> TensorSensitivity:
     shape, by_type = entry.get("shape"), entry.get("damage")
     if not isinstance(shape, list) or not shape or not all(type(n) is int and n > 0 for n in shape):
         raise FormatError(f"{where}: shape is {shape!r}, expected a list of sizes, rows first")
-    if not isinstance(by_type, dict) or not by_type:
+    if not isinstance(by_type, dict) or not (by_type or entry.get("padded")):
         raise FormatError(f"{where}: damage is {by_type!r}, expected a number for at least one type")
-    for type_, value in by_type.items():
+    padded = entry.get("padded", {})
+    if not isinstance(padded, dict):
+        raise FormatError(f"{where}: padded is {padded!r:.60}, expected a number for each type")
+    for type_, value in (*by_type.items(), *padded.items()):
         _check_number(f"{where}: damage of {type_}", value)
-        if shape[-1] % by_name(type_).block_elems:
+        if (shape[-1] % by_name(type_).block_elems != 0) != (type_ in padded):
             raise FormatError(f"{where}: damage of {type_}, whose blocks do not divide rows of {shape[-1]}")
     ratio = entry.get("ratio", 1.0)
     _check_number(f"{where}: ratio", ratio)
-    return TensorSensitivity(
-        tuple(shape), {type_: float(value) for type_, value in by_type.items()}, float(ratio)
-    )
+    fit, more = ({type_: float(value) for type_, value in each.items()} for each in (by_type, padded))
+    return TensorSensitivity(tuple(shape), fit, float(ratio), more)
 
 
 def _check_number(where: str, value: Any) -> None:

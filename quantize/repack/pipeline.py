@@ -246,7 +246,8 @@ def prepare(source: GGUFSet, output: Path, options: RepackOptions | None = None)
     plan = Plan("undo" if options.undo else "repack", tuple(map(_tensor_plan, regroupings.tensors)))
     parts = parts_of(source, ((info, info.name) for info in plan.infos), keep_split=options.keep_split)
     outputs = lay_out(output, metadata, parts, source.endian)
-    return RepackChange(source.path, regroupings, Preparation(plan, outputs, source_bytes(plan)))
+    n_bytes = source_bytes(plan, source.tensors.values())
+    return RepackChange(source.path, regroupings, Preparation(plan, outputs, n_bytes))
 
 
 def _tensor_plan(each: Regrouping) -> TensorPlan:

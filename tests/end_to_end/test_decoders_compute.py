@@ -17,6 +17,10 @@ pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
+LIMIT = {"qwen35": 5e-5, "qwen35-ungrouped": 5e-5, "qwen35moe": 5e-5, "qwen3next": 5e-5}
+"""Largest difference, over the largest logit (1e-5 otherwise): norms of what delta nets read magnify what is
+rounded. transformers in float64 is as far from each of the two."""
+
 IDS = np.random.RandomState(0).randint(3, 550, 60).tolist()
 
 
@@ -27,7 +31,7 @@ def test_logits(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(torch.tensor([IDS])).logits[0].numpy()
     with oracle.Model(tmp_path / "out.gguf") as file:
-        assert np.abs(file.logits(IDS) - expected).max() < 1e-5 * np.abs(expected).max()
+        assert np.abs(file.logits(IDS) - expected).max() < LIMIT.get(name, 1e-5) * np.abs(expected).max()
 
 
 def test_minimax_s_tokenizer_has_its_own_name(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ YARN_BETA_FAST = {"kimi-k2-thinking": 1.0}
 ALLOWED = {"glm-5": 0.01}
 """Models whose choice of positions depends on rounding, as llama.cpp rounds -> how far sums may be off."""
 
-QUICK = ("glm-5", "minimax-m2")
+QUICK = ("glm-5", "minimax-m2", "qwen3.5-moe")
 """Models that every run of the suite computes: one of each kind of attention."""
 
 MODELS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]

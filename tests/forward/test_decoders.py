@@ -18,6 +18,7 @@ from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import forward.layers.attention.delta_net as delta_net  # noqa: E402
 import forward.layers.attention.gqa as gqa  # noqa: E402
 from tests.forward.test_differentiate import WeightGradients, differentiate, directions  # noqa: E402
 
@@ -66,10 +67,8 @@ def test_queries_in_blocks_see_the_same(name: str, tmp_path: Path, monkeypatch: 
     assert relative_error(logits, expected) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral-window"]
-)
-def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+def differentiated(name: str, tmp_path: Path) -> tuple[Any, WeightGradients]:
+    """Compare gradients at the embeddings; return the model of transformers, and ours of weights."""
     original: Any = decoder_model(name, tmp_path / name).requires_grad_()
     kept: list[Any] = []
     original.model.layers[-1].register_forward_hook(
@@ -83,12 +82,45 @@ def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> Non
     with open_model(tmp_path / name) as model:
         found = differentiate(model, observer)
     assert relative_error(found, embeddings.grad.numpy()) < 1e-4
+    return original, observer
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral-window"]
+)
+def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    original, observer = differentiated(name, tmp_path)
     attention = original.model.layers[1].self_attn
     for part, ours in (("q_proj", "attn_q"), ("v_proj", "attn_v"), ("o_proj", "attn_output")):
         if name == "mistral-window" and ours == "attn_q":
             continue  # its rows stand elsewhere in the file
         expected = getattr(attention, part).weight.grad.numpy()
         assert relative_error(observer.of(f"blk.1.{ours}.weight"), expected) < 1e-4, ours
+
+
+@pytest.mark.parametrize("name", ["qwen35-ungrouped", "qwen35moe", "qwen3next"])
+def test_gradients_of_delta_nets_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    original, observer = differentiated(name, tmp_path)
+    net, attention = original.model.layers[1].linear_attn, original.model.layers[3].self_attn
+    pairs = {"blk.3.attn_q": attention.q_proj, "blk.3.attn_output": attention.o_proj}
+    if name == "qwen35-ungrouped":  # rows and columns of the others stand elsewhere in the file
+        pairs |= {"blk.1.attn_qkv": net.in_proj_qkv, "blk.1.attn_gate": net.in_proj_z}
+        pairs |= {"blk.1.ssm_alpha": net.in_proj_a, "blk.1.ssm_beta": net.in_proj_b}
+    if name == "qwen3next":
+        pairs |= {"blk.1.ssm_ba": net.in_proj_ba}
+    if name != "qwen35moe":
+        pairs |= {"blk.1.ssm_out": net.out_proj}
+    for ours, linear in pairs.items():
+        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+
+
+def test_blocks_of_a_delta_net_hand_on_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_model("qwen35", tmp_path / "m")
+    with open_model(tmp_path / "m") as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+        monkeypatch.setattr(delta_net, "_BLOCK", 7)
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-5
 
 
 def test_a_file_with_impossible_sizes_is_refused(tmp_path: Path) -> None:

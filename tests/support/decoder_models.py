@@ -15,6 +15,14 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
 
+_DELTA_NET: dict[str, Any] = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+_QWEN_EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}  # fmt: skip
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -54,6 +62,10 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
+    "qwen3next": ("Qwen3Next", {**_DELTA_NET, **_QWEN_EXPERTS, "norm_topk_prob": True}),
+    "qwen35": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 6}),
+    "qwen35-ungrouped": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen35moe": ("Qwen3_5Moe", {**_DELTA_NET, **_QWEN_EXPERTS}),
 }  # fmt: skip
 """Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
 
@@ -88,17 +100,20 @@ def decoder_model(name: str, folder: Path) -> Any:
 
     kind, changes = {**MODELS, **OUR_MODELS}[name]
     torch.manual_seed(len(name))
-    config = getattr(transformers, f"{kind}Config")(**{**_SIZES, **changes})
+    text = "Text" if hasattr(transformers, f"{kind}TextConfig") else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**{**_SIZES, **changes})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for parameter_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "bias" in parameter_name:
                 tensor.normal_(0, 0.3)
+            elif parameter_name.endswith("A_log"):
+                tensor.uniform_(-1, 0.5)
             elif tensor.dim() > 1 or "sinks" in parameter_name:
                 tensor.normal_(0, 0.12)
             elif "norm" in parameter_name:
-                tensor.normal_(1, 0.2)
+                tensor.normal_(float(tensor.mean()), 0.2)
     model.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(GOLDEN / "gpt-oss" / file, folder / file)

@@ -6,6 +6,7 @@ tokenizer of a recorded model.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,18 @@ _DENSE: Config = {key: value for key, value in _LATENT.items() if key not in _AB
 _KIMI: Config = {"vocab_size": 812, "bos_token_id": 556, "eos_token_id": 558, "pad_token_id": 811}
 _GLM: Config = {"vocab_size": 640, "bos_token_id": None, "eos_token_id": [556, 563, 565], "pad_token_id": 556,
                 "rms_norm_eps": 1e-5}  # fmt: skip
+_DELTA_NET: Config = {
+    **_COMMON, "vocab_size": 640, "bos_token_id": None, "eos_token_id": 538, "num_hidden_layers": 4,
+    "head_dim": 32, "num_key_value_heads": 2, "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "intermediate_size": 96,
+}  # fmt: skip
+_QWEN_EXPERTS: Config = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+_MROPE = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
+          "mrope_interleaved": True, "mrope_section": [2, 1, 1]}  # fmt: skip
 _YARN = {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
          "original_max_position_embeddings": 4096, "type": "yarn"}  # fmt: skip
 _PACKED = {
@@ -67,6 +80,7 @@ class Published:
     around     the rest of a config.json whose text_config is `config`; None: `config` is all of it
     prefix     of all names
     extra      name and shape of tensors that have no prefix
+    cutting    pre-tokenizer that takes the place of the recorded one's; "" for none
     """
 
     config: Config
@@ -76,6 +90,7 @@ class Published:
     around: Config | None = None
     prefix: str = ""
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cutting: str = ""
 
 
 def _mlp(prefix: str, width: int, hidden: int, names: tuple[str, str, str]) -> Shapes:
@@ -184,6 +199,75 @@ def decoder(config: Config) -> Shapes:
             yield from _mtp(prefix, hidden)
 
 
+def delta_net(config: Config) -> Shapes:
+    """Yield the tensors of a Qwen3-Next or a Qwen 3.5, with experts or without, and of its MTP layer."""
+    yield from _ends(config)
+    hidden, keys = config["hidden_size"], config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    heads = config["linear_num_value_heads"]
+    values = heads * config["linear_value_head_dim"]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        net = f"{prefix}.linear_attn"
+        if (layer + 1) % config["full_attention_interval"] == 0:
+            yield from _gated_layer(prefix, config)
+            continue
+        if config["model_type"] == "qwen3_next":
+            yield f"{net}.in_proj_qkvz.weight", (2 * keys + 2 * values, hidden)
+            yield f"{net}.in_proj_ba.weight", (2 * heads, hidden)
+        else:
+            yield f"{net}.in_proj_qkv.weight", (2 * keys + values, hidden)
+            yield f"{net}.in_proj_z.weight", (values, hidden)
+            yield f"{net}.in_proj_b.weight", (heads, hidden)
+            yield f"{net}.in_proj_a.weight", (heads, hidden)
+        yield f"{net}.conv1d.weight", (2 * keys + values, 1, config["linear_conv_kernel_dim"])
+        yield f"{net}.dt_bias", (heads,)
+        yield f"{net}.A_log", (heads,)
+        yield f"{net}.norm.weight", (config["linear_value_head_dim"],)
+        yield f"{net}.out_proj.weight", (hidden, values)
+        yield from _after_attention(prefix, config)
+    yield "mtp.fc.weight", (hidden, 2 * hidden)
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        yield f"mtp.{norm}.weight", (hidden,)
+    yield from _gated_layer("mtp.layers.0", config)
+
+
+def _gated_layer(prefix: str, config: Config) -> Shapes:
+    """Yield the tensors of a layer whose queries have a gate beside them."""
+    hidden, cols = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * cols, config["num_key_value_heads"] * cols
+    for part, shape in (
+        ("q_proj", (2 * queries, hidden)), ("k_proj", (keys, hidden)), ("v_proj", (keys, hidden)),
+        ("o_proj", (hidden, queries)), ("q_norm", (cols,)), ("k_norm", (cols,)),
+    ):  # fmt: skip
+        yield f"{prefix}.self_attn.{part}.weight", shape
+    yield from _after_attention(prefix, config)
+
+
+def _after_attention(prefix: str, config: Config) -> Shapes:
+    """Yield the norms of a layer, and its dense block or its experts, stacked or one by one."""
+    hidden, mlp = config["hidden_size"], f"{prefix}.mlp"
+    yield f"{prefix}.input_layernorm.weight", (hidden,)
+    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+    if "num_experts" not in config:
+        yield from _mlp(mlp, config["intermediate_size"], hidden, _PROJ)
+        return
+    n_experts, width = config["num_experts"], config["moe_intermediate_size"]
+    yield f"{mlp}.gate.weight", (n_experts, hidden)
+    if config["model_type"] == "qwen3_next":
+        for expert in range(n_experts):
+            yield from _mlp(f"{mlp}.experts.{expert}", width, hidden, _PROJ)
+    else:
+        yield f"{mlp}.experts.gate_up_proj", (n_experts, 2 * width, hidden)
+        yield f"{mlp}.experts.down_proj", (n_experts, hidden, width)
+    yield from _mlp(f"{mlp}.shared_expert", config["shared_expert_intermediate_size"], hidden, _PROJ)
+    yield f"{mlp}.shared_expert_gate.weight", (1, hidden)
+
+
+def _beside_vision(tensors: Tensors) -> Tensors:
+    """Return the tensors under the names that they have in a model with a vision part, as in Qwen 3.5."""
+    return {name.replace("model.", "model.language_model."): weight for name, weight in tensors.items()}
+
+
 def _with_int4_experts(tensors: Tensors) -> Tensors:
     """Return the tensors with routed experts as int4 in groups of 32 columns, as in Kimi K2-Thinking."""
     packed: Tensors = {}
@@ -258,6 +342,30 @@ PUBLISHED: Mapping[str, Published] = {
          "rms_norm_eps": 1e-6},
         decoder, "gpt-oss",
     ),
+    "qwen3-next": Published(
+        {**_DELTA_NET, **_QWEN_EXPERTS, "architectures": ["Qwen3NextForCausalLM"],
+         "model_type": "qwen3_next", "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+         "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True},
+        delta_net, "qwen3moe",
+    ),
+    "qwen3.5": Published(
+        {**_DELTA_NET, "model_type": "qwen3_5_text", "num_hidden_layers": 8, "linear_num_value_heads": 6,
+         "rope_parameters": _MROPE, "mtp_num_hidden_layers": 1, "attn_output_gate": True},
+        delta_net, "qwen3moe", _beside_vision,
+        around={"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+                "vision_config": {"model_type": "qwen3_5"}, "tie_word_embeddings": False},
+        extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
+    ),
+    "qwen3.5-moe": Published(
+        {**{key: value for key, value in _DELTA_NET.items() if key != "intermediate_size"}, **_QWEN_EXPERTS,
+         "model_type": "qwen3_5_moe_text", "rope_parameters": _MROPE,
+         "mtp_num_hidden_layers": 1, "attn_output_gate": True,
+         "layer_types": [*["linear_attention"] * 3, "full_attention"]},
+        delta_net, "qwen3moe", _beside_vision,
+        around={"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+                "vision_config": {"model_type": "qwen3_5_moe"}, "tie_word_embeddings": False},
+        extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
+    ),
     "mistral": Published(
         {**_COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32,
          "num_key_value_heads": 2, "sliding_window": None, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
@@ -285,4 +393,21 @@ def write(name: str, folder: Path) -> Path:
     for path in (MODELS / model.tokenizer).iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             shutil.copy(path, folder / path.name)
+    if model.cutting:
+        _cut_as(model.cutting, folder / "tokenizer.json")
     return folder
+
+
+def _cut_as(name: str, path: Path) -> None:
+    """Have a tokenizer.json cut text as the model does that `name` is known from."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    split = next(part for part in content["pre_tokenizer"]["pretokenizers"] if part["type"] == "Split")
+    split["pattern"] = {"Regex": CUTS[name]}
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+CUTS = {
+    "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+"""Expressions of published tokenizers whose vocabulary is that of an older one."""

@@ -131,7 +131,7 @@ def decoder_fields(read: ConfigReader, *, theta: float = 10000.0) -> dict[str, A
         "architecture": read.raw["architectures"][0],
         "vocab_size": read.size("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": read.size("intermediate_size"),
+        "intermediate_size": read.size("intermediate_size", least=0),
         "num_hidden_layers": read.size("num_hidden_layers", most=MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,

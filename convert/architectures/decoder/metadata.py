@@ -47,7 +47,7 @@ GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATI
 SIZES: tuple[Key, ...] = (
     Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
     Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
-    Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
+    Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size or None),
     Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
 )
 """Sizes that have the same names in every family's configuration."""

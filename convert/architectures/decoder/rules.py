@@ -9,11 +9,12 @@ whether MTP layers are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
+from convert.architectures.rules import Arrange, Drop, HeadRows, Output, Rule, Where, renamed, stacked
+from convert.weights.base import Weight
 from gguf_tools.errors import BadRequest
 
 
@@ -90,12 +91,15 @@ def in_layer(where: Where, name: str, source: str, sizes: str, arrange: Arrange 
     return one(where, f"blk.{{layer}}.{name}", f"model.layers.{{layer}}.{source}", sizes, arrange)
 
 
-def ends() -> tuple[Rule, ...]:
-    """Return the rules of what stands before and after the layers; a tied model may have lm_head or not."""
+def ends(norm: Arrange = renamed) -> tuple[Rule, ...]:
+    """Return the rules of what stands before and after the layers; a tied model may have lm_head or not.
+
+    norm  arranges the norm before the output matrix
+    """
     output = Output("output.weight", "lm_head.weight", "vocab_size hidden_size")
     return (
         one(once, "token_embd.weight", "model.embed_tokens.weight", "vocab_size hidden_size"),
-        one(once, "output_norm.weight", "model.norm.weight", "hidden_size"),
+        one(once, "output_norm.weight", "model.norm.weight", "hidden_size", norm),
         Rule(untied, (output,)),
         Rule(tied, (output,), optional=True),
     )
@@ -160,13 +164,50 @@ def expert_stacks(where: Where, prefix: str, down: str, gate: str, up: str, orde
     ))  # fmt: skip
 
 
-def shared_experts(where: Where) -> tuple[Rule, ...]:
+_STACK = "model.layers.{layer}.mlp.experts"
+"""Beginning of the names of stacked experts, as transformers 5 may save them."""
+
+
+def expert_weights(where: Where) -> tuple[Rule, ...]:
+    """Return the rules of experts as Qwen has them, which are stored one by one or in two stacks."""
+    one_by_one = expert_stacks(
+        where, "mlp.experts.{expert}", "down_proj", "gate_proj", "up_proj", order="down gate up"
+    )
+    stacked_sizes = "num_experts gate_up_rows hidden_size"
     return (
-        in_layer(where, "ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight",
+        replace(one_by_one, unless=f"{_STACK}.gate_up_proj"),
+        Rule(where, (
+            Output("blk.{layer}.ffn_gate_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, _gates),
+            Output("blk.{layer}.ffn_up_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, _ups),
+        ), when=f"{_STACK}.gate_up_proj"),
+        Rule(where, (
+            Output("blk.{layer}.ffn_down_exps.weight", f"{_STACK}.down_proj",
+                   "num_experts hidden_size moe_intermediate_size"),
+        ), when=f"{_STACK}.gate_up_proj"),
+    )  # fmt: skip
+
+
+def _gates(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:
+    """Return the first half of every expert's rows of gate_up_proj, (experts, width, hidden_size)."""
+    (weight,) = weights
+    n_experts, n_rows, n_cols = weight.shape
+    return HeadRows(name, (n_experts, n_rows // 2, n_cols), weight, n_rows, 0, n_rows // 2)
+
+
+def _ups(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:
+    """Return the second half of every expert's rows of gate_up_proj."""
+    gates = _gates(name, weights, config)
+    return replace(gates, first=gates.count)
+
+
+def shared_experts(where: Where, called: str = "shared_experts") -> tuple[Rule, ...]:
+    """Return the rules of the experts that every token goes through, which are `called` so."""
+    return (
+        in_layer(where, "ffn_gate_shexp.weight", f"mlp.{called}.gate_proj.weight",
                  "shared_intermediate_size hidden_size"),
-        in_layer(where, "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight",
+        in_layer(where, "ffn_up_shexp.weight", f"mlp.{called}.up_proj.weight",
                  "shared_intermediate_size hidden_size"),
-        in_layer(where, "ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight",
+        in_layer(where, "ffn_down_shexp.weight", f"mlp.{called}.down_proj.weight",
                  "hidden_size shared_intermediate_size"),
     )  # fmt: skip
 

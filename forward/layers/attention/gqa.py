@@ -1,7 +1,8 @@
 """Attention with keys and values of its own, which several heads of queries may share.
 
 Queries and keys may be normed before they are rotated, per head or all heads together. A layer may see the
-last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no value.
+last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no value. It
+may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of its query.
 
 Queries go in blocks, which only see the keys up to their own end.
 """
@@ -34,6 +35,7 @@ class HeadSizes:
     head_dim             columns of a head
     rotated              columns of a head that are rotated, the first ones
     eps                  of all norms
+    gated                whether heads have gates
     """
 
     hidden: int
@@ -42,6 +44,7 @@ class HeadSizes:
     head_dim: int
     rotated: int
     eps: float
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class SharedKeyAttention:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
         sizes = self.sizes
         seen = n_tokens if self.window is None else min(n_tokens, self.window)
-        matrices = 2 * sizes.hidden * sizes.head_dim * (sizes.n_heads + sizes.n_kv_heads)
+        n_heads = 2 * (sizes.n_heads + sizes.n_kv_heads) + (sizes.n_heads if sizes.gated else 0)
+        matrices = sizes.hidden * sizes.head_dim * n_heads
         return matrices + sizes.n_heads * sizes.head_dim * seen
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
@@ -102,13 +106,17 @@ class SharedKeyAttention:
         dtype, sizes = self.output.weight.dtype, self.sizes
         x = self.norm(hidden).to(dtype)
         observer.rows((self.q.name, self.k.name, self.v.name), x)
-        query = _normed(self.q.heads(x, observer, sizes.n_heads), self.q_norm)
+        query = self.q.heads(x, observer, sizes.n_heads)
+        gate = query[..., sizes.head_dim :].flatten(1)
+        query = _normed(query[..., : sizes.head_dim], self.q_norm)
         key = _normed(self.k.heads(x, observer, sizes.n_kv_heads), self.k_norm)
         value = self.v.heads(x, observer, sizes.n_kv_heads)
         query, key = self._rotated(query).to(dtype), self._rotated(key).to(dtype)
         if self.half_cache:
             key, value = round_f16(key), round_f16(value)
         values = self._attend(query, key, value)
+        if sizes.gated:
+            values = values * torch.sigmoid(gate)
         observer.rows((self.output.name,), values)
         return self.output(values, observer).float()
 
@@ -209,7 +217,7 @@ def load_shared_key_attention(
         sizes=sizes,
         rotate=rotate,
         norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps),
-        q=projection("attn_q", q_rows, sizes.hidden),
+        q=projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
         k=projection("attn_k", kv_rows, sizes.hidden),
         v=projection("attn_v", kv_rows, sizes.hidden),
         output=projection("attn_output", sizes.hidden, q_rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import calibrate
 from gguf_cli.sensitivity import main
 from gguf_tools.errors import OutputError
 from gguf_tools.format.shards import open_gguf
+from quantize import quantize
 from quantize.formats import get_format
 from quantize.importances.weighting import ColumnWeights
 from quantize.plan.sensitivities import read_sensitivities
@@ -97,14 +99,16 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
 
     def expected(name: str, weights: np.ndarray, gradients: list[np.ndarray], type_: str) -> float:
         """Return the damage without regard to importances, which Q8_0 has none of."""
-        errors = stock_errors(weights, type_, None).astype(np.float64)
+        n_cols = weights.shape[1]
+        longer = np.pad(weights, ((0, 0), (0, -n_cols % 32)))
+        errors = stock_errors(longer, type_, None)[:, :n_cols].astype(np.float64)
         moved = [np.einsum("rc,rc->r", errors, gradient) for gradient in gradients]
         return 0.5 * float(np.sum(np.square(moved))) / CHUNKS.size
 
     def check(name: str, part: Any) -> None:
         weights = part(models[0]).detach().float().numpy()
         gradients = [part(model, "grad").double().numpy() for model in models]
-        found = losses.tensors[name].by_type["Q8_0"]
+        found = {**losses.tensors[name].by_type, **losses.tensors[name].padded}["Q8_0"]
         assert found == pytest.approx(expected(name, weights, gradients, "Q8_0"), rel=1e-4), name
 
     def of(path: str) -> Any:
@@ -122,16 +126,18 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     check("blk.0.attn_q_b.weight", of("model.layers.0.self_attn.q_b_proj.weight"))
     check("blk.0.ffn_down.weight", of("model.layers.0.mlp.down_proj.weight"))
     check("blk.1.ffn_up_shexp.weight", of(f"{layer}.mlp.shared_experts.up_proj.weight"))
-    # rows of 48 columns fit no type's blocks, so ffn_down_exps has no losses
-    assert "blk.1.ffn_down_exps.weight" not in losses.tensors
+    # rows of 48 columns fit no type's blocks, so ffn_down_exps has losses with padding alone
+    assert not losses.tensors["blk.1.ffn_down_exps.weight"].by_type
+    check("blk.1.ffn_down_exps.weight", stacked(f"{layer}.mlp.experts.down_proj", slice(None)))
     check("blk.1.ffn_gate_exps.weight", stacked(f"{layer}.mlp.experts.gate_up_proj", slice(0, 48)))
     check("blk.1.ffn_up_exps.weight", stacked(f"{layer}.mlp.experts.gate_up_proj", slice(48, 96)))
     with open_gguf(gguf) as file:
         for name, each in losses.tensors.items():
             assert each.shape == file.tensor(name).shape
-            assert set(each.by_type) == set(TYPES)
-            assert each.by_type["Q8_0"] < each.by_type["IQ4_NL"]
-            assert each.by_type["Q8_0"] < each.by_type["Q4_0"]
+            damage = {**each.by_type, **each.padded}
+            assert set(damage) == set(TYPES)
+            assert damage["Q8_0"] < damage["IQ4_NL"]
+            assert damage["Q8_0"] < damage["Q4_0"]
     assert 0.7 < losses.tensors["output.weight"].by_type["Q4_0"] / _damage_of_output(models[0]) < 1.4
 
 
@@ -161,6 +167,24 @@ def test_embeddings_count_all_places_of_a_token_together(tmp_path: Path, text: P
     errors = stock_errors(weights, "Q8_0", None)
     total = 0.5 * sum(np.square((errors * gradient).sum(-1)).sum() for gradient in gradients)
     assert losses.tensors["token_embd.weight"].by_type["Q8_0"] == pytest.approx(total / CHUNKS.size, rel=1e-4)
+
+
+@pytest.mark.usefixtures("random_tokens")
+def test_a_padded_file_has_the_losses_of_the_model(tmp_path: Path, text: Path) -> None:
+    folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
+    plain = write_f32(folder, tmp_path / "model.gguf")
+    padded = quantize(plain, tmp_path / "padded.gguf", "F32", pad="256").paths[0]
+    types = replace(EVERYTHING, types=("Q2_K", "Q4_0", "IQ3_S", "Q8_0"))
+    of_plain = calibrate.sensitivity(plain, text, tmp_path / "a.json", types)
+    of_padded = calibrate.sensitivity(padded, text, tmp_path / "b.json", types)
+    assert of_plain.tensors.keys() == of_padded.tensors.keys()
+    down = of_plain.tensors["blk.1.ffn_down_exps.weight"]
+    assert (down.shape, set(down.padded)) == ((8, 96, 48), {"Q2_K", "Q4_0", "IQ3_S", "Q8_0"})
+    for name, each in of_plain.tensors.items():
+        other = of_padded.tensors[name]
+        assert other.shape == each.shape
+        assert dict(other.by_type) == pytest.approx(dict(each.by_type), rel=1e-4), name
+        assert dict(other.padded) == pytest.approx(dict(each.padded), rel=1e-4), name
 
 
 @pytest.mark.usefixtures("random_tokens")

@@ -14,7 +14,7 @@ import pytest
 
 import convert
 from convert.architectures.deepseek2.mistral_large3 import canonical_name as deepseek_name
-from convert.tokenizer.pretokenizers import find_known
+from convert.tokenizer.pretokenizers import KNOWN
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadTokenizer, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format.values import Kind
@@ -60,8 +60,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def tekken() -> dict[str, Any]:
-    known = find_known("tekken")
-    assert known is not None
+    known = next(known for known in KNOWN if known.name == "tekken")
     words = [bytes([byte]) for byte in range(256)] + [b"th", b"he", b"the", b" t", b" the"]
     words += [b"%c%c" % (97 + i // 26, 97 + i % 26) for i in range(100)]
     words = list(dict.fromkeys(words))[: VOCAB - 16]

@@ -84,7 +84,7 @@ def test_special_tokens(
 
 
 def test_where_ids_are_looked_for(tmp_path: Path) -> None:
-    """tokenizer_config.json, config.json, and for what is still open the other files."""
+    """tokenizer_config.json, config.json, and for ends that are still open the other files."""
     folder = put(
         tmp_path,
         tokenizer_json=small(),
@@ -92,10 +92,17 @@ def test_where_ids_are_looked_for(tmp_path: Path) -> None:
         special_tokens_map_json={"bos_token": "</s>", "unk_token": "a", "eos_token": "b"},
         generation_config_json={"bos_token_id": 3, "eos_token_id": [7, 2], "pad_token_id": 2},
     )
-    assert read(folder, bos_token_id=1).special.ids == {"bos": 6, "eos": 1, "unk": 0, "pad": 2}
-    assert read(folder, eos_token_id=4).special.ids == {"bos": 6, "eos": 4, "unk": 0, "pad": 2}
+    assert read(folder, bos_token_id=1).special.ids == {"bos": 6, "eos": 1, "pad": 2}
+    assert read(folder, eos_token_id=4).special.ids == {"bos": 6, "eos": 4, "pad": 2}
     (folder / "special_tokens_map.json").unlink()
     assert read(folder).special.ids == {"bos": 6, "pad": 2, "eos": 7}
+
+
+def test_an_unknown_token_that_is_no_added_one_is_left_out(tmp_path: Path) -> None:
+    """MiniMax-M2's is a word of the vocabulary; llama.cpp's converter writes no id for it."""
+    folder = put(tmp_path, tokenizer_json=small(), tokenizer_config_json={**BOTH_NAMED, "unk_token": "ab"})
+    assert read(folder).special.ids == {"bos": 6, "eos": 7}
+    assert read(folder, unk_token_id=4).special.ids == {"bos": 6, "eos": 7, "unk": 4}
 
 
 def test_an_id_that_is_no_token_is_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from convert.tokenizer.pretokenizers import find_known
+from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.vocab import TokenType
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
@@ -76,8 +76,7 @@ CONVERSATIONS: dict[str, tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any],
 @cache
 def library() -> Tokenizer:
     """Train a byte-level BPE on the templates; tokens of control come after the others."""
-    known = find_known(_PRE)
-    assert known is not None
+    known = next(known for known in KNOWN if known.name == _PRE)
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = known.build()
     tokenizer.decoder = ByteLevelDecoder()

@@ -1,0 +1,59 @@
+"""What the families with gated delta nets have in common: MTP layers, notes, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.base import Architecture
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.rules import INV_FREQ, check_mtp
+from convert.architectures.delta_net.config import DeltaNetConfig
+from convert.architectures.delta_net.metadata import METADATA
+from convert.architectures.delta_net.rules import DROP_MTP, DROP_VISION, MTP_PROJECTION, rules
+from convert.architectures.options import MTPOptions
+from convert.architectures.rules import Drop, OutputTensor, Rule
+from gguf_tools.format.ggml_types import F32, GGMLType
+
+
+def family(
+    *hf_names: str,
+    gguf_name: str,
+    read_config: Callable[[Mapping[str, Any], Path], DeltaNetConfig],
+    delta_nets: tuple[Rule, ...],
+    **differences: Any,
+) -> Architecture:
+    """Return a family whose delta nets have the rules `delta_nets`; `differences` as `decoder` takes them."""
+    return decoder(
+        *hf_names,
+        gguf_name=gguf_name,
+        read_config=read_config,
+        rules=rules(delta_nets),
+        metadata=METADATA,
+        options=MTPOptions,
+        check=check_mtp,
+        resolve_options=_resolve_options,
+        drops=_drops,
+        forced_type=_forced_type,
+        **differences,
+    )
+
+
+def _resolve_options(
+    config: DeltaNetConfig, options: MTPOptions, names: Container[str] | None
+) -> MTPOptions:
+    """Return the options with `mtp` decided: kept where the checkpoint has the layer."""
+    if options.mtp is not None or not config.num_nextn_predict_layers or names is None:
+        return options
+    return replace(options, mtp=MTP_PROJECTION in names)
+
+
+def _drops(config: DeltaNetConfig, options: MTPOptions) -> tuple[Drop, ...]:
+    return INV_FREQ, DROP_VISION, *((DROP_MTP,) if options.mtp is False else ())
+
+
+def _forced_type(tensor: OutputTensor) -> GGMLType | None:
+    """Return F32 for the kernels of convolutions, as llama.cpp's converter stores them."""
+    return F32 if tensor.name.endswith("ssm_conv1d.weight") else None

@@ -1,0 +1,65 @@
+"""Qwen 3.5 and its successors: delta nets with tiled heads of values; dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.decoder.rules import in_layer
+from convert.architectures.delta_net.arrange import tiled_behind_keys, tiled_columns, tiled_values
+from convert.architectures.delta_net.config import MROPE_SECTION, DeltaNetConfig, read_delta_net
+from convert.architectures.delta_net.family import family
+from convert.architectures.delta_net.rules import delta_net, linear_layers
+
+_DEFAULTS: Mapping[str, Any] = {
+    "max_position_embeddings": 32768, "num_key_value_heads": 4, "intermediate_size": 12288,
+}  # fmt: skip
+
+
+def read_qwen35(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> DeltaNetConfig:
+    """Return the configuration of a Qwen 3.5, with a family's `defaults`."""
+    config = read_delta_net(raw, path, defaults)
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    section = rope.get("mrope_section")
+    if section is None:
+        return replace(config, mrope_section=MROPE_SECTION)
+    read = ConfigReader(rope, path, prefix="rope_parameters.")
+    if not isinstance(section, list) or not 0 < len(section) <= 4 or not all(type(n) is int for n in section):
+        raise read.bad("mrope_section", "up to four whole numbers")
+    return replace(config, mrope_section=tuple(section), states_section=True)
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
+    """Return the configuration of a dense Qwen 3.5."""
+    return read_qwen35(raw, path, _DEFAULTS)
+
+
+DELTA_NETS = (
+    in_layer(linear_layers, "attn_qkv.weight", "linear_attn.in_proj_qkv.weight",
+             "convolved_rows hidden_size", tiled_behind_keys),
+    in_layer(linear_layers, "attn_gate.weight", "linear_attn.in_proj_z.weight", "value_rows hidden_size",
+             tiled_values),
+    in_layer(linear_layers, "ssm_beta.weight", "linear_attn.in_proj_b.weight",
+             "linear_num_value_heads hidden_size", tiled_values),
+    in_layer(linear_layers, "ssm_alpha.weight", "linear_attn.in_proj_a.weight",
+             "linear_num_value_heads hidden_size", tiled_values),
+    *delta_net(tiled_behind_keys, tiled_values, tiled_columns),
+)  # fmt: skip
+
+
+def canonical_name(name: str) -> str:
+    """Return the name without what says that a vision part stands beside the text part."""
+    return name.replace("model.language_model.", "model.", 1)
+
+
+ARCHITECTURE = family(
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5ForCausalLM",
+    gguf_name="qwen35",
+    read_config=read_config,
+    delta_nets=DELTA_NETS,
+    canonical_name=canonical_name,
+)

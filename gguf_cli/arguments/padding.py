@@ -1,0 +1,20 @@
+"""Argument of commands that may change the sizes of a model: --pad."""
+
+from __future__ import annotations
+
+import argparse
+
+from quantize.padding.padding import PAD_CHOICES
+
+_HELP = """\
+inner sizes that are no multiple of 256 get zeros at their end, so that K- and IQ-types fit. The model
+computes the same. auto: where types would fall back and the file gets better for its size; 256: wherever rows
+do not fit; off: no zeros, and those of a padded input are taken away (default: {default})"""
+
+
+def add_pad_argument(parser: argparse._ActionsContainer, default: str = "sizes stay as they are") -> None:
+    """Add --pad.
+
+    default  what happens without it, in a phrase
+    """
+    parser.add_argument("--pad", choices=PAD_CHOICES, help=" ".join(_HELP.format(default=default).split()))

@@ -1,0 +1,174 @@
+"""Which sizes to pad for the types that are asked for: a plan with and without each, and the better file.
+
+Padding costs bytes, and the types that fit the padded rows may be smaller or larger than those that they
+replace. Files of different sizes are compared as if one could be given the other's bytes. A type's error
+falls by a factor of 4 with each bit of a weight: over the types below, the logarithm of the error is a
+straight line of that slope. So of two plans the better one has the smaller sum of errors, times 4 to the
+power of its bits per weight. It does not know which tensors matter more. `quantize --size` does, and compares
+files by what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from gguf_tools.errors import BadRequest, PlanError
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
+from quantize.padding.padding import NO_PADDING, PadChoice, Padding, is_padded, paddings
+from quantize.plan.decide import TensorPlan
+from quantize.plan.fallback import without_interleaving
+from quantize.plan.plan import Plan
+
+TYPICAL_ERRORS: Mapping[str, float] = {
+    "Q1_0": 0.360, "IQ1_S": 0.237, "TQ1_0": 0.655, "IQ1_M": 0.205, "IQ1_KT": 0.140, "IQ2_XXS": 0.119,
+    "TQ2_0": 0.655, "IQ2_KT": 0.0860, "IQ2_KS": 0.0914, "Q2_0": 0.518, "IQ2_XS": 0.0903, "IQ2_K": 0.0737,
+    "IQ2_S": 0.0623, "Q2_K": 0.0724, "IQ2_KL": 0.0497, "IQ3_XXS": 0.0333, "IQ3_KT": 0.0231, "IQ3_KS": 0.0220,
+    "Q3_K": 0.0211, "IQ3_S": 0.0189, "IQ3_K": 0.0167, "IQ4_KSS": 0.00746, "IQ4_KT": 0.00733,
+    "IQ4_XS": 0.00574, "MXFP4": 0.0133, "IQ4_KS": 0.00510, "Q4_0": 0.00671, "Q4_K": 0.00503,
+    "IQ4_NL": 0.00564, "NVFP4": 0.00901, "IQ4_K": 0.00376, "Q4_1": 0.00491, "IQ5_KS": 0.00122,
+    "Q5_0": 0.00165, "Q5_K": 0.00126, "IQ5_K": 0.000903, "Q5_1": 0.00115, "Q6_0": 0.000391, "Q6_K": 0.000302,
+    "IQ6_K": 0.000202, "Q8_KV": 6.8e-5, "Q8_0": 2.8e-5, "Q8_K": 5.0e-5, "F16": 4e-8, "BF16": 2.7e-6,
+    "F32": 0.0,
+}  # fmt: skip
+"""Squared error that each type makes of normally distributed weights, over their squares; all columns weighed
+alike. `scripts/measure_odd_sizes.py errors` measures it anew."""
+
+Decide = Callable[[Metadata, Sequence[TensorInfo]], tuple[Plan, Metadata]]
+"""(metadata, tensors) -> the plan and the metadata of the file that they become."""
+
+
+@dataclass(frozen=True)
+class PaddedPlan:
+    """What a file becomes with some of its sizes changed.
+
+    plan, metadata  of the output
+    padding         what changes about the input
+    """
+
+    plan: Plan
+    metadata: Metadata
+    padding: Padding = NO_PADDING
+
+
+def decide_padded(
+    metadata: Metadata,
+    tensors: Sequence[TensorInfo],
+    choice: PadChoice | None,
+    decide: Decide,
+    path: str,
+) -> PaddedPlan:
+    """Decide the sizes of a file, its plan and its metadata.
+
+    choice  None: sizes stay as they are
+    path    of the input, for messages
+    raises  what `decide` raises; BadRequest, unless the choice is auto, for a model whose sizes can't change
+    """
+    if choice is None or (choice == "off" and not is_padded(metadata)):
+        return PaddedPlan(*decide(metadata, tensors))
+    try:
+        ways = paddings(metadata, tensors, path)
+    except BadRequest as error:
+        if choice != "auto":
+            raise
+        planned = PaddedPlan(*decide(metadata, tensors))
+        falls_back = any(tensor.fell_from is not None for tensor in planned.plan.tensors)
+        return _noted(planned, f"no size is padded: {error}") if falls_back else planned
+
+    def plan_of(way: Padding) -> PaddedPlan:
+        way.refuse(tensors, path)
+        return PaddedPlan(*decide(way.metadata(metadata), way.infos(tensors)), way)
+
+    if choice == "off":
+        return _noted(plan_of(ways[0]), f"padding is taken away: {ways[0]}")
+    if choice == "256":
+        chosen = plan_of(ways[-1])
+        found = [*_possible([ways[0]], plan_of), chosen]
+    else:
+        found = list(_possible(ways, plan_of)) or [plan_of(ways[0])]
+        n_real = {info.name: info.n_elems for info in ways[0].infos(tensors)}
+        chosen = min(found, key=lambda each: badness(each.plan, n_real))
+    return _compared(chosen, found)
+
+
+def _possible(ways: Iterable[Padding], planned: Callable[[Padding], PaddedPlan]) -> Iterator[PaddedPlan]:
+    """Yield the plans that can be made."""
+    for way in ways:
+        with suppress(PlanError):
+            yield planned(way)
+
+
+def badness(plan: Plan, n_real: Mapping[str, int]) -> float:
+    """Judge a plan: the logarithm of its error if it had no bits left over; less is better.
+
+    n_real  weights of each tensor without padding, by its name in the input
+    """
+    error = sum(typical_error(each.target_type) * n_real[each.source_name] for each in plan.tensors)
+    n_weights = sum(n_real[each.source_name] for each in plan.tensors)
+    bits = 8 * sum(info.n_bytes for info in plan.infos) / n_weights
+    return math.log(max(error, 1e-30)) + bits * math.log(4)
+
+
+def typical_error(type_: GGMLType) -> float:
+    """The squared error that a type makes of ordinary weights, over their squares; 0 for whole numbers."""
+    return TYPICAL_ERRORS.get(without_interleaving(type_).name, 0.0)
+
+
+# ---- what the user is told
+
+
+def _noted(planned: PaddedPlan, *notes: str) -> PaddedPlan:
+    return replace(planned, plan=replace(planned.plan, notes=(*planned.plan.notes, *notes)))
+
+
+def _compared(chosen: PaddedPlan, found: Sequence[PaddedPlan]) -> PaddedPlan:
+    """Say in the plan what padding does to it, beside the other plans that there are."""
+    plain = next((each for each in found if not each.padding.pads), None)
+    if not chosen.padding.pads:
+        others = [each for each in found if each.padding.pads]
+        notes = [f"{_what(each)} was tried and left: {_difference(chosen, each)}" for each in others]
+        return _noted(chosen, *notes)
+    note = _what(chosen)
+    if plain is not None:
+        note += f": {_difference(plain, chosen)}"
+        chosen = _with_reasons(chosen, plain.plan)
+    return _noted(chosen, note)
+
+
+def _what(planned: PaddedPlan) -> str:
+    padded = [each for each in planned.padding.changes if each.pads]
+    sizes = ", ".join(f"{each.key} {each.real_text} -> {each.after_text}" for each in padded)
+    return f"padding with zeros ({sizes})"
+
+
+def _difference(plain: PaddedPlan, padded: PaddedPlan) -> str:
+    """Say what bytes and types are, with padding and without."""
+    with_, without = padded.plan.total_bytes, plain.plan.total_bytes
+    before = {each.name: each.target_type for each in plain.plan.tensors}
+    moved = Counter(
+        (each.target_type.name, before[each.name].name)
+        for each in padded.plan.tensors
+        if before[each.name] != each.target_type
+    )
+    types = "".join(f"; {n} tensors {new} instead of {old}" for (new, old), n in moved.most_common())
+    share = f"{100 * (with_ / without - 1):+.2f} %"
+    return f"{with_:,} bytes of tensors with it, {without:,} without ({share}){types}"
+
+
+def _with_reasons(chosen: PaddedPlan, plain: Plan) -> PaddedPlan:
+    """Say of each tensor whose size changes what it is and would be."""
+    before = {each.name: each for each in plain.tensors}
+
+    def told(tensor: TensorPlan) -> TensorPlan:
+        old = before[tensor.name]
+        if old.shape == tensor.shape:
+            return tensor
+        shape = " x ".join(map(str, old.shape))
+        return replace(tensor, reason=f"{tensor.reason}; padded, {old.target_type} of {shape} without")
+
+    return replace(chosen, plan=replace(chosen.plan, tensors=tuple(map(told, chosen.plan.tensors))))

@@ -1,0 +1,186 @@
+"""What the sizes of a model become: a value that changes metadata, shapes and rows in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Literal, get_args
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
+from quantize.fill.sources import SourceSpec, SourceTensor
+from quantize.padding.inner_sizes import UNPADDED, InnerSize, inner_sizes
+from quantize.padding.resized import Resize, ResizedSources, resize_tensors
+
+PadChoice = Literal["auto", "256", "off"]
+"""auto: sizes for which the file gets better; 256: all that are no whole blocks; off: none, and sizes that
+are padded already lose their zeros."""
+
+PAD_CHOICES: tuple[PadChoice, ...] = get_args(PadChoice)
+
+
+@dataclass(frozen=True)
+class SizeChange:
+    """A size that becomes another one, or is padded and stays so.
+
+    key     the metadata key that gives it
+    before  what it holds in the input
+    after   what it will hold
+    real    what it would hold without padding
+    """
+
+    key: str
+    before: Value
+    after: Value
+    real: Value
+
+    @property
+    def pads(self) -> bool:
+        return self.after != self.real
+
+    @property
+    def real_text(self) -> str:
+        return _shown(self.real)
+
+    @property
+    def after_text(self) -> str:
+        return _shown(self.after)
+
+    def __str__(self) -> str:
+        return f"{self.key} {_shown(self.before)} -> {_shown(self.after)}"
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Sizes of a model that change.
+
+    changes  of sizes
+    resized  tensors that change, by their names in the input
+    """
+
+    changes: tuple[SizeChange, ...] = ()
+    resized: Mapping[str, Resize] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sizes: Iterable[InnerSize], values: Iterable[Value]) -> Padding:
+        """Give each size a value."""
+        pairs = list(zip(sizes, values, strict=True))
+        return cls(
+            tuple(SizeChange(size.key, size.value, value, size.real) for size, value in pairs),
+            {name: resize for size, value in pairs for name, resize in size.resized(value)},
+        )
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything changes."""
+        return bool(self.resized)
+
+    @property
+    def pads(self) -> bool:
+        """Whether the result has sizes that are padded."""
+        return any(change.pads for change in self.changes)
+
+    def metadata(self, metadata: Metadata) -> dict[str, Value]:
+        """Change the sizes in metadata, which say what they were before padding."""
+        changed = dict(metadata)
+        for change in self.changes:
+            changed[change.key] = change.after
+            changed.pop(UNPADDED + change.key, None)
+            if change.pads:
+                changed[UNPADDED + change.key] = change.real
+        return changed
+
+    def infos(self, infos: Iterable[TensorInfo]) -> list[TensorInfo]:
+        """Change the shapes of tensors."""
+        return [self.resized[info.name].info(info) if info.name in self.resized else info for info in infos]
+
+    def refuse(self, infos: Iterable[TensorInfo], path: str) -> None:
+        """Raise BadRequest for tensors of the input whose blocks can't be resized as they are stored."""
+        for info in infos:
+            if info.name in self.resized:
+                self.resized[info.name].refuse(info, path)
+
+    def tensors(self, tensors: Mapping[str, SourceTensor]) -> Mapping[str, SourceTensor]:
+        """Change tensors of the input, unread."""
+        return resize_tensors(tensors, self.resized) if self.is_needed else tensors
+
+    def spec(
+        self, spec: Callable[[Mapping[str, str]], SourceSpec]
+    ) -> Callable[[Mapping[str, str]], SourceSpec]:
+        """Let another process open the tensors in the same way."""
+        if not self.is_needed:
+            return spec
+        return lambda names: ResizedSources(spec(names), self.resized)
+
+    def __str__(self) -> str:
+        """The sizes that change, for people."""
+        return ", ".join(str(change) for change in self.changes if change.before != change.after)
+
+
+NO_PADDING = Padding()
+
+
+def is_padded(metadata: Metadata) -> bool:
+    """Whether a file says that sizes of its model are padded."""
+    return any(key.startswith(UNPADDED) for key in metadata)
+
+
+def paddings(metadata: Metadata, tensors: Iterable[TensorInfo], path: str) -> tuple[Padding, ...]:
+    """List what the sizes of a model can become: first all without padding, last all that can be padded.
+
+    raises  BadRequest as `inner_sizes`
+    """
+    sizes = inner_sizes(metadata, tensors, path)
+    ways = product(*(dict.fromkeys((size.real, size.aligned())) for size in sizes))
+    return tuple(Padding.of(sizes, values) for values in ways)
+
+
+def padded_sizes(metadata: Metadata) -> dict[str, tuple[str, str]]:
+    """List the sizes of a file that are padded: key -> (without padding, as it is), for people."""
+    keys = [key.removeprefix(UNPADDED) for key in metadata if key.startswith(UNPADDED)]
+    return {key: (_shown(metadata[UNPADDED + key]), _shown(metadata[key])) for key in keys if key in metadata}
+
+
+def count_weights(metadata: Metadata, tensors: Iterable[TensorInfo]) -> int:
+    """Count the weights of a file without those that are padding."""
+    infos = list(tensors)
+    if is_padded(metadata):
+        infos = possible_paddings(metadata, infos)[0].infos(infos)
+    return sum(info.n_elems for info in infos)
+
+
+def padding_like(metadata: Metadata, tensors: Iterable[TensorInfo], other: Metadata) -> Padding:
+    """The change that gives a model the sizes of another file of it; none where they are alike.
+
+    other  metadata of that file
+    """
+    if not is_padded(metadata) and not is_padded(other):
+        return NO_PADDING
+    try:
+        sizes = inner_sizes(metadata, tensors, "the model")
+    except BadRequest:
+        return NO_PADDING
+    values = (
+        other[size.key] if other.get(UNPADDED + size.key, other.get(size.key)) == size.real else size.value
+        for size in sizes
+    )
+    return Padding.of(sizes, values)
+
+
+def possible_paddings(metadata: Metadata, tensors: Iterable[TensorInfo]) -> tuple[Padding, Padding]:
+    """List what takes all padding of a model away, and what pads all sizes; nothing where that is unknown."""
+    try:
+        ways = paddings(metadata, tensors, "the model")
+    except BadRequest:
+        return NO_PADDING, NO_PADDING
+    return ways[0], ways[-1]
+
+
+def _shown(value: Value) -> str:
+    data = value.data
+    if not isinstance(data, tuple):
+        return str(data)
+    kinds = sorted(set(data))
+    return f"{kinds[0]} to {kinds[-1]}" if len(kinds) > 1 else str(kinds[0])
