@@ -113,8 +113,9 @@ def conditions_of(
             raise BadActivation(f"{name}: its input has NaN or infinity")
         if not statistics.n_rows:
             return statistics, held, None
+        damp = trust.input_damp(statistics.n_rows, len(statistics.own))
         try:
-            return statistics, held, Factor.of(statistics.own, trust.input_damp(statistics.n_rows, len(statistics.own)))
+            return statistics, held, Factor.of(statistics.own, damp)
         except BadMoments:
             return statistics, held, None
 
