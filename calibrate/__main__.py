@@ -1,6 +1,6 @@
-"""The command `sensitivity`, as `python -m calibrate`."""
+"""`python -m calibrate` is the command `sensitivity`."""
 
-from gguf_cli.sensitivity import main
+from gguf_tools.shadowing import run_command
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_command("gguf_cli.sensitivity", "python -m calibrate"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.methods import Method, find_method
+from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut, Text, read_text, tokenizer_keys
 from gguf_tools.format import keys
@@ -117,6 +118,17 @@ class CalibrationOptions:
         if not self._last or self._last[0][0] != asked:
             self._last[:] = [(asked, read_text(path, vocab, vocab_size, self.cut))]
         return self._last[0][1]
+
+
+class CalibrationChoices(CutChoices, ForwardChoices, total=False):
+    """The fields of CalibrationOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
+
+    cut: Cut
+    sequential: bool
+    method: str
+    embedding: bool
+    any_text: bool
+    forward: ForwardOptions
 
 
 def _state_of(path: Path) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """`python -m convert` is the command `convert-hf-to-gguf`."""
 
-from gguf_cli.convert import main
+from gguf_tools.shadowing import run_command
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(run_command("gguf_cli.convert", "python -m convert"))

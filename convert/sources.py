@@ -23,6 +23,7 @@ from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture
 from quantize.roles import MLALayout, Program
 from quantize.run import Run
+from quantize.run_options import QuantizeChoices
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class SourceOptions(QuantizeOptions):
 
     mla: MLALayout | None = None
     program: Program | None = None
+
+
+class SourceChoices(QuantizeChoices, total=False):
+    """The fields of SourceOptions and RunOptions as keyword arguments."""
+
+    mla: MLALayout | None
+    program: Program | None
 
 
 def plan_source(
@@ -69,6 +77,7 @@ def plan_source(
         mla=options.mla,
         program=options.program,
         pad=options.pad,
+        pad_hidden=options.pad_hidden,
     )
     return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
 

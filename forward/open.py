@@ -28,7 +28,7 @@ from forward.layers.load import Loader
 from forward.network import Network
 from forward.options import ForwardOptions
 from forward.text.tokens import tokenizer_keys
-from gguf_tools.errors import BadRequest, CheckpointError
+from gguf_tools.errors import BadRequest, MissingModel
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
@@ -110,7 +110,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelSource:
     if path.is_dir():
         return _open_folder(path)
     if not path.exists():
-        raise CheckpointError(f"{path}: no such file or folder")
+        raise MissingModel(f"{path}: no such file or folder")
     return _open_gguf(path)
 
 

@@ -1,6 +1,6 @@
-"""The command `gguf-tools`, as `python -m gguf_cli`."""
+"""`python -m gguf_cli` is the command `gguf-tools`."""
 
-from gguf_cli.main import main
+from gguf_tools.shadowing import run_command
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_command("gguf_cli.main", "python -m gguf_cli"))

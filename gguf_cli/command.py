@@ -337,7 +337,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
 
 def one_line(error: BaseException) -> str:
     """Write an error and its notes as one line, without anything that controls a terminal."""
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and not isinstance(error, ToolkitError) and error.strerror:
         name = error.filename if error.filename is not None else error.filename2
         reason = "is a folder, expected a file" if isinstance(error, IsADirectoryError) else error.strerror
         text = f"{os.fsdecode(name)}: {reason}" if isinstance(name, str | bytes) else reason

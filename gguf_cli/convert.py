@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -31,7 +30,6 @@ from gguf_cli.command import add_force
 from gguf_cli.completion import completes
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
-from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_line, quoted
 from quantize.plan.recipes import FILE_TYPES
 
@@ -171,7 +169,6 @@ class _Request:
     run       how to run
     stream    leave the weights of MODEL_DIR on the Hub
     dry_run   plan, and write nothing
-    force     replace outputs that are there already
     summary   leave the tensors out of the plan
     typed     the command line, for the card
     """
@@ -183,7 +180,6 @@ class _Request:
     run: RunOptions
     stream: bool
     dry_run: bool
-    force: bool
     json: bool
     summary: bool
     quiet: bool
@@ -211,10 +207,11 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
         args.outfile,
         options=tuple(replace(options, outtype=outtype) for outtype in args.outtype.split(",")),
         card=read_card(args),
-        run=RunOptions(args.threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler),
+        run=RunOptions(
+            args.threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler, force=args.force
+        ),
         stream=args.stream,
         dry_run=args.dry_run,
-        force=args.force,
         json=args.json,
         summary=args.summary,
         quiet=args.quiet,
@@ -250,12 +247,7 @@ def _convert(request: _Request) -> None:
                 if not request.json:
                     print(f"would write {', '.join(map(str, run.output_paths))}")
             return
-        outputs = [path for run in runs for path in run.output_paths]
-        # An output that --reuse names is to be replaced.
-        reused = set(map(os.path.realpath, request.run.reuse))
-        is_reused = any(os.path.realpath(path) in reused for path in outputs)
-        refuse_to_replace(outputs, force=request.force or is_reused)
-        refuse_foreign_cards(request.card, outputs)
+        refuse_foreign_cards(request.card, [path for run in runs for path in run.output_paths])
         with ProgressBar("converting", quiet=request.quiet) as bar:
             results = execute_together(runs, bar.shows(request.run))
     for result in results:
@@ -273,7 +265,7 @@ def _outcome(result: Result, request: _Request) -> Iterator[str]:
         yield json_line(result.to_json())
     elif request.quiet:
         return
-    elif request.options[0].vocab_only:
+    elif request.options[0].vocab_only and not result.is_found:
         yield from note_lines(result.preparation.plan)
         yield f"wrote {result.paths[0]}"
     else:
@@ -309,6 +301,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         provenance=not args.no_provenance,
         tensor_first_split=not args.no_tensor_first_split,
         pad=args.pad,
+        pad_hidden=args.pad_hidden,
     )
 
 

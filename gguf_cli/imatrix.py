@@ -21,6 +21,7 @@ from gguf_cli.parser import HelpFormatter, add_foreign_flags
 from gguf_cli.roof import called_by
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
+from gguf_tools.text import counted
 
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
@@ -337,7 +338,7 @@ def _collect(request: _CollectRequest) -> None:
     options = replace(request.options, earlier=[load(path) for path in request.earlier])
 
     def write(contents: ImportanceFile) -> None:
-        save(output, _in_layout(contents, request.layout, model), request.form)
+        save(output, _in_layout(contents, request.layout, model), request.form, force=True)
 
     replaces = output.exists()
     with CollectBar(request.every, write, quiet=quiet) as bar:
@@ -351,7 +352,8 @@ def _collect(request: _CollectRequest) -> None:
             print(line)
     contents = collected.importances
     older = ", in place of an older file" if replaces else ""
-    print(f"wrote {output}: {len(contents.entries)} entries, {contents.chunk_count} chunks{older}")
+    held = f"{counted(len(contents.entries), 'entry')}, {counted(contents.chunk_count, 'chunk')}"
+    print(f"wrote {output}: {held}{older}")
     notes = [*collected.notes, *not_held(contents, _form(output, request.form))]
     if request.layout == "split":
         notes += notes_on_groups(contents)
@@ -441,7 +443,7 @@ def _check(path: Path, model: str | None, recipe: str | None) -> int:
     for finding in findings:
         print(as_text(finding))
     n_errors = sum(finding.is_bad for finding in findings)
-    print(f"{path}: {n_errors} errors, {len(findings) - n_errors} warnings")
+    print(f"{path}: {counted(n_errors, 'error')}, {counted(len(findings) - n_errors, 'warning')}")
     return 1 if n_errors else 0
 
 
@@ -454,18 +456,16 @@ def _repair(path: Path, output: _NewFile, model: str | None) -> None:
     done = repair(contents, None if model is None else read_model(_headers_of(model)).facts.n_heads)
     for change in done.changes:
         print(change)
-    print(f"{len(done.changes)} changes")
+    print(counted(len(done.changes), "change"))
     _write(done.importances, output)
 
 
 def _write(contents: ImportanceFile, output: _NewFile) -> None:
     from imatrix.store import not_held, save
 
-    refuse_to_replace([output.path], force=output.force)
-
     chosen = _form(output.path, output.form)
-    save(output.path, contents, chosen)
-    print(f"wrote {output.path}: {len(contents.entries)} entries, form {chosen}")
+    save(output.path, contents, chosen, force=output.force)
+    print(f"wrote {output.path}: {counted(len(contents.entries), 'entry')}, form {chosen}")
     for note in not_held(contents, chosen):
         print(f"note: {note}")
 

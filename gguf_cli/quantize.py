@@ -18,6 +18,7 @@ from gguf_cli.arguments.calibration import (
     read_divergence,
 )
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
+from gguf_cli.arguments.forward import add_force_of_text
 from gguf_cli.arguments.padding import add_pad_argument
 from gguf_cli.arguments.size import SizeArguments, add_size_arguments, is_sized, read_size
 from gguf_cli.arguments.types import (
@@ -156,6 +157,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     add_calibration_arguments(parser)
     add_stream_argument(parser)
     add_restart_argument(parser)
+    add_force_of_text(parser)
     command.add_scheduler(parser)
     add_output_arguments(parser)
     add_card_arguments(parser)
@@ -176,6 +178,7 @@ class _Request:
     measured  what to measure of the outputs, None: nothing
     card      what the card says, None: there is to be none
     run       how to run
+    is_llama_s  llama-quantize would understand the command line too, so that its habits are expected
     stream    leave the weights of INPUT on the Hub
     dry_run   plan, and write nothing
     summary   leave the tensors out of the plan
@@ -190,6 +193,7 @@ class _Request:
     measured: Divergence | None
     card: CardRequest | None
     run: RunOptions
+    is_llama_s: bool
     stream: bool
     dry_run: bool
     json: bool
@@ -230,6 +234,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
 
     named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
     check_plan_arguments(args, parser)
+    is_llama_s = _is_llama_s(args, parser) and not Path(named).is_dir()
     size, types = read_size(args, type_), plan_options(args)
     with parsing_arguments():
         layers = parse_layers(args.prune_layers) if args.prune_layers else ()
@@ -251,11 +256,21 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             mla=args.mla,
             program=None if size is None else size.rules.target,
             pad=args.pad,
+            pad_hidden=args.pad_hidden,
         ),
         size=size,
         measured=read_divergence(args),
         card=read_card(args),
-        run=RunOptions(n_threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler),
+        run=RunOptions(
+            n_threads,
+            args.restart,
+            args.reuse,
+            args.verify,
+            scheduler=args.scheduler,
+            force=args.force,
+            replace=is_llama_s,
+        ),
+        is_llama_s=is_llama_s,
         stream=args.stream,
         dry_run=args.dry_run,
         json=args.json,
@@ -304,11 +319,37 @@ def _quantize(request: _Request) -> None:
     for result in () if request.quiet and not request.json else results:
         for line in [json_line(result.to_json())] if request.json else result_lines(result):
             print(line)
+        if result.replaced and request.is_llama_s and not request.json:
+            print(_LIKE_LLAMA)
     made = [result.paths[0] for result in results]
     write_card_of(made, request.card, Path(source), request.typed, quiet=request.quiet or request.json)
     if request.measured is not None:
         for output in made:
             request.measured.print_of(Path(source), output)
+
+
+_LLAMA_S = frozenset(
+    {
+        "words", "imatrix", "include_weights", "exclude_weights", "pure", "leave_output_tensor",
+        "output_tensor_type", "token_embedding_type", "tensor_type", "tensor_type_file", "custom_q",
+        "prune_layers", "keep_split", "override_kv", "allow_requantize", "dry_run", "repack",
+        "repack_pattern",
+        "quiet", "verbose", "timeout",
+        "typed", "remarks",
+    }
+)  # fmt: skip
+"""Arguments that llama-quantize and ik_llama.cpp's have too, and those that change nothing."""
+
+_LIKE_LLAMA = (
+    "note: replaced without asking, as llama-quantize does; with an option of ours it would need --force"
+)
+
+
+def _is_llama_s(args: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
+    """Whether only arguments were given that llama-quantize has, too."""
+    ours = (name for name in vars(args) if name not in _LLAMA_S)
+    several = any("," in word and is_type(word) for word in args.words)
+    return not several and all(getattr(args, name) == parser.get_default(name) for name in ours)
 
 
 def _choose_types(
@@ -358,9 +399,10 @@ def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> R
         model_path(named, quiet=args.quiet),
         output,
         RepackOptions(only=patterns, keep_split=args.keep_split),
-        RunOptions(n_threads, args.restart, verify=args.verify),
+        RunOptions(
+            n_threads, args.restart, verify=args.verify, force=args.force, replace=_is_llama_s(args, parser)
+        ),
         dry_run=args.dry_run,
-        force=True,
         json=args.json,
         quiet=args.quiet,
     )

@@ -18,8 +18,8 @@ from gguf_cli.arguments.forward import (
 )
 from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.command import StoreOnce, StoreOutput
+from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
-from gguf_tools.files.overwriting import refuse_to_replace
 from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ is beside FILE until all is done.
 examples:
   sensitivity DeepSeek-V2-Lite -f calibration.txt --chunks 32 -o lite.losses.json
   quantize --size 7GiB --losses lite.losses.json --imatrix lite.imatrix DeepSeek-V2-Lite lite.gguf"""
+
+_MLA = ForeignFlag(("--mla",), "losses fit files of every layout of attention", 1, refused=False)
 
 _SHOWN_TYPE, _N_SHOWN = "Q4_K", 10
 
@@ -80,6 +82,7 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
     add_force_of_text(add_run_arguments(parser))
+    add_foreign_flags(parser, "imatrix", [_MLA])
     return parser
 
 
@@ -91,7 +94,6 @@ class _Request:
     text: Path
     output: Path
     options: SensitivityOptions
-    force: bool
     quiet: bool
 
 
@@ -99,26 +101,24 @@ def _read(args: argparse.Namespace) -> _Request:
     from forward.options import require_torch
 
     require_torch("measuring sensitivities")  # the options import it
-    return _Request(args.model, args.text, args.output, _options(args), args.force, args.quiet)
+    return _Request(args.model, args.text, args.output, _options(args), args.quiet)
 
 
 def _sensitivity(request: _Request) -> None:
-    from calibrate.sensitivities.measure import sensitivity
+    from calibrate.sensitivities.measure import measured_before, sensitivity
     from convert.sources import model_path
-    from forward.gradients.forward_backward import is_unfinished
     from gguf_tools.progress import LayerBar
 
     output = request.output
-    if not is_unfinished(output):
-        refuse_to_replace([output], force=request.force)
     model = model_path(request.named, quiet=request.quiet)
+    is_found = measured_before(model, request.text, output, request.options) is not None
     with LayerBar("layers there and back", quiet=request.quiet) as bar:
         losses = sensitivity(model, request.text, output, request.options, bar)
     if request.quiet:
         return
     for line in losses_lines(losses):
         print(line)
-    print(f"wrote {output}")
+    print(f"{output}: is already there, as asked; --force makes it anew" if is_found else f"wrote {output}")
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:
@@ -132,6 +132,7 @@ def _options(args: argparse.Namespace) -> SensitivityOptions:
         forward=forward_options(args),
         restart=args.restart,
         any_text=args.force,
+        force=args.force,
     )
 
 

@@ -1,11 +1,21 @@
-"""GGUF files: read, lay out, write, show.
+"""GGUF files, and everything that makes them: one place to import from.
 
-    with gguf_tools.open_gguf("model.gguf") as file:
-        file.get("general.architecture")
-        file.raw_rows("token_embd.weight", 0, 10)
+>>> import gguf_tools
+>>> gguf_tools.convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16").paths[0].name
+'lite-bf16.gguf'
+>>> result = gguf_tools.quantize("lite-bf16.gguf", "lite-Q4_K_M.gguf", "Q4_K_M")
+>>> with gguf_tools.open_gguf("lite-Q4_K_M.gguf") as file:
+...     file.get("general.architecture")
+'deepseek2'
+
+What a pipeline needs is here under one name, and loaded when it is first used: convert, quantize, calibrate,
+evaluate, sensitivity, cook, card, upload, split, merge, and the options that they take. `imatrix` and `edit`
+are modules. The package itself reads, lays out, writes and shows GGUF files; the others are its users.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from gguf_tools.errors import (
     BadActivation,
@@ -25,6 +35,10 @@ from gguf_tools.errors import (
     FormatError,
     GGUFError,
     HubError,
+    MissingFile,
+    MissingInput,
+    MissingMatrix,
+    MissingModel,
     MissingTensor,
     NeedsImportance,
     NoFallback,
@@ -35,6 +49,7 @@ from gguf_tools.errors import (
     ToolkitError,
     TruncatedError,
     UnexpectedTensors,
+    UnreadableInput,
     UnsupportedCheckpoint,
     UnsupportedVersion,
 )
@@ -45,8 +60,11 @@ from gguf_tools.format.reader import GGUFFile, GGUFSource
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Metadata, Value
+from gguf_tools.lazy import lazy_names
 
 __all__ = [
+    "AuditOptions",
+    "AuditReport",
     "BadActivation",
     "BadArgument",
     "BadConfig",
@@ -57,12 +75,20 @@ __all__ = [
     "BadTensor",
     "BadTokenizer",
     "BadWeights",
+    "Calibrating",
+    "Calibration",
     "ChangedInput",
     "CheckpointError",
     "ClusterError",
+    "CollectOptions",
+    "ConvertOptions",
+    "Cut",
+    "EvaluateOptions",
+    "Evaluation",
     "ExecutionError",
     "FileLayout",
     "FormatError",
+    "ForwardOptions",
     "GGMLType",
     "GGUFError",
     "GGUFFile",
@@ -71,26 +97,129 @@ __all__ = [
     "GGUFWriter",
     "HubError",
     "Kind",
+    "LintReport",
+    "LogitsFile",
     "Metadata",
+    "MissingFile",
+    "MissingInput",
+    "MissingMatrix",
+    "MissingModel",
     "MissingTensor",
+    "Mixture",
+    "ModelWeights",
     "NeedsImportance",
     "NoFallback",
     "OutputError",
+    "Override",
     "PlanError",
+    "PlanOptions",
+    "Preparation",
     "QuantError",
+    "QuantizeOptions",
+    "Reporter",
+    "Result",
+    "RunOptions",
+    "Sensitivities",
+    "SensitivityOptions",
     "ShapeError",
+    "SourceOptions",
+    "Suite",
+    "SuiteEvaluation",
     "TensorInfo",
     "ToolkitError",
     "TruncatedError",
     "UnexpectedTensors",
+    "UnreadableInput",
     "UnsupportedCheckpoint",
     "UnsupportedVersion",
     "Value",
     "__version__",
+    "audit",
+    "calibrate",
+    "card",
+    "convert",
+    "cook",
+    "decode",
+    "edit",
+    "encode",
+    "evaluate",
+    "evaluate_suite",
+    "imatrix",
+    "lint",
+    "merge",
+    "open_checkpoint",
     "open_gguf",
+    "parse_overrides",
+    "quantize",
+    "quantize_many",
+    "read_suite",
+    "read_values",
+    "sensitivity",
+    "split",
+    "upload",
 ]
 
 __version__ = "0.1.0"
+
+
+_HOMES = {
+    "AuditOptions": "quality.auditing.options",
+    "AuditReport": "quality.auditing.report",
+    "Calibrating": "quantize.calibration",
+    "Calibration": "calibrate.calibration",
+    "CollectOptions": "imatrix.options",
+    "ConvertOptions": "convert.options",
+    "Cut": "forward.text.tokens",
+    "EvaluateOptions": "quality.options",
+    "Evaluation": "quality.evaluation",
+    "ForwardOptions": "forward.options",
+    "LintReport": "quantize.linting",
+    "LogitsFile": "quality.options",
+    "Mixture": "quantize.plan.recipe_files",
+    "ModelWeights": "convert.weights.model_weights",
+    "Override": "quantize.plan.overrides",
+    "PlanOptions": "quantize.plan.plan",
+    "Preparation": "quantize.prepare",
+    "QuantizeOptions": "quantize.options",
+    "Reporter": "gguf_tools.progress",
+    "Result": "quantize.run",
+    "RunOptions": "quantize.run_options",
+    "Sensitivities": "quantize.plan.sensitivities",
+    "SensitivityOptions": "calibrate.sensitivities.options",
+    "SourceOptions": "convert.sources",
+    "Suite": "quality.suite.suite",
+    "SuiteEvaluation": "quality.suite.result",
+    "audit": "quality.auditing.pipeline",
+    "calibrate": "gguf_cli.functions",
+    "card": "gguf_cli.functions",
+    "convert": "convert.pipeline",
+    "cook": "gguf_cli.functions",
+    "decode": "quantize.arrays",
+    "edit": "gguf_tools.edit",
+    "encode": "quantize.arrays",
+    "evaluate": "quality.pipeline",
+    "evaluate_suite": "quality.pipeline",
+    "imatrix": "imatrix",
+    "lint": "quantize.linting",
+    "merge": "gguf_cli.functions",
+    "open_checkpoint": "convert.weights",
+    "parse_overrides": "quantize.plan.overrides",
+    "quantize": "gguf_cli.functions",
+    "quantize_many": "quantize.pipeline",
+    "read_suite": "quality.suite.suite",
+    "read_values": "quantize.arrays",
+    "sensitivity": "calibrate.sensitivities.measure",
+    "split": "gguf_cli.functions",
+    "upload": "gguf_cli.functions",
+}
+"""Names that floors above this one define, and the modules that they are in: names, because a package imports
+no package above it."""
+
+_load = lazy_names(__name__, _HOMES)[0]
+
+
+def __getattr__(name: str) -> Any:
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """`python -m gguf_tools` is the command `gguf-tools`."""
 
-from gguf_cli.main import main
+from gguf_tools.shadowing import run_command
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(run_command("gguf_cli.main", "python -m gguf_tools"))

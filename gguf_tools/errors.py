@@ -1,6 +1,11 @@
 """Every error that this project raises on purpose.
 
     ToolkitError
+      UnreadableInput     an input that can't be read; an OSError, too
+        MissingInput        ... because it is not there; a FileNotFoundError, too
+          MissingModel        a GGUF file or a folder; a GGUFError and a CheckpointError, too
+          MissingFile         a text, a recipe, a table; a BadRequest, too
+          MissingMatrix       an importance matrix; a BadImportance, too
       GGUFError           a GGUF file, or a file that was to become one
         FormatError         not GGUF, or a header that contradicts itself
         TruncatedError      shorter than its own header says
@@ -170,3 +175,23 @@ class ExecutionError(ToolkitError):
     def __init__(self, message: str, task: object) -> None:
         super().__init__(message)
         self.task = task
+
+
+class UnreadableInput(ToolkitError, OSError):
+    """An input that can't be read, whatever is in it."""
+
+
+class MissingInput(UnreadableInput, FileNotFoundError):
+    """An input that is not there."""
+
+
+class MissingModel(GGUFError, CheckpointError, MissingInput):
+    """A GGUF file or a Hugging Face folder that is not there."""
+
+
+class MissingFile(BadRequest, MissingInput):
+    """A text, a recipe, a table of numbers that is not there."""
+
+
+class MissingMatrix(BadImportance, MissingInput):
+    """An importance matrix that is not there."""

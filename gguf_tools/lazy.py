@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from gguf_tools.shadowing import in_the_way
+
 
 def lazy_names(
     package: str, homes: Mapping[str, str]
@@ -14,13 +16,18 @@ def lazy_names(
     """Return the `__getattr__` and the `__dir__` of a package (PEP 562).
 
     `dir`, `help` and completion find the public names in this way before they are imported, and no others.
-    homes  public name -> module that defines it
+    homes   public name -> module that defines it, or that has the name itself
+    raises  ImportError naming the file that hides a package of ours, where a name is used
     """
 
     def getattr_(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        hidden = in_the_way()
+        if hidden is not None:
+            raise ImportError(hidden)
+        home = import_module(homes[name])
+        return home if homes[name].rpartition(".")[2] == name else getattr(home, name)
 
     def dir_() -> list[str]:
         hidden = {name for name in vars(sys.modules[package]) if name.startswith("__")}

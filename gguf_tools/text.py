@@ -156,6 +156,18 @@ def bytes_text(n_bytes: int) -> str:
     return exact if n_bytes < 1 << 20 else f"{exact} ({size_text(n_bytes)})"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun, in the plural unless it is 1.
+
+    >>> [counted(1, "file"), counted(12, "file"), counted(1200, "entry")]
+    ['1 file', '12 files', '1,200 entries']
+    """
+    if number == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{number:,} {plural}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Write "; did you mean NAME?" for the name nearest to `word`, "" if none is near.
 

@@ -1,5 +1,6 @@
 """`python -m imatrix` is the command `imatrix`."""
 
-from gguf_cli.imatrix import main
+from gguf_tools.shadowing import run_command
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(run_command("gguf_cli.imatrix", "python -m imatrix"))

@@ -10,6 +10,7 @@ from typing import Unpack
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.files.named_files import output_path
+from gguf_tools.files.overwriting import refuse_to_replace
 from imatrix.options import (
     CollectBar,
     CollectChoices,
@@ -42,7 +43,7 @@ def collect(
     progress  show a bar on standard error
     choices   fields of CollectOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
               n_chunks=8, chunk_size=512, device="cpu". They replace those of `options`
-    raises    ToolkitError, for instance without torch
+    raises    ToolkitError, for instance without torch, or OutputError for an output that is there already
     """
     from forward.work.work_folder import forget
     from imatrix.store import save
@@ -51,9 +52,10 @@ def collect(
     report = CollectBar(0, _save_nothing, quiet=not progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
+        refuse_to_replace([place], force=options.force)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:
-            save(place, collected.importances)
+            save(place, collected.importances, force=True)
             forget(place)
     return collected
 

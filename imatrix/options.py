@@ -28,6 +28,7 @@ class CollectOptions:
     restart         start over instead of resuming an interrupted run
     earlier         importances to add to
     any_text        use the text even if it is nonsense; see forward/text/quality.py
+    force           replace an output that is there
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -38,6 +39,7 @@ class CollectOptions:
     restart: bool = False
     earlier: Sequence[ImportanceFile] = ()
     any_text: bool = False
+    force: bool = False
 
 
 class CollectChoices(CutChoices, ForwardChoices, total=False):
@@ -51,6 +53,7 @@ class CollectChoices(CutChoices, ForwardChoices, total=False):
     restart: bool
     earlier: Sequence[ImportanceFile]
     any_text: bool
+    force: bool
 
 
 @dataclass(frozen=True)

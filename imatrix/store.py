@@ -17,6 +17,7 @@ import numpy as np
 
 from gguf_tools.errors import BadImportance
 from gguf_tools.files.atomic_write import whole_file
+from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
@@ -32,14 +33,20 @@ _MAX_INT32 = 2**31 - 1
 
 
 def save(
-    path: str | os.PathLike[str], contents: ImportanceFile, format: ImportanceFormat | None = None
+    path: str | os.PathLike[str],
+    contents: ImportanceFile,
+    format: ImportanceFormat | None = None,
+    *,
+    force: bool = False,
 ) -> None:
     """Write `contents` to `path`; the file appears whole or not at all.
 
     format  "gguf" or "dat"; None: dat for a name that ends with .dat, else gguf
+    force   replace a file that is there
     raises  OutputError when it can't be written
     """
     path = Path(path)
+    refuse_to_replace([path], force=force)
     if (format or format_of(path)) == "dat":
         save_dat(path, contents)
     else:

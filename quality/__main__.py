@@ -1,5 +1,6 @@
 """`python -m quality` is the command `evaluate`."""
 
-from gguf_cli.evaluate import main
+from gguf_tools.shadowing import run_command
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(run_command("gguf_cli.evaluate", "python -m quality"))

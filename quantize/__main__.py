@@ -1,5 +1,6 @@
 """`python -m quantize` is the command `quantize`."""
 
-from gguf_cli.quantize import main
+from gguf_tools.shadowing import run_command
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(run_command("gguf_cli.quantize", "python -m quantize"))

@@ -35,15 +35,20 @@ AnyChange = TypeVar("AnyChange", bound=Change)
 
 @dataclass(frozen=True)
 class Changed(Generic[AnyChange]):
-    """What a run has done; `written` is None when no change was needed and nothing was written."""
+    """What a run has done.
+
+    written   None when nothing was written, because no change was needed or the outputs were there already
+    is_found  the outputs were there already, as asked
+    """
 
     change: AnyChange
     written: Written | None
     seconds: float
+    is_found: bool = False
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        outputs = () if self.written is None else self.change.preparation.outputs
+        outputs = self.change.preparation.outputs if self.written is not None or self.is_found else ()
         return tuple(output.path for output in outputs)
 
 
@@ -66,4 +71,4 @@ def change_file(
             return Changed(change, None, time.monotonic() - started)
         planned = Run(change.preparation, sources_of(change, opened), gguf_inputs(opened), started)
         result = planned.execute(run)
-    return Changed(change, result.written, result.seconds)
+    return Changed(change, None if result.is_found else result.written, result.seconds, result.is_found)

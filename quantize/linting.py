@@ -10,7 +10,7 @@ from typing import Any
 
 from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.findings import Finding
-from gguf_tools.text import html_table, size_text
+from gguf_tools.text import counted, html_table, size_text
 from quantize.importances.files import ImportanceSource
 from quantize.options import QuantizeOptions
 from quantize.padding.padding import PadChoice
@@ -130,7 +130,7 @@ def lint_lines(report: LintReport) -> Iterator[str]:
         if finding.text.endswith("..."):
             yield from (f"    {name}" for name in in_layer_ranges(finding.tensors))
     levels = [_level(finding) for finding in report.findings]
-    counts = f"{levels.count('error')} errors, {levels.count('warning')} warnings"
+    counts = ", ".join(counted(levels.count(level), level) for level in ("error", "warning"))
     if report.preparation is None:
         yield f"{report.mixture.name}: {counts}; no plan, so no size"
     else:

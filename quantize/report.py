@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from gguf_tools.text import json_line, size_text
 from quantize.plan.plan import Plan, TensorPlan
@@ -27,6 +28,7 @@ def dry_run_lines(
     if not summary:
         yield from plan_lines(done.plan)
     yield from total_lines(done)
+    yield from note_lines(done.plan)
     yield from run.needs(how)
 
 
@@ -57,7 +59,7 @@ def _why(tensor: TensorPlan) -> str:
 
 
 def total_lines(preparation: Preparation) -> Iterator[str]:
-    """Yield the sums of a plan: bytes by type, bits per weight, exact size of the output, and the notes."""
+    """Yield the sums of a plan: bytes by type, bits per weight, exact size of the output."""
     plan, outputs = preparation.plan, preparation.outputs
     tensors: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -73,21 +75,34 @@ def total_lines(preparation: Preparation) -> Iterator[str]:
     if len(outputs) > 1:
         for output in outputs:
             yield f"  {output.path}  {size_text(output.layout.total_bytes)}"
-    yield from note_lines(plan)
 
 
-def note_lines(plan: Plan) -> Iterator[str]:
-    """Yield the notes on a plan, in lines."""
-    for remark in plan.remarks:
+def note_lines(plan: Plan, *, is_done: bool = False) -> Iterator[str]:
+    """Yield the notes on a plan, in lines.
+
+    is_done  the run is over: what is common and harmless has no news any more
+    """
+    for remark in plan.warnings if is_done else plan.remarks:
         yield f"note: {remark}"
     for problem in plan.problems:
         yield f"warning: this plan can't be run: {problem.text}"
 
 
+def found_lines(paths: Sequence[Path]) -> Iterator[str]:
+    """Say that the outputs of a run were there already."""
+    first, *others = paths
+    more = f" and {len(others)} more parts" if others else ""
+    yield f"{first}{more}: is already there, as asked; --force makes it anew"
+
+
 def result_lines(result: Result) -> Iterator[str]:
     """Yield the summary of a run: the plan's sums, then where the output is and how long it took."""
     preparation = result.preparation
+    if result.is_found:
+        yield from found_lines(result.paths)
+        return
     yield from total_lines(preparation)
+    yield from note_lines(preparation.plan, is_done=True)
     written = result.written
     if written.n_resumed:
         yield f"went on from an interrupted run: {written.n_resumed} of {written.n_chunks} chunks were done"

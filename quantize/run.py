@@ -11,6 +11,7 @@ from typing import Any
 
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import AnyInput
+from gguf_tools.files.overwriting import is_unfinished
 from gguf_tools.progress import no_progress
 from gguf_tools.text import types_table
 from quantize.calibration import Calibrating
@@ -18,6 +19,7 @@ from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.reuse import reuse_outlook
+from quantize.finished import are_finished, refuse_or_replace
 from quantize.prepare import Preparation
 from quantize.run_options import ProgressBar, RunOptions
 
@@ -27,12 +29,14 @@ class Result:
     """What a run has done.
 
     replaced  outputs in whose place other files were
+    is_found  the outputs were there already, as asked, and nothing was written
     """
 
     preparation: Preparation
     written: Written
     seconds: float
     replaced: tuple[Path, ...] = ()
+    is_found: bool = False
 
     def __repr__(self) -> str:
         done = self.preparation
@@ -53,6 +57,7 @@ class Result:
             **done.plan.to_json(done.total_bytes),
             "paths": list(map(str, self.paths)),
             "replaced": list(map(str, self.replaced)),
+            "already_there": self.is_found,
             "seconds": self.seconds,
             "compile_seconds": written.compile_seconds,
             "limit": written.limit,
@@ -99,6 +104,19 @@ class Run:
         """The outputs that are there already."""
         return tuple(path for path in self.output_paths if path.exists())
 
+    @property
+    def plain_job(self) -> FillJob:
+        """What is to be filled, without what makes its calibrated tensors."""
+        return FillJob(self.preparation.outputs, self.sources, self.inputs)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the outputs are there already, as they are asked for."""
+        is_calibrated = self.calibration is not None
+        return not is_unfinished(self.output_paths) and are_finished(
+            self.plain_job, is_calibrated=is_calibrated
+        )
+
     def needs(self, run: RunOptions) -> Iterator[str]:
         """Yield the needs of the run, in lines.
 
@@ -112,7 +130,7 @@ class Run:
     @contextmanager
     def job(self, run: RunOptions) -> Iterator[FillJob]:
         """Give what is to be filled, with what makes its calibrated tensors."""
-        job = FillJob(self.preparation.outputs, self.sources, self.inputs)
+        job = self.plain_job
         if self.calibration is None:
             yield job
             return
@@ -123,8 +141,10 @@ class Run:
 def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:
     """Carry out several runs from the same source, which is read once for all of them.
 
-    The results are those of executing each run alone; see quantize/fill/outputs.py.
-    raises  BadRequest for runs with the same output, and what `Run.execute` raises
+    The results are those of executing each run alone; see quantize/fill/outputs.py. A run whose outputs are
+    there already, as it would make them, is done.
+    raises  BadRequest for runs with the same output, OutputError for other files in the place of an output
+            without `force`, and what `Run.execute` raises
     """
     how = how or RunOptions()
     if how.progress is True:
@@ -134,8 +154,22 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise BadArgument(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
+    how = replace(how, reuse=tuple(how.reuse))
+    found = [not how.force and run.is_finished for run in runs]
+    missing = [run for run, is_found in zip(runs, found, strict=True) if not is_found]
+    for run in missing:
+        refuse_or_replace(run.plain_job, how)
+    made = iter(_execute(missing, how) if missing else ())
+    return [
+        Result(run.preparation, Written(0, 0), time.monotonic() - run.started, is_found=True)
+        if is_found else next(made)
+        for run, is_found in zip(runs, found, strict=True)
+    ]  # fmt: skip
+
+
+def _execute(runs: Sequence[Run], how: RunOptions) -> list[Result]:
     older = [run.existing for run in runs]
-    progress = [how.progress(run.preparation) if how.progress else no_progress for run in runs]
+    progress = [how.progress(run.preparation) if callable(how.progress) else no_progress for run in runs]
     with ExitStack() as stack:
         jobs = [stack.enter_context(run.job(how)) for run in runs]
         written = write_outputs(jobs, how, progress)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.choices import refuse_unknown
@@ -37,12 +37,16 @@ class RunOptions(FillOptions):
     """How to run; nothing here changes a byte of the output.
 
     n_threads, restart, reuse, verify, scheduler, compiling, gradients, tell  see FillOptions
+    force      replace outputs that are there, and make anew those that are as asked already
+    replace    replace outputs that are there and are not as asked, as llama-quantize does
     progress   called once with what was decided; what it returns is then called with the bytes of every
                chunk, from the thread that has filled it. An exception from there ends the run like ctrl-C:
                finished work is kept for the next one. True: a bar on standard error
     """
 
     progress: Callable[[Preparation], Progress] | bool | None = None
+    force: bool = field(default=False, kw_only=True)
+    replace: bool = field(default=False, kw_only=True)
 
 
 class RunChoices(TypedDict, total=False):
@@ -50,6 +54,8 @@ class RunChoices(TypedDict, total=False):
 
     n_threads: int | None
     restart: bool
+    force: bool
+    replace: bool
     reuse: Iterable[str | os.PathLike[str]]
     verify: bool
     scheduler: str | None
@@ -69,6 +75,7 @@ class QuantizeChoices(RunChoices, total=False):
     provenance: bool
     calibration: Calibrating | None
     pad: PadChoice | None
+    pad_hidden: bool
 
 
 def merge_choices(
@@ -79,8 +86,8 @@ def merge_choices(
     run     None: the defaults
     raises  TypeError for a choice that is a field of neither, listing all
     """
-    own = {field.name for field in fields(options)}
-    shared = {field.name for field in fields(RunOptions)}
+    own = {each.name for each in fields(options)}
+    shared = {each.name for each in fields(RunOptions)}
     refuse_unknown(choices, own | shared)
     return (
         replace(options, **{name: value for name, value in choices.items() if name in own}),

@@ -68,7 +68,7 @@ STEPS: tuple[tuple[str, str, int], ...] = (
     ("How good are they? (Measure real models on a text that the calibration has not seen.)",
      "evaluate tiny-bf16.gguf -f examples/tiny-deepseek-v3/calibration.txt --chunks 4 --threads 2 -c 128"
      " tiny-Q5_K_M.gguf tiny-Q4_K_M.gguf tiny-IQ3_XXS.gguf", 0),
-    ("A typo costs one line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
+    ("A typo gets its answer in one line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
 )  # fmt: skip
 """What is said, the command, and how many last lines of what it prints are shown; 0: all."""
 

@@ -17,8 +17,10 @@ from pathlib import Path
 import torch
 
 from calibrate.run.encode import Encoder, RowGroup
-from calibrate.statistics.conditions import Conditions, Trust, conditions_of
+from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
+from calibrate.statistics.token_weights import TokenWeights
+from calibrate.statistics.trust import Trust
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layer import Layer
 from forward.layers.load import Loader
@@ -150,6 +152,7 @@ class RunContext:
     wanted    the tensors to make, by name
     tokens    ids of the whole text, int64 (n_tokens,)
     trust     how far the text's moments are trusted
+    weights   of the tokens
     """
 
     models: tuple[Model, ...]
@@ -161,6 +164,7 @@ class RunContext:
     workers: Workers
     tokens: torch.Tensor
     trust: Trust
+    weights: TokenWeights
 
     @property
     def is_followed(self) -> bool:
@@ -170,7 +174,7 @@ class RunContext:
     @property
     def corrects_drift(self) -> bool:
         """Whether tensors are corrected for what the ones before them have changed."""
-        return self.is_followed and self.trust.corrects_drift
+        return self.is_followed and self.trust.is_proven
 
     @property
     def original(self) -> Model:

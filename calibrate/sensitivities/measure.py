@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
-from gguf_tools.errors import OutputError
-from gguf_tools.files.named_files import output_path
+from gguf_tools.errors import OutputError, ToolkitError
+from gguf_tools.files.named_files import output_path, read_input
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.format.ggml_types import by_name
 from gguf_tools.progress import NoReport, Reporter
 from quantize.formats import get_format
 from quantize.plan.overrides import parse_type
-from quantize.plan.sensitivities import Sensitivities
+from quantize.plan.sensitivities import Sensitivities, read_sensitivities
 
 
 def sensitivity(
@@ -35,10 +39,13 @@ def sensitivity(
              replace those of `options`
     raises   ToolkitError: BadActivation naming layer and tensor for NaN or infinity, BadRequest for a text or
              options that don't fit, OutputError for a disk that is too small or an output that can't be
-             written. Finished layers stay for the next run
+             written or holds something else. Finished layers stay for the next run
+
+    An output that is there and holds what would be measured is done: it is read.
     """
     require_torch("measuring sensitivities")
     from calibrate.sensitivities.run import measure
+    from forward.gradients.forward_backward import forget_folders, is_unfinished
 
     options = with_choices(options or SensitivityOptions(), choices)
     text, output = Path(text), output_path(output)
@@ -46,4 +53,49 @@ def sensitivity(
         get_format(parse_type(name))  # says now if there is no such type, or no codec
     if not output.parent.is_dir():
         raise OutputError(f"{output}: can't be written (no such folder)")
+    there = measured_before(model, text, output, options)
+    if there is not None:
+        forget_folders(output)  # of a run that was killed while it removed them
+        return there
+    if not is_unfinished(output):
+        refuse_to_replace([output], force=options.force)
     return measure(model, text, output, options, report or NoReport())
+
+
+def measured_before(
+    model: str | os.PathLike[str],
+    text: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: SensitivityOptions,
+) -> Sensitivities | None:
+    """Read an output that holds what `sensitivity` would measure; None if there is none, or with `force`."""
+    from calibrate.sensitivities.type_errors import CANDIDATES
+    from forward.open import open_model
+
+    if options.force or options.restart or not Path(output).is_file():
+        return None
+    cut = options.cut
+    try:
+        losses = read_sensitivities(Path(output))
+        asked = {
+            "sha256": hashlib.sha256(read_input(Path(text))).hexdigest(),
+            "context": cut.chunk_size,
+            "seed": options.seed,
+            "rows": options.rows,
+            **({} if cut.n_chunks is None else {"chunks": cut.n_chunks}),
+        }
+        if any(losses.text.get(key) != value for key, value in asked.items()):
+            return None
+        with open_model(Path(model)) as source:
+            is_same = losses.model.get("files") == source.watch.recognised_by()
+    except (OSError, ToolkitError):
+        return None
+    return losses if is_same and _has_types(losses, options.types or CANDIDATES) else None
+
+
+def _has_types(losses: Sensitivities, wanted: Sequence[str]) -> bool:
+    """Whether losses have the wanted types, and no others, as far as rows can have them."""
+    found = {name for each in losses.tensors.values() for name in each.by_type}
+    lengths = {each.shape[-1] for each in losses.tensors.values()}
+    possible = {name for name in wanted if any(n % by_name(name).block_elems == 0 for n in lengths)}
+    return found == possible

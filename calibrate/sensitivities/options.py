@@ -22,6 +22,7 @@ class SensitivityOptions:
     forward     how the model is computed
     restart     start over instead of resuming
     any_text    use the text even if it is nonsense; see forward/text/quality.py
+    force       replace an output that is there
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -33,6 +34,7 @@ class SensitivityOptions:
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     any_text: bool = False
+    force: bool = False
 
 
 class SensitivityChoices(CutChoices, ForwardChoices, total=False):
@@ -47,3 +49,4 @@ class SensitivityChoices(CutChoices, ForwardChoices, total=False):
     forward: ForwardOptions
     restart: bool
     any_text: bool
+    force: bool

@@ -125,8 +125,8 @@ def sized_lines(sized: Sized) -> Iterator[str]:
     """Tell what was chosen and why: a line per part of the model and type."""
     chosen = sized.chosen
     yield (
-        f"types chosen for {size_text(sized.budget)}: {size_text(sized.total_bytes)}"
-        f" ({sized.total_bytes:,} bytes, {100 * sized.used:.2f} % of it)"
+        f"types chosen: {size_text(sized.total_bytes)}, {sized.total_bytes:,} of the {sized.budget:,} bytes"
+        " that were asked for"
     )
     yield (
         f"predicted divergence {chosen.predicted:.5f} nats a token;"

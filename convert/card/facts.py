@@ -20,7 +20,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo
 from gguf_tools.look.listing import type_totals
-from quantize.padding.padding import count_weights, padded_sizes
+from quantize.padding.counterparts import count_weights, padded_sizes
 
 _STATED = (keys.NAME, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)
 

@@ -30,7 +30,7 @@ from typing import Any
 from convert.checkpoint.json_files import PARAMS_NAME, mistral_config, read_json_object, with_text_config
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from convert.checkpoint.streamed import StreamedFolder
-from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.errors import BadConfig, CheckpointError, MissingModel, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.files.inputs import InputFile
 from gguf_tools.text import shown
 
@@ -141,7 +141,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if not folder.is_dir():
         if folder.exists():
             raise CheckpointError(f"{folder}: is a file, expected a folder with config.json")
-        raise CheckpointError(f"{folder}: no such folder")
+        raise MissingModel(f"{folder}: no such folder")
     path = config_path(folder)
     if not path.exists():
         raise BadConfig(f"{folder}: no config.json; expected the folder of a Hugging Face model")

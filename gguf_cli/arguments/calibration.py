@@ -27,10 +27,6 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     add_context_argument(group)
     group.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     group.add_argument(
-        "--force", action="store_true",
-        help="calibrate with a text that is nonsense, too: one token over and over, copies of a passage",
-    )  # fmt: skip
-    group.add_argument(
         "--no-sequential",
         action="store_true",
         help="calibrate every tensor on the original model's activations: twice as fast, larger errors",

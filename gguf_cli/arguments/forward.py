@@ -24,8 +24,8 @@ def add_force_of_text(group: argparse._ActionsContainer) -> None:
     """Add --force of a command that replaces outputs and learns from a text."""
     group.add_argument(
         "--force", action="store_true",
-        help="replace outputs that are there already; and use a text that is nonsense (one token over and"
-        " over, copies of a passage), with a warning that even -q prints",
+        help="replace outputs that are there already, even as asked; and use a text that is nonsense (one"
+        " token over and over, copies of a passage), with a warning that even -q prints",
     )  # fmt: skip
 
 

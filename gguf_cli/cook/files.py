@@ -39,8 +39,9 @@ def make_files(request: CookRequest, wanted: Sequence[WantedFile], label: str) -
             ]
             with ProgressBar(f"{label} {names}", quiet=request.quiet) as bar:
                 how = RunOptions(
-                    request.forward.n_threads, request.restart, compiling=bar.compiling, progress=bar.start
-                )
+                    request.forward.n_threads, request.restart, compiling=bar.compiling, progress=bar.start,
+                    force=True,  # the folder's record has said what may be replaced
+                )  # fmt: skip
                 execute_together(runs, how)
 
 

@@ -22,9 +22,9 @@ from gguf_cli.cook.files import make_files, plans
 from gguf_cli.cook.record import Record
 from gguf_cli.cook.request import CookRequest
 from gguf_cli.cook.steps import CARD, Cooking, Step, steps_of, work_of_evaluation
-from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.errors import BadRequest, MissingFile, OutputError
 from gguf_tools.files.overwriting import refuse_shared
-from gguf_tools.text import size_text, table
+from gguf_tools.text import counted, size_text, table
 from quality.work_folders import forget_folders
 
 
@@ -78,7 +78,7 @@ def refuse(request: CookRequest) -> None:
         refuse_foreign(request.folder / CARD_NAME)
     for text in (request.text, request.held_out):
         if text is not None and not text.is_file():
-            raise BadRequest(f"{text}: no such file, expected a text")
+            raise MissingFile(f"{text}: no such file, expected a text")
     if request.held_out is not None:
         from quality.report.charts import require_matplotlib
 
@@ -155,8 +155,8 @@ def _refuse_what_does_not_fit(request: CookRequest) -> None:
     free = shutil.disk_usage(request.folder).free
     if n_bytes > free:
         raise OutputError(
-            f"{request.folder}: {len(missing)} files take {size_text(n_bytes)}, and its disk has"
-            f" {size_text(free)} left"
+            f"{request.folder}: {counted(len(missing), 'file')} of {size_text(n_bytes)} in all, and its disk"
+            f" has {size_text(free)} left"
         )
 
 

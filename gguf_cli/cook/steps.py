@@ -169,7 +169,7 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
 def _collect(cooking: Cooking, label: str) -> None:
     request = cooking.request
     options = CollectOptions(
-        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force
+        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True
     )
     collect(request.source, request.text, request.matrix, options, progress=not request.quiet)
 
@@ -177,7 +177,7 @@ def _collect(cooking: Cooking, label: str) -> None:
 def _measure_losses(cooking: Cooking, label: str) -> None:
     request = cooking.request
     options = SensitivityOptions(
-        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force
+        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True
     )
     with LayerBar(f"{label} layers there and back", quiet=request.quiet) as bar:
         sensitivity(request.source, request.text, request.losses, options, bar)

@@ -14,7 +14,7 @@ from gguf_cli import command
 from gguf_tools.errors import GGUFError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.shards import GGUFSet, open_gguf
-from gguf_tools.text import json_text, printable
+from gguf_tools.text import counted, json_text, printable
 
 
 class FileErrors(Protocol):
@@ -206,7 +206,8 @@ def verify(
     else:
         for finding in findings:
             print(checks.as_text(finding))
-        print(f"{path}: {n_tensors} tensors, {f'{len(bad)} bad findings' if bad else 'all good'}")
+        found = counted(len(bad), "bad finding") if bad else "all good"
+        print(f"{path}: {counted(n_tensors, 'tensor')}, {found}")
     return 1 if bad else 0
 
 

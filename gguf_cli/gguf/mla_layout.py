@@ -15,7 +15,6 @@ from gguf_cli.arguments.types import (
     read_importances,
 )
 from gguf_cli.command import add_force
-from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ class _Request:
     options  what to make of the source
     run      how to run
     dry_run  say what would be done, and write nothing
-    force    replace outputs that are there already
     """
 
     source: Path
@@ -89,7 +87,6 @@ class _Request:
     options: LayoutOptions
     run: RunOptions
     dry_run: bool
-    force: bool
     json: bool
     quiet: bool
 
@@ -108,9 +105,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
         args.output,
         args.to,
         LayoutOptions(overrides=overrides, importances=read_importances(args), keep_split=args.keep_split),
-        RunOptions(args.threads, args.restart),
+        RunOptions(args.threads, args.restart, force=args.force),
         dry_run=args.dry_run,
-        force=args.force,
         json=args.json,
         quiet=args.quiet,
     )
@@ -123,14 +119,11 @@ def _mla_layout(request: _Request) -> None:
 
     path, to, options = request.source, request.to, request.options
     output = request.output or path.with_name(f"{path.stem}-{to}.gguf")
-    with open_gguf(path) as source:
-        change = prepare(source, output, to, options)
     if request.dry_run:
+        with open_gguf(path) as source:
+            change = prepare(source, output, to, options)
         lines, data = change_lines(change), describe(change, written=False)
     else:
-        outputs = change.preparation.outputs if change.is_needed else ()
-        others = (each.path for each in outputs if each.path not in source.paths)
-        refuse_to_replace(others, force=request.force)
         with ProgressBar(f"laying out as {to}", quiet=request.quiet) as bar:
             result = change_layout(path, output, to, options, bar.shows(request.run))
         lines, data = result_lines(result), describe(result.change, written=result.written is not None)

@@ -22,7 +22,7 @@ _CARD_DETAIL = """
 The card is a README.md with the front matter that the Hub expects (base_model, license, tags), a table of the
 files with sizes, bits per weight, types and importances, and their measured quality when there is a report.
 What you write below its last line is kept when it is written anew, and so are the commands that `quantize
---card` has noted in it. A README.md that is no such card is replaced with --force alone."""
+--card` has noted in it. Only --force replaces a README.md that is no such card."""
 
 _CARD_EXAMPLES = """\
 examples:
@@ -84,8 +84,8 @@ def _card(request: _Card) -> None:
 _UPLOAD_DETAIL = """
 Each file is a commit, small ones first, and the card last. FILE may be a folder, as `gguf-tools cook` leaves
 it: the files in it whose names are of a model go along, the others are named and stay. What an interrupted
-upload has stored is not sent again by the same command. A file that is there with another content is replaced
-with --force alone. You must be logged in (`hf auth login`, or HF_TOKEN)."""
+upload has stored is not sent again by the same command. Only --force replaces a file that is
+there with another content. You must be logged in (`hf auth login`, or HF_TOKEN)."""
 
 _UPLOAD_EXAMPLES = """\
 examples:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.types import add_restart_argument
 from gguf_cli.command import add_force
-from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
 from quantize.repack.rules import RepackOptions
 
@@ -72,7 +71,6 @@ class RepackRequest:
     options  what to regroup
     run      how to run
     dry_run  say what would be done, and write nothing
-    force    replace outputs that are there already
     """
 
     source: Path
@@ -80,7 +78,6 @@ class RepackRequest:
     options: RepackOptions
     run: RunOptions
     dry_run: bool
-    force: bool
     json: bool
     quiet: bool
 
@@ -95,9 +92,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRe
         args.source,
         args.output,
         RepackOptions(to, args.undo, tuple(args.only), args.keep_split),
-        RunOptions(args.threads, args.restart, verify=args.verify),
+        RunOptions(args.threads, args.restart, verify=args.verify, force=args.force),
         dry_run=args.dry_run,
-        force=args.force,
         json=args.json,
         quiet=args.quiet,
     )
@@ -107,6 +103,7 @@ def carry_out(request: RepackRequest) -> None:
     """Regroup a file, or say what would be done, and print the outcome."""
     from gguf_tools.format.shards import open_gguf
     from quantize.repack.pipeline import prepare, repack
+    from quantize.report import found_lines
     from quantize.run_options import ProgressBar
 
     source, output, options = request.source, request.output, request.options
@@ -115,11 +112,6 @@ def carry_out(request: RepackRequest) -> None:
             change = prepare(opened, output or source.with_name(f"{source.stem}-repacked.gguf"), options)
         lines, is_written, wrote = list(change.lines()), False, ""
     else:
-        with open_gguf(source) as opened:
-            change = prepare(opened, output, options)
-            outputs = change.preparation.outputs if change.is_needed else ()
-            others = (each.path for each in outputs if each.path not in opened.paths)
-            refuse_to_replace(others, force=request.force)
         with ProgressBar("regrouping", quiet=request.quiet) as bar:
             result = repack(source, output, options, bar.shows(request.run))
         change, is_written = result.change, result.written is not None
@@ -127,5 +119,7 @@ def carry_out(request: RepackRequest) -> None:
         more = f" and {len(result.paths) - 1} more parts" if len(result.paths) > 1 else ""
         wrote = f"wrote {first}{more} in {result.seconds:.1f} s"
         lines = [*change.lines(), *([wrote] if is_written else [])]
+        if result.is_found:
+            lines = list(found_lines(result.paths))
     if request.json or not request.quiet:
         print(json_text(change.describe(written=is_written)) if request.json else "\n".join(lines))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.errors import BadArgument, BadRequest, OutputError, ToolkitError
+from gguf_tools.errors import BadArgument, BadRequest, MissingFile, OutputError, ToolkitError
 from gguf_tools.system.files import NO_WAIT, open_file
 
 MAX_BYTES = 1 << 30
@@ -82,7 +82,8 @@ def read_input(
 ) -> bytes:
     """Return the bytes of a text or a table.
 
-    raises  `error` for what is not a regular file, has more than `most` bytes, or can't be read
+    raises  `error` for what is not a regular file, has more than `most` bytes, or can't be read; MissingFile
+            in place of BadRequest for what is not there
     """
     try:
         # Opening a pipe must not wait for a writer, and a device has no end.
@@ -95,6 +96,9 @@ def read_input(
             if status.st_size > most:
                 raise error(f"{path}: {status.st_size} bytes, expected at most {most}")
             return b"".join(iter(lambda: file.read(most), b""))
+    except FileNotFoundError as cause:
+        kind = MissingFile if error is BadRequest else error
+        raise kind(f"{path}: can't be read ({cause.strerror})") from cause
     except OSError as cause:
         raise error(f"{path}: can't be read ({cause.strerror or cause})") from cause
     except ValueError as cause:  # a name with a character that no file name has

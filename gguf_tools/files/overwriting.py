@@ -2,10 +2,11 @@
 
 - A file that is named as an output and as something else is refused before anything is opened, whatever it is
   named as: `refuse_shared` compares files, not names, so links and other spellings count.
-- An output that is there already is refused without --force. What an interrupted run of the same command
-  has left is its own, and is resumed: a journal, a partial output or a folder of finished layers beside one
-  of the outputs says so. `quantize` alone replaces its output and says so, because llama-quantize does, and
-  scripts that call it expect it.
+- An output that is there already is refused without --force, in Python without force=True. One that is what
+  the same command would make is done instead: nothing is written. What an interrupted run has left is its
+  own, and is resumed: a journal, a partial output or a folder of finished layers beside one of the outputs
+  says so. `quantize` replaces its output and says so where all its options are llama-quantize's, because that
+  does, and scripts that call it expect it.
 - The files beside an output say themselves whose they are: partial_file.py, journal.py and atomic_write.py.
 """
 
@@ -80,8 +81,13 @@ def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
     outputs  those of one run; None: one that isn't asked for
     """
     paths = [path for path in outputs if path is not None]
-    if force or any(path.with_name(path.name + end).exists() for path in paths for end in _UNFINISHED):
+    if force or is_unfinished(paths):
         return
     for path in paths:
         if path.is_file():
             raise OutputError(f"{path}: exists already; --force replaces it")
+
+
+def is_unfinished(outputs: Iterable[Path]) -> bool:
+    """Whether an interrupted run has left something beside one of its outputs, which it may go on from."""
+    return any(path.with_name(path.name + end).exists() for path in outputs for end in _UNFINISHED)

@@ -24,10 +24,30 @@ from math import prod
 
 from gguf_tools.errors import FormatError, ShapeError
 
+_BY_NAME: dict[str, GGMLType] = {}
+
+
+class _ByName(type):
+    """Gives a class of types each of them by its name: GGMLType.Q4_K, GGMLType["q4_k"]."""
+
+    def __getattr__(cls, name: str) -> GGMLType:
+        if name in _BY_NAME:
+            return _BY_NAME[name]
+        raise AttributeError(f"{cls.__name__} has no {name!r}", name=name, obj=cls)
+
+    def __getitem__(cls, name: str) -> GGMLType:
+        return by_name(name)
+
+    def __dir__(cls) -> list[str]:
+        return sorted({*super().__dir__(), *_BY_NAME})
+
 
 @dataclass(frozen=True)
-class GGMLType:
-    """A tensor type as a fact of the file format.
+class GGMLType(metaclass=_ByName):
+    """A tensor type as a fact of the file format; each is an attribute of the class.
+
+    >>> GGMLType.Q4_K.bits_per_weight, GGMLType["q4_k"] is GGMLType.Q4_K
+    (4.5, True)
 
     id                what the file stores
     name              as in ggml's enum, without the prefix
@@ -189,7 +209,7 @@ Q8_K_R8 = GGMLType(399, "Q8_K_R8", 256, 258, rows_interleaved=8)
 TYPES: tuple[GGMLType, ...] = tuple(value for value in list(vars().values()) if isinstance(value, GGMLType))
 
 _BY_ID = {type_.id: type_ for type_ in TYPES}
-_BY_NAME = {type_.name: type_ for type_ in TYPES} | {"Q1_0_G128": Q1_0}
+_BY_NAME.update({type_.name: type_ for type_ in TYPES}, Q1_0_G128=Q1_0)
 
 
 def by_id(type_id: int) -> GGMLType:

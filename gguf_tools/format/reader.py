@@ -12,11 +12,13 @@ import os
 import stat
 import sys
 from abc import ABC, abstractmethod
+from importlib import import_module
+from io import FileIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from gguf_tools.errors import FormatError, ShapeError, TruncatedError
+from gguf_tools.errors import FormatError, MissingModel, ShapeError, TruncatedError, UnreadableInput
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian, check_data, read_header
@@ -83,8 +85,33 @@ class Opened(ABC):
         value = self.metadata.get(key)
         return default if value is None else value.plain
 
+    def values(self, name: str) -> np.ndarray:
+        """Decode a tensor, whatever its type is: float32, in its shape. Its bytes are `raw` and `blocks`.
+
+        raises  FormatError for a tensor that isn't there, QuantError for a type without a decoder
+        """
+        # By its name, because decoders are on a floor above this one.
+        decoded: np.ndarray = import_module("quantize.arrays").read_values(self, name)
+        return decoded
+
     @abstractmethod
     def close(self) -> None: ...
+
+
+def _opened(path: Path) -> FileIO:
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise UnreadableInput(f"{path}: is a folder, expected a file")
+        if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
+            raise FormatError(f"{path}: not a regular file")
+        return open(path, "rb", buffering=0)
+    except FileNotFoundError as error:
+        raise MissingModel(f"{path}: {error.strerror}") from error
+    except UnreadableInput:
+        raise
+    except OSError as error:
+        raise UnreadableInput(f"{path}: {error.strerror}") from error
 
 
 class GGUFFile(Opened):
@@ -99,17 +126,18 @@ class GGUFFile(Opened):
     data_start  where the data begin
     size_bytes  size of the file when it was opened
 
-    Raises OSError if the file can't be read, FormatError, TruncatedError or UnsupportedVersion if its
-    header can't be right. Close it, or use it as a context manager; arrays that `raw` and `raw_rows`
-    returned stay valid.
+    Raises UnreadableInput, an OSError, if the file can't be read, and FormatError, TruncatedError or
+    UnsupportedVersion if its header can't be right. Close it, or use it as a context manager; arrays that
+    `raw` and `raw_rows` returned stay valid.
+
+    >>> with GGUFFile("model-Q4_K_M.gguf") as file:
+    ...     file.values("blk.0.ffn_down.weight").dtype, file.raw("blk.0.ffn_down.weight").dtype
+    (dtype('float32'), dtype('uint8'))
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        mode = os.stat(self.path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
-            raise FormatError(f"{self.path}: not a regular file")
-        self._stream = open(self.path, "rb", buffering=0)  # noqa: SIM115  closed by close()
+        self._stream = _opened(self.path)
         self._map: mmap | None = None
         try:
             self.size_bytes = os.fstat(self._stream.fileno()).st_size
@@ -178,13 +206,13 @@ class GGUFFile(Opened):
     def array(self, name: str) -> np.ndarray:
         """Return a tensor of plain numbers as an array of its shape and dtype (BF16: that of ml_dtypes).
 
-        raises  FormatError for a quantized tensor: `quantize.read_values` has its values, `blocks` its bytes
+        raises  FormatError for a quantized tensor: `values` decodes it, `blocks` has its bytes
         """
         info = self.tensor(name)
         if not is_plain(info.type):
             raise FormatError(
                 f"{self.path}: tensor {name!r} is quantized to {info.type.name}; its values are"
-                " quantize.read_values(file, name), its bytes file.blocks(name)"
+                f" file.values({name!r}), its bytes file.blocks({name!r})"
             )
         return self.blocks(name)
 

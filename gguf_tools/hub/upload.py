@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.errors import BadRequest, MissingFile, OutputError
 from gguf_tools.files.journal import JOURNAL_SUFFIX
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX
 from gguf_tools.format.shards import open_gguf
@@ -190,7 +190,7 @@ def _send(api: HfApi, each: Upload, name: HubName) -> None:
 
 def _parts_of(path: Path) -> list[Path]:
     if not path.is_file():
-        raise BadRequest(f"{path}: no such file or folder")
+        raise MissingFile(f"{path}: no such file or folder")
     if path.name.endswith(UNFINISHED):
         raise BadRequest(f"{path}: is unfinished; the command that was writing it goes on with it")
     if path.suffix == ".gguf":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
 from html import escape
+from pathlib import Path
 
 from gguf_tools import __version__
-from gguf_tools.text import printable
+from gguf_tools.hub.names import folder_name
+from gguf_tools.text import counted, printable
 from quality.divergence import Estimate
 from quality.report.charts import NARROW, WIDE, Canvas
 from quality.report.style import STYLE
@@ -31,6 +34,13 @@ def page_html(title: str, sections: Iterable[str], more_style: str = "") -> str:
             "</body></html>\n",
         ]
     )
+
+
+def page_title(base: Path, n_files: int) -> str:
+    """Name a page by the model, how many files were measured, and the day."""
+    today = date.today()
+    day = f"{today.day} {today:%B %Y}"
+    return f"{printable(folder_name(base))}: {counted(n_files, 'quantized file')}, {day}"
 
 
 def chart_html(name: str, title: str, caption: str, draw: Callable[[str, Canvas], str]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from gguf_tools.hub.names import folder_name
 from gguf_tools.text import printable, size_text
 from quality.evaluation import EvaluatedModel, Evaluation
 from quality.noise_floor import NOISE_HEADINGS, noise_rows
 from quality.report.charts import SMALLEST_KLD, drift_chart, routing_chart, size_chart, tokens_chart
-from quality.report.html import chart_html, estimate_text, page_html, table_html
+from quality.report.html import chart_html, estimate_text, page_html, page_title, table_html
 from quality.report.model_sections import map_sections, price_sections
 from quality.report.passage_section import passage_sections
 from quality.report.points import Earlier, Point, earlier_points, measured_points
@@ -50,14 +49,13 @@ def report_page(
         *price_sections(models, losses),
         *passage_sections({None: evaluation}),
     ]
-    title = f"{printable(folder_name(evaluation.base_path))}: how good are {len(models)} files?"
-    return page_html(title, sections)
+    return page_html(page_title(evaluation.base_path, len(models)), sections)
 
 
 def _heading(evaluation: Evaluation) -> Iterator[str]:
     text = evaluation.text
     name = (evaluation.base_path if text.path is None else text.path).name
-    yield f"<h1>{escape(printable(folder_name(evaluation.base_path)))}</h1>"
+    yield f"<h1>{escape(page_title(evaluation.base_path, len(evaluation.models)))}</h1>"
     yield (
         f'<p class="note">{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of'
         f" {text.chunk_size} tokens of {escape(printable(name))}. The base's perplexity is"
@@ -94,7 +92,8 @@ def size_figure(points: Sequence[Point], earlier: Sequence[Earlier], floor: floa
     points  those that were measured, and those of earlier evaluations
     floor   divergence that is noise; None: not measured
     """
-    parts = ["Both axes are logarithmic. The line joins the files that no other beats in both."]
+    parts = ["Both axes are logarithmic. The line joins the best files: none is both smaller and nearer to"
+             " the base."]
     if earlier:
         names = ", ".join(printable(each.path.name) for each in earlier)
         parts.append(f"Hollow: files of {names}.")
@@ -126,6 +125,6 @@ def _charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
     if any(layer.routing_changed is not None for model in models for layer in model.layers):
         yield chart_html(
             "routing", "Routing by layer",
-            "Share of the base's choices of experts that a file does not make.",
+            "Share of tokens' choices of experts that are other ones than the base's.",
             lambda prefix, canvas: routing_chart(models, prefix, canvas),
         )  # fmt: skip

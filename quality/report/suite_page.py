@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
-from gguf_tools.hub.names import folder_name
 from gguf_tools.text import printable, size_text
 from quality.comparison import Comparison, Interval, Verdict, flips_interval, kld_interval
 from quality.divergence import TokenValues
 from quality.noise_floor import mean_floor, noise_by_class_rows
 from quality.report.charts import Canvas
 from quality.report.class_charts import ClassRows, Mark, class_chart
-from quality.report.html import chart_html, page_html, table_html
+from quality.report.html import chart_html, page_html, page_title, table_html
 from quality.report.model_sections import map_sections, price_sections
 from quality.report.page import size_figure
 from quality.report.passage_section import passage_sections
@@ -54,15 +53,14 @@ def suite_page(
         *price_sections(files, losses),
         *passage_sections(evaluation.by_class),
     ]
-    title = f"{printable(folder_name(evaluation.base_path))}: how good are {len(files)} files?"
-    return page_html(title, sections)
+    return page_html(page_title(evaluation.base_path, len(files)), sections)
 
 
 def _heading(evaluation: SuiteEvaluation) -> Iterator[str]:
     texts = [each.text for each in evaluation.by_class.values()]
     n_measured, n_chunks = sum(each.n_tokens_measured for each in texts), sum(each.n_chunks for each in texts)
     suite = escape(printable(evaluation.suite.name)) + (", a tenth of each" if evaluation.suite.quick else "")
-    yield f"<h1>{escape(printable(folder_name(evaluation.base_path)))}</h1>"
+    yield f"<h1>{escape(page_title(evaluation.base_path, len(evaluation.files)))}</h1>"
     yield (
         f'<p class="note">{len(texts)} classes of texts, suite {suite}:'
         f" {n_measured:,} tokens measured, in {n_chunks} chunks. Over all, each class weighs the same. KLD is"

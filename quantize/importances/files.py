@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import BadImportance
+from gguf_tools.errors import BadImportance, MissingMatrix
 from gguf_tools.files.inputs import InputFile
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFFile
@@ -205,8 +205,10 @@ def load(path: str | os.PathLike[str]) -> ImportanceFile:
             raise BadImportance(f"{path}: not a regular file")
         is_gguf = file.n_bytes >= 4 and file.read(0, 4, "the first bytes").tobytes() == b"GGUF"
         contents = _load_gguf(path) if is_gguf else _load_dat(file)
+    except FileNotFoundError as error:
+        raise MissingMatrix(f"{path}: can't be read (No such file or directory)") from error
     except OSError as error:
-        raise BadImportance(f"{path}: can't be read ({error.strerror})") from error
+        raise BadImportance(f"{path}: can't be read ({error.strerror or error})") from error
     if not contents.entries:
         raise BadImportance(f"{path}: holds no importances")
     return contents

@@ -18,7 +18,7 @@ from gguf_tools.errors import BadRequest, NeedsImportance
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import size_text, value_text
+from gguf_tools.text import counted, size_text, value_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
@@ -52,6 +52,7 @@ from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation, lay_out, parts_of
+from quantize.report import found_lines
 from quantize.roles import MLALayout, Role, in_layer_ranges, tensor_role
 from quantize.run_options import RunChoices, RunOptions, merge_choices
 
@@ -332,8 +333,8 @@ def change_lines(change: LayoutChange) -> Iterator[str]:
     for wanted in roles_in("both"):
         for (role, text), number in n_layers.items():
             if role is wanted:
-                yield f"  {role.value} of {_count(number, 'layer')}: {text}"
-    yield f"  {_count(n_others, 'other tensor')}: as they are"
+                yield f"  {role.value} of {counted(number, 'layer')}: {text}"
+    yield f"  {counted(n_others, 'other tensor')}: as they are"
     for key, old, new in changed_keys(change):
         yield f"  {key}: {_key_text(old)} -> {_key_text(new)}"
     n_encoded = sum(not move.is_exact for move in change.moves)
@@ -348,6 +349,9 @@ def change_lines(change: LayoutChange) -> Iterator[str]:
 
 def result_lines(result: Changed[LayoutChange]) -> Iterator[str]:
     """Yield the lines of the change, then where the output is and how long it took."""
+    if result.is_found:
+        yield from found_lines(result.paths)
+        return
     yield from change_lines(result.change)
     if result.written is None:
         return
@@ -434,7 +438,3 @@ def _moved_text(moved: MovedRows) -> str:
 
 def _key_text(value: Value | None) -> str:
     return "absent" if value is None else value_text(value)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -191,7 +191,10 @@ def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Fin
 
 
 def fallbacks(plans: Sequence[TensorPlan], named: Sequence[Override] = ()) -> Iterator[Finding]:
-    """Yield one finding per way in which rows did not fit; a mere note where the user has named the type.
+    """Yield one finding per way in which rows did not fit.
+
+    It is a mere note where the user has named the type, and where rows are shorter than one block: then no
+    file of that model can be otherwise, as with attn_k_b of DeepSeek.
 
     named  the user's fallbacks
     """
@@ -201,12 +204,12 @@ def fallbacks(plans: Sequence[TensorPlan], named: Sequence[Override] = ()) -> It
         if wanted is None:
             continue
         if plan.shape[-1] % wanted.block_elems:
-            unfilled = f"blocks rows of {plan.shape[-1]}"
+            why = f"rows of {plan.shape[-1]} can't be cut into blocks of {wanted.block_elems}"
         else:
-            unfilled = f"groups of {wanted.rows_interleaved} rows matrices of {plan.shape[-2]}"
-        what = f"{plan.target_type} instead of {wanted}, whose {unfilled} do not fill"
-        level = Level.WARNING if find_override(named, plan.name) is None else Level.NOTE
-        ways[what, level].append(plan.name)
+            why = f"{plan.shape[-2]} rows can't be cut into groups of {wanted.rows_interleaved}"
+        what = f"{plan.target_type} instead of {wanted}, because {why}"
+        is_expected = plan.shape[-1] < wanted.block_elems or find_override(named, plan.name) is not None
+        ways[what, Level.NOTE if is_expected else Level.WARNING].append(plan.name)
     for (what, level), names in ways.items():
         yield from _about(Kind.FALLBACK, what, names, len(plans), level)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gguf_tools.errors import BadImportance, BadRequest
-from gguf_tools.findings import Finding
+from gguf_tools.findings import Finding, Level
 from gguf_tools.format.ggml_types import I8, I16, I32, I64, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import types_table
@@ -97,6 +97,12 @@ class Plan:
     def remarks(self) -> tuple[str, ...]:
         """The notes and the findings that do not stop a run."""
         return (*self.notes, *(finding.text for finding in self.findings if not finding.stops))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The same without what is common and harmless, for the end of a run."""
+        told = (each.text for each in self.findings if not each.stops and each.level > Level.NOTE)
+        return (*self.notes, *told)
 
     @property
     def problems(self) -> tuple[Finding, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import pytest
 
+from calibrate.options import CalibrationChoices, CalibrationOptions
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from convert.options import ConvertChoices, ConvertOptions
+from convert.sources import SourceChoices, SourceOptions
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 from imatrix.options import CollectChoices, CollectOptions
@@ -31,15 +33,23 @@ CHOICES: dict[Any, tuple[Any, ...]] = {
     AuditChoices: (AuditOptions,),
     EvaluateChoices: (EvaluateOptions, Cut, ForwardOptions),
     SensitivityChoices: (SensitivityOptions, Cut, ForwardOptions),
+    SourceChoices: (SourceOptions, RunOptions),
+    CalibrationChoices: (CalibrationOptions, Cut, ForwardOptions),
 }
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda each: each.__name__)
 def test_choices_are_the_fields_of_the_options(choices: Any) -> None:
-    of_each = [{field.name: field.type for field in fields(options)} for options in CHOICES[choices]]
+    of_each = [{each.name: each.type for each in fields(options) if _is_choice(each)}
+               for options in CHOICES[choices]]  # fmt: skip
     together = {name: type_ for own in of_each for name, type_ in own.items()}
     assert len(together) == sum(map(len, of_each)), "a name is a field of two options"
     assert {name: hint.__forward_arg__ for name, hint in choices.__annotations__.items()} == together
+
+
+def _is_choice(each: Field[Any]) -> bool:
+    """Whether a field is chosen by name; one without a default has a place of its own."""
+    return each.init and (each.default is not MISSING or each.default_factory is not MISSING)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -79,7 +79,13 @@ def test_every_command_is_installed() -> None:
         assert name in _bound_names(module), home
 
 
-LAZY = [path for path in MODULES if path.name == "__init__.py" and "_HOMES" in (ROOT / path).read_text()]
+FIRST = Path("gguf_tools/__init__.py")
+"""The package that offers names of all floors. What type checkers see of it is a stub."""
+
+LAZY = [
+    path for path in MODULES
+    if path.name == "__init__.py" and path != FIRST and "_HOMES" in (ROOT / path).read_text()
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", LAZY, ids=str)
@@ -101,8 +107,25 @@ def test_lazy_names_say_the_same_three_times(path: Path) -> None:
         assert name in _bound_names(home), f"{home} has no {name}"
 
 
+def test_the_first_package_and_its_stub_have_the_same_names() -> None:
+    tree, stub = (ast.parse((ROOT / path).read_text()) for path in (FIRST, FIRST.with_suffix(".pyi")))
+    homes: dict[str, str] = _literal(tree, "_HOMES")
+    names: list[str] = _literal(tree, "__all__")
+    own = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(names) == names == sorted({*homes, *(own & set(names)), "__version__"})
+    typed = {
+        alias.asname: node.module if isinstance(node, ast.ImportFrom) else alias.name
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for alias in node.names
+    }
+    assert {*typed, "__version__"} == set(names)
+    typed["edit"] += ".edit"  # a part of this package
+    assert {name: typed[name] for name in homes} == homes
+
+
 def test_public_names_are_there() -> None:
-    for path in set(MODULES) - set(LAZY):
+    for path in {*MODULES} - {*LAZY, FIRST}:
         names = _literal(ast.parse((ROOT / path).read_text()), "__all__")
         if names is not None:
             assert names == sorted(names), path

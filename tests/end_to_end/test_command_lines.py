@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import convert
 import gguf_cli.convert
 import gguf_cli.evaluate
 import gguf_cli.imatrix
 import gguf_cli.main
 import gguf_cli.quantize
 import gguf_cli.sensitivity
-from gguf_tools import open_gguf
+import imatrix
+import quantize
+from gguf_tools import OutputError, open_gguf
 from tests.end_to_end.test_commands import MATRIX
 
 Main = Callable[[list[str]], int]
@@ -170,14 +174,67 @@ def test_missing_importances_are_folded(
     assert len(err) < 700
 
 
-def test_a_replaced_file_is_named(
+def test_what_quantize_replaces(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q8_0"]
-    assert gguf_cli.quantize.main(words) == 0
+    """llama-quantize's habit where only its options are used, said aloud; --force with any of ours."""
+    source, out = str(tiny_gguf("bf16")), tmp_path / "out.gguf"
+    assert gguf_cli.quantize.main([source, str(out), "Q8_0"]) == 0
     assert "which was there before" not in capsys.readouterr().out
-    assert gguf_cli.quantize.main(words) == 0
-    assert f"replaced {tmp_path / 'out.gguf'}, which was there before\n" in capsys.readouterr().out
+    first = out.stat()
+    assert gguf_cli.quantize.main([source, str(out), "Q8_0"]) == 0
+    assert capsys.readouterr().out == f"{out}: is already there, as asked; --force makes it anew\n"
+    assert (out.stat().st_ino, out.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+    assert gguf_cli.quantize.main([source, str(out), "Q4_0"]) == 0
+    said = capsys.readouterr().out
+    assert f"replaced {out}, which was there before\n" in said
+    assert "note: replaced without asking, as llama-quantize does; with an option of ours" in said
+    ours = ["--fallback", "attn_k_b=Q8_0", source, str(out), "Q4_K_M"]
+    assert gguf_cli.quantize.main(ours) == 1
+    assert f"{out}: exists already; --force replaces it\n" in capsys.readouterr().err
+    assert gguf_cli.quantize.main(["--force", *ours]) == 0
+    said = capsys.readouterr().out
+    assert f"replaced {out}, which was there before\n" in said
+    assert "without asking" not in said
+
+
+def test_a_finished_output_is_done_as_long_as_its_inputs_are_the_same(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Other weights under the same header, an older date and all, are another plan."""
+    source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    data = tiny_gguf("bf16").read_bytes()
+    source.write_bytes(data)
+    assert not quantize.quantize(source, out, "Q8_0").is_found
+    assert quantize.quantize(source, out, "Q8_0").is_found
+    assert not quantize.quantize(source, out, "Q8_0", force=True).is_found
+    other = tmp_path / "other.gguf"
+    other.write_bytes(data[:-64] + bytes(64))
+    os.utime(other, (0, 0))
+    other.replace(source)
+    with pytest.raises(OutputError, match="exists already; --force replaces it"):
+        quantize.quantize(source, out, "Q8_0")
+    before = out.read_bytes()
+    assert quantize.quantize(source, out, "Q8_0", force=True).replaced == (out,)
+    assert out.read_bytes() != before
+
+
+@pytest.mark.parametrize("what", ["convert", "quantize", "imatrix"])
+def test_python_asks_too(
+    what: str, tiny_folder: Path, tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b"the old file")
+    make = {
+        "convert": lambda **force: convert.convert(tiny_folder, out, outtype="bf16", **force),
+        "quantize": lambda **force: quantize.quantize(tiny_gguf("bf16"), out, "Q8_0", **force),
+        "imatrix": lambda **force: imatrix.save(out, imatrix.load(MATRIX), **force),
+    }[what]
+    with pytest.raises(OutputError, match="exists already; --force replaces it"):
+        make()
+    assert out.read_bytes() == b"the old file"
+    make(force=True)
+    assert out.read_bytes() != b"the old file"
 
 
 WRITING = [
@@ -197,7 +254,7 @@ WRITING = [
 
 
 @pytest.mark.parametrize("words", WRITING)
-def test_an_output_that_is_there_is_replaced_by_force_alone(
+def test_an_output_that_is_there_is_replaced_only_with_force(
     words: str,
     tiny_gguf: Callable[[str], Path],
     tiny_folder: Path,
@@ -227,7 +284,7 @@ def test_what_a_run_has_left_is_its_own(tiny_folder: Path, tmp_path: Path) -> No
     """The first part is published, the journal of the others is there: the next run goes on."""
     words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--split-max-tensors", "30", "-q"]
     assert gguf_cli.convert.main(words) == 0
-    assert gguf_cli.convert.main(words) == 1
+    assert gguf_cli.convert.main([*words, "--model-name", "Other"]) == 1
     (tmp_path / "m-00002-of-00002.gguf").rename(tmp_path / "m-00002-of-00002.gguf.partial")
     assert gguf_cli.convert.main(words) == 0
 

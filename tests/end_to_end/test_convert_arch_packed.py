@@ -58,7 +58,7 @@ def test_kimi_s_int4_experts(tmp_path: Path) -> None:
     for outtype in ("bf16", "Q4_K_M"):
         files = [folder / "out.gguf" for folder in (plain, thinking)]
         for folder, file in zip((plain, thinking), files, strict=True):
-            convert.convert(folder, file, outtype=outtype, model_name="kimi", provenance=False)
+            convert.convert(folder, file, outtype=outtype, model_name="kimi", provenance=False, force=True)
         with open_gguf(files[0]) as one, open_gguf(files[1]) as two:
             assert set(one.tensors) == set(two.tensors)
             for name in one.tensors:

@@ -218,7 +218,7 @@ def test_transformers_defaults_are_written(tmp_path: Path) -> None:
 
 
 def notes_of(folder: Path, tmp_path: Path) -> tuple[str, ...]:
-    return convert.convert(folder, tmp_path / "out.gguf", outtype="bf16").preparation.plan.notes
+    return convert.convert(folder, tmp_path / "out.gguf", outtype="bf16", force=True).preparation.plan.notes
 
 
 def test_a_sliding_window_gets_a_note(tmp_path: Path) -> None:

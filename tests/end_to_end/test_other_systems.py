@@ -41,8 +41,8 @@ def make_all(source: Path, folder: Path, target: Path) -> None:
         quantize.quantize(shard, output, "Q4_0", keep_split=True, progress=lambda _: stop_in_the_middle)
     done = quantize.quantize(shard, output, "Q4_0", keep_split=True, verify=True, n_threads=2)
     assert done.written.n_resumed >= 59
-    again = quantize.quantize(shard, output, "Q4_0", keep_split=True, n_threads=2)  # replaces what is there
-    assert again.replaced
+    assert quantize.quantize(shard, output, "Q4_0", keep_split=True).is_found
+    assert quantize.quantize(shard, output, "Q4_0", keep_split=True, n_threads=2, force=True).replaced
     (target / "edited.gguf").write_bytes(source.read_bytes())
     assert main(["rename", str(target / "edited.gguf"), "output_norm.weight=output_mron.weight"]) == 0
 

@@ -152,7 +152,7 @@ def test_attn_k_b_gains_by_its_importances(tiny_gguf: Callable[[str], Path], tmp
     weights = data.entries["blk.1.attn_k_b.weight"].weights().reshape(4, 1, 128)
     errors = {}
     for label, known in (("with", data), ("without", None)):
-        quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q4_0", importances=known)
+        quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q4_0", importances=known, force=True)
         with open_gguf(tmp_path / "q.gguf") as file, open_gguf(tiny_gguf("f32")) as source:
             found, exact = (
                 GGUFTensor(f, "blk.1.attn_k_b.weight").read_rows(0, 1024).reshape(4, 256, 128)

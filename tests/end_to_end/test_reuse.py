@@ -87,7 +87,7 @@ def test_one_pass(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     n_tensors = n_encoded(parts[0])
     words = ["--outtype", "Q8_0", "--outfile", str(out), "--split-max-tensors", "25", "--verify"]
     before = {path: path.read_bytes() for path in parts}
-    assert gguf_cli.convert.main([str(tiny_folder), *words, "--reuse", str(parts[1])]) == 0
+    assert gguf_cli.convert.main([str(tiny_folder), *words, "--force", "--reuse", str(parts[1])]) == 0
     assert f"reused {n_tensors} of " in capsys.readouterr().out
     assert {path: path.read_bytes() for path in parts} == before
     single = tmp_path / "single.gguf"

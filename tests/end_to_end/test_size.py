@@ -35,7 +35,7 @@ def test_losses_of_the_folder_serve_every_layout_of_its_attention(
     words = ["--dry-run", "--size", "5bpw", "--for", target, "--losses", tmp_path / "losses.json"]
     more = [] if layout == "both" else ["--mla", layout]
     assert main([str(word) for word in [*words, *more, SAMPLE, tmp_path / "out.gguf"]]) == 0
-    assert "types chosen for " in capsys.readouterr().out
+    assert "types chosen: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_types_and_bytes_are_chosen_in_one_command(
     words = ["--calibrate", text, "-c", 128, "--chunks", 2, "--size", "3.5bpw", SAMPLE, output]
     assert main([str(word) for word in words]) == 0
     printed = capsys.readouterr().out
-    assert "types chosen for " in printed
+    assert "types chosen: " in printed
     assert "calibrated " in printed
     losses = read_sensitivities(f"{output}.losses.json")
     assert losses.text["chunks"] == 2

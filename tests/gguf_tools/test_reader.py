@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_tools import GGUFFile, TensorInfo, Value
-from gguf_tools.errors import FormatError, ShapeError, TruncatedError
+from gguf_tools.errors import FormatError, ShapeError, TruncatedError, UnreadableInput
 from gguf_tools.format import ggml_types as types
 from gguf_tools.format.header import Endian
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
@@ -151,7 +151,7 @@ def test_things_that_are_no_files(tmp_path: Path) -> None:
         GGUFFile(tmp_path / "empty")
     with pytest.raises(FileNotFoundError):
         GGUFFile(tmp_path / "nope")
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(UnreadableInput, match="is a folder, expected a file"):
         GGUFFile(tmp_path)
     with pytest.raises(FormatError, match="not a regular file"):
         GGUFFile("/dev/null")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gguf_tools.text import MAX_EXACT, for_json, json_line, json_text
+from gguf_tools.text import MAX_EXACT, counted, for_json, json_line, json_text
 
 
 @pytest.mark.parametrize("text_of", [json_text, json_line])
@@ -23,3 +23,14 @@ def test_numbers_that_a_reader_would_lose_are_texts(text_of: Callable[[object], 
 def test_other_data_stay_as_they_are() -> None:
     data = {"a": [1, 2.5, "text", False, {"b": None}]}
     assert for_json(data) == data
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "file", "1 file"), (0, "warning", "0 warnings"), (1234, "entry", "1,234 entries"),
+        (3, "layer", "3 layers"),
+    ],
+)  # fmt: skip
+def test_a_number_has_its_noun_in_the_plural_unless_it_is_one(number: int, noun: str, text: str) -> None:
+    assert counted(number, noun) == text

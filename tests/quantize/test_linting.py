@@ -42,19 +42,19 @@ def test_what_a_recipe_would_do(model: Path, tmp_path: Path) -> None:
         "warning: override 'blk.3.attn_output=Q4_0' is shadowed by 'attn_output=Q8_0', which came first:"
         " blk.3.attn_output.weight",
         "warning: override 'attn_q=Q8_0' matches no tensor that can be quantized",
-        "warning: Q8_0 instead of Q6_K, whose blocks rows of 1408 do not fill: 13 of 190 tensors:"
-        " blk.0-2,5,8,11,14,17,20,23-26.ffn_down_exps.weight",
-        "warning: Q5_0 instead of Q4_K, whose blocks rows of 128 do not fill: 26 of 190 tensors:"
-        " blk.1-26.attn_k_b.weight",
-        "warning: Q5_0 instead of Q4_K, whose blocks rows of 1408 do not fill: 14 of 190 tensors:"
-        " blk.3-4,6-7,9-10,12-13,15-16,18-19,21-22.ffn_down_exps.weight",
+        "warning: Q8_0 instead of Q6_K, because rows of 1408 can't be cut into blocks of 256: 13 of 190"
+        " tensors: blk.0-2,5,8,11,14,17,20,23-26.ffn_down_exps.weight",
+        "warning: Q5_0 instead of Q4_K, because rows of 1408 can't be cut into blocks of 256: 14 of 190"
+        " tensors: blk.3-4,6-7,9-10,12-13,15-16,18-19,21-22.ffn_down_exps.weight",
         "warning: 32.4 % of the weights have another type than the one asked for; --pad 256: padding with"
         " zeros (deepseek2.expert_feed_forward_length 1408 -> 1536): 10,293,460,992 bytes of tensors with it,"
         " 10,367,102,976 without (-0.71 %); 14 tensors Q4_K instead of Q5_0; 13 tensors Q6_K instead of Q8_0",
-        "note: F16 instead of Q4_K, whose blocks rows of 128 do not fill: 1 of 190 tensors:"
+        "note: F16 instead of Q4_K, because rows of 128 can't be cut into blocks of 256: 1 of 190 tensors:"
         " blk.0.attn_k_b.weight",
+        "note: Q5_0 instead of Q4_K, because rows of 128 can't be cut into blocks of 256: 26 of 190 tensors:"
+        " blk.1-26.attn_k_b.weight",
     ]
-    assert last == "mine: 0 errors, 6 warnings; 10,367,118,848 bytes (9.66 GiB), 5.3564 bits per weight"
+    assert last == "mine: 0 errors, 5 warnings; 10,367,118,848 bytes (9.66 GiB), 5.3564 bits per weight"
 
 
 def test_missing_importances_stop(model: Path) -> None:
@@ -84,7 +84,7 @@ def test_without_a_plan_there_is_no_size(model: Path, tmp_path: Path) -> None:
     assert lines[0].startswith(
         "error: rows do not fit the fallback that is named for blk.0-26.attn_k_b.weight"
     )
-    assert lines[1] == "mine: 1 errors, 0 warnings; no plan, so no size"
+    assert lines[1] == "mine: 1 error, 0 warnings; no plan, so no size"
 
 
 def test_options_reach_the_report(model: Path) -> None:

@@ -111,13 +111,13 @@ def test_experts_are_interleaved_one_by_one_and_weights_stay(tmp_path: Path) -> 
 def test_the_file_type_and_provenance_wait_for_the_way_back(tmp_path: Path) -> None:
     for number, new in ((2, 202), (15, 214), (14, 214), (1, 1)):
         source = write(tmp_path / "in.gguf", metadata={**METADATA, "general.file_type": Value.u32(number)})
-        repack(source, tmp_path / "r.gguf")
+        repack(source, tmp_path / "r.gguf", force=True)
         with open_gguf(tmp_path / "r.gguf") as file:
             assert file.get("general.file_type") == new
             assert (FILE_TYPE_BEFORE in file.metadata) == (new != number)
             assert PROVENANCE_KEY not in file.metadata
             assert file.metadata[PROVENANCE_BEFORE] == METADATA[PROVENANCE_KEY]
-        repack(tmp_path / "r.gguf", tmp_path / "back.gguf", undo=True)
+        repack(tmp_path / "r.gguf", tmp_path / "back.gguf", undo=True, force=True)
         assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()
 
 
@@ -171,7 +171,7 @@ def test_only_what_is_named_is_regrouped(tmp_path: Path) -> None:
     repack(source, tmp_path / "r.gguf", only=("attn_q", "up_exps"))
     changed = {name for name, type_ in types_of(tmp_path / "r.gguf").items() if type_ in REGROUPED}
     assert changed == {"blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"}
-    repack(source, tmp_path / "r.gguf", to=("BF16_R16", "Q8_0_R8"))
+    repack(source, tmp_path / "r.gguf", to=("BF16_R16", "Q8_0_R8"), force=True)
     changed = {name for name, type_ in types_of(tmp_path / "r.gguf").items() if type_ in REGROUPED}
     assert changed == {"blk.0.attn_q.weight", "output.weight"}
 

@@ -122,7 +122,7 @@ def test_a_dry_run_names_it_and_what_it_falls_back_to(
     lines = capsys.readouterr().out.splitlines()
     assert f"{MATRIX.name}        40 x 64  F32 -> {NAME}" in lines[0]
     assert lines[2].endswith(f"20 rows are no multiple of 8: {NAME} -> Q8_0")
-    assert f"note: Q8_0 instead of {NAME}, whose groups of 8 rows matrices of 20 do not fill" in lines[-1]
+    assert f"note: Q8_0 instead of {NAME}, because 20 rows can't be cut into groups of 8" in lines[-1]
 
 
 def test_its_error_range_is_what_verification_holds_it_to(

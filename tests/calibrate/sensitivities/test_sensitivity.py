@@ -13,6 +13,7 @@ import pytest
 
 import calibrate
 from gguf_cli.sensitivity import main
+from gguf_tools.errors import OutputError
 from gguf_tools.format.shards import open_gguf
 from quantize import quantize
 from quantize.formats import get_format
@@ -88,6 +89,11 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     losses = calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING)
     assert not list(tmp_path.glob("losses.json.*"))
     assert read_sensitivities(tmp_path / "losses.json") == losses
+    before = (tmp_path / "losses.json").stat().st_mtime_ns
+    assert calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING) == losses
+    assert (tmp_path / "losses.json").stat().st_mtime_ns == before
+    with pytest.raises(OutputError, match="exists already; --force replaces it"):
+        calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING, seed=7)
     drawn = drawn_labels(folder, tmp_path / "gradients")
     models = by_chunk(folder, drawn["labels"])
 

@@ -221,7 +221,7 @@ def test_the_command_writes_the_file_and_its_recipe(
              for word in (f"--save-{option}", tmp_path / f"{option}.yaml")]  # fmt: skip
     code, out, err = _run(capsys, *sizes, *saves, model, tmp_path / "out.gguf")
     assert code == 0, err
-    assert out.startswith("types chosen for ")
+    assert out.startswith("types chosen: ")
     recipe = ["--tensor-type-file", tmp_path / "tensor-types.yaml", model, tmp_path / "again.gguf"]
     assert _run(capsys, *recipe, read_recipe_file(tmp_path / "recipe.yaml").recipe.name)[0] == 0
     same = [model, tmp_path / "third.gguf", tmp_path / "recipe.yaml"]

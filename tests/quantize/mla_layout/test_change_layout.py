@@ -40,7 +40,7 @@ def test_value_rows_of_any_type_are_regrouped_row_by_row(type_: GGMLType, tmp_pa
     metadata = keys_of("none")
     path = write(tmp_path / "in.gguf", metadata, {info: any_bytes(info) for info in infos})
     for wanted in ("split", "both"):
-        change_layout(path, tmp_path / "out.gguf", wanted)
+        change_layout(path, tmp_path / "out.gguf", wanted, force=True)
         for layer in range(2):
             row_bytes = type_.row_bytes(SIZES.kv_lora)
             stored = np.frombuffer(raw(path, layer, KV), np.uint8).reshape(3, SIZES.head_rows, row_bytes)

@@ -108,6 +108,13 @@ def test_blocks_are_not_cut(tmp_path: Path) -> None:
         quantize(padded, tmp_path / "out.gguf", "COPY", pad="off")
 
 
+def test_a_size_set_by_hand_is_refused(tmp_path: Path) -> None:
+    source = write_ffn_file(tmp_path / "in.gguf")
+    overrides = [(KEY, Value.u32(ROUTED))]
+    with pytest.raises(BadRequest, match=f"--override-kv {KEY}"):
+        quantize(source, tmp_path / "out.gguf", "Q8_0", pad="256", kv_overrides=overrides)
+
+
 def test_interleaved_rows_are_not_cut() -> None:
     info = TensorInfo("blk.0.ffn_up.weight", (16, 32), Q8_0_R8)
     with pytest.raises(BadRequest, match="more than blocks"):

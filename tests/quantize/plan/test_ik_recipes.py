@@ -95,7 +95,7 @@ def test_matrices_that_fill_no_group_get_the_base_type_and_it_is_told() -> None:
     plan = plan_of(model("rows that fill no group"), "IQ4_XS_R8")
     assert types(plan)["blk.9.ffn_down.weight"] == "IQ4_XS"
     texts = [finding.text for finding in plan.findings]
-    expected = "IQ4_XS instead of IQ4_XS_R8, whose groups of 8 rows matrices of 2 do not fill: "
+    expected = "IQ4_XS instead of IQ4_XS_R8, because 2 rows can't be cut into groups of 8: "
     assert any(text.startswith(expected) for text in texts)
 
 

@@ -1,0 +1,291 @@
+"""The commands as functions: what `gguf_tools.quantize`, `gguf_tools.cook` and their like are.
+
+    import gguf_tools
+
+    gguf_tools.convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")
+    gguf_tools.quantize("lite-bf16.gguf", "lite-Q4_K_M.gguf", "Q4_K_M")
+
+A model is a GGUF file, a Hugging Face folder, or OWNER/NAME on the Hub, as on the command line. Here are the
+functions that need more than one floor, or that the library has in parts; the others are the library's own.
+Only force=True replaces an output that is there, and one that is as asked is done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from gguf_tools.errors import BadArgument, BadRequest
+from quantize.run_options import RunOptions, merge_choices
+
+if TYPE_CHECKING:
+    from calibrate.options import CalibrationChoices
+    from convert.sources import SourceChoices, SourceOptions
+    from forward.options import ForwardOptions
+    from forward.text.tokens import Cut
+    from gguf_tools.hub.upload import Upload
+    from quantize.plan.recipe_files import Mixture
+    from quantize.plan.sensitivities import Sensitivities
+    from quantize.run import Result, Run
+
+AnyPath = str | os.PathLike[str]
+
+
+class CookChoices(TypedDict, total=False):
+    """Other fields of CookRequest as keyword arguments."""
+
+    calibrate: bool
+    cut: Cut
+    held_out_cut: Cut
+    forward: ForwardOptions
+    restart: bool
+    force: bool
+    repo: str | None
+    quantized_by: str | None
+
+
+def quantize(
+    model: AnyPath,
+    output: AnyPath | None,
+    file_type: str | Mixture,
+    options: SourceOptions | None = None,
+    run: RunOptions | None = None,
+    *,
+    losses: AnyPath | Sensitivities | None = None,
+    **choices: Unpack[SourceChoices],
+) -> Result:
+    """Quantize a GGUF file, a Hugging Face folder or a model of the Hub, as the command does.
+
+        quantize("DeepSeek-V2-Lite", "lite-Q4_K_M.gguf", "Q4_K_M", importances="lite.imatrix.gguf")
+        quantize("lite-bf16.gguf", "lite.gguf", "3.4bpw", losses="lite.losses.json")
+
+    output     {ftype} in its name stands for the type. None: beside the model
+    file_type  Q4_K_M, a recipe file, or with `losses` a size: 3.4bpw, 12GiB
+    options    what to make: SourceOptions
+    run        how to run: RunOptions
+    losses     what each tensor costs at each type, as `sensitivity` measures it: a file, or what it returns
+    choices    fields of both as keyword arguments; they replace those of `options` and `run`
+    raises     ToolkitError. Finished work is kept for the next run
+    """
+    from convert.sources import SourceOptions, plan_source, source_folder
+
+    options, run = merge_choices(options or SourceOptions(), run, choices)
+    source = source_folder(os.fspath(model), quiet=True)
+
+    def plan(mixture: str | Mixture, *, allow_problems: bool = False) -> AbstractContextManager[Run]:
+        return plan_source(source, output, mixture, options, allow_problems=allow_problems)
+
+    if isinstance(file_type, str) and _is_size(file_type):
+        file_type = _mixture_of_size(file_type, losses, plan, calibrated=options.calibration is not None)
+    elif losses is not None:
+        raise BadArgument(f"losses choose types for a size, such as 3.4bpw; {file_type} has its own")
+    with plan(file_type) as planned:
+        return planned.execute(run)
+
+
+def calibrate(
+    model: AnyPath,
+    output: AnyPath | None,
+    file_type: str | Mixture,
+    text: AnyPath,
+    run: RunOptions | None = None,
+    *,
+    losses: AnyPath | Sensitivities | None = None,
+    **choices: Unpack[CalibrationChoices],
+) -> Result:
+    """Quantize a model so that it errs little on a text, as `quantize --calibrate` does.
+
+        calibrate("DeepSeek-V2-Lite", "lite-Q4_K_M.gguf", "Q4_K_M", "calibration.txt", n_chunks=40)
+
+    text     UTF-8
+    choices  fields of `Calibration`, and of the Cut and ForwardOptions in it, as keyword arguments
+    The rest is as in `quantize`.
+    """
+    from calibrate.calibration import Calibration
+    from gguf_tools.choices import with_choices
+
+    calibration = with_choices(Calibration(Path(text)), choices)
+    return quantize(model, output, file_type, run=run, losses=losses, calibration=calibration)
+
+
+def cook(
+    model: AnyPath,
+    text: AnyPath,
+    types: str | Iterable[str],
+    folder: AnyPath,
+    *,
+    evaluate: AnyPath | None = None,
+    name: str | None = None,
+    progress: bool = False,
+    **more: Unpack[CookChoices],
+) -> Path:
+    """Make importances, files, their divergence, a card and checksums in one run, as the command does.
+
+        cook("DeepSeek-V2-Lite", "calibration.txt", ["Q4_K_M", "3.4bpw"], "lite", evaluate="wiki.txt")
+
+    types     file types, recipe files and sizes
+    evaluate  text to measure the divergence on, which should be another one; None: it isn't measured
+    name      what the files are called; None: as the model
+    progress  show bars on standard error
+    more      other fields of CookRequest: calibrate=True, cut=Cut(...), forward=ForwardOptions(...)
+    raises    ToolkitError; what is finished stays for the next call. Returns the folder
+    """
+    from forward.options import require_torch
+
+    require_torch("cooking")
+    from convert.sources import source_folder
+    from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
+    from gguf_cli.cook.run import cook as cook_request
+
+    source = Path(source_folder(os.fspath(model), quiet=not progress))
+    request = CookRequest(
+        source=source,
+        text=Path(text),
+        wanted=parse_wanted(types if isinstance(types, str) else ",".join(types)),
+        folder=Path(folder),
+        name=name or model_name(source),
+        held_out=None if evaluate is None else Path(evaluate),
+        quiet=not progress,
+        **more,
+    )
+    cook_request(request)
+    return request.folder
+
+
+def card(
+    files: AnyPath | Iterable[AnyPath],
+    *,
+    source: AnyPath | None = None,
+    base_model: str | None = None,
+    quantized_by: str | None = None,
+    report: AnyPath | None = None,
+    output: AnyPath | None = None,
+    force: bool = False,
+) -> Path:
+    """Write README.md for files of a model, for the Hub; return its path.
+
+        card(["lite-Q4_K_M.gguf"], base_model="deepseek-ai/DeepSeek-V2-Lite", report="lite.json")
+
+    source   folder or file that the files were made of
+    report   what `evaluate` has written as JSON
+    output   None: README.md beside the files
+    force    replace a card that somebody else has written
+    raises   BadRequest for a report on other files, or a card that is not ours
+    """
+    from convert.card.write import CardRequest, write_card
+
+    paths = [Path(files)] if isinstance(files, str | os.PathLike) else list(map(Path, files))
+    request = CardRequest(
+        None if source is None else Path(source),
+        base_model,
+        quantized_by,
+        None if report is None else Path(report),
+    )
+    return write_card(paths, request, output=None if output is None else Path(output), force=force)
+
+
+def upload(
+    files: AnyPath | Iterable[AnyPath],
+    repository: str,
+    *,
+    private: bool = False,
+    force: bool = False,
+    include: Sequence[str] = (),
+) -> list[str]:
+    """Upload files, or what belongs to a model in a folder, to the Hub; return their names there.
+
+        upload("lite", "me/DeepSeek-V2-Lite-GGUF", private=True)
+
+    repository  OWNER/NAME[@BRANCH], made if it isn't there
+    include     patterns of more files to take from folders
+    raises      HubError; the same call goes on with what is missing. OutputError for a file that is there
+                with another content, without `force`
+    """
+    from gguf_tools.hub.names import parse_hub_name
+    from gguf_tools.hub.upload import plan_upload
+    from gguf_tools.hub.upload import upload as send
+
+    name = parse_hub_name(repository)
+    if name is None:
+        raise BadRequest(f"{repository}: expected OWNER/NAME")
+    paths = [Path(files)] if isinstance(files, str | os.PathLike) else list(map(Path, files))
+    uploads: Sequence[Upload] = plan_upload(paths, include)[0]
+    if not uploads:
+        raise BadRequest(f"{paths[0]}: nothing to upload")
+    send(uploads, name, private=private, force=force, bars=False)
+    return [each.name for each in uploads]
+
+
+def split(
+    model: AnyPath,
+    prefix: AnyPath,
+    *,
+    max_bytes: int | None = None,
+    max_tensors: int | None = None,
+    force: bool = False,
+) -> list[Path]:
+    """Split a GGUF file into PREFIX-00001-of-0000N.gguf and so on; return their paths.
+
+        split("lite-Q8_0.gguf", "parts/lite-Q8_0", max_bytes=4 << 30)
+
+    max_bytes, max_tensors  limits of a part; neither: 128 tensors
+    raises                  GGUFError, and OutputError for parts that are there without `force`
+    """
+    from gguf_tools.edit.rewrite import write_files
+    from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
+    from gguf_tools.files.overwriting import refuse_to_replace
+    from gguf_tools.format.shards import open_gguf
+
+    if max_bytes is None and max_tensors is None:
+        max_tensors = DEFAULT_MAX_TENSORS
+    with open_gguf(model) as source:
+        files = split_files(source, Path(prefix), max_bytes=max_bytes, max_tensors=max_tensors)
+        refuse_to_replace([file.path for file in files], force=force)
+        write_files(files, source.paths)
+    return [file.path for file in files]
+
+
+def merge(part: AnyPath, output: AnyPath, *, force: bool = False) -> Path:
+    """Merge a split set, given any of its parts, into one file; return its path.
+
+        merge("parts/lite-Q8_0-00001-of-00003.gguf", "lite-Q8_0.gguf")
+
+    raises  BadRequest for a file that is whole, GGUFError, and OutputError for an output that is there
+            without `force`
+    """
+    from gguf_tools.edit.rewrite import write_files
+    from gguf_tools.edit.split import merged_file
+    from gguf_tools.format.shards import open_gguf
+
+    with open_gguf(part) as source:
+        file = merged_file(source, Path(output), replace=force)
+        write_files([file], source.paths)
+    return file.path
+
+
+def _is_size(text: str) -> bool:
+    """Whether a word is a size rather than a file type: 3.4bpw, 12GiB."""
+    return text[:1].isdigit() and not text.isdigit()
+
+
+def _mixture_of_size(
+    size: str,
+    losses: AnyPath | Sensitivities | None,
+    plan: Callable[..., AbstractContextManager[Run]],
+    *,
+    calibrated: bool,
+) -> Mixture:
+    from calibrate.size.parse import parse_size
+    from calibrate.size.solve import SizeRequest, size_mixture
+    from quantize.plan.sensitivities import Sensitivities, read_sensitivities
+
+    if losses is None:
+        raise BadArgument(
+            f"a size ({size}) needs to know what each tensor costs: losses=..., from `sensitivity`"
+        )
+    known = losses if isinstance(losses, Sensitivities) else read_sensitivities(Path(losses))
+    request = SizeRequest(known, parse_size(size), calibrated=calibrated)
+    return size_mixture(lambda mixture: plan(mixture, allow_problems=True), request).mixture
