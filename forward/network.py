@@ -41,6 +41,7 @@ class Network:
                 None: all
     n_strands   strands of hidden states side by side
     n_handed    columns behind them: numbers that layers hand on (forward.layers.residual.WithSidecar)
+    embedding_scale  what embeddings are multiplied by on their way in
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
     """
@@ -55,6 +56,7 @@ class Network:
     n_chosen: int | None = None
     n_strands: int = 1
     n_handed: int = 0
+    embedding_scale: float = 1.0
     end: Callable[[Loader, RMSNorm], End] | None = None
 
     @property
@@ -68,7 +70,7 @@ class Network:
         gradients  (n_tokens, state_size): every strand begins with the embedding
         """
         if self.n_strands == 1:
-            return gradients[:, : self.hidden_size]
+            return gradients[:, : self.hidden_size] * self.embedding_scale
         return gradients.unflatten(-1, (self.n_strands, -1)).sum(1)
 
     def load_end(self, load: Loader) -> End:

@@ -211,7 +211,7 @@ def forward_pass(
         states = LayerStates(
             folder, size, load.dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
         )
-        states.begin(lambda first: embed(load, chunks, first, network.n_handed))
+        states.begin(lambda first: embed(load, chunks, first, network.n_handed, network.embedding_scale))
         rotate = network.rope.rotation(chunks.longest, load.device)
         sweep = Sweep(
             build=lambda number: network.build(load, number, rotate),
@@ -225,8 +225,10 @@ def forward_pass(
         yield ForwardPass(source, load, folder, sweep, execution, states)
 
 
-def embed(load: Loader, chunks: Chunks, states: States, n_handed: int = 0) -> Arrays:
-    """Write the embeddings of all tokens to `states`; each chunk reads the rows of its own tokens.
+def embed(
+    load: Loader, chunks: Chunks, states: States, n_handed: int = 0, scale: float = 1.0
+) -> Arrays:
+    """Write the embeddings of all tokens, times `scale`, to `states`; each chunk reads its own tokens' rows.
 
     Several strands of hidden states begin alike, and what is handed on behind them begins with zeros. Returns
     what there is to keep beside them: nothing.
@@ -237,6 +239,7 @@ def embed(load: Loader, chunks: Chunks, states: States, n_handed: int = 0) -> Ar
         rows = to_cpu(load.picked_rows(EMBEDDINGS, unique.tolist()))
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
+        rows = rows * scale
         rows = pad(rows.repeat(1, (states.n_cols - n_handed) // rows.shape[1]), (0, n_handed))
         states.write(start, rows[to_torch(places)])
     return {}

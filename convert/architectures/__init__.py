@@ -64,6 +64,8 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "Qwen3_5ForCausalLM": _delta_net("qwen35"),
     "Qwen3_5MoeForConditionalGeneration": _delta_net("qwen35_moe"),
     "Qwen3_5MoeForCausalLM": _delta_net("qwen35_moe"),
+    "Gemma3ForCausalLM": _decoder("gemma3"),
+    "Gemma3ForConditionalGeneration": _decoder("gemma3"),
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Glm4MoeForCausalLM": FamilyRow("convert.architectures.glm4moe", MTPOptions),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),

@@ -33,6 +33,7 @@ class Quirks:
     sentencepiece    whether a tokenizer.model counts before tokenizer.json, and a tokenizer.json with the
                      tokens of a SentencePiece model is enough
     states_prefix    whether add_prefix_space of tokenizer_config.json is written
+    space_prefix     what add_space_prefix of a SentencePiece vocabulary is; None: not said
     of_size          number of tokens -> kind -> id: special tokens of vocabularies known by their size
     no_bos_sizes     numbers of tokens of vocabularies whose texts begin without the bos token
     """
@@ -44,6 +45,7 @@ class Quirks:
     tekken: bool = False
     sentencepiece: bool = False
     states_prefix: bool = False
+    space_prefix: bool | None = None
     of_size: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     no_bos_sizes: tuple[int, ...] = ()
 

@@ -148,6 +148,8 @@ def read_tokenizer(
 
 def _with_stated_prefix(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
     stated = files.tokenizer_config.get("add_prefix_space")
+    if files.quirks.space_prefix is not None and tokenizer.model == "llama":
+        return replace(tokenizer, add_space_prefix=files.quirks.space_prefix)
     if not files.quirks.states_prefix or not isinstance(stated, bool):
         return tokenizer
     return replace(tokenizer, add_space_prefix=stated)

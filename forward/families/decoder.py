@@ -36,6 +36,7 @@ class _Style:
     ffn_norm   name of the norm before the feed-forward block
     clamped    whether experts have gpt-oss's gate
     gated      whether attention has gates
+    gemma      whether it is Gemma 3's: norms behind attention and block, GELU, scaled embeddings
     tiled      how heads of delta nets share keys, see DeltaNetSizes
     """
 
@@ -43,6 +44,7 @@ class _Style:
     ffn_norm: str = "ffn_norm"
     clamped: bool = False
     gated: bool = False
+    gemma: bool = False
     tiled: bool = False
 
 
@@ -57,7 +59,14 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         window = config.sliding_window if number in sliding else None
         rotates = number not in config.unrotated_layers
         rotate_here = _with_divisors(load, rope, rotate) if rotates else None
-        return load_shared_key_attention(load, number, heads, rotate_here, window)
+        if number in sliding and config.sliding_theta is not None:
+            local = Rope(rope.n_cols, config.sliding_theta, halves=rope.halves)
+            rotate_here = local.rotation(len(rotate.turns), load.device)
+        attention = load_shared_key_attention(load, number, heads, rotate_here, window)
+        if not style.gemma:
+            return attention
+        weight = load.float32(f"blk.{number}.post_attention_norm.weight", config.hidden_size)
+        return replace(attention, post_norm=RMSNorm(weight, config.rms_norm_eps))
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
@@ -68,7 +77,8 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
             f"blk.{number}", attention, norm, *feed_forwards.load(load, number), attention_end=end
         )
 
-    return network_of(config, rope, build)
+    scale = config.hidden_size**0.5 if style.gemma else 1.0
+    return network_of(config, rope, build, embedding_scale=scale)
 
 
 def _delta_net_sizes(config: DeltaNetConfig, style: _Style) -> DeltaNetSizes:
@@ -93,6 +103,7 @@ def _head_sizes(config: DecoderConfig, style: _Style) -> HeadSizes:
         rotated=config.rotated_cols,
         eps=config.rms_norm_eps,
         gated=style.gated,
+        scale=config.attention_scale,
     )
 
 
@@ -106,6 +117,7 @@ def _feed_forwards(config: DecoderConfig, style: _Style) -> FeedForwards:
         expert_width=config.moe_intermediate_size,
         routing=routing_of(config, Groups(config.n_group or 1, config.topk_group or 1, n_best=2)),
         clamped=style.clamped,
+        post_norm_eps=config.rms_norm_eps if style.gemma else None,
     )
 
 
@@ -145,6 +157,7 @@ DECODERS: Mapping[str, Family] = {
         "glm4moe": _Style(ffn_norm="post_attention_norm"),
         "gpt-oss": _Style(ffn_norm="post_attention_norm", clamped=True),
         "minimax-m2": _Style(),
+        "gemma3": _Style(gemma=True),
         "qwen3next": _Style(ffn_norm="post_attention_norm", gated=True),
         "qwen35": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),
         "qwen35moe": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),

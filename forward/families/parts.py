@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from convert.architectures.decoder.config import DecoderConfig
@@ -11,6 +11,7 @@ from convert.architectures.deepseek4 import V4Config
 from forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
 from forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from forward.layers.load import Loader
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rope
 from forward.network import EMBEDDINGS, OUTPUT, BuildLayer, Network
 
@@ -53,6 +54,7 @@ class FeedForwards:
     n_experts     routed experts of a layer, each of expert_width
     clamped       whether experts have gpt-oss's gate
     limit         see FeedForward
+    post_norm_eps  epsilon of the norm of a dense block's output, which then has GELU, too; None for neither
     """
 
     hidden: int
@@ -64,6 +66,7 @@ class FeedForwards:
     routing: Routing
     clamped: bool = False
     limit: float | None = None
+    post_norm_eps: float | None = None
 
     def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
         """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
@@ -71,6 +74,9 @@ class FeedForwards:
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
         block = load_ffn(load, names, self.hidden, width, limit=self.limit) if width else None
+        if block is not None and self.post_norm_eps is not None:
+            weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)
+            block = replace(block, gelu=True, post_norm=RMSNorm(weight, self.post_norm_eps))
         if is_dense:
             return block, None
         experts = load_experts(

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import gelu, linear, silu
 
 from forward.layers.load import Loader
+from forward.layers.residual import RMSNorm
 from forward.observe import Observer, watch
 
 
@@ -55,6 +56,8 @@ class FeedForward:
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
     limit                          what gate is clamped to from above, up from both sides; None: not at all
+    gelu                           whether the gate is GELU (its approximation by tanh) in place of SiLU
+    post_norm                      of the output; None for none
     share                          what the output is multiplied by; None for one, as in routed experts
     """
 
@@ -68,6 +71,8 @@ class FeedForward:
     clamped: bool = False
     limit: float | None = None
     share: Share | None = None
+    gelu: bool = False
+    post_norm: RMSNorm | None = None
 
     @property
     def work(self) -> int:
@@ -81,6 +86,10 @@ class FeedForward:
         """
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
+        if self.gelu:
+            up = linear(x, self.up, self.up_bias)
+            watch(observer, self.names.up, x, up, index, n_mats)
+            return gelu(gate, approximate="tanh") * up
         if not gate.requires_grad and not self.clamped and self.limit is None:
             return silu(gate, inplace=True).mul_(linear(x, self.up, self.up_bias))
         up = linear(x, self.up, self.up_bias)
@@ -106,6 +115,8 @@ class FeedForward:
         observer.rows((self.names.gate, self.names.up), x)
         observer.rows((self.names.down,), gated)
         output = self.project_down(gated, observer).float()
+        if self.post_norm is not None:
+            output = self.post_norm(output)
         return output if self.share is None else output * self.share(x, observer)
 
 

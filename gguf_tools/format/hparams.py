@@ -144,6 +144,7 @@ class HParams:
     sliding_window: Size = _key(keys.SLIDING_WINDOW)
     rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT)
     rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE)
+    rope_freq_base_swa: float | None = _key(keys.ROPE_FREQ_BASE_SWA)
     rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE)
     rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR)
     rope_scaling_original_context_length: Size = _key(keys.ROPE_SCALING_ORIG_CTX_LEN)

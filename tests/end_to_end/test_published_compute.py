@@ -30,6 +30,9 @@ YARN_BETA_FAST = {"kimi-k2-thinking": 1.0}
 ALLOWED = {"glm-5": 0.01}
 """Models whose choice of positions depends on rounding, as llama.cpp rounds -> how far sums may be off."""
 
+TABLES = {"gemma-3": 0.01}
+"""Models whose GELU llama.cpp looks up in a table of F16 -> the same."""
+
 QUICK = ("glm-5", "minimax-m2", "qwen3.5-moe")
 """Models that every run of the suite computes: one of each kind of attention."""
 
@@ -66,7 +69,8 @@ def test_importances_are_what_llama_cpp_multiplies(name: str, tmp_path: Path) ->
     in_layers = {matrix for matrix in sums if matrix.startswith("blk.")}
     # attn_kv_b is what both of its halves are made of; files of this layout don't have it.
     assert {entry for entry in entries if not entry.endswith("attn_kv_b.weight")} == in_layers
-    assert max(difference(entries[matrix], sums[matrix]) for matrix in in_layers) < ALLOWED.get(name, 1e-4)
+    limit = {**ALLOWED, **TABLES}.get(name, 1e-4)
+    assert max(difference(entries[matrix], sums[matrix]) for matrix in in_layers) < limit
 
 
 @pytest.mark.parametrize("name", MODELS)

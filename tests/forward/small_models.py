@@ -52,7 +52,7 @@ def run_all_layers(
     )
     here, there = (MemoryStates(chunks.size, network.state_size) for _ in range(2))
     middle = MemoryStates(chunks.size, network.hidden_size)
-    embed(load, text, here, network.n_handed)
+    embed(load, text, here, network.n_handed, network.embedding_scale)
     sums: dict[str, Sums] = {}
     for layer in range(network.n_layers):
         observer = NaiveSums()

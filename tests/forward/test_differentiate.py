@@ -112,7 +112,7 @@ def differentiate(
         return states(network.hidden_size)
 
     borders = [states() for _ in range(network.n_layers + 1)]
-    embed(load, text, borders[0], network.n_handed)
+    embed(load, text, borders[0], network.n_handed, network.embedding_scale)
     for layer in range(network.n_layers):
         rows = LayerBuffers(borders[layer], scratch(), borders[layer + 1])
         run_layer(sweep, execution, layer, rows, Silent())

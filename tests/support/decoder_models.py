@@ -63,6 +63,13 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
+    "gemma3": (
+        "Gemma3",
+        {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
+         "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": 2,
+         "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    ),
     "qwen3next": ("Qwen3Next", {**_DELTA_NET, **_QWEN_EXPERTS, "norm_topk_prob": True}),
     "qwen35": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 6}),
     "qwen35-ungrouped": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 2, "tie_word_embeddings": True}),

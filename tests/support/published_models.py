@@ -199,6 +199,15 @@ def decoder(config: Config) -> Shapes:
             yield from _mtp(prefix, hidden)
 
 
+def gemma(config: Config) -> Shapes:
+    """Yield the tensors of a Gemma 3: an ordinary decoder with norms behind attention and block."""
+    for name, shape in decoder(config):
+        yield name, shape
+        if name.endswith(".post_attention_layernorm.weight"):
+            for norm in ("pre", "post"):
+                yield name.replace("post_attention", f"{norm}_feedforward"), shape
+
+
 def delta_net(config: Config) -> Shapes:
     """Yield the tensors of a Qwen3-Next or a Qwen 3.5, with experts or without, and of its MTP layer."""
     yield from _ends(config)
@@ -348,6 +357,18 @@ PUBLISHED: Mapping[str, Published] = {
          "no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": 4, "mlp_bias": False,
          "attention_bias": False, "use_sliding_window": False},
         decoder, "llama-r1-distill",
+    ),
+    "gemma-3": Published(
+        {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "query_pre_attn_scalar": 32,
+         "sliding_window": 16, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "vocab_size": 543,
+         "tie_word_embeddings": True, "attention_bias": False, "use_qk_norm": True,
+         "torch_dtype": "bfloat16"},
+        gemma, "qwen3moe",
+        around={"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+                "eos_token_id": [538, 537], "bos_token_id": 536,
+                "vision_config": {"model_type": "siglip_vision_model"}},
+        prefix="language_model.", extra=_VISION,
     ),
     "qwen3-next": Published(
         {**_DELTA_NET, **_QWEN_EXPERTS, "architectures": ["Qwen3NextForCausalLM"],

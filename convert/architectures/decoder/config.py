@@ -29,7 +29,9 @@ class DecoderConfig:
     norms_all_heads        whether such a norm takes all heads together, not one at a time
     rotated_cols           columns of a head that are rotated, the first ones
     sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
+    sliding_theta          base of their rotation, which is not stretched; None where it is the model's
     unrotated_layers       layers that rotate nothing
+    attention_scale        scores are divided by the root of it; None: of head_dim
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
@@ -60,7 +62,9 @@ class DecoderConfig:
     norms_all_heads: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
+    sliding_theta: float | None = None
     unrotated_layers: tuple[int, ...] = ()
+    attention_scale: int | None = None
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -165,6 +169,18 @@ def with_defaults(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[st
 def unrotated(n_layers: int) -> tuple[int, ...]:
     """Return the layers of a SmolLM 3 that rotate nothing: every fourth, as llama.cpp computes."""
     return tuple(range(3, min(n_layers, MAX_LAYERS), 4))
+
+
+def gemma_windows(n_layers: int) -> tuple[int, ...]:
+    """Return the layers of a Gemma 3 that have a window: all but every sixth, as llama.cpp computes."""
+    return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if (layer + 1) % 6)
+
+
+def gemma_attention_scale(config: DecoderConfig) -> int:
+    """Return what a Gemma 3 divides scores by, before the root. llama.cpp knows the 27B by its layers."""
+    if config.num_hidden_layers == 62:
+        return config.hidden_size // config.num_attention_heads
+    return config.head_dim
 
 
 def window_fields(read: ConfigReader) -> dict[str, Any]:

@@ -8,17 +8,24 @@ they leave open is read as what llama.cpp computes:
     scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
     sliding layers   the even ones of gpt-oss; other families have no window in their files
     unrotated layers every fourth of smollm3
+    windows, scores  of gemma3: see config.py
     truncate         false for gpt-oss, all of whose models say so
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.config import DecoderConfig, unrotated
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    gemma_attention_scale,
+    gemma_windows,
+    unrotated,
+)
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.decoder.rules import layers
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
@@ -120,7 +127,7 @@ def read_decoder(
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
     is_gpt_oss = architecture == "gpt-oss"
-    return DecoderConfig(
+    config = DecoderConfig(
         architecture=architecture,
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=size("embedding_length"),
@@ -137,6 +144,19 @@ def read_decoder(
         unrotated_layers=unrotated(n_layers) if architecture == "smollm3" else (),
         **_expert_fields(hparams),
         num_nextn_predict_layers=n_mtp,
+    )
+    return _with_gemma(config, hparams) if architecture == "gemma3" else config
+
+
+def _with_gemma(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
+    """Return the configuration with the windows and the scores of a Gemma 3."""
+    window = hparams.size("sliding_window", 0) or None
+    return replace(
+        config,
+        sliding_window=window,
+        sliding_layers=() if window is None else gemma_windows(config.num_hidden_layers),
+        sliding_theta=hparams.number("rope_freq_base_swa", 10000.0),
+        attention_scale=gemma_attention_scale(config),
     )
 
 

@@ -11,12 +11,13 @@ keys, and become rows of all queries, all keys, all values, and of the gate, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.rules import Arrange, OutputTensor, Renamed
 from convert.weights.base import Weight
@@ -51,29 +52,6 @@ class ColumnsMoved(Renamed):
 
     def raw_rows(self, start: int, stop: int) -> np.ndarray:
         return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class Mapped(Renamed):
-    """A weight whose numbers are mapped one by one, float32."""
-
-    function: Callable[[np.ndarray], np.ndarray]
-
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.function(super().read_rows(start, stop))
-
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
-
-
-def plus_one(name: str, weights: Sequence[Weight], config: DeltaNetConfig) -> OutputTensor:
-    """Return the weight of a norm, which a checkpoint stores less one."""
-    (weight,) = weights
-    return Mapped(name, weight.shape, F32, weight, _plus_one)
-
-
-def _plus_one(numbers: np.ndarray) -> np.ndarray:
-    return numbers + np.float32(1)
 
 
 def _negative_power(numbers: np.ndarray) -> np.ndarray:

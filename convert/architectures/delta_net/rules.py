@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from convert.architectures.decoder.arrange import plus_one
 from convert.architectures.decoder.rules import (
     dense_blocks,
     ends,
@@ -19,7 +20,7 @@ from convert.architectures.decoder.rules import (
     one,
     shared_experts,
 )
-from convert.architectures.delta_net.arrange import decay, plus_one
+from convert.architectures.delta_net.arrange import decay
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Arrange, Drop, Rule, Where, renamed

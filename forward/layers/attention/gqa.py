@@ -36,6 +36,7 @@ class HeadSizes:
     rotated              columns of a head that are rotated, the first ones
     eps                  of all norms
     gated                whether heads have gates
+    scale                scores are divided by the root of it; None: of head_dim
     """
 
     hidden: int
@@ -45,6 +46,7 @@ class HeadSizes:
     rotated: int
     eps: float
     gated: bool = False
+    scale: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class SharedKeyAttention:
                     head, or of all heads together
     sinks           float32 (n_heads,), None for none
     window          positions that are seen, the token's own with them; None for all
+    post_norm       of what the layer adds; None for none
     half_cache      whether keys and values are rounded as in llama.cpp's cache
     """
 
@@ -93,6 +96,7 @@ class SharedKeyAttention:
     sinks: torch.Tensor | None
     window: int | None
     half_cache: bool = False
+    post_norm: RMSNorm | None = None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
@@ -119,7 +123,8 @@ class SharedKeyAttention:
         if sizes.gated:
             values = values * torch.sigmoid(gate)
         observer.rows((self.output.name,), values)
-        return self.output(values, observer).float()
+        output = self.output(values, observer).float()
+        return output if self.post_norm is None else self.post_norm(output)
 
     def _rotated(self, heads: torch.Tensor) -> torch.Tensor:
         rotated = self.sizes.rotated
@@ -176,7 +181,7 @@ class SharedKeyAttention:
         """
         n_queries, n_kv_heads, group, n_cols = query.shape
         rows = query.permute(1, 2, 0, 3).reshape(n_kv_heads, group * n_queries, n_cols)
-        scores = torch.bmm(rows, key.permute(1, 2, 0)) * n_cols**-0.5
+        scores = torch.bmm(rows, key.permute(1, 2, 0)) * (self.sizes.scale or n_cols) ** -0.5
         scores = scores.unflatten(1, (group, n_queries)) + unseen
         if self.sinks is None:
             shares = torch.softmax(scores, -1)

@@ -1,0 +1,124 @@
+"""Gemma 3: norms around attention and block, five layers with a window to one without, scaled embeddings.
+
+Norms are stored less one. Layers with a window rotate by a theta of their own, and are not stretched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.base import Key
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.decoder.arrange import plus_one
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    gemma_attention_scale,
+    gemma_windows,
+    with_defaults,
+)
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.metadata import COMMON, SLIDING_WINDOW
+from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer, layers
+from convert.architectures.options import NoOptions
+from convert.architectures.rules import Drop, Rule
+from convert.tokenizer.files import Quirks
+from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+    "tie_word_embeddings": True, "sliding_window": 4096, "query_pre_attn_scalar": 256,
+}  # fmt: skip
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a Gemma 3."""
+    theta, rope = _rotations(raw, path)
+    read = with_defaults({**raw, **rope}, path, _DEFAULTS)
+    why = "llama.cpp's gemma3 has none"
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        read.fixed(key, None, why)
+    for key in ("attention_bias", "use_bidirectional_attention"):
+        read.fixed(key, False, why)
+    read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
+    fields = decoder_fields(read, theta=1e6)
+    windows = gemma_windows(fields["num_hidden_layers"])
+    kinds = raw.get("layer_types")
+    if kinds is not None and kinds != [
+        "sliding_attention" if n in windows else "full_attention" for n in range(fields["num_hidden_layers"])
+    ]:
+        raise UnsupportedCheckpoint(f"{path}: layer_types is not five of sliding_attention to one of full")
+    read.fixed("sliding_window_pattern", 6, "llama.cpp's gemma3 has a window in all but every sixth layer")
+    config = DecoderConfig(
+        **fields,
+        qk_norm=True,
+        sliding_window=read.size("sliding_window"),
+        sliding_layers=windows,
+        sliding_theta=theta,
+    )
+    scale = gemma_attention_scale(config)
+    read.fixed("query_pre_attn_scalar", scale, "llama.cpp's gemma3 divides scores by the root of this number")
+    return replace(config, attention_scale=scale)
+
+
+def _rotations(raw: Mapping[str, Any], path: str | Path) -> tuple[float, dict[str, Any]]:
+    """Return theta of layers with a window, and config.json's keys about the rotation of the others.
+
+    transformers 5 has both in rope_parameters, by kind of layer.
+    """
+    parameters = raw.get("rope_parameters")
+    if not isinstance(parameters, dict) or "full_attention" not in parameters:
+        return ConfigReader(raw, path).number("rope_local_base_freq", 10000.0), {}
+    local = parameters.get("sliding_attention")
+    read = ConfigReader(local if isinstance(local, dict) else {}, path, "rope_parameters.sliding_attention.")
+    read.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
+    whole = {"rope_theta": 1e6, **(parameters["full_attention"] or {})}
+    return read.number("rope_theta", 10000.0), {"rope_parameters": whole}
+
+
+def _canonical_name(name: str) -> str:
+    """Return the name without what says that a vision part stands beside the text part."""
+    return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
+
+
+def _drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
+    parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+    return INV_FREQ, Drop(lambda name: name.startswith(parts), "vision part; the file holds the text part")
+
+
+def _norm(name: str, source: str) -> Rule:
+    return in_layer(layers, f"{name}.weight", f"{source}.weight", "hidden_size", plus_one)
+
+
+_THETA = next(number for number, key in enumerate(COMMON) if key.name == keys.ROPE_FREQ_BASE)
+
+ARCHITECTURE = decoder(
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    gguf_name="gemma3",
+    read_config=read_config,
+    rules=(
+        *ends(plus_one),
+        *attention(norm=plus_one),
+        _norm("post_attention_norm", "post_attention_layernorm"),
+        _norm("ffn_norm", "pre_feedforward_layernorm"),
+        _norm("post_ffw_norm", "post_feedforward_layernorm"),
+        *dense_blocks(),
+    ),
+    metadata=(
+        *COMMON[: _THETA + 1],
+        Key(keys.ROPE_FREQ_BASE_SWA, Value.f32, lambda c, o: c.sliding_theta),
+        *COMMON[_THETA + 1 :],
+        SLIDING_WINDOW,
+    ),
+    drops=_drops,
+    notes=lambda config, options: (),
+    canonical_name=_canonical_name,
+    quirks=Quirks(sentencepiece=True, space_prefix=False),
+)
