@@ -172,8 +172,8 @@ def test_a_little_text_and_one_in_one_script_are_told_before_and_during_a_run(
     assert quantize_main([*words, str(base), str(tmp_path / "out.gguf"), "Q2_K", "2"]) == 0
     run = "".join(capsys.readouterr())
     for shown in (planned, run):
-        assert "the text has 4.0 tokens for each of the 256 columns of" in shown
-        assert "16 chunks have 32" in shown
+        assert "the text has 1.3 tokens for each of the 768 columns of blk.0.ffn_down" in shown
+        assert "48 chunks have 32" in shown
         assert "% of the text's letters are Latin: in other scripts" in shown
 
 
