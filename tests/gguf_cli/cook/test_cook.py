@@ -130,7 +130,7 @@ def test_another_text_is_refused(texts: Path, capsys: pytest.CaptureFixture[str]
     assert contents(texts / "out") == before
 
 
-def test_files_of_others_are_replaced_only_with_force(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_force_replaces_files_of_others(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (texts / "out").mkdir()
     matrix = texts / "out" / "tiny-deepseek-v3.imatrix.gguf"
     others = [texts / "out" / name for name in ("README.md", "SHA256SUMS", "tiny-deepseek-v3-F16.gguf")]
