@@ -27,7 +27,18 @@ from quantize.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Calibration(CalibrationOptions):
-    """A calibration, as `quantize` and `convert` take it; its fields are those of `CalibrationOptions`."""
+    """A calibration, as `quantize` and `convert` take it; its fields are those of `CalibrationOptions`.
+
+    >>> import gguf_tools
+    >>> gguf_tools.Calibration("calibration.txt").label
+    'two-sided, layer after layer'
+    """
+
+    @property
+    def label(self) -> str:
+        """See `quantize.calibration.Calibrating`."""
+        order = "layer after layer" if self.sequential else "each tensor by itself"
+        return f"{self.method}, {order}" + ("" if self.embedding else ", token_embd left out")
 
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
         """See `quantize.calibration.Calibrating`."""

@@ -44,6 +44,7 @@ from forward.work.owned_folder import (
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import Refusals, lock_run
+from gguf_tools.text import counted
 
 
 def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
@@ -147,7 +148,11 @@ class WorkFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and self.done > EMBEDDING:
+            note = f"{counted(self.done + 1, 'layer')} done and kept: the same command resumes from there"
+            if not getattr(error, "__notes__", []):  # those of another pass, which came later
+                error.add_note(note)
         self._record.close()
         self._run_lock.close()
 
