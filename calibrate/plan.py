@@ -12,7 +12,7 @@ import torch
 
 from calibrate.footprint import Shapes
 from calibrate.options import CalibrationOptions, Coverage
-from calibrate.statistics.conditions import Trust
+from calibrate.statistics.trust import Trust
 from forward.device import device_name
 from forward.network import Network
 from forward.text.quality import TextQuality

@@ -42,7 +42,7 @@ class ConvertOptions:
     calibration      for such a file type: see QuantizeOptions
     program          the program that the file is for; None: ik_llama.cpp where a type is named that only it
                      reads, llama.cpp otherwise
-    pad              see QuantizeOptions
+    pad, pad_hidden  see QuantizeOptions
 
     `mla`, `mtp` and `family` are options that a family declares. None leaves the family its default; one that
     the family of the checkpoint has not declared is refused.
@@ -67,6 +67,7 @@ class ConvertOptions:
     family: Mapping[str, object] | None = None
     program: Program | None = None
     pad: PadChoice | None = None
+    pad_hidden: bool = False
 
     @property
     def family_choices(self) -> dict[str, object]:
@@ -97,3 +98,4 @@ class ConvertChoices(RunChoices, total=False):
     family: Mapping[str, object] | None
     program: Program | None
     pad: PadChoice | None
+    pad_hidden: bool

@@ -222,7 +222,8 @@ def prepare(
         decoded=weights.is_quantized,
         allow_problems=allow_problems,
     )
-    made = decide_padded(model.metadata(F32.name), infos, options.pad, decide, str(folder))
+    sizes = model.metadata(F32.name), infos, options.pad, decide, str(folder)
+    made = decide_padded(*sizes, hidden=options.pad_hidden)
     plan, metadata, padding = made.plan, made.metadata, made.padding
     plan = replace(plan, notes=(*notes, *conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)

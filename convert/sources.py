@@ -77,6 +77,7 @@ def plan_source(
         mla=options.mla,
         program=options.program,
         pad=options.pad,
+        pad_hidden=options.pad_hidden,
     )
     return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
 

@@ -301,6 +301,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         provenance=not args.no_provenance,
         tensor_first_split=not args.no_tensor_first_split,
         pad=args.pad,
+        pad_hidden=args.pad_hidden,
     )
 
 

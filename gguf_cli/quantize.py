@@ -256,6 +256,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             mla=args.mla,
             program=None if size is None else size.rules.target,
             pad=args.pad,
+            pad_hidden=args.pad_hidden,
         ),
         size=size,
         measured=read_divergence(args),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from imatrix.stats import entry_stats, gap_text
 from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances, resolve
+from quantize.padding.counterparts import without_padding
+from quantize.padding.matrix import fit_importances
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture
@@ -29,7 +32,20 @@ class CheckedModel:
     """Headers of a model: what is needed to see whether data fit."""
 
     tensors: tuple[TensorInfo, ...]
-    facts: ModelFacts
+    metadata: Metadata
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        return ModelFacts.from_metadata(self.metadata)
+
+    def fit(self, entries: Importances) -> Importances:
+        """Give entries the sizes of this file, which may be padded."""
+        return fit_importances(entries, self.metadata, self.tensors)
+
+    def without_padding(self, entries: Importances) -> Importances:
+        """Give entries of this file the sizes without padding, whose columns are always zero."""
+        real = without_padding(self.metadata, self.tensors)
+        return fit_importances(entries, real.metadata(self.metadata), real.infos(self.tensors))
 
 
 def check(
@@ -40,6 +56,8 @@ def check(
     recipe  a file type or a recipe file; needs the model
     raises  ToolkitError for a recipe that can't be read
     """
+    if model is not None:
+        contents = replace(contents, entries=model.without_padding(model.fit(contents.entries)))
     findings = [bad for name, entry in contents.entries.items() for bad in _check_numbers(name, entry)]
     findings += [
         Finding("gaps", f"{entry.name}: {gap_text(entry)}", Level.WARNING, (entry.name,))
@@ -47,9 +65,10 @@ def check(
         if 0 < entry.n_unseen < entry.n_mats or entry.n_rare or entry.n_zero_columns
     ]
     if model is not None:
-        findings += _check_model(contents.entries, model)
+        entries = model.fit(contents.entries)
+        findings += _check_model(entries, model)
         if recipe is not None:
-            findings += _check_recipe(contents.entries, model, recipe)
+            findings += _check_recipe(entries, model, recipe)
     return sorted(findings, key=lambda finding: -finding.level)
 
 
@@ -143,7 +162,7 @@ def read_model(model: Path | StreamedFolder) -> CheckedModel:
     from gguf_tools.format.shards import open_gguf
 
     with open_gguf(model) as file:
-        return CheckedModel(tuple(file.tensors.values()), ModelFacts.from_metadata(file.metadata))
+        return CheckedModel(tuple(file.tensors.values()), file.metadata)
 
 
 def _read_folder(folder: Path | StreamedFolder) -> CheckedModel:
@@ -160,4 +179,4 @@ def _read_folder(folder: Path | StreamedFolder) -> CheckedModel:
         "general.architecture": Value.string(architecture.gguf_name),
         **conversion.metadata,
     }
-    return CheckedModel(infos, ModelFacts.from_metadata(metadata))
+    return CheckedModel(infos, metadata)

@@ -32,7 +32,7 @@ from quality.texts import Texts
 from quality.visitor import DivergenceVisitor
 from quality.work_folders import work_folders
 from quality.worst_layer import WorstLayers
-from quantize.padding.padding import count_weights
+from quantize.padding.counterparts import count_weights
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class QuantizeOptions:
                   None: each by its own rows and importances
     pad           which inner sizes are made longer with zeros, so that rows are whole blocks: "auto", "256",
                   or "off", which takes such zeros away; None: sizes stay as they are
+    pad_hidden    make the hidden size longer, too, which costs time and maybe memory for each token
     provenance    let the output say what its tensors are made of, so that a later run can reuse them
     """
 
@@ -36,6 +37,7 @@ class QuantizeOptions:
     provenance: bool = True
     calibration: Calibrating | None = None
     pad: PadChoice | None = None
+    pad_hidden: bool = False
 
     @property
     def matrix(self) -> ImportanceFile | None:

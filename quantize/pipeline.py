@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -21,7 +22,7 @@ from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import cached_name
 from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.options import QuantizeOptions
-from quantize.padding.choose import decide_padded
+from quantize.padding.choose import decide_padded, refuse_overridden_sizes
 from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
@@ -132,11 +133,14 @@ def prepare(
 ) -> Preparation:
     """Decide what becomes of every tensor of `source`, and lay the output out; see `plan_run`."""
     options = options or QuantizeOptions()
+    options = replace(options, kv_overrides=tuple(options.kv_overrides))  # several plans read them
     tensors = tuple(source.tensors.values())
     if not options.keep_split:
         tensors = tuple(in_file_order(tensors))
     decide = partial(decide_file, mixture=mixture, options=options, allow_problems=allow_problems)
-    made = decide_padded(source.metadata, tensors, options.pad, decide, str(source.path))
+    sizes = source.metadata, tensors, options.pad, decide, str(source.path)
+    made = decide_padded(*sizes, hidden=options.pad_hidden)
+    refuse_overridden_sizes(made.padding, options.kv_overrides)
     plan, metadata = made.plan, made.metadata
     origins = ((tensor.info, tensor.source_name) for tensor in plan.tensors)
     parts = parts_of(source, origins, keep_split=options.keep_split)

@@ -75,6 +75,7 @@ class QuantizeChoices(RunChoices, total=False):
     provenance: bool
     calibration: Calibrating | None
     pad: PadChoice | None
+    pad_hidden: bool
 
 
 def merge_choices(

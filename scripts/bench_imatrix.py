@@ -6,8 +6,8 @@
 
 The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and random BF16 weights: about
 2 billion in 10 layers. With --family llama, qwen2 or qwen3 it is a dense one with 4 heads to a key, of 0.45
-billion weights in 10 layers, and 1 billion in 22. Each run is a process of its own, on the same files, with
-chunks of 512 tokens:
+billion weights in 10 layers, and 1 billion in 22; with qwen3.5 it has gated delta nets, and 1 billion in 17.
+Each run is a process of its own, on the same files, with chunks of 512 tokens:
 
     layer by layer   what `imatrix -m -f` does: a layer's weights are read once for all chunks
     plain loop       the same arithmetic a chunk at a time, as in a program whose memory holds only one layer:
@@ -42,6 +42,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.bench_pipeline import make_model, run, write_random
+from tests.support.published_models import delta_net, write
 
 CONTEXT = 512
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "arch" / "models"
@@ -51,6 +52,15 @@ DENSE = {"llama": "llama-r1-distill", "qwen2": "qwen2-r1-distill", "qwen3": "qwe
 DENSE_SIZES = {
     "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 4,
 }  # fmt: skip
+
+
+DELTA_NET = "qwen3.5"
+DELTA_NET_SIZES = {
+    "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}  # fmt: skip
+"""Those of Qwen3.5-2B."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,18 @@ def make_dense(folder: Path, family: str, n_layers: int) -> None:
     write_random(folder, config, dense_shapes(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(small / name, folder / name)
+
+
+def make_delta_net(folder: Path, n_layers: int) -> None:
+    """Write a BF16 checkpoint of a dense Qwen 3.5 without its vision part."""
+    small_folder = write(DELTA_NET, folder.with_name("small"))
+    small = json.loads((small_folder / "config.json").read_text())["text_config"]
+    names = {"architectures": ["Qwen3_5ForCausalLM"], "mtp_num_hidden_layers": 0}
+    config = {**small, **DELTA_NET_SIZES, **names, "num_hidden_layers": n_layers}
+    shapes = (pair for pair in delta_net(config) if not pair[0].startswith("mtp."))
+    write_random(folder, config, shapes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(small_folder / name, folder / name)
 
 
 def dense_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -165,7 +187,9 @@ def llama(gguf: str, n_chunks: str, n_threads: str, observes: str) -> None:
 def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     """Make the model in `folder`, and time every run on it."""
     model, text = args.model or folder / "model", folder / "text.txt"
-    if args.model is None and args.family in DENSE:
+    if args.model is None and args.family == DELTA_NET:
+        make_delta_net(model, args.layers)
+    elif args.model is None and args.family in DENSE:
         make_dense(model, args.family, args.layers)
     elif args.model is None:
         make_model(model, args.layers)
@@ -216,7 +240,7 @@ def main() -> None:
     parser.add_argument("--observed-chunks", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "both"], default="both")
-    parser.add_argument("--family", choices=["deepseek", *DENSE], default="deepseek")
+    parser.add_argument("--family", choices=["deepseek", *DENSE, DELTA_NET], default="deepseek")
     parser.add_argument("--model", type=Path, help="an existing model to use")
     parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
     parser.add_argument("--json", action="store_true")

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "arch" / "published.json"
 
-PRE = {"qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35"}
+PRE = {"smollm3": "llama-bpe", "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35"}
 """Model -> the name of its pre-tokenizer."""
 
 

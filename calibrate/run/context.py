@@ -17,8 +17,10 @@ from pathlib import Path
 import torch
 
 from calibrate.run.encode import Encoder, RowGroup
-from calibrate.statistics.conditions import Conditions, Trust, conditions_of
+from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
+from calibrate.statistics.token_weights import TokenWeights
+from calibrate.statistics.trust import Trust
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layer import Layer
 from forward.layers.load import Loader
@@ -39,12 +41,17 @@ class Stream:
 
     sets    where even and odd layers put their output, float32
     middle  the input of the second half of a layer
-    files   where finished layers are kept; the same as `sets` above the budget
+    files   where saved states are; the same as `sets` above the budget
     """
 
     sets: tuple[States, States]
     middle: States
     files: tuple[FileStates, FileStates]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether layers work in memory, and files have what was saved last."""
+        return self.sets is not self.files
 
     def before(self, layer: int) -> States:
         """Return where a layer finds its input."""
@@ -57,7 +64,7 @@ class Stream:
     def save(self, layer: int) -> Path:
         """Bring the layer's output to the disk itself, and return its file."""
         file = self.files[layer % 2]
-        if self.sets is not self.files:
+        if self.is_in_memory:
             copy(self.after(layer), file)
         file.sync()
         return file.path
@@ -150,6 +157,7 @@ class RunContext:
     wanted    the tensors to make, by name
     tokens    ids of the whole text, int64 (n_tokens,)
     trust     how far the text's moments are trusted
+    weights   of the tokens
     """
 
     models: tuple[Model, ...]
@@ -161,6 +169,7 @@ class RunContext:
     workers: Workers
     tokens: torch.Tensor
     trust: Trust
+    weights: TokenWeights
 
     @property
     def is_followed(self) -> bool:
@@ -170,7 +179,7 @@ class RunContext:
     @property
     def corrects_drift(self) -> bool:
         """Whether tensors are corrected for what the ones before them have changed."""
-        return self.is_followed and self.trust.corrects_drift
+        return self.is_followed and self.trust.is_proven
 
     @property
     def original(self) -> Model:

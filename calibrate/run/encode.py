@@ -118,16 +118,16 @@ class Encoder:
         writer: Writer,
     ) -> None:
         self._method, self._sources, self._gradients = method, sources, gradients
-        self._workers, self.writer = workers, writer
+        self.workers, self.writer = workers, writer
 
     def make(self, groups: Sequence[RowGroup]) -> None:
         """Encode groups and write them; those of one tensor that stand side by side follow each other."""
         for name in {group.info.name for group in groups}:
             self._gradients.open(name)
-        groups = list(self._workers.each(self._with_blocks, groups))
+        groups = list(self.workers.each(self._with_blocks, groups))
         strips = [strip for group in groups for strip in group.strips]
-        n_together = max(1, min(MOST_TOGETHER, len(strips) // self._workers.n_threads))
-        batches = self._workers.each(self._encode, _batches(strips, n_together))
+        n_together = max(1, min(MOST_TOGETHER, len(strips) // self.workers.n_threads))
+        batches = self.workers.each(self._encode, _batches(strips, n_together))
         encoded = (each for batch in batches for each in batch)
         for run in _runs(groups):
             data = [self._choose(group, [next(encoded) for _ in group.strips]) for group in run]

@@ -72,10 +72,13 @@ class _Computed:
     output     of the original, for its own tokens among them
     summed     what down multiplies, of rows that are summed up, by model
     held       the same of held-out rows
+
+    summed_tokens  numbers of those that are summed up
     """
 
     tokens: torch.Tensor
     output: torch.Tensor
+    summed_tokens: torch.Tensor
     summed: list[Activations]
     held: list[Activations]
 
@@ -124,6 +127,7 @@ class ExpertRun:
     ) -> None:
         self._context, self._number, self._experts, self._routes = context, number, experts, routes
         self._names = experts[0].names
+        self._roots = shared.roots
         self._shared: Conditions | None = None
         self._pool: Moments | None = None
         missing = [name for name in (self._names.gate, self._names.up) if context.is_missing(name)]
@@ -192,13 +196,13 @@ class ExpertRun:
     def _gather_gate_up(self, visit: _Visit) -> tuple[Inputs, int]:
         """Return the inputs of gate and up of an expert, summed up if there are enough; and how many rows."""
         context = self._context
-        inputs = Inputs(context.corrects_drift)
+        inputs = Inputs(context.corrects_drift, self._roots)
         if len(visit.held):
             inputs.hold(self._middles(visit.held))
         summed = visit.own.tokens[context.holdout.summed_tokens(visit.own.tokens)]
         if len(summed) >= self._experts[0].hidden_size:
             for piece in summed.split(PIECE_ROWS):
-                inputs.add(self._middles(piece), context.workers)
+                inputs.add(self._middles(piece), piece, context.workers)
         return inputs, len(summed)
 
     def _middles(self, tokens: torch.Tensor) -> list[Activations]:
@@ -223,7 +227,7 @@ class ExpertRun:
         """Add the original's output to its hidden states, and return the inputs of down."""
         context, rows = self._context, visit.rows
         blocks = [experts.read(visit.expert) for experts in self._experts]
-        inputs = Inputs(context.corrects_drift)
+        inputs = Inputs(context.corrects_drift, self._roots)
         tokens = torch.unique(torch.cat([each.tokens for each in rows]))
         after = context.original.stream.after(self._number)
 
@@ -234,7 +238,7 @@ class ExpertRun:
             here, weights = rows[0].among(computed.tokens)
             after.add(computed.tokens[here], computed.output, weights)
             if self._is_down_missing:
-                inputs.add(computed.summed, context.workers)
+                inputs.add(computed.summed, computed.summed_tokens, context.workers)
                 inputs.hold(computed.held)
         return inputs
 
@@ -251,12 +255,14 @@ class ExpertRun:
         if context.is_followed:
             x = context.own.stream.middle.rows(tokens_here).to(device)
             shown.append(blocks[-1].gate_up(x, Silent()))
-        summed = context.holdout.summed_tokens(tokens_here).to(device)
+        is_summed = context.holdout.summed_tokens(tokens_here)
+        summed = is_summed.to(device)
         held = torch.isin(tokens_here, visit.held).to(device)
         key = (self._names.down,)
         return _Computed(
             tokens,
             output,
+            tokens_here[is_summed],
             [{key: each[summed][:, None]} for each in shown],
             [{key: each[held][:, None]} for each in shown],
         )

@@ -9,7 +9,7 @@ experts one by one (see experts.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -52,18 +52,20 @@ class LayerRun:
     original  the layer of the original without its block; that of the model that is being written is read
               whenever it is needed
     block     names of the block's matrices, which are in memory while something goes through them
+    roots     the root of each token's weight, see `Inputs`
     """
 
     context: RunContext
     number: int
     original: Layer
     block: BlockNames | None
+    roots: torch.Tensor | None
 
     @classmethod
     def of(cls, context: RunContext, number: int) -> LayerRun:
         whole = context.original.layer(number)
         names = None if whole.block is None else whole.block.names
-        return cls(context, number, replace(whole, block=None), names)
+        return cls(context, number, replace(whole, block=None), names, context.weights.roots(number))
 
     def run(self) -> None:
         """Encode the layer's tensors, and leave the hidden states after it in the streams.
@@ -90,6 +92,11 @@ class LayerRun:
     def _chunk_rows(self, chunk: int) -> tuple[int, int]:
         size = self.context.holdout.chunk_size
         return chunk * size, (chunk + 1) * size
+
+    def _gather(self, take: Callable[[int], Sequence[Activations]]) -> Inputs:
+        context = self.context
+        crossed = context.corrects_drift
+        return gather(context.holdout, take, context.workers, crossed=crossed, roots=self.roots)
 
     # ---- attention
 
@@ -137,7 +144,7 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        return gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
+        return self._gather(take)
 
     def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
         """Compute the attention of all models up to `middle`.
@@ -155,7 +162,7 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        inputs = gather(context.holdout, take, context.workers, crossed=False)
+        inputs = self._gather(take)
         return inputs, [_Way.joined([own[chunk] for chunk in sorted(own)]) for own in by_chunk]
 
     def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> _Way:
@@ -188,8 +195,8 @@ class LayerRun:
             return [{MIDDLE: x[:, None]} for x in middles]
 
         if not self._missing((each.gate, each.up) for each in names):
-            return Inputs(context.corrects_drift)
-        return gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
+            return Inputs(context.corrects_drift, self.roots)
+        return self._gather(take)
 
     def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
         """Encode the dense block or shared expert, and add its output to the hidden states."""
@@ -211,7 +218,7 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
+        inputs = self._gather(take)
         blocks.clear()
         context.make(inputs, (names.down,), (names.down,))
         del inputs

@@ -51,7 +51,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from quantize.fill.sources import SourceTensor
-from quantize.padding.padding import possible_paddings
+from quantize.padding.counterparts import possible_paddings
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 from quantize.roles import tensor_role
 

@@ -18,7 +18,8 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
 from quantize.formats.codecs import CODECS
-from quantize.padding.padding import PadChoice, possible_paddings
+from quantize.padding.counterparts import without_padding
+from quantize.padding.padding import PadChoice
 from quantize.plan.plan import PlanOptions
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
@@ -216,7 +217,7 @@ def _fitted(sensitivities: Sensitivities, preparation: Preparation) -> dict[str,
     raises  BadRequest for sensitivities of another model
     """
     infos = preparation.plan.infos
-    real, _ = possible_paddings(preparation.outputs[0].layout.metadata, infos)
+    real = without_padding(preparation.outputs[0].layout.metadata, infos)
     measured = sensitivities.fitted_to(real.infos(infos)).tensors
     shaped = {info.name: measured[info.name].in_shape(info.shape) for info in infos if info.name in measured}
     return {name: each for name, each in shaped.items() if each.by_type}  # no type fits some odd rows

@@ -2,7 +2,7 @@
 
 Held-out chunks show whether a tensor has become better on text that it was not encoded under. A text of one
 chunk leaves none, and those of nonsense are more of the same. Then drift is not corrected: unchecked, the
-correction would fit the noise of the text. Little text, and nonsense, is damped more.
+correction would fit the noise of the text.
 
 Drift is how far inputs have moved away from the original's. The original computes W t and the model V x,
 where x has moved away from t. The V that makes the sum of |W t - V x|^2 least is W C H^-1, with H the sum of
@@ -22,12 +22,10 @@ from typing import Self
 
 import numpy as np
 
-from calibrate.rounding.factor import DAMP, Factor
-from calibrate.rounding.two_sided import OUTPUT_DAMP
+from calibrate.rounding.factor import Factor
 from calibrate.statistics.inputs import Held, Statistics
+from calibrate.statistics.trust import Trust
 from forward.device import to_numpy, to_torch
-from forward.text.quality import TextQuality
-from forward.text.tokens import Text
 from forward.workers import Workers
 from gguf_tools.errors import BadActivation, BadMoments
 from quantize.formats.base import Floats32
@@ -75,32 +73,6 @@ def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Flo
     return aimed
 
 
-_LITTLE_TOKENS, _MORE_INPUT_DAMP, _MORE_OUTPUT_DAMP = 8192, 0.1, 0.5
-"""Up to how many tokens moments are damped more, and how much; docs/calibrated.md has what was measured."""
-
-
-@dataclass(frozen=True)
-class Trust:
-    """How far moments are trusted.
-
-    corrects_drift  whether a tensor is corrected for what the ones before it have changed
-    input_damp      what is added to the diagonal of second moments, in units of its mean
-    output_damp     the same of the covariances of gradients
-    """
-
-    corrects_drift: bool = True
-    input_damp: float = DAMP
-    output_damp: float = OUTPUT_DAMP
-
-    @classmethod
-    def of(cls, text: Text, quality: TextQuality) -> Trust:
-        """Return how far a text is trusted."""
-        proves = text.n_chunks > 1 and not quality.is_nonsense
-        if proves and text.inputs.size > _LITTLE_TOKENS:
-            return cls()
-        return cls(proves, _MORE_INPUT_DAMP, _MORE_OUTPUT_DAMP)
-
-
 @dataclass(frozen=True)
 class Conditions:
     """The conditions of some rows.
@@ -141,8 +113,9 @@ def conditions_of(
             raise BadActivation(f"{name}: its input has NaN or infinity")
         if not statistics.n_rows:
             return statistics, held, None
+        damp = trust.input_damp(statistics.n_rows, len(statistics.own))
         try:
-            return statistics, held, Factor.of(statistics.own, trust.input_damp)
+            return statistics, held, Factor.of(statistics.own, damp)
         except BadMoments:
             return statistics, held, None
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from calibrate.options import CalibrationOptions
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.two_sided import OUTPUT_DAMP
 from calibrate.statistics.gradients import GradientOptions, Gradients, LayerGradients, collect_gradients
 from calibrate.statistics.inputs import HoldoutSplit, Statistics
+from calibrate.statistics.trust import Trust
 from forward.open import ModelSource
 from forward.text.tokens import Text
 from gguf_tools.errors import BadMoments
@@ -47,11 +48,11 @@ class GradientFactors:
     """The gradient factors of a run; one layer's covariances are in memory at a time.
 
     gradients  None for a method that does not read them
-    damp       what is added to the diagonal of covariances, in units of its mean
+    trust      how far they are trusted
     """
 
     gradients: Gradients | None
-    damp: float = OUTPUT_DAMP
+    trust: Trust = field(default_factory=Trust)
     _layer: int = -1
     _covariances: LayerGradients | None = None
     _shared: dict[str, list[OutputBlock]] = field(default_factory=dict)
@@ -59,7 +60,16 @@ class GradientFactors:
     def open(self, name: str) -> None:
         """Read the covariances of the tensor's layer; its blocks can be asked for then."""
         layer = layer_of(name)
-        if self.gradients is not None and layer is not None and layer != self._layer:
+        if layer is not None:
+            self._open_layer(layer)
+
+    def sizes(self, layer: int) -> npt.NDArray[np.float32] | None:
+        """Return how large the gradients after a layer are, see `LayerGradients.sizes`; None without any."""
+        self._open_layer(layer)
+        return None if self._covariances is None else self._covariances.sizes()
+
+    def _open_layer(self, layer: int) -> None:
+        if self.gradients is not None and layer != self._layer:
             self._layer, self._covariances, self._shared = layer, None, {}  # frees those of the layer before
             self._covariances = self.gradients.layer(layer)
 
@@ -78,9 +88,11 @@ class GradientFactors:
         index = first // info.shape[-2] if stacked else None
         origin = 0 if stacked else first
         blocks = []
+        n_tokens = self._covariances.n_tokens(info.name, index)
         for block in self._covariances.blocks(info.name, index):
             if origin <= block.start and block.stop <= origin + n_rows:
-                made = _output_block(block.start - origin, block.stop - origin, block.covariance, self.damp)
+                damp = self.trust.output_damp(n_tokens, block.stop - block.start)
+                made = _output_block(block.start - origin, block.stop - origin, block.covariance, damp)
                 if made is None:
                     return []
                 blocks.append(made)
@@ -149,9 +161,14 @@ class _Report(NoReport):
         self._advance(layers)
 
 
-def gradient_text(text: Text) -> Text:
-    """Return the part of a text that gradients are taken of, without the held-out chunks."""
+def gradient_chunks(text: Text) -> tuple[int, ...]:
+    """Choose the chunks of a text that gradients are taken of, none of them held out."""
     holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size)
     chunks = [chunk for chunk in range(text.n_chunks) if holdout.is_summed(chunk)]
-    some = chunks[: max(1, _TOKENS // text.chunk_size)]
+    return tuple(chunks[: max(1, _TOKENS // text.chunk_size)])
+
+
+def gradient_text(text: Text) -> Text:
+    """Return the part of a text that gradients are taken of."""
+    some = list(gradient_chunks(text))
     return Text(text.tokens[some], text.inputs[some])

@@ -46,7 +46,7 @@ import numpy.typing as npt
 import torch
 
 from forward.device import to_numpy, to_torch
-from forward.gradients.backward import BackwardPass
+from forward.gradients.backward import GRADIENT_SIZES, BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
     forget_folders,
@@ -211,6 +211,11 @@ class LayerGradients:
         starts = self._starts(name)
         return bool(starts) and len(self.arrays[f"covariance:{name}:{starts[0]}"]) == 1
 
+    def sizes(self) -> npt.NDArray[np.float32]:
+        """Return the norm of each token's gradient at the hidden states after the layer, (n_tokens,)."""
+        sizes: npt.NDArray[np.float32] = self.arrays[GRADIENT_SIZES]
+        return sizes
+
     def n_tokens(self, name: str, index: int | None = None) -> int:
         """Return the number of gradients that were added up, those of all experts for what they share."""
         rows = self.arrays.get(f"rows:{name}")
@@ -327,7 +332,7 @@ def collect_gradients(
             with another model, text or options. Finished layers stay for the next run
     """
     about = {"model": source.watch.recognised_by(), **run_identity(text.chunks, options.forward)}
-    about |= {"seed": options.seed, "keeps": "covariances", "expert_bytes": options.expert_bytes}
+    about |= {"seed": options.seed, "keeps": "covariances, sizes", "expert_bytes": options.expert_bytes}
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_small_disk(folders, disk_bytes(source, text, options))
         gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)

@@ -52,16 +52,23 @@ class Moments:
         own = torch.zeros(shape, device=device)
         return cls(own, torch.zeros_like(own) if cross else None)
 
-    def add(self, x: torch.Tensor, originals: torch.Tensor | None, workers: Workers) -> None:
+    def add(
+        self,
+        x: torch.Tensor,
+        originals: torch.Tensor | None,
+        workers: Workers,
+        roots: torch.Tensor | None = None,
+    ) -> None:
         """Add a piece of rows.
 
         x          float32 or bfloat16 (n_rows, n_mats, n_cols)
         originals  what the original model's matrices multiply, in the same shape; None where it is x
+        roots      the root of each row's weight, float32 (n_rows,); None: all weigh 1
         """
         if not len(x):
             return
-        x = x.float()
-        originals = None if originals is None else originals.float()
+        x = _weighed(x, roots)
+        originals = None if originals is None else _weighed(originals, roots)
 
         def take(unit: tuple[int, int]) -> None:
             mat, start = unit
@@ -99,6 +106,11 @@ class Moments:
         for mat in range(n_mats):
             for start in range(0, n_cols, _STRIP_COLS):
                 yield mat, start
+
+
+def _weighed(rows: torch.Tensor, roots: torch.Tensor | None) -> torch.Tensor:
+    """Multiply rows, (n_rows, n_mats, n_cols), by the roots of their weights, float32."""
+    return rows.float() if roots is None else rows.float() * roots.to(rows.device)[:, None, None]
 
 
 @dataclass(frozen=True)
@@ -280,23 +292,31 @@ class Inputs:
     """The inputs of some matrices.
 
     crossed  whether the original's inputs differ
+    roots    the root of each token's weight in the sums, float32 (n_tokens,) of the whole text; None: all
+             weigh 1
     moments  by the names of all matrices that have the same input
     """
 
     crossed: bool
+    roots: torch.Tensor | None = None
     moments: dict[tuple[str, ...], Moments] = field(default_factory=dict)
     _held: dict[tuple[str, ...], list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
 
-    def add(self, shown: Sequence[Activations], workers: Workers) -> None:
-        """Add rows to the sums; `shown` by each model, the original first."""
+    def add(self, shown: Sequence[Activations], tokens: torch.Tensor, workers: Workers) -> None:
+        """Add rows to the sums.
+
+        shown   by each model, the original first
+        tokens  numbers of the rows' tokens, int64 (n_rows,)
+        """
         originals, own = shown[0], shown[-1]
+        roots = None if self.roots is None else self.roots[tokens]
         for names, x in own.items():
             moments = self.moments.get(names)
             if moments is None:
                 n_mats, n_cols = x.shape[1:]
                 moments = Moments.zeros(n_mats, n_cols, x.device, cross=self.crossed)
                 self.moments[names] = moments
-            moments.add(x, originals[names] if self.crossed else None, workers)
+            moments.add(x, originals[names] if self.crossed else None, workers, roots)
 
     def hold(self, shown: Sequence[Activations]) -> None:
         """Keep held-out rows."""
@@ -323,16 +343,25 @@ def thinned(shown: Activations, n_rows: int) -> Activations:
 
 
 def gather(
-    holdout: HoldoutSplit, take: Callable[[int], Sequence[Activations]], workers: Workers, *, crossed: bool
+    holdout: HoldoutSplit,
+    take: Callable[[int], Sequence[Activations]],
+    workers: Workers,
+    *,
+    crossed: bool,
+    roots: torch.Tensor | None = None,
 ) -> Inputs:
-    """Return the inputs that `take` shows for each chunk, for each model, the original first."""
-    inputs = Inputs(crossed)
+    """Gather the inputs that `take` shows for each chunk, for each model, the original first.
+
+    crossed, roots  see `Inputs`
+    """
+    inputs = Inputs(crossed, roots)
     n_held = -(-HELD_ROWS // len(holdout.held))
     for chunks in holdout.batches():
-        summed = []
+        summed, tokens = [], []
         for chunk, shown in zip(chunks, workers.each(take, chunks), strict=True):
             if holdout.is_summed(chunk):
                 summed.append(shown)
+                tokens.append(torch.arange(chunk * holdout.chunk_size, (chunk + 1) * holdout.chunk_size))
             if chunk in holdout.held:
                 inputs.hold([thinned(each, n_held) for each in shown])
         if summed:
@@ -340,5 +369,5 @@ def gather(
                 {names: torch.cat([shown[model][names] for shown in summed]) for names in summed[0][model]}
                 for model in range(len(summed[0]))
             ]
-            inputs.add(joined, workers)
+            inputs.add(joined, torch.cat(tokens), workers)
     return inputs

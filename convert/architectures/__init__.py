@@ -55,6 +55,7 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "LlamaForCausalLM": _decoder("llama"),
     "MistralForCausalLM": _decoder("llama"),
     "MixtralForCausalLM": _decoder("llama"),
+    "SmolLM3ForCausalLM": _decoder("smollm3"),
     "Qwen2ForCausalLM": _decoder("qwen2"),
     "Qwen3ForCausalLM": _decoder("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3moe"),

@@ -22,7 +22,7 @@ from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo
 from gguf_tools.look.listing import kv_cache, type_totals
 from quantize.calibration import METHOD_KEY
 from quantize.importances.text_sketch import SHA256_KEY
-from quantize.padding.padding import count_weights, padded_sizes
+from quantize.padding.counterparts import count_weights, padded_sizes
 from quantize.prepare import TYPES_CHOSEN_KEY
 
 _STATED = (keys.NAME, keys.TYPE, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)

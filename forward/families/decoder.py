@@ -55,8 +55,9 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         if isinstance(config, DeltaNetConfig) and number in linear:
             return load_delta_net(load, number, _delta_net_sizes(config, style))
         window = config.sliding_window if number in sliding else None
-        rotate = _with_divisors(load, rope, rotate)
-        return load_shared_key_attention(load, number, heads, rotate, window)
+        rotates = number not in config.unrotated_layers
+        rotate_here = _with_divisors(load, rope, rotate) if rotates else None
+        return load_shared_key_attention(load, number, heads, rotate_here, window)
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
@@ -137,6 +138,7 @@ DECODERS: Mapping[str, Family] = {
     for name, style in {
         "llama": _Style(halves=False),
         "deepseek": _Style(halves=False),
+        "smollm3": _Style(halves=False),
         "qwen2": _Style(),
         "qwen3": _Style(),
         "qwen3moe": _Style(),

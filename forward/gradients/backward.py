@@ -39,6 +39,9 @@ from forward.work.work_folder import WorkFolder
 from forward.workers import Workers, give_back
 from gguf_tools.errors import BadActivation
 
+GRADIENT_SIZES = "gradient sizes"
+"""Name of the array of a layer, float32 (n_tokens,), that says how large the gradient of each token is."""
+
 _SLACK = 1 - 2.0**-20
 """What random numbers are multiplied by. The p of a token add up to one but for the rounding of logits, and a
 number above their sum would have no label."""
@@ -234,10 +237,16 @@ class BackwardPass:
             except BadActivation as error:
                 kept = f"the {step} layers after stay in {self.folder.folder}"
                 raise BadActivation(f"{error}; {kept}") from error
-            self.states.finish(step, observer.arrays())
+            self.states.finish(step, {**observer.arrays(), GRADIENT_SIZES: self._sizes(states)})
             del observer
             give_back()
             yield layer
+
+    def _sizes(self, states: BackwardStates) -> npt.NDArray[np.float32]:
+        """Compute the norm of each token's gradient at the hidden states after a layer, (n_tokens,)."""
+        chunks = self.forward.chunks
+        gradients = (states.after_gradients.read(*chunks.rows(chunk)) for chunk in range(chunks.n_chunks))
+        return np.concatenate([to_numpy(torch.linalg.vector_norm(each, dim=1)) for each in gradients])
 
     def finish_embeddings(self, take: Callable[[States], Arrays]) -> None:
         """Have `take` make something of the gradients at the embeddings, unless an earlier run has."""

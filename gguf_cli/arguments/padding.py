@@ -1,4 +1,4 @@
-"""Argument of commands that may change the sizes of a model: --pad."""
+"""Arguments of commands that may change the sizes of a model: --pad and --pad-hidden."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ do not fit; off: no zeros, and those of a padded input are taken away (default: 
 
 
 def add_pad_argument(parser: argparse._ActionsContainer, default: str = "sizes stay as they are") -> None:
-    """Add --pad.
+    """Add --pad and --pad-hidden.
 
     default  what happens without it, in a phrase
     """
     parser.add_argument("--pad", choices=PAD_CHOICES, help=" ".join(_HELP.format(default=default).split()))
+    parser.add_argument(
+        "--pad-hidden", action="store_true",
+        help="pad the hidden size, too: each token costs more time, and more memory of the cache where heads"
+        " are added; norms and their epsilon are scaled to match",
+    )  # fmt: skip

@@ -114,6 +114,9 @@ def _compare_tensors(a: GGUFSource, b: GGUFSource, data: bool) -> list[Differenc
     for name in a.tensors | b.tensors:
         of_a, of_b = (_tensor_text(source, name) for source in (a, b))
         if of_a != of_b:
+            if data and (longer := _padded(a, b, name)) is not None:
+                same = "the same with zeros behind it"
+                of_a, of_b = (f"{of_a}, {same}", of_b) if longer is a else (of_a, f"{of_b}, {same}")
             differences.append(Difference("tensors", name, of_a, of_b))
         elif data:
             row = _first_different_row(a, b, name)
@@ -128,6 +131,41 @@ def _compare_tensors(a: GGUFSource, b: GGUFSource, data: bool) -> list[Differenc
 def _tensor_text(source: GGUFSource, name: str) -> str | None:
     info = source.tensors.get(name)
     return None if info is None else f"{info.type.name} {' x '.join(map(str, info.shape))}"
+
+
+def _padded(a: GGUFSource, b: GGUFSource, name: str) -> GGUFSource | None:
+    """Find which file has the floats of the other with zeros behind rows and matrices; None: neither has."""
+    infos = a.tensors.get(name), b.tensors.get(name)
+    if infos[0] is None or infos[1] is None or infos[0].type != infos[1].type or infos[0].type.is_quantized:
+        return None
+    pairs = list(zip(infos[0].shape, infos[1].shape, strict=False))
+    if len(infos[0].shape) != len(infos[1].shape) or infos[0].n_mats != infos[1].n_mats:
+        return None
+    long, short = (a, b) if all(x >= y for x, y in pairs) else (b, a)
+    if not all(x >= y for x, y in zip(long.tensors[name].shape, short.tensors[name].shape, strict=True)):
+        return None
+    return long if all(_begins_with(long, short, name, mat) for mat in range(infos[0].n_mats)) else None
+
+
+def _begins_with(long: GGUFSource, short: GGUFSource, name: str, mat: int) -> bool:
+    """Whether a matrix of a tensor is the other file's with zeros behind its rows and below."""
+    import numpy as np
+
+    infos = long.tensors[name], short.tensors[name]
+    n_long, n_short = (info.n_rows // info.n_mats for info in infos)
+    step = max(1, CHUNK_BYTES // infos[0].row_bytes)
+    for start in range(0, n_long, step):
+        stop = min(start + step, n_long)
+        rows = long.read_rows(name, mat * n_long + start, mat * n_long + stop).reshape(stop - start, -1)
+        kept = max(0, min(stop, n_short) - start)
+        expected = np.zeros_like(rows)
+        if kept:
+            first = mat * n_short + start
+            stored = short.read_rows(name, first, first + kept).reshape(kept, -1)
+            expected[:kept, : stored.shape[1]] = stored
+        if not np.array_equal(rows, expected):
+            return False
+    return True
 
 
 def _order_text(source: GGUFSource, other: GGUFSource) -> str:

@@ -158,7 +158,8 @@ BYTES_PER_NUMBER = 2
 class KVCache:
     """Bytes per token of a 16-bit cache; None where it is not known, or doesn't apply.
 
-    plain  of attention that keeps the keys and values of every KV head
+    plain  of attention that keeps the keys and values of every KV head; layers with a state of fixed size in
+           its place count nothing
     mla    of multi-head latent attention, which keeps one latent vector for all heads, from which keys and
            values are computed, and the rotated part of the key. DeepSeek-V3: 61 layers x (512 + 64) numbers,
            against 61 x 128 heads x (192 + 128) if it kept its heads
@@ -178,6 +179,7 @@ def kv_cache(source: GGUFSource) -> KVCache:
     if n_blocks is None:
         return KVCache(None, None)
     n_layers = max(0, n_blocks - (_positive(hparams.nextn_predict_layers) or 0))
+    n_layers -= sum((hparams.recurrent_layers or ())[:n_layers])
     lora_rank, rope_dims = _positive(hparams.kv_lora_rank), _positive(hparams.rope_dimension_count)
     n_heads = _positive(hparams.head_count)
     key_length, value_length = _positive(hparams.key_length), _positive(hparams.value_length)

@@ -30,7 +30,7 @@ from gguf_tools.format.values import Metadata
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.mla_layout.layouts import ARCHITECTURE, HeadSizes, tensor_name
 from quantize.mla_layout.moves import JoinedHeads, key_half, key_rows, value_half
-from quantize.padding.padding import padding_like
+from quantize.padding.counterparts import padding_like
 from quantize.roles import MLALayout, Role, layer_of
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"

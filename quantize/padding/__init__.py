@@ -7,6 +7,8 @@ computes the same numbers, bit for bit, with an inner size that a K- or IQ-type 
     inner_sizes  which sizes a model has, which metadata key gives each, and which tensors have them
     padding      what the sizes become: shapes, metadata, rows
     choose       which of them are worth it for the types that are asked for
-    hidden       the hidden size, which costs speed and memory too
+    hidden_size  the same for hidden states, which costs speed and memory too
     resized      rows of a tensor with zeros at their end, or without
+    counterparts the sizes of a padded file beside those of the model
+    matrix       importances of one for the other
 """

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from gguf_tools.errors import BadRequest, PlanError
+from gguf_tools.errors import BadArgument, BadRequest, PlanError
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.format.values import Metadata
+from gguf_tools.format.values import Metadata, Value
+from quantize.padding.hidden_size import cost_text, hidden_padding, pads_hidden_size
 from quantize.padding.padding import NO_PADDING, PadChoice, Padding, is_padded, paddings
 from quantize.plan.decide import TensorPlan
 from quantize.plan.fallback import without_interleaving
@@ -62,13 +63,45 @@ def decide_padded(
     choice: PadChoice | None,
     decide: Decide,
     path: str,
+    *,
+    hidden: bool = False,
 ) -> PaddedPlan:
     """Decide the sizes of a file, its plan and its metadata.
 
-    choice  None: sizes stay as they are
+    choice  for inner sizes; None: they stay as they are
     path    of the input, for messages
+    hidden  pad the hidden size, too
     raises  what `decide` raises; BadRequest, unless the choice is auto, for a model whose sizes can't change
     """
+    if not hidden:
+        return _decide_inner(metadata, tensors, choice, decide, path)
+    padding = hidden_padding(metadata, tensors, path)
+    if not padding.is_needed:
+        made = _decide_inner(metadata, tensors, choice, decide, path)
+        return _noted(made, "the hidden size is a multiple of 256 already")
+    padding.refuse(tensors, path)
+    made = _decide_inner(padding.metadata(metadata), padding.infos(tensors), choice, decide, path)
+    made = replace(made, padding=padding.then(made.padding))
+    return _noted(made, cost_text(metadata, padding, path))
+
+
+def refuse_overridden_sizes(padding: Padding, overrides: Iterable[tuple[str, Value]]) -> None:
+    """Raise BadArgument where metadata set by hand would contradict sizes that change."""
+    changed = {change.key for change in padding.changes if change.before != change.after}
+    twice = next((key for key, _ in overrides if key in changed), None)
+    if twice is not None:
+        raise BadArgument(f"--override-kv {twice}: padding changes this key; leave one of both out")
+
+
+def _decide_inner(
+    metadata: Metadata, tensors: Sequence[TensorInfo], choice: PadChoice | None, decide: Decide, path: str
+) -> PaddedPlan:
+    """Decide the inner sizes of a file, its plan and its metadata; see `decide_padded`."""
+    if choice == "off" and pads_hidden_size(metadata):
+        raise BadRequest(
+            f"{path}: its hidden size is padded, which scaled its norms; start from the file that it was made"
+            " of"
+        )
     if choice is None or (choice == "off" and not is_padded(metadata)):
         return PaddedPlan(*decide(metadata, tensors))
     try:

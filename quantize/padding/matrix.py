@@ -1,7 +1,8 @@
 """Importances of the model for a padded file, and those of a padded file for the model.
 
 Columns of zeros multiply activations that are exactly 0, so the sums of both matrices are the same but for
-zeros at the end of every row.
+zeros at the end of every row. Hidden states are as large as before where the hidden size is padded: norms see
+to that.
 """
 
 from __future__ import annotations
@@ -12,37 +13,29 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.importances.entries import ImportanceEntry, Importances
 from quantize.importances.resized import ResizedImportance
-from quantize.padding.padding import is_padded, paddings
-from quantize.roles import feed_forward_place
+from quantize.padding.counterparts import without_padding
 
 
 def fit_importances(entries: Importances, metadata: Metadata, tensors: Sequence[TensorInfo]) -> Importances:
-    """Give entries of down matrices the length of their tensors' rows, where only zeros make the difference.
+    """Give entries the length of their tensors' rows, where only zeros make the difference.
 
     Entries that fit are left alone, and so are those that don't fit for another reason.
-    raises  BadRequest for a file that says it is padded and contradicts itself
     """
+    known = [info for info in tensors if info.name in entries]
     unfit = {
         info.name: info
-        for info in tensors
-        if info.name in entries
-        and _is_down(info)
-        and entries[info.name].n_values not in (info.n_cols, info.n_mats * info.n_cols)
+        for info in known
+        if entries[info.name].n_values not in (info.n_cols, info.n_mats * info.n_cols)
     }
     if not unfit:
         return entries
-    real = paddings(metadata, tensors, "the model")[0].resized if is_padded(metadata) else {}
+    real = without_padding(metadata, tensors).resized
     fitted = dict(entries)
     for name, info in unfit.items():
         resize = real.get(name)
         n_real = info.n_cols if resize is None or resize.cols is None else resize.cols.new
         fitted[name] = _fitted(entries[name], info, n_real)
     return fitted
-
-
-def _is_down(info: TensorInfo) -> bool:
-    place = feed_forward_place(info.name)
-    return place is not None and place.matrix == "down" and not place.is_bias
 
 
 def _fitted(entry: ImportanceEntry, info: TensorInfo, n_real: int) -> ImportanceEntry:

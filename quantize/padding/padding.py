@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal, get_args
 
-from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.sources import SourceSpec, SourceTensor
@@ -42,14 +41,14 @@ class SizeChange:
 
     @property
     def real_text(self) -> str:
-        return _shown(self.real)
+        return value_range(self.real)
 
     @property
     def after_text(self) -> str:
-        return _shown(self.after)
+        return value_range(self.after)
 
     def __str__(self) -> str:
-        return f"{self.key} {_shown(self.before)} -> {_shown(self.after)}"
+        return f"{self.key} {value_range(self.before)} -> {value_range(self.after)}"
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,12 @@ class Padding:
 
     changes  of sizes
     resized  tensors that change, by their names in the input
+    added    metadata that the input does without
     """
 
     changes: tuple[SizeChange, ...] = ()
     resized: Mapping[str, Resize] = field(default_factory=dict)
+    added: Mapping[str, Value] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sizes: Iterable[InnerSize], values: Iterable[Value]) -> Padding:
@@ -84,13 +85,21 @@ class Padding:
 
     def metadata(self, metadata: Metadata) -> dict[str, Value]:
         """Change the sizes in metadata, which say what they were before padding."""
-        changed = dict(metadata)
+        changed = {**metadata, **self.added}
         for change in self.changes:
             changed[change.key] = change.after
             changed.pop(UNPADDED + change.key, None)
             if change.pads:
                 changed[UNPADDED + change.key] = change.real
         return changed
+
+    def then(self, other: Padding) -> Padding:
+        """This change and then another one, of other sizes."""
+        resized = {
+            name: self.resized.get(name, Resize()).joined(other.resized.get(name, Resize()))
+            for name in {**self.resized, **other.resized}
+        }
+        return Padding((*self.changes, *other.changes), resized, {**self.added, **other.added})
 
     def infos(self, infos: Iterable[TensorInfo]) -> list[TensorInfo]:
         """Change the shapes of tensors."""
@@ -137,48 +146,8 @@ def paddings(metadata: Metadata, tensors: Iterable[TensorInfo], path: str) -> tu
     return tuple(Padding.of(sizes, values) for values in ways)
 
 
-def padded_sizes(metadata: Metadata) -> dict[str, tuple[str, str]]:
-    """List the sizes of a file that are padded: key -> (without padding, as it is), for people."""
-    keys = [key.removeprefix(UNPADDED) for key in metadata if key.startswith(UNPADDED)]
-    return {key: (_shown(metadata[UNPADDED + key]), _shown(metadata[key])) for key in keys if key in metadata}
-
-
-def count_weights(metadata: Metadata, tensors: Iterable[TensorInfo]) -> int:
-    """Count the weights of a file without those that are padding."""
-    infos = list(tensors)
-    if is_padded(metadata):
-        infos = possible_paddings(metadata, infos)[0].infos(infos)
-    return sum(info.n_elems for info in infos)
-
-
-def padding_like(metadata: Metadata, tensors: Iterable[TensorInfo], other: Metadata) -> Padding:
-    """The change that gives a model the sizes of another file of it; none where they are alike.
-
-    other  metadata of that file
-    """
-    if not is_padded(metadata) and not is_padded(other):
-        return NO_PADDING
-    try:
-        sizes = inner_sizes(metadata, tensors, "the model")
-    except BadRequest:
-        return NO_PADDING
-    values = (
-        other[size.key] if other.get(UNPADDED + size.key, other.get(size.key)) == size.real else size.value
-        for size in sizes
-    )
-    return Padding.of(sizes, values)
-
-
-def possible_paddings(metadata: Metadata, tensors: Iterable[TensorInfo]) -> tuple[Padding, Padding]:
-    """List what takes all padding of a model away, and what pads all sizes; nothing where that is unknown."""
-    try:
-        ways = paddings(metadata, tensors, "the model")
-    except BadRequest:
-        return NO_PADDING, NO_PADDING
-    return ways[0], ways[-1]
-
-
-def _shown(value: Value) -> str:
+def value_range(value: Value) -> str:
+    """The number that a value holds; of one for each layer, the least and the largest."""
     data = value.data
     if not isinstance(data, tuple):
         return str(data)

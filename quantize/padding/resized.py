@@ -56,6 +56,10 @@ class Resize:
             outer[-1] = outer[-1] // self.rows.old * self.rows.new
         return (*outer, n_cols if self.cols is None else self.cols.new)
 
+    def joined(self, other: Resize) -> Resize:
+        """This change and one of the other axis as one."""
+        return Resize(self.rows or other.rows, self.cols or other.cols, self.factor * other.factor)
+
     def info(self, info: TensorInfo) -> TensorInfo:
         return TensorInfo(info.name, self.shape(info.shape), info.type)
 

@@ -55,6 +55,18 @@ def test_logits_are_the_model_s(case: str, tmp_path: Path) -> None:
     assert back.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize("case", ["gpt-oss", "llama-r1-distill", "qwen2-r1-distill"])
+def test_a_padded_hidden_size(case: str, tmp_path: Path) -> None:
+    """From 64 to 256: norms are scaled by a power of two, so that nothing is rounded."""
+    folder = arch_models.model(case)
+    plain, padded = tmp_path / "plain.gguf", tmp_path / "padded.gguf"
+    convert.convert(folder, plain, outtype="f32")
+    convert.convert(folder, padded, outtype="f32", pad="256", pad_hidden=True)
+    with open_gguf(padded) as file:
+        assert {info.n_cols % 256 for info in file.tensors.values() if len(info.shape) > 1} == {0}
+    assert np.abs(logits(padded) - logits(plain)).max() == 0.0
+
+
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0"])
 def test_stored_types_pass_through(type_name: str, tmp_path: Path) -> None:
     """Of the same stored weights, the padded file computes the same; 16-bit ones too."""

@@ -130,6 +130,8 @@ PLAIN = {
         (PLAIN | {"llama.attention.head_count_kv": Value.u32(8)}, 32 * 8 * (128 + 128) * 2, None),
         (PLAIN | {"llama.attention.head_count_kv": Value.i32s([8] * 30 + [0, 0])},
          30 * 8 * (128 + 128) * 2, None),
+        (PLAIN | {"llama.attention.recurrent_layers": Value.bools([True, True, True, False] * 8)},
+         8 * 32 * (128 + 128) * 2, None),
         ({}, None, None),
         ({"general.architecture": Value.u8(1)}, None, None),
         (PLAIN | {"llama.block_count": Value.string("many")}, None, None),

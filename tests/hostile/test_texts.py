@@ -16,7 +16,9 @@ pytest.importorskip("torch")
 import imatrix
 import quality
 import quantize
-from calibrate.statistics.conditions import Trust
+from calibrate.rounding.factor import DAMP
+from calibrate.rounding.two_sided import OUTPUT_DAMP
+from calibrate.statistics.trust import Trust
 from forward.text.quality import judge
 from forward.text.tokens import Cut, cut_into_chunks
 from gguf_cli.evaluate import main as evaluate_main
@@ -122,7 +124,7 @@ def test_a_thin_text_is_told_and_used(base: Path, tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-def test_moments_that_little_or_nothing_proves_are_trusted_less() -> None:
+def test_moments_that_nothing_proves_are_trusted_less() -> None:
     def trust(tokens: list[int], chunk_size: int) -> Trust:
         text = cut_into_chunks(tokens, None, 4000, Cut(chunk_size), "")
         return Trust.of(text, judge(text))
@@ -130,11 +132,17 @@ def test_moments_that_little_or_nothing_proves_are_trusted_less() -> None:
     words = [number * number % 3989 for number in range(10000)]
     much = trust(words, 32)
     little, one_chunk, nonsense = trust(words[:640], 32), trust(words, 10000), trust([7] * 10000, 32)
-    assert much == Trust()
-    assert (little.corrects_drift, one_chunk.corrects_drift, nonsense.corrects_drift) == (True, False, False)
-    for each in (little, one_chunk, nonsense):
-        assert each.input_damp > much.input_damp
-        assert each.output_damp > much.output_damp
+    assert much == little == Trust()
+    assert one_chunk == nonsense == Trust(is_proven=False)
+
+
+def test_the_fewer_tokens_a_column_has_the_more_its_moments_are_damped() -> None:
+    for rule, least, most in ((Trust.input_damp, DAMP, 0.1), (Trust.output_damp, OUTPUT_DAMP, 0.5)):
+        by_tokens = [rule(Trust(), 256 * each, 256) for each in (1000, 20, 10, 1)]
+        assert by_tokens == sorted(by_tokens)
+        assert by_tokens[0] == least
+        assert least < by_tokens[1] < by_tokens[2] < by_tokens[3] == most
+        assert rule(Trust(), 0, 256) == rule(Trust(False), 256000, 256) == most
 
 
 def test_a_large_text_is_told_with_its_time_and_with_what_would_do(
@@ -148,7 +156,25 @@ def test_a_large_text_is_told_with_its_time_and_with_what_would_do(
     assert "note: the text has 165 chunks, which take about" in shown
     assert "--chunks 64 shows every matrix as many tokens as it has columns" in shown
     assert quantize_main([*words, "--chunks", "165", str(base), "Q2_K", "2"]) == 0
-    assert "--chunks 64" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "--chunks 64" not in shown
+    assert "tokens for each" not in shown
+
+
+def test_a_little_text_and_one_in_one_script_are_told_before_and_during_a_run(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(calibration_text()[:20000])
+    words = ["--calibrate", str(text), "--chunks", "2"]
+    assert quantize_main(["--dry-run", "--summary", *words, str(base), "Q2_K", "2"]) == 0
+    planned = capsys.readouterr().out
+    assert quantize_main([*words, str(base), str(tmp_path / "out.gguf"), "Q2_K", "2"]) == 0
+    run = "".join(capsys.readouterr())
+    for shown in (planned, run):
+        assert "the text has 1.3 tokens for each of the 768 columns of blk.0.ffn_down" in shown
+        assert "48 chunks have 32" in shown
+        assert "% of the text's letters are Latin: in other scripts" in shown
 
 
 @pytest.mark.slow

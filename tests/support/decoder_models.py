@@ -36,6 +36,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
                              "original_max_position_embeddings": 128}},
     ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"head_dim": 32, "sliding_window": None}),
     "mixtral": ("Mixtral", {**_EXPERTS, "num_key_value_heads": 4}),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),

@@ -170,7 +170,7 @@ def decoder(config: Config) -> Shapes:
     heads, kv_heads, hidden = (config[key] for key in (
         "num_attention_heads", "num_key_value_heads", "hidden_size",
     ))  # fmt: skip
-    cols, n_layers = config["head_dim"], config["num_hidden_layers"]
+    cols, n_layers = config["head_dim"] or hidden // heads, config["num_hidden_layers"]
     for layer in range(n_layers + config.get("num_nextn_predict_layers", 0)):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,)
@@ -341,6 +341,13 @@ PUBLISHED: Mapping[str, Published] = {
          "qk_norm_type": "per_layer", "use_mtp": True, "num_mtp_modules": 3, "rope_theta": 5000000,
          "rms_norm_eps": 1e-6},
         decoder, "gpt-oss",
+    ),
+    "smollm3": Published(
+        {**_COMMON, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 5,
+         "num_key_value_heads": 2, "head_dim": None, "tie_word_embeddings": True, "rope_theta": 5000000.0,
+         "no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": 4, "mlp_bias": False,
+         "attention_bias": False, "use_sliding_window": False},
+        decoder, "llama-r1-distill",
     ),
     "qwen3-next": Published(
         {**_DELTA_NET, **_QWEN_EXPERTS, "architectures": ["Qwen3NextForCausalLM"],

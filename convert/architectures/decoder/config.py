@@ -29,6 +29,7 @@ class DecoderConfig:
     norms_all_heads        whether such a norm takes all heads together, not one at a time
     rotated_cols           columns of a head that are rotated, the first ones
     sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
+    unrotated_layers       layers that rotate nothing
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
@@ -59,6 +60,7 @@ class DecoderConfig:
     norms_all_heads: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
+    unrotated_layers: tuple[int, ...] = ()
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -158,6 +160,11 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
 def with_defaults(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> ConfigReader:
     """Return a reader of config.json in which `defaults` stand for the keys that it lacks."""
     return ConfigReader({**defaults, **raw}, path)
+
+
+def unrotated(n_layers: int) -> tuple[int, ...]:
+    """Return the layers of a SmolLM 3 that rotate nothing: every fourth, as llama.cpp computes."""
+    return tuple(range(3, min(n_layers, MAX_LAYERS), 4))
 
 
 def window_fields(read: ConfigReader) -> dict[str, Any]:

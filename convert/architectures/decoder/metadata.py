@@ -7,6 +7,7 @@ they leave open is read as what llama.cpp computes:
     norm_topk_prob   true, but for glm4moe, whose files say it, and deepseek, which never does
     scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
     sliding layers   the even ones of gpt-oss; other families have no window in their files
+    unrotated layers every fourth of smollm3
     truncate         false for gpt-oss, all of whose models say so
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.config import DecoderConfig
+from convert.architectures.decoder.config import DecoderConfig, unrotated
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.decoder.rules import layers
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
@@ -133,6 +134,7 @@ def read_decoder(
         mlp_bias="blk.0.ffn_up.bias" in shapes,
         sliding_window=size("sliding_window", 0) or None if is_gpt_oss else None,
         sliding_layers=tuple(range(0, n_layers, 2)) if is_gpt_oss else (),
+        unrotated_layers=unrotated(n_layers) if architecture == "smollm3" else (),
         **_expert_fields(hparams),
         num_nextn_predict_layers=n_mtp,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from convert.architectures.base import Architecture
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.rules import INV_FREQ, check_mtp
+from convert.architectures.decoder.rules import INV_FREQ, check_mtp, n_mtp_layers
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.delta_net.metadata import METADATA
 from convert.architectures.delta_net.rules import DROP_MTP, DROP_VISION, MTP_PROJECTION, rules
@@ -51,7 +51,7 @@ def _resolve_options(
 
 
 def _drops(config: DeltaNetConfig, options: MTPOptions) -> tuple[Drop, ...]:
-    return INV_FREQ, DROP_VISION, *((DROP_MTP,) if options.mtp is False else ())
+    return INV_FREQ, DROP_VISION, *(() if n_mtp_layers(config, options) else (DROP_MTP,))
 
 
 def _forced_type(tensor: OutputTensor) -> GGMLType | None:

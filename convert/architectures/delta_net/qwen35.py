@@ -22,12 +22,13 @@ _DEFAULTS: Mapping[str, Any] = {
 def read_qwen35(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> DeltaNetConfig:
     """Return the configuration of a Qwen 3.5, with a family's `defaults`."""
     config = read_delta_net(raw, path, defaults)
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     section = rope.get("mrope_section")
     if section is None:
         return replace(config, mrope_section=MROPE_SECTION)
     read = ConfigReader(rope, path, prefix="rope_parameters.")
-    if not isinstance(section, list) or not 0 < len(section) <= 4 or not all(type(n) is int for n in section):
+    sizes = range(config.head_dim + 1)
+    if not isinstance(section, list) or not 0 < len(section) <= 4 or not all(n in sizes for n in section):
         raise read.bad("mrope_section", "up to four whole numbers")
     return replace(config, mrope_section=tuple(section), states_section=True)
 

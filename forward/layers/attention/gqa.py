@@ -72,6 +72,7 @@ class Projection:
 class SharedKeyAttention:
     """The attention of one layer.
 
+    rotate          queries and keys by their positions; None: not at all
     norm            of the hidden states
     q_norm, k_norm  of queries and keys before rotation; None for none. Their weights have the columns of a
                     head, or of all heads together
@@ -81,7 +82,7 @@ class SharedKeyAttention:
     """
 
     sizes: HeadSizes
-    rotate: Rotation
+    rotate: Rotation | None
     norm: RMSNorm
     q: Projection
     k: Projection
@@ -122,6 +123,8 @@ class SharedKeyAttention:
 
     def _rotated(self, heads: torch.Tensor) -> torch.Tensor:
         rotated = self.sizes.rotated
+        if self.rotate is None:
+            return heads.float()
         if rotated == self.sizes.head_dim:
             return self.rotate(heads)
         return torch.cat((self.rotate(heads[..., :rotated]), heads[..., rotated:].float()), -1)
@@ -195,7 +198,7 @@ def _normed(heads: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
 
 
 def load_shared_key_attention(
-    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation, window: int | None
+    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation | None, window: int | None
 ) -> SharedKeyAttention:
     """Read the attention of a layer; biases, norms and sinks where the model has them."""
     name = f"blk.{layer}"

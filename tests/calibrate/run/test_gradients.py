@@ -94,7 +94,8 @@ def test_covariances_equal_those_of_plain_autograd(
         assert np.array_equal(found.token_counts(), np.bincount(CHUNKS.ravel(), minlength=320))
         layers = [found.layer(number) for number in range(source.network.n_layers)]
         assert {name for layer in layers for name in layer.names()} == whole.covariances.keys()
-        for layer in layers:
+        for number, layer in enumerate(layers):
+            assert relative_error(layer.sizes(), whole.sizes[number]) < 1e-5
             for name in layer.names():
                 expected = whole.covariances[name]
                 for index, matrix in enumerate(expected):

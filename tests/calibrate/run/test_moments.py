@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,9 @@ torch = pytest.importorskip("torch")
 
 from calibrate.rounding.factor import Factor  # noqa: E402
 from calibrate.statistics.conditions import corrected, correction  # noqa: E402
+from calibrate.statistics.gradient_factors import GradientFactors  # noqa: E402
 from calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402  # noqa: E402
+from calibrate.statistics.token_weights import TokenWeights  # noqa: E402
 from forward.workers import Workers  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -38,6 +42,45 @@ def test_moments_are_sums_of_outer_products() -> None:
         assert crossed is not None
         np.testing.assert_allclose(crossed, originals.T @ x, atol=1e-3)
     assert moments.n_rows == 270
+
+
+def test_a_root_weighs_a_token_in_all_sums() -> None:
+    """With whole numbers, a weight of 3 is what seeing the token three times would be."""
+    x, originals = rows(20, 6, 2, 40), rows(21, 6, 2, 40)
+    counts = torch.tensor([1, 3, 2, 1, 4, 1])
+    holdout = HoldoutSplit(1, 6, (0,))
+
+    def gathered(own: torch.Tensor, other: torch.Tensor, roots: torch.Tensor | None) -> Statistics:
+        names = ("a", "b")
+        with Workers(1) as workers:
+            inputs = gather(
+                replace(holdout, chunk_size=len(own)),
+                lambda _: [{names: other}, {names: own}],
+                workers,
+                crossed=True,
+                roots=roots,
+            )
+        return inputs.statistics(names, 1)
+
+    weighed = gathered(x, originals, counts.sqrt())
+    repeated = gathered(x.repeat_interleave(counts, 0), originals.repeat_interleave(counts, 0), None)
+    np.testing.assert_allclose(weighed.own, repeated.own, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(weighed.cross, repeated.cross, rtol=1e-5, atol=1e-5)
+    assert (weighed.n_rows, repeated.n_rows) == (6, 12)
+
+
+def test_tokens_weigh_by_the_size_of_their_gradients() -> None:
+    class Sizes(GradientFactors):
+        def sizes(self, layer: int) -> np.ndarray | None:
+            return {0: np.array([1, 2, 3, 6], np.float32), 1: np.zeros(4, np.float32)}.get(layer)
+
+    weights = TokenWeights(Sizes(None), (0, 2), 2, 8)
+    roots = weights.roots(0)
+    assert roots is not None
+    expected = [1 / 3, 2 / 3, 1, 1, 1, 2, 1, 1]
+    np.testing.assert_allclose(roots.square().numpy(), expected, rtol=1e-6)
+    assert weights.roots(1) is None
+    assert weights.roots(2) is None
 
 
 def test_sums_are_the_same_for_any_number_of_threads() -> None:

@@ -17,6 +17,7 @@ class WholeModel:
     covariances  sum of g g^T by our names: (n_rows, n_rows), or one for each head or expert
     embedding    the same at the embeddings, of the gradient at all places of a token in a chunk
     output       sum of g^2 at every logit, (vocab_size,)
+    sizes        norm of each token's gradient at the hidden states after each layer, (n_tokens,)
     tied_output  sum of |g|^2 x x^T, g at the logits of a token and x what the output matrix multiplies
     """
 
@@ -25,6 +26,7 @@ class WholeModel:
 
         torch.set_num_threads(1)
         self.covariances: dict[str, np.ndarray] = {}
+        self.sizes: dict[int, np.ndarray] = {}
         self.model: Any = load_transformers(folder).requires_grad_()
         self.model.set_attn_implementation("eager")
         self._latents: dict[Any, Any] = {}
@@ -32,6 +34,7 @@ class WholeModel:
         self._module, self._eager = module, module.eager_attention_forward
         for number, layer in enumerate(self.model.model.layers):
             self._watch_layer(f"blk.{number}", layer)
+            layer.register_forward_hook(lambda _m, _i, out, number=number: self._watch_size(number, out))
 
     def differentiate(self, tokens: np.ndarray, labels: np.ndarray) -> float:
         """Differentiate the sum of -log p(label), and return it."""
@@ -92,6 +95,15 @@ class WholeModel:
             module.register_forward_hook(
                 lambda _m, _i, out: self._watch(name, out.flatten(0, -2).unflatten(-1, (n_heads, -1)), out)
             )
+
+    def _watch_size(self, layer: int, out: Any) -> None:
+        """Keep the norms of the gradients at the hidden states after a layer."""
+        hidden = out[0] if isinstance(out, tuple) else out
+
+        def at_hidden(gradient: Any) -> None:
+            self.sizes[layer] = gradient.flatten(0, 1).double().norm(dim=1).numpy()
+
+        hidden.register_hook(at_hidden)
 
     def _watch(self, name: str, product: Any, hooked: Any = None) -> None:
         """Keep the gradient at `product`, (n_tokens, n_blocks, n_rows), a view of what is hooked."""

@@ -41,4 +41,4 @@ def test_tensors_without_a_rule_are_named_once_for_all_layers(tmp_path: Path) ->
 
 def test_without_tensors_the_name_alone_is_compared() -> None:
     with pytest.raises(UnsupportedCheckpoint, match=r"the nearest is Qwen3MoeForCausalLM \(qwen3moe\)$"):
-        find_architecture({"architectures": ["Qwen3MoeNextForCausalLM"]})
+        find_architecture({"architectures": ["Qwen3MoeNovelForCausalLM"]})

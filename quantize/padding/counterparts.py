@@ -1,0 +1,73 @@
+"""The sizes of a padded file beside those of the model, and of another file of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
+from quantize.padding.hidden_size import hidden_padding, hidden_size_without, pads_hidden_size
+from quantize.padding.inner_sizes import UNPADDED, inner_sizes
+from quantize.padding.padding import NO_PADDING, Padding, is_padded, paddings, value_range
+
+
+def padded_sizes(metadata: Metadata) -> dict[str, tuple[str, str]]:
+    """List the sizes of a file that are padded: key -> (without padding, as it is), for people."""
+    keys = [key.removeprefix(UNPADDED) for key in metadata if key.startswith(UNPADDED)]
+    return {
+        key: (value_range(metadata[UNPADDED + key]), value_range(metadata[key]))
+        for key in keys
+        if key in metadata
+    }
+
+
+def count_weights(metadata: Metadata, tensors: Iterable[TensorInfo]) -> int:
+    """Count the weights of a file without those that are padding."""
+    infos = list(tensors)
+    return sum(info.n_elems for info in without_padding(metadata, infos).infos(infos))
+
+
+def without_padding(metadata: Metadata, tensors: Sequence[TensorInfo]) -> Padding:
+    """The shapes and sizes that a file would have without padding; no change where that is unknown.
+
+    Of a padded hidden size, they are for comparing shapes: the norms' values need more than another length.
+    """
+    if not is_padded(metadata):
+        return NO_PADDING
+    try:
+        hidden = hidden_size_without(metadata, tensors, "the file")
+        inner = paddings(hidden.metadata(metadata), hidden.infos(tensors), "the file")[0]
+    except BadRequest:
+        return NO_PADDING
+    return hidden.then(inner)
+
+
+def possible_paddings(metadata: Metadata, tensors: Sequence[TensorInfo]) -> tuple[Padding, Padding]:
+    """List what takes all padding of a model away, and what pads all inner sizes; nothing where unknown."""
+    try:
+        return without_padding(metadata, tensors), paddings(metadata, tensors, "the model")[-1]
+    except BadRequest:
+        return NO_PADDING, NO_PADDING
+
+
+def padding_like(metadata: Metadata, tensors: Sequence[TensorInfo], other: Metadata) -> Padding:
+    """The change that gives a model the sizes of another file of it; none where they are alike.
+
+    other  metadata of that file
+    """
+    if not is_padded(metadata) and not is_padded(other):
+        return NO_PADDING
+    hidden = NO_PADDING
+    try:
+        if pads_hidden_size(other) and not pads_hidden_size(metadata):
+            hidden = hidden_padding(metadata, tensors, "the model")
+        metadata, tensors = hidden.metadata(metadata), hidden.infos(tensors)
+        sizes = inner_sizes(metadata, tensors, "the model")
+    except BadRequest:
+        return NO_PADDING
+    values = (
+        other[size.key] if other.get(UNPADDED + size.key, other.get(size.key)) == size.real else size.value
+        for size in sizes
+    )
+    return hidden.then(Padding.of(sizes, values))

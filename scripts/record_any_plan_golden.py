@@ -1,0 +1,128 @@
+"""Record llama-quantize's plans for models with gated delta nets, at the sizes that are published.
+
+    python scripts/record_any_plan_golden.py LLAMA_QUANTIZE [NAME ...]
+
+Writes tests/golden/plans-any/NAME.json.xz (see the README there). The tensors are those that our converter
+makes of a folder with a hole where the weights would be, and llama-quantize plans for a header in front of
+another hole, so that neither takes memory or space. Sizes are the defaults of transformers' configurations,
+which are those of the published models.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from convert.options import ConvertOptions  # noqa: E402
+from convert.pipeline import plan_run  # noqa: E402
+from gguf_tools import GGUFFile, open_gguf  # noqa: E402
+from quantize.plan.recipes import RECIPES  # noqa: E402
+from tests.support.published_models import PUBLISHED, delta_net, write  # noqa: E402
+
+GOLDEN = ROOT / "tests" / "golden" / "plans-any"
+MATRIX = ROOT / "tests" / "golden" / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
+
+_NET: dict[str, Any] = {
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "head_dim": 256, "num_attention_heads": 16, "vocab_size": 248320,
+    "layer_types": None,
+}  # fmt: skip
+_EXPERTS: dict[str, Any] = {
+    "hidden_size": 2048, "num_key_value_heads": 2, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}  # fmt: skip
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5-9b": ("qwen3.5", {
+        **_NET, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    }),
+    "qwen3.5-35b-a3b": ("qwen3.5-moe", {
+        **_NET, **_EXPERTS, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8,
+    }),
+    "qwen3-next-80b-a3b": ("qwen3-next", {
+        **_NET, **_EXPERTS, "vocab_size": 151936, "num_hidden_layers": 48, "num_experts": 512,
+        "num_experts_per_tok": 10, "intermediate_size": 5632,
+    }),
+}  # fmt: skip
+"""Name -> the small model that it is a larger one of, and its sizes."""
+
+_LINE = re.compile(r"^\[ *\d+/ *\d+\] (\S+) .*, type = +(\w+), size =[^(\n]*(?:\((\w+)\))?", re.MULTILINE)
+_TOTAL = re.compile(r"quant size *= *([\d.]+) MiB \(([\d.]+) BPW\)")
+
+
+def folder_of(name: str, folder: Path) -> Path:
+    """Write the model's folder with a hole for its weights."""
+    small, sizes = MODELS[name]
+    model = PUBLISHED[small]
+    config = {key: value for key, value in {**model.config, **sizes}.items() if value is not None}
+    write(small, folder)
+    whole = config if model.around is None else {**model.around, "text_config": config}
+    (folder / "config.json").write_text(json.dumps(whole))
+    header: dict[str, Any] = {}
+    end = 0
+    for tensor, shape in delta_net(config):
+        stored = tensor if model.around is None else tensor.replace("model.", "model.language_model.")
+        start, end = end, end + 2 * prod(shape)
+        header[stored] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return folder
+
+
+def record(llama_quantize: str, name: str) -> dict[str, Any]:
+    """Plan a model for every file type, with and without importances."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = folder_of(name, Path(temporary) / "model")
+        with plan_run(folder, Path(temporary) / "out.gguf", ConvertOptions(outtype="bf16")) as run:
+            layout = run.preparation.outputs[0].layout
+        header = Path(temporary) / "header.gguf"
+        with open(header, "wb") as file:
+            file.write(layout.header)
+            file.truncate(layout.total_bytes)
+        plans = {}
+        for recipe in RECIPES:
+            for suffix, words in (("", []), ("+imatrix", ["--imatrix", str(MATRIX)])):
+                if recipe != "COPY":
+                    plans[recipe + suffix] = _plan([llama_quantize, "--dry-run", *words, str(header), recipe])
+        with open_gguf(header) as gguf:
+            return {**_about(gguf), "plans": plans}
+
+
+def _about(file: GGUFFile) -> dict[str, Any]:
+    """Return the architecture, its keys and the tensors of a file."""
+    architecture = file.metadata["general.architecture"].plain
+    keys = {key: value.plain for key, value in file.metadata.items() if key.startswith(f"{architecture}.")}
+    tensors = [
+        {"name": name, "shape": list(info.shape), "type": info.type.name}
+        for name, info in file.tensors.items()
+    ]
+    return {"architecture": architecture, "metadata": keys, "tensors": tensors}
+
+
+def _plan(command: list[str]) -> dict[str, Any]:
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    text = run.stdout + run.stderr
+    total = _TOTAL.search(text)
+    if total is None:
+        raise SystemExit(f"{' '.join(command)}: the dry run tells no size")
+    types = {name: (new or old).upper() for name, old, new in _LINE.findall(text)}
+    return {"total_mib": float(total[1]), "bpw": float(total[2]), "types": types}
+
+
+if __name__ == "__main__":
+    for each in sys.argv[2:] or MODELS:
+        content = record(sys.argv[1], each)
+        (GOLDEN / f"{each}.json.xz").write_bytes(lzma.compress(json.dumps(content).encode()))

@@ -1,0 +1,71 @@
+"""The best file of a size, with inner sizes padded or without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calibrate.size.parse import Size
+from calibrate.size.solve import Planner, SizeRequest, size_padded
+from gguf_tools import open_gguf
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.values import Value
+from quantize import QuantizeOptions
+from quantize.padding.padding import PadChoice
+from quantize.pipeline import plan_run
+from quantize.plan.sensitivities import (
+    Sensitivities,
+    TensorSensitivity,
+    read_sensitivities,
+    write_sensitivities,
+)
+from tests.quantize.padding.ffn_files import METADATA, SHAPES, write_ffn_file
+
+TYPES = ("Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0")
+DENSE = {name: shape for name, shape in SHAPES.items() if not name.startswith("blk.1.")}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model with dense blocks of 704 inner columns, 22 blocks of 32."""
+    shapes = {name: tuple(704 if n == 160 else n for n in shape) for name, shape in DENSE.items()}
+    metadata = {**METADATA, "deepseek2.feed_forward_length": Value.u32(704)}
+    return write_ffn_file(tmp_path / "model.gguf", shapes, metadata)
+
+
+def losses(model: Path, better: str) -> Sensitivities:
+    """Losses that fall fourfold with each bit, and a hundredth of that for one type."""
+    with open_gguf(model) as file:
+        infos = [info for info in file.tensors.values() if len(info.shape) > 1]
+    by_type = {
+        name: (0.01 if name == better else 1) * 4.0 ** -by_name(name).bits_per_weight for name in TYPES
+    }
+    return Sensitivities({info.name: TensorSensitivity.of(info.shape, by_type) for info in infos})
+
+
+@pytest.mark.parametrize(("better", "bits", "expected"), [("Q2_K", 3.5, "256"), ("Q4_0", 4.6, None)])
+def test_both_are_tried_for_the_same_bytes(
+    model: Path, better: str, bits: float, expected: str | None
+) -> None:
+    def planner_of(pad: PadChoice | None) -> Planner:
+        return lambda mixture: plan_run(model, None, mixture, QuantizeOptions(pad=pad), allow_problems=True)
+
+    wanted = SizeRequest(losses(model, better), Size("bpw", bits))
+    sized, pad = size_padded(planner_of, wanted, None)
+    assert pad == expected
+    assert sized.total_bytes <= sized.budget
+    plain, _ = size_padded(planner_of, wanted, "off")
+    assert plain.budget == sized.budget
+    assert sized.chosen.predicted <= plain.chosen.predicted
+    down = sized.chosen.types["blk.0.ffn_down.weight"]
+    assert (by_name(down).block_elems == 256) == (expected is not None)
+
+
+def test_losses_of_padded_rows_are_kept(model: Path, tmp_path: Path) -> None:
+    measured = losses(model, "Q2_K")
+    write_sensitivities(measured, tmp_path / "losses.json")
+    assert read_sensitivities(tmp_path / "losses.json") == measured
+    data = json.loads((tmp_path / "losses.json").read_text())
+    assert set(data["tensors"]["blk.0.ffn_down.weight"]["padded"]) == {"Q2_K", "Q3_K", "Q4_K", "Q6_K"}
