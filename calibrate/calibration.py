@@ -11,9 +11,10 @@ from pathlib import Path
 from calibrate.options import CalibrationOptions, Coverage
 from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
+from forward.text.scripts import script_findings
 from forward.text.tokens import Text
 from gguf_tools.files.named_files import read_input
-from gguf_tools.findings import Tell, tell_nobody
+from gguf_tools.findings import Finding, Tell, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.calibration import PromisedImportance
@@ -26,7 +27,18 @@ from quantize.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Calibration(CalibrationOptions):
-    """A calibration, as `quantize` and `convert` take it; its fields are those of `CalibrationOptions`."""
+    """A calibration, as `quantize` and `convert` take it; its fields are those of `CalibrationOptions`.
+
+    >>> import gguf_tools
+    >>> gguf_tools.Calibration("calibration.txt").label
+    'two-sided, layer after layer'
+    """
+
+    @property
+    def label(self) -> str:
+        """See `quantize.calibration.Calibrating`."""
+        order = "layer after layer" if self.sequential else "each tensor by itself"
+        return f"{self.method}, {order}" + ("" if self.embedding else ", token_embd left out")
 
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
         """See `quantize.calibration.Calibrating`."""
@@ -49,26 +61,30 @@ class Calibration(CalibrationOptions):
     def open(self, plan: Plan, job: FillJob, options: FillOptions) -> Iterator[Calibrator]:
         """See `quantize.calibration.Calibrating`."""
         require_torch("calibrating")
-        from calibrate.estimate import large_text_findings
+        from calibrate.estimate import amount_findings
         from calibrate.plan import CalibrationPlan
         from calibrate.run.run import CalibratedRun
 
         what = CalibrationPlan.of(self, plan, job.outputs, lambda text: self._admit(text, options.tell))
         with CalibratedRun(what, job, options) as run:
-            for finding in large_text_findings(what, options.threads):
+            for finding in (*self._scripts(), *amount_findings(what, options.threads)):
                 options.tell(finding)
             yield run
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterator[str]:
         """See `quantize.calibration.Calibrating`."""
         require_torch("calibrating")
-        from calibrate.estimate import estimate_lines, large_text_findings
+        from calibrate.estimate import amount_findings, estimate_lines
         from calibrate.plan import CalibrationPlan
 
         what = CalibrationPlan.of(self, plan, outputs, judge)
         yield from estimate_lines(what, options.threads)
-        for finding in (*what.quality.findings(), *large_text_findings(what, options.threads)):
+        amount = amount_findings(what, options.threads)
+        for finding in (*what.quality.findings(), *self._scripts(), *amount):
             yield f"note: {finding.text}"
+
+    def _scripts(self) -> Iterator[Finding]:
+        return script_findings(read_input(self.text).decode(errors="replace"))
 
     def _admit(self, text: Text, tell: Tell) -> TextQuality:
         return admit(text, str(self.text), tell, any_text=self.any_text)

@@ -322,7 +322,10 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
     except KeyboardInterrupt as error:
         if verbose:
             traceback.print_exc()
-        print("; ".join([f"{parser.prog}: interrupted", *_notes(error)]), file=sys.stderr)
+        notes = _notes(error)
+        if not notes and hasattr(args, "restart"):
+            notes = ["nothing is finished yet: the same command starts from the beginning"]
+        print("; ".join([f"{parser.prog}: interrupted", *notes]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Python flushes standard output once more when it ends; let that go nowhere.

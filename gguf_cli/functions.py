@@ -161,6 +161,7 @@ def card(
     source: AnyPath | None = None,
     base_model: str | None = None,
     quantized_by: str | None = None,
+    repository: str | None = None,
     report: AnyPath | None = None,
     output: AnyPath | None = None,
     force: bool = False,
@@ -169,22 +170,28 @@ def card(
 
         card(["lite-Q4_K_M.gguf"], base_model="deepseek-ai/DeepSeek-V2-Lite", report="lite.json")
 
-    source   folder or file that the files were made of
-    report   what `evaluate` has written as JSON
-    output   None: README.md beside the files
-    force    replace a card that somebody else has written
-    raises   BadRequest for a report on other files, or a card that is not ours
+    source      folder or file that the files were made of
+    repository  OWNER/NAME of the files on the Hub, for the commands that get them
+    report      what `evaluate` has written as JSON; with matplotlib, the card gets its chart
+    output      None: README.md beside the files
+    force       replace a card that somebody else has written
+    raises      BadRequest for a report on other files, or a card that is not ours
     """
-    from convert.card.write import CardRequest, write_card
+    from convert.card.write import CARD_NAME, CardRequest, refuse_foreign, write_card
+    from gguf_cli.arguments.card import with_chart
 
     paths = [Path(files)] if isinstance(files, str | os.PathLike) else list(map(Path, files))
+    place = paths[0].parent / CARD_NAME if output is None else Path(output)
+    if not force:
+        refuse_foreign(place)
     request = CardRequest(
         None if source is None else Path(source),
         base_model,
         quantized_by,
         None if report is None else Path(report),
+        home=repository,
     )
-    return write_card(paths, request, output=None if output is None else Path(output), force=force)
+    return write_card(paths, with_chart(request, place.parent), output=place, force=force)
 
 
 def upload(

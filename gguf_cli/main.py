@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from gguf_cli import command
 from gguf_cli.completion import SHELLS, completion_script, subparsers_of
-from gguf_cli.gguf import audit, edit, look, mla_layout, publish, repack
+from gguf_cli.gguf import audit, clean, edit, look, mla_layout, publish, repack
 from gguf_cli.roof import COMMANDS
 from gguf_tools import __version__
 from gguf_tools.findings import Finding
@@ -41,6 +41,7 @@ examples:
   gguf-tools repack model.gguf model-r4.gguf          rows interleaved for ik_llama.cpp, and back with --undo
   gguf-tools cook DeepSeek-V2-Lite -f calibration.txt --types Q2_K,Q4_K_M,3.2bpw -o lite   all in one run
   gguf-tools upload lite me/lite-GGUF        files or a folder to the Hub
+  gguf-tools clean models                    what interrupted runs have left
   gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
 
 Each subcommand explains itself: gguf-tools show --help
@@ -85,6 +86,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     publish.add_card(commands)
     _add_cook(commands, words)
     publish.add_upload(commands)
+    clean.add_to(commands)
     _add_checkpoint(commands)
     _add_completion(commands)
     return parser

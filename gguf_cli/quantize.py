@@ -297,13 +297,15 @@ def _quantize(request: _Request) -> None:
     source = source_folder(request.named, stream=request.stream, dry_run=headers, quiet=request.quiet)
     if request.output is not None and request.output.exists() and not Path(source).exists():
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
-    types: Sequence[str | Mixture] = request.types
-    if request.size is not None:
-        mixture, pad = _choose_types(request, request.size, source)
-        types, request = [mixture], replace(request, options=replace(request.options, pad=pad))
+    types: Sequence[tuple[str | Mixture, PadChoice | None]]
+    if request.size is None:
+        types = [(each, request.options.pad) for each in request.types]
+    else:
+        types = list(_choose_types(request, request.size, source))
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(request.plan(source, each, allow_problems=request.dry_run)) for each in types
+            stack.enter_context(_padded(request, pad).plan(source, each, allow_problems=request.dry_run))
+            for each, pad in types
         ]
         if request.dry_run:
             for run in runs:
@@ -313,7 +315,7 @@ def _quantize(request: _Request) -> None:
         if request.measured is not None:
             request.measured.refuse(runs[0])
         refuse_foreign_cards(request.card, [output for run in runs for output in run.output_paths])
-        names = ", ".join((find_mixture(each) if isinstance(each, str) else each).name for each in types)
+        names = ", ".join((find_mixture(each) if isinstance(each, str) else each).name for each, _ in types)
         with ProgressBar(f"quantizing to {names}", quiet=request.quiet) as bar:
             results = execute_together(runs, bar.shows(request.run))
     for result in () if request.quiet and not request.json else results:
@@ -352,30 +354,35 @@ def _is_llama_s(args: argparse.Namespace, parser: argparse.ArgumentParser) -> bo
     return not several and all(getattr(args, name) == parser.get_default(name) for name in ours)
 
 
+def _padded(request: _Request, pad: PadChoice | None) -> _Request:
+    return replace(request, options=replace(request.options, pad=pad))
+
+
 def _choose_types(
     request: _Request, size: SizeArguments, source: Path | StreamedFolder
-) -> tuple[Mixture, PadChoice | None]:
-    """Choose the mixture for the size that is asked for, and the padding; say what was chosen and why."""
+) -> Iterator[tuple[Mixture, PadChoice | None]]:
+    """Choose the mixture for each size that is asked for, and the padding; say what was chosen and why."""
     from calibrate.size.show import expected_lines, map_lines, sized_lines
     from calibrate.size.solve import Planner, curve, size_padded
 
     def planner_of(pad: PadChoice | None) -> Planner:
-        padded = replace(request, options=replace(request.options, pad=pad))
+        padded = _padded(request, pad)
         return lambda mixture: padded.plan(source, mixture, allow_problems=True)
 
-    wanted = size.request(Path(source), request.output, calibrated=request.options.calibration is not None)
-    sized, pad = size_padded(planner_of, wanted, request.options.pad)
-    if size.curve is not None:
-        from calibrate.size.show import plot_curve
+    is_calibrated = request.options.calibration is not None
+    for wanted in size.requests(Path(source), request.output, calibrated=is_calibrated):
+        sized, pad = size_padded(planner_of, wanted, request.options.pad)
+        if size.curve is not None:
+            from calibrate.size.show import plot_curve
 
-        plot_curve(curve(sized, wanted, planner_of(pad)), sized, size.curve)
-    if not request.json:
-        chosen = sized.chosen
-        expected = expected_lines(chosen, wanted.sensitivities)
-        for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
-            print(line)
-    size.save(sized)
-    return sized.mixture, pad
+            plot_curve(curve(sized, wanted, planner_of(pad)), sized, size.curve)
+        if not request.json:
+            chosen = sized.chosen
+            expected = expected_lines(chosen, wanted.sensitivities)
+            for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
+                print(line)
+        size.save(sized)
+        yield sized.mixture, pad
 
 
 def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:

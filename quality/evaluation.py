@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forward.text.chunks import Chunks
+from gguf_tools.dataframes import dataframe
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
@@ -19,6 +20,8 @@ from quality.divergence import Divergence, Estimate, TokenValues
 from quality.noise_floor import NoiseFloor, noise_lines
 
 if TYPE_CHECKING:
+    import pandas
+
     from quality.drift import LayerDrift
     from quality.suite.tokenise import ClassChunks
     from quality.worst_layer import WorstLayer
@@ -144,6 +147,12 @@ class Evaluation:
     noise: NoiseFloor | None = None
     stock: int | None = None
 
+    def by_size(self) -> Evaluation:
+        """Return the same with the smallest file first."""
+        order = sorted(range(len(self.models)), key=lambda number: self.models[number].n_bytes)
+        stock = None if self.stock is None else order.index(self.stock)
+        return replace(self, models=tuple(self.models[number] for number in order), stock=stock)
+
     @cached_property
     def comparisons(self) -> tuple[FileComparison, ...]:
         """Every other file against the stock one; nothing without one."""
@@ -177,6 +186,29 @@ class Evaluation:
             for model in self.models
         ]
         return html_table(repr(self), ("model", "size", "bpw", "PPL", "KLD", "same top"), rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each file: ratios as fractions, sizes in bytes, divergences in nats."""
+        return [
+            {
+                "file": model.path.name,
+                "n_bytes": model.n_bytes,
+                "bits_per_weight": model.bits_per_weight,
+                "ppl": found.ppl.value,
+                "kld": found.kld.mean.value,
+                "kld_error": found.kld.mean.error,
+                **{f"kld_{name}": value for name, value in found.kld.percentiles.items()},
+                "same_top": found.same_top.value,
+                "flips": found.flips.value,
+                "rms_delta_p": found.rms_delta_p.value,
+            }
+            for model in self.models
+            for found in (model.divergence,)
+        ]
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return `rows` as a table of pandas; raises BadRequest where pandas is missing."""
+        return dataframe(self.rows())
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes."""

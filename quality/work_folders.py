@@ -32,7 +32,11 @@ def work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Ite
     names = [_BASE, *models] if has_base else models
     if options.work is None:
         with TemporaryDirectory(prefix="evaluate-", dir=temporary_folder()) as folder:
-            yield [Path(folder, name) for name in names]
+            try:
+                yield [Path(folder, name) for name in names]
+            except KeyboardInterrupt as error:
+                error.__notes__ = ["nothing is kept without --json, --html or --work DIR"]
+                raise
         return
     try:
         options.work.mkdir(exist_ok=True)

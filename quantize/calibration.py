@@ -23,9 +23,17 @@ from quantize.fill.options import FillOptions
 from quantize.importances.entries import ImportanceEntry, ImportanceFile
 from quantize.plan.plan import Plan
 
+METHOD_KEY = "gguf_tools.calibration.method"
+"""Metadata key: how a file was calibrated. Its text is in the keys of text_sketch.py."""
+
 
 class Calibrating(Protocol):
     """A calibration, as a front takes it."""
+
+    @property
+    def label(self) -> str:
+        """The method in a few words, for metadata and cards."""
+        ...
 
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
         """Promise entries, without numbers, for the tensors whose activations will be seen.

@@ -19,7 +19,7 @@ from gguf_tools.format.shards import SPLIT_KEYS, GGUFSet, layouts_of, shard_path
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import types_table
-from quantize.calibration import PromisedImportance
+from quantize.calibration import METHOD_KEY, PromisedImportance
 from quantize.fill.chunks import UNKNOWN
 from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
@@ -64,6 +64,15 @@ class Preparation:
         return sum(output.layout.total_bytes for output in self.outputs)
 
 
+TYPES_CHOSEN_KEY = "gguf_tools.types_chosen"
+"""Metadata key of a file whose types were chosen for a size: general.file_type is only the nearest one."""
+
+_TYPES_CHOSEN = "for a size"
+
+TYPES_CHOSEN_BYTES = 8 + len(TYPES_CHOSEN_KEY) + 4 + 8 + len(_TYPES_CHOSEN)
+"""What the key takes in the header: two lengths, two texts, and the number of a kind."""
+
+
 def decide_file(
     metadata: Metadata,
     tensors: Sequence[TensorInfo],
@@ -93,6 +102,8 @@ def decide_file(
         allow_problems=allow_problems,
         as_if=as_if,
     )
+    if mixture.options.types:  # no file type: it is called by its size
+        plan = replace(plan, file_type=mixture.name)
     n_zeros = sum(info.n_elems for info in plan.infos) - count_weights(metadata, plan.infos)
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings), n_zeros=n_zeros)
     if not allow_problems:
@@ -102,6 +113,10 @@ def decide_file(
         output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
         if matrix is not None and matrix.sketch is not None:
             output |= matrix.sketch.metadata()
+            if options.calibration is not None:
+                output[METHOD_KEY] = Value.string(options.calibration.label)
+        if mixture.options.types:
+            output[TYPES_CHOSEN_KEY] = Value.string(_TYPES_CHOSEN)
     return plan, output
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gguf_tools.text import json_line, size_text
 from quantize.plan.plan import Plan, TensorPlan
-from quantize.prepare import Preparation
+from quantize.prepare import TYPES_CHOSEN_KEY, Preparation
 from quantize.run import Result, Run
 from quantize.run_options import RunOptions
 
@@ -61,6 +61,7 @@ def _why(tensor: TensorPlan) -> str:
 def total_lines(preparation: Preparation) -> Iterator[str]:
     """Yield the sums of a plan: bytes by type, bits per weight, exact size of the output."""
     plan, outputs = preparation.plan, preparation.outputs
+    is_chosen = TYPES_CHOSEN_KEY in outputs[0].layout.metadata
     tensors: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for info in plan.infos:
@@ -71,6 +72,7 @@ def total_lines(preparation: Preparation) -> Iterator[str]:
     yield (
         f"{plan.file_type}: {size_text(preparation.source_bytes)} -> {size_text(preparation.total_bytes)}"
         f" ({preparation.total_bytes:,} bytes), {plan.bits_per_weight:.2f} bits per weight"
+        f"{', types chosen' if is_chosen else ''}"
     )
     if len(outputs) > 1:
         for output in outputs:

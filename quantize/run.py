@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gguf_tools.dataframes import dataframe
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.files.overwriting import is_unfinished
@@ -22,6 +23,9 @@ from quantize.fill.reuse import reuse_outlook
 from quantize.finished import are_finished, refuse_or_replace
 from quantize.prepare import Preparation
 from quantize.run_options import ProgressBar, RunOptions
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,25 @@ class Result:
     @property
     def paths(self) -> tuple[Path, ...]:
         return tuple(output.path for output in self.preparation.outputs)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each tensor: its types, its size in bytes, and why it has its type."""
+        return [
+            {
+                "tensor": each.name,
+                "shape": each.shape,
+                "from": each.source_type.name,
+                "type": each.target_type.name,
+                "n_bytes": each.info.n_bytes,
+                "bits_per_weight": 8 * each.info.n_bytes / each.info.n_elems,
+                "reason": each.reason,
+            }
+            for each in self.preparation.plan.tensors
+        ]
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return `rows` as a table of pandas; raises BadRequest where pandas is missing."""
+        return dataframe(self.rows())
 
     def to_json(self) -> dict[str, Any]:
         """The plan and the outcome as plain data."""

@@ -41,12 +41,17 @@ class Stream:
 
     sets    where even and odd layers put their output, float32
     middle  the input of the second half of a layer
-    files   where finished layers are kept; the same as `sets` above the budget
+    files   where saved states are; the same as `sets` above the budget
     """
 
     sets: tuple[States, States]
     middle: States
     files: tuple[FileStates, FileStates]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether layers work in memory, and files have what was saved last."""
+        return self.sets is not self.files
 
     def before(self, layer: int) -> States:
         """Return where a layer finds its input."""
@@ -59,7 +64,7 @@ class Stream:
     def save(self, layer: int) -> Path:
         """Bring the layer's output to the disk itself, and return its file."""
         file = self.files[layer % 2]
-        if self.sets is not self.files:
+        if self.is_in_memory:
             copy(self.after(layer), file)
         file.sync()
         return file.path

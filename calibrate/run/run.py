@@ -25,6 +25,7 @@ from calibrate.run.encode import Encoder, RowGroup
 from calibrate.run.layers import LayerRun
 from calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
 from calibrate.run.report import Report, final_divergence, report_lines
+from calibrate.run.saves import StateSaver
 from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.gradient_factors import (
     GradientFactors,
@@ -108,11 +109,11 @@ class CalibratedRun:
             if gradients is not None:
                 self._make_embeddings(gradients, missing, encoder, workers)
             context = self._context(folder, tensors, encoder, factors, opened)
+            saver = StateSaver(folder, context.models)
             for layer in range(folder.done + 1, plan.network.n_layers):
                 LayerRun.of(context, layer).run()
                 self._make_unseen(context, [name for name in missing if layer_of(name) == layer])
-                states = [model.stream.save(layer) for model in context.models]
-                folder.finish_layer(layer, {}, states)
+                saver.after(layer)
             self._make_output(context)
             self._make_unseen(context, list(missing))
             n_threads = threads_on(plan.device, self._options.threads)
@@ -138,7 +139,8 @@ class CalibratedRun:
         path, restart = self._plan.path, self._options.restart
         about: dict[str, Any] = {"run": f"{self.digest:016x}", **self.about}
         with ExitStack() as first:
-            folder = first.enter_context(WorkFolder(path, about, restart=restart, watch=self._watch))
+            folder = WorkFolder(path, about, restart=restart, watch=self._watch, may_skip=True)
+            first.enter_context(folder)
             expected = folder.done > EMBEDDING
             records = Records(folder.folder / _RECORDS, about["run"], expected=expected)
             first.callback(records.close)
@@ -146,7 +148,8 @@ class CalibratedRun:
             if all(layer is None or layer > folder.done for layer in layers):
                 opened.push(first.pop_all())
                 return folder, records
-        folder = opened.enter_context(WorkFolder(path, about, restart=True, watch=self._watch))
+        folder = WorkFolder(path, about, restart=True, watch=self._watch, may_skip=True)
+        opened.enter_context(folder)
         kept, records = records, Records(folder.folder / _RECORDS, about["run"])
         opened.callback(records.close)
         records.take_over(kept)

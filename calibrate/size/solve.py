@@ -25,7 +25,7 @@ from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
 from quantize.plan.recipes import RECIPES, find_recipe
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
-from quantize.prepare import Preparation
+from quantize.prepare import TYPES_CHOSEN_BYTES, Preparation
 from quantize.run import Run
 
 Planner = Callable[[Mixture], AbstractContextManager[Run]]
@@ -190,7 +190,9 @@ class _Frame:
         kept = [name for name in padded if name not in measured and is_expert_stack(name)]
         tensors = {name: measured[name] for name in padded if name in measured}
         return cls(
-            n_bytes=preparation.total_bytes - sum(padded[name] for name in tensors),
+            n_bytes=preparation.total_bytes
+            + _chosen_bytes(alignment)
+            - sum(padded[name] for name in tensors),
             experts=sum(padded[name] for name in kept),
             alignment=alignment,
             sensitivities=replace(request.sensitivities, tensors=tensors),
@@ -221,6 +223,11 @@ def _fitted(sensitivities: Sensitivities, preparation: Preparation) -> dict[str,
     return {name: each for name, each in shaped.items() if each.by_type}  # no type fits some odd rows
 
 
+def _chosen_bytes(alignment: int) -> int:
+    """How much longer a header is that says that types were chosen, at most."""
+    return align_up(TYPES_CHOSEN_BYTES, alignment)
+
+
 def _mixture(file_type: str) -> Mixture:
     recipe = find_recipe(file_type)
     return Mixture(recipe.name, recipe)
@@ -239,8 +246,15 @@ def _base_of(request: SizeRequest) -> str:
 
 
 def nearest_recipe(bits: float) -> Recipe:
-    """Return the stock mixture whose default type comes nearest to some bits per weight."""
-    mixtures = [recipe for recipe in RECIPES.values() if recipe.rules and recipe.default is not None]
+    """Return the stock mixture whose default type comes nearest to some bits per weight.
+
+    Those of one kind of model, such as MXFP4_MOE, give no other file their number.
+    """
+    mixtures = [
+        recipe
+        for recipe in RECIPES.values()
+        if recipe.rules and recipe.default is not None and not recipe.name.endswith("_MOE")
+    ]
     return min(mixtures, key=lambda recipe: abs(by_name(recipe.default or "").bits_per_weight - bits))
 
 
@@ -256,6 +270,7 @@ def _budget(request: SizeRequest, preparation: Preparation) -> int:
     if size.kind == "bpw":
         infos = preparation.plan.infos
         header = preparation.total_bytes - sum(info.n_bytes for info in infos)
+        header += _chosen_bytes(preparation.outputs[0].layout.alignment)
         return header + int(size.amount * sum(info.n_elems for info in infos) / 8)
     return preparation.total_bytes
 

@@ -17,12 +17,15 @@ from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format import keys
-from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo
-from gguf_tools.look.listing import type_totals
+from gguf_tools.look.listing import kv_cache, type_totals
+from quantize.calibration import METHOD_KEY
+from quantize.importances.text_sketch import SHA256_KEY
 from quantize.padding.counterparts import count_weights, padded_sizes
+from quantize.prepare import TYPES_CHOSEN_KEY
 
-_STATED = (keys.NAME, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)
+_STATED = (keys.NAME, keys.TYPE, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,21 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class CalibrationFacts:
+    """How a file was calibrated, as the file tells it.
+
+    text    name of the text, None where it is not known
+    chunks  chunks of it, 0 where it is not known
+    method  in a few words, None where it is not known
+    """
+
+    sha256: str
+    text: str | None
+    chunks: int
+    method: str | None
+
+
+@dataclass(frozen=True)
 class FileFacts:
     """A GGUF file or a split set.
 
@@ -49,6 +67,9 @@ class FileFacts:
     padded           sizes that are padded: key -> (without padding, as it is)
     types            type -> number of tensors, the type with most bytes first
     model            what it says of its model: keys general.*
+    cache_bytes      of a 16-bit cache for each token; None where it is not known
+    calibration      None: the file was not calibrated
+    is_chosen        types were chosen for a size
     """
 
     paths: tuple[Path, ...]
@@ -61,6 +82,9 @@ class FileFacts:
     model: Mapping[str, str]
     tags: tuple[str, ...]
     languages: tuple[str, ...]
+    cache_bytes: int | None = None
+    calibration: CalibrationFacts | None = None
+    is_chosen: bool = False
 
     @property
     def name(self) -> str:
@@ -84,6 +108,9 @@ def read_facts(path: Path) -> FileFacts:
             model={key: value for key in _STATED if isinstance(value := file.get(key), str)},
             tags=_texts(file.get(keys.TAGS)),
             languages=_texts(file.get(keys.LANGUAGES)),
+            cache_bytes=_cache_bytes(file),
+            calibration=_calibration(file),
+            is_chosen=TYPES_CHOSEN_KEY in file.metadata,
         )
 
 
@@ -96,6 +123,9 @@ def read_all(paths: Iterable[Path]) -> tuple[FileFacts, ...]:
     for path in paths:
         each = read_facts(path)
         facts[each.paths[0].absolute()] = each
+    # A pattern such as *.gguf takes matrices along.
+    models = {path: each for path, each in facts.items() if each.model.get(keys.TYPE) != "imatrix"}
+    facts = models or facts
     folders = {path.parent for path in facts}
     if len(folders) > 1:
         raise BadRequest(
@@ -106,13 +136,31 @@ def read_all(paths: Iterable[Path]) -> tuple[FileFacts, ...]:
 
 def _matrix(file: Any) -> Matrix | None:
     entries = file.get(keys.QUANTIZE_IMATRIX_ENTRIES_COUNT)
-    if not entries:
+    if not entries or SHA256_KEY in file.metadata:  # a calibration brings its own
         return None
     return Matrix(
         file.get(keys.QUANTIZE_IMATRIX_FILE),
         file.get(keys.QUANTIZE_IMATRIX_DATASET),
         int(entries),
         int(file.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT) or 0),
+    )
+
+
+def _cache_bytes(file: GGUFSet) -> int | None:
+    cache = kv_cache(file)
+    return cache.plain if cache.mla is None else cache.mla
+
+
+def _calibration(file: GGUFSet) -> CalibrationFacts | None:
+    sha256 = file.get(SHA256_KEY)
+    if not isinstance(sha256, str):
+        return None
+    text, method = file.get(keys.QUANTIZE_IMATRIX_DATASET), file.get(METHOD_KEY)
+    return CalibrationFacts(
+        sha256,
+        text if isinstance(text, str) else None,
+        int(file.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT) or 0),
+        method if isinstance(method, str) else None,
     )
 
 

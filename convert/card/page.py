@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import yaml
 
-from convert.card.facts import FileFacts, Matrix, Origin, Report
+from convert.card.facts import CalibrationFacts, FileFacts, Matrix, Origin, Report
+from convert.card.usage import cell, memory_lines, recommended, run_lines
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
@@ -30,6 +31,7 @@ class Card:
     files         in the order of the table
     commands      file name -> the command that made it, as typed
     report        measured quality, None: not measured
+    home          OWNER/NAME of the files on the Hub, None: not known
     quantized_by  name of who made the files, None: not said
     remarks       paragraphs in Markdown between table and commands
     own_text      what somebody wrote below the second mark of an older card
@@ -39,6 +41,7 @@ class Card:
     origin: Origin
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     report: Report | None = None
+    home: str | None = None
     quantized_by: str | None = None
     remarks: Sequence[str] = ()
     own_text: str = ""
@@ -67,6 +70,7 @@ def front_matter(card: Card) -> dict[str, Any]:
     origin = card.origin
     quantized_by = card.quantized_by or _first_stated(card.files, keys.QUANTIZED_BY)
     imatrix = ["imatrix"] if any(each.matrix for each in card.files) else []
+    calibrated = ["calibrated"] if any(each.calibration for each in card.files) else []
     entries: dict[str, Any] = {
         "base_model": origin.repo,
         "base_model_relation": "quantized" if origin.repo is not None else None,
@@ -75,7 +79,7 @@ def front_matter(card: Card) -> dict[str, Any]:
         "language": list(origin.languages),
         "library_name": "gguf",
         "pipeline_tag": origin.pipeline_tag,
-        "tags": list(dict.fromkeys(["gguf", "quantized", *imatrix, *origin.tags])),
+        "tags": list(dict.fromkeys(["gguf", "quantized", *imatrix, *calibrated, *origin.tags])),
     }
     return {name: value for name, value in entries.items() if value}
 
@@ -90,6 +94,19 @@ def _body(card: Card) -> Iterator[str]:
     yield "## Files"
     yield ""
     yield from _table(card)
+    yield ""
+    yield from memory_lines(card.files, card.report)
+    yield ""
+    yield "## How to run them"
+    yield ""
+    yield from run_lines(recommended(card.files), card.home)
+    yield ""
+    yield "## What they are"
+    yield ""
+    yield from _types(card)
+    for calibration in dict.fromkeys(each.calibration for each in card.files if each.calibration):
+        yield ""
+        yield _calibration_text(calibration)
     for matrix in dict.fromkeys(each.matrix for each in card.files if each.matrix):
         yield ""
         yield _matrix_text(matrix)
@@ -128,19 +145,43 @@ def _first_stated(files: Sequence[FileFacts], key: str) -> str | None:
 
 
 def _table(card: Card) -> Iterator[str]:
-    heads = ["file", "size", "bits per weight", "tensors by type"]
+    heads = ["file", "size", "bits per weight"]
     measured = card.report is not None and any(each.name in card.report.files for each in card.files)
     if measured:
         heads += ["KL divergence", "its 99th percentile", "same top token", "perplexity"]
     yield _row(heads)
-    yield _row(["---", "--:", "--:", "---", *["--:"] * (len(heads) - 4)])
+    yield _row(["---", "--:", "--:", *["--:"] * (len(heads) - 3)])
     for each in card.files:
-        types = ", ".join(f"{type_} {count}" for type_, count in each.types.items())
-        name = f"[{_cell(each.name)}]({quote(each.name)})"
+        bits = f"{each.bits_per_weight:.2f}{', types chosen' if each.is_chosen else ''}"
+        name = f"[{cell(each.name)}]({quote(each.name)})"
         if len(each.paths) > 1:
             name += f" and {len(each.paths) - 1} more parts"
-        cells = [name, size_text(each.n_bytes), f"{each.bits_per_weight:.2f}", types]
+        cells = [name, size_text(each.n_bytes), bits]
         yield _row([*cells, *(_measured_cells(each, card.report) if measured else ())])
+
+
+def _types(card: Card) -> Iterator[str]:
+    """Yield the types of the tensors, folded: they are for those who want to know."""
+    yield "<details><summary>Types of the tensors</summary>"
+    yield ""
+    yield _row(["file", "tensors by type"])
+    yield _row(["---", "---"])
+    for each in card.files:
+        types = ", ".join(f"{type_} {count}" for type_, count in each.types.items())
+        yield _row([cell(each.name), types])
+    yield ""
+    yield "</details>"
+
+
+def _calibration_text(calibration: CalibrationFacts) -> str:
+    """Describe how files were calibrated, in a sentence."""
+    text = "a text" if calibration.text is None else f"`{cell(calibration.text)}`"
+    chunks = f" ({calibration.chunks:,} chunks)" if calibration.chunks else ""
+    how = "" if calibration.method is None else f": {cell(calibration.method)}"
+    return (
+        f"Calibrated on {text}{chunks}{how}. SHA-256 of the text: `{cell(calibration.sha256)}`. The bytes of"
+        " every tensor were chosen so that the model errs little on it."
+    )
 
 
 def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
@@ -162,7 +203,7 @@ def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
 
 
 def _report_text(report: Report) -> str:
-    text = "a text" if report.text is None else f"`{_cell(report.text)}`"
+    text = "a text" if report.text is None else f"`{cell(report.text)}`"
     return (
         "Divergence from the unquantized model in nats a token, and perplexity"
         f" (its own: {report.base_ppl:.4f}), on {text}: {report.n_tokens:,} tokens measured,"
@@ -172,8 +213,8 @@ def _report_text(report: Report) -> str:
 
 def _matrix_text(matrix: Matrix) -> str:
     """Return a sentence about an importance matrix."""
-    name = "" if matrix.file is None else f" `{_cell(matrix.file)}`"
-    text = "" if matrix.dataset is None else f", collected on `{_cell(matrix.dataset)}`"
+    name = "" if matrix.file is None else f" `{cell(matrix.file)}`"
+    text = "" if matrix.dataset is None else f", collected on `{cell(matrix.dataset)}`"
     chunks = "" if matrix.chunks == 0 else f" ({matrix.chunks:,} chunks)"
     return f"Importance matrix{name}{text}{chunks}: data for {matrix.entries:,} tensors."
 
@@ -183,9 +224,9 @@ def _padding_lines(files: Sequence[FileFacts]) -> Iterator[str]:
     padded = {key: sizes for each in files for key, sizes in each.padded.items()}
     if not padded:
         return
-    sizes = ", ".join(f"`{_cell(key)}` from {old} to {new}" for key, (old, new) in padded.items())
+    sizes = ", ".join(f"`{cell(key)}` from {old} to {new}" for key, (old, new) in padded.items())
     where = [each.name for each in files if each.padded]
-    which = "" if len(where) == len(files) else f" of {', '.join(f'`{_cell(name)}`' for name in where)}"
+    which = "" if len(where) == len(files) else f" of {', '.join(f'`{cell(name)}`' for name in where)}"
     yield ""
     yield (
         f"Sizes{which} are padded with zeros: {sizes}. So rows are whole blocks of 256, and have the types"
@@ -196,8 +237,3 @@ def _padding_lines(files: Sequence[FileFacts]) -> Iterator[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _cell(text: str) -> str:
-    """Return untrusted text that keeps a table and code marks whole."""
-    return shown(text).replace("|", "\\|").replace("`", "'")

@@ -17,6 +17,7 @@ from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.named_files import read_input
 
 CARD_NAME = "README.md"
+_DOWNLOAD = re.compile(r"^hf download (\S+/\S+) ", re.MULTILINE)
 _COMMANDS = re.compile(rf"^{COMMANDS_HEADING}\n\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"^\| \[[^\]]*\]\(([^()|]+\.gguf)\)", re.MULTILINE)
 
@@ -28,6 +29,7 @@ class CardRequest:
     source        folder or file that the files were made of, None: not known
     repo          OWNER/NAME of the model, None: what the source or an older card says
     quantized_by  None: what an older card says
+    home          OWNER/NAME of the files on the Hub; None: what an older card says
     report        of `evaluate --json`, None: no quality
     """
 
@@ -36,6 +38,7 @@ class CardRequest:
     quantized_by: str | None = None
     report: Path | None = None
     remarks: Sequence[str] = ()
+    home: str | None = None
 
 
 def write_card(
@@ -68,6 +71,7 @@ def write_card(
         commands={each.name: known[each.name] for each in facts if each.name in known},
         report=None if request.report is None else read_report(request.report),
         quantized_by=request.quantized_by or _text(entries.get("quantized_by")),
+        home=request.home or _home(old),
         remarks=request.remarks,
         own_text=old.rpartition(f"{MARK}\n")[2] if old else "",
     )
@@ -89,6 +93,12 @@ def _is_ours(path: Path) -> bool:
         return read_input(path).decode("utf-8").count(f"{MARK}\n") == 2
     except UnicodeDecodeError:
         return False
+
+
+def _home(card: str) -> str | None:
+    """Return the repository that an older card downloads from."""
+    match = _DOWNLOAD.search(card)
+    return None if match is None else match[1]
 
 
 def _commands(card: str) -> dict[str, Sequence[str]]:

@@ -1,14 +1,14 @@
-"""A forward and a backward pass over a text, and their two work folders beside an output.
+"""A forward and a backward pass over a text, and their two work folders in that of an output.
 
-OUT.forward.work     hidden states after every layer
-OUT.backward.work    gradients at the hidden states, and what observers keep of every layer
+OUT.work/forward.work     hidden states after every layer
+OUT.work/backward.work    gradients at the hidden states, and what observers keep of every layer
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ def work_folders(
     """
     with ExitStack() as opened:
         there, back = _outputs(output)
+        try:
+            there.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{there.parent}: can't be written ({error.strerror})") from error
         yield Folders(
             opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True, watch=watch)),
             opened.enter_context(WorkFolder(back, about, restart=restart, watch=watch)),
@@ -61,6 +65,8 @@ def forget_folders(output: Path) -> None:
     """Delete the work folders of `output`."""
     for each in _outputs(output):
         forget(each)
+    with suppress(OSError):  # it is not empty, or not there
+        _outputs(output)[0].parent.rmdir()
 
 
 def is_unfinished(output: Path) -> bool:
@@ -119,7 +125,8 @@ def forward_backward(
 
 
 def _outputs(output: Path) -> tuple[Path, Path]:
-    return output.with_name(output.name + ".forward"), output.with_name(output.name + ".backward")
+    folder = output.with_name(output.name + ".work")
+    return folder / "forward", folder / "backward"
 
 
 def _gigabytes(n_bytes: int) -> str:

@@ -27,6 +27,7 @@ from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
+from gguf_tools.text import counted
 
 _SENTENCEPIECE = "llama"
 _BYTE_PAIRS: Mapping[str, str | None] = {"gpt2": None, "gemma4": "gemma4", "whitespace": "whitespace"}
@@ -110,7 +111,8 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
         raise BadRequest(f"a context of {size} tokens, expected 1 or more")
     n_whole = len(tokens) // size
     if n_whole == 0:
-        raise BadRequest(f"{name}: {len(tokens)} tokens, expected a chunk of {size} or more; see -c")
+        found = counted(len(tokens), "token")
+        raise BadRequest(f"{name}: {found}, expected a chunk of {size} or more; see -c")
     if cut.from_chunk >= n_whole:
         raise BadRequest(f"{name}: {n_whole} chunks of {size} tokens, and --from-chunk {cut.from_chunk}")
     if cut.n_chunks == 0:

@@ -199,6 +199,8 @@ class FolderKind:
 
     def _may_be_left(self, path: Path) -> bool:
         """Tell whether a file may have been left by a run that had not set the mark yet."""
+        if path.is_dir() and not path.is_symlink() and self.is_ours(path):  # of another part of the run
+            return True
         if path.name.endswith(LOCK_SUFFIX) and self.names.fullmatch(path.name[: -len(LOCK_SUFFIX)]):
             return True
         if path.name == RECORD:

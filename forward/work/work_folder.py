@@ -44,6 +44,7 @@ from forward.work.owned_folder import (
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import Refusals, lock_run
+from gguf_tools.text import counted
 
 
 def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class WorkFolder:
 
     about     what decides the run's numbers, as JSON data
     keep_all  keep the hidden states after every layer
+    may_skip  a run can go on after any layer that is recorded, if it needs nothing of those that are not
     watch     of the model: a layer is not done if its files have changed meanwhile
     done      the last layer that is done; EMBEDDING - 1 when the embeddings are missing, too
     raises    BadRequest when another run has the folder open, or began it with another `about`, or when it is
@@ -99,12 +101,13 @@ class WorkFolder:
         *,
         restart: bool = False,
         keep_all: bool = False,
+        may_skip: bool = False,
         watch: InputWatch | None = None,
     ) -> None:
         if output.is_dir():
             raise OutputError(f"{output}: is a folder, expected a file to write")
         self.folder = _folder_of(output)
-        self._keep_all, self._watch = keep_all, watch
+        self._keep_all, self._may_skip, self._watch = keep_all, may_skip, watch
         try:
             self.folder.mkdir(parents=False, exist_ok=True)
         except OSError as error:
@@ -145,7 +148,11 @@ class WorkFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and self.done > EMBEDDING:
+            note = f"{counted(self.done + 1, 'layer')} done and kept: the same command resumes from there"
+            if not getattr(error, "__notes__", []):  # those of another pass, which came later
+                error.add_note(note)
         self._record.close()
         self._run_lock.close()
 
@@ -207,16 +214,20 @@ class WorkFolder:
         """Return the last layer after which a run can go on, and the damaged files that it is not for."""
         layers = _by_layer(self._record.entries)
         damaged: list[str] = []
-        last = _NOTHING
-        while last + 1 in layers and not damaged:
-            damaged = self._damaged(layers[last + 1], latest=False)
-            last += not damaged
+        whole = [_NOTHING]
+        for layer in sorted(layers.keys() - whole):
+            if layer != whole[-1] + 1 and not self._may_skip:
+                break
+            damaged = self._damaged(layers[layer], latest=False)
+            if damaged:
+                break
+            whole.append(layer)
         # The latest states are those of the last layer; where they are damaged, those of the layer before may
         # not be overwritten yet.
-        while last > _NOTHING and (bad := self._damaged(layers[last], latest=True)):
+        while whole[-1] > _NOTHING and (bad := self._damaged(layers[whole[-1]], latest=True)):
             damaged += bad
-            last -= 1
-        return last, damaged
+            whole.pop()
+        return whole[-1], damaged
 
     def _damaged(self, entry: Entry, *, latest: bool) -> list[str]:
         """List the files of a layer that are not as they were written.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_context_argument, cut_of
+from gguf_tools.errors import BadArgument
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
@@ -88,8 +89,14 @@ def read_divergence(args: argparse.Namespace) -> Divergence | None:
 
 
 def read_calibration(args: argparse.Namespace) -> Calibration | None:
-    """Read --calibrate and what belongs to it; None without it."""
+    """Read --calibrate and what belongs to it; None without it.
+
+    raises  BadArgument for what belongs to it where it is missing
+    """
     if args.calibrate is None:
+        for option in ("no_sequential", "one_sided", "no_embedding"):
+            if getattr(args, option):
+                raise BadArgument(f"--{option.replace('_', '-')} is for --calibrate, which is missing")
         return None
     from forward.options import require_torch
 

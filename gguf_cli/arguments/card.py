@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.files.atomic_write import write_whole
 
 if TYPE_CHECKING:
     from convert.card.write import CardRequest
@@ -34,6 +36,10 @@ def add_card_facts(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument("--quantized-by", metavar="NAME", help="who has made the files")
     group.add_argument(
+        "--repository", metavar="OWNER/NAME",
+        help="where the files will be on the Hub, for the card's commands that get them",
+    )  # fmt: skip
+    group.add_argument(
         "--report", type=Path, metavar="FILE.json", help="what `evaluate --json` has measured of the files"
     )
 
@@ -42,8 +48,10 @@ def read_card(args: argparse.Namespace) -> CardRequest | None:
     """Read --card and its facts; None without it. Raises BadRequest for facts without a card."""
     if args.card:
         return read_card_facts(args)
-    if args.base_model or args.quantized_by or args.report:
-        raise BadRequest("--base-model, --quantized-by and --report are for the card: --card is missing")
+    if args.base_model or args.quantized_by or args.report or args.repository:
+        raise BadRequest(
+            "--base-model, --quantized-by, --repository and --report are for the card: --card is missing"
+        )
     return None
 
 
@@ -53,15 +61,33 @@ def read_card_facts(args: argparse.Namespace) -> CardRequest:
     from convert.card.write import CardRequest
     from gguf_tools.hub.names import parse_hub_name
 
-    repo = None
-    if args.base_model is not None:
-        name = parse_hub_name(args.base_model)
-        if name is None:
-            raise BadRequest(f"--base-model {args.base_model}: expected OWNER/NAME")
-        repo = name.repo
+    repos: dict[str, str | None] = {}
+    for option, text in (("--base-model", args.base_model), ("--repository", args.repository)):
+        name = None if text is None else parse_hub_name(text)
+        if text is not None and name is None:
+            raise BadRequest(f"{option} {text}: expected OWNER/NAME")
+        repos[option] = None if name is None else name.repo
     if args.report is not None:
         read_report(args.report)
-    return CardRequest(None, repo, args.quantized_by, args.report)
+    return CardRequest(
+        None, repos["--base-model"], args.quantized_by, args.report, home=repos["--repository"]
+    )
+
+
+def with_chart(card: CardRequest, folder: Path) -> CardRequest:
+    """Draw the files of the card's report beside it, and show that on it; the same without matplotlib."""
+    from importlib.util import find_spec
+
+    if card.report is None or find_spec("matplotlib") is None:
+        return card
+    from quality.report.standalone import may_be_written, size_chart_file
+
+    chart = folder / f"{card.report.stem}.svg"
+    if not may_be_written(chart):
+        return card
+    write_whole(chart, size_chart_file(card.report).encode())
+    shown = f"![Mean divergence of each file against its size]({quote(chart.name)})"
+    return replace(card, remarks=(shown, *card.remarks))
 
 
 def refuse_foreign_cards(card: CardRequest | None, outputs: Sequence[Path]) -> None:
@@ -82,6 +108,7 @@ def write_card_of(
     from convert.card.write import write_card
 
     commands = {output.name: typed for output in outputs}
-    path = write_card(outputs, replace(card, source=source), commands)
+    card = with_chart(replace(card, source=source), outputs[0].parent)
+    path = write_card(outputs, card, commands)
     if not quiet:
         print(f"wrote {path}")

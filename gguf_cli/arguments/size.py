@@ -35,8 +35,10 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_budgets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--size", metavar="SIZE", help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that"
-    )
+        "--size", metavar="SIZE,...",
+        help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that. Several with commas"
+        " between them are made from one set of losses; OUTPUT then needs {ftype}, which becomes the size",
+    )  # fmt: skip
     group.add_argument(
         "--vram", metavar="SIZE",
         help="budget for everything except routed experts; use with --ram, instead of --size",
@@ -93,14 +95,15 @@ def is_sized(args: argparse.Namespace) -> bool:
 
 @dataclass(frozen=True)
 class SizeArguments:
-    """A size, what to choose types by, and what to write of the choice.
+    """Sizes, what to choose types by, and what to write of the choice.
 
-    size, vram, ram, rules, base  as SizeRequest has them
+    sizes                         one for each file; none with vram and ram
+    vram, ram, rules, base        as SizeRequest has them
     losses                        file of what each tensor costs; None: `measurement` makes one
     curve, recipe, tensor_types, custom_q, tensor_list   files to write, None: not written
     """
 
-    size: Size | None
+    sizes: tuple[Size, ...]
     vram: int | None
     ram: int | None
     rules: TypeRules
@@ -113,8 +116,8 @@ class SizeArguments:
     custom_q: Path | None
     tensor_list: Path | None
 
-    def request(self, source: Path, output: Path | None, *, calibrated: bool) -> SizeRequest:
-        """Measure what each tensor of `source` costs if that isn't known, and put the request together.
+    def requests(self, source: Path, output: Path | None, *, calibrated: bool) -> list[SizeRequest]:
+        """Measure what each tensor of `source` costs if that isn't known, and make a request for each file.
 
         calibrated  the file will be encoded with calibration
         raises      FormatError for a wrong losses file, and what measuring raises
@@ -126,9 +129,11 @@ class SizeArguments:
         if losses is None:
             assert self.measurement is not None
             losses = self.measurement.losses_of(source, output)
-        return SizeRequest(
-            read_sensitivities(losses), self.size, self.vram, self.ram, self.rules, calibrated, self.base
-        )
+        known = read_sensitivities(losses)
+        return [
+            SizeRequest(known, size, self.vram, self.ram, self.rules, calibrated, self.base)
+            for size in self.sizes or (None,)
+        ]
 
     def save(self, sized: Sized) -> None:
         """Write the choice in the notations that are asked for; raises OutputError."""
@@ -150,6 +155,11 @@ class SizeArguments:
                 write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
 
+_EXPORTS = ("curve", "save_recipe", "save_tensor_types", "save_custom_q", "save_tensor_list")
+_OF_A_SIZE = ("losses", "sensitivity_text", "fast_on", "equal_experts", "at_least", "at_most", *_EXPORTS)
+"""Arguments that mean something only with a size."""
+
+
 def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | None:
     """Read the size that is asked for; None without one.
 
@@ -158,6 +168,9 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
             text to measure them on are named
     """
     if not is_sized(args):
+        for option in _OF_A_SIZE:
+            if getattr(args, option):
+                raise BadArgument(f"--{option.replace('_', '-')} is for --size, which is missing")
         return None
     from calibrate.size.choose_types import TypeRules
     from quantize.plan.overrides import parse_custom_q, parse_overrides
@@ -178,13 +191,17 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )
+    sizes = () if args.size is None else tuple(map(parse_size, args.size.split(",")))
+    asked = next((name for name in _EXPORTS if getattr(args, name) is not None), None)
+    if len(sizes) > 1 and asked is not None:
+        raise BadArgument(f"--{asked.replace('_', '-')} is for one size, found --size {args.size}")
     measurement = None
     if args.losses is None:
         from gguf_cli.arguments.sensitivity_for_size import read_measurement
 
         measurement = read_measurement(args)
     return SizeArguments(
-        None if args.size is None else parse_size(args.size),
+        sizes,
         _bytes(args.vram, "--vram"),
         _bytes(args.ram, "--ram"),
         rules,

@@ -95,9 +95,9 @@ class CookRequest:
         return self._path(".losses.json")
 
     @property
-    def report(self) -> tuple[Path, Path]:
-        """Where the report goes: numbers and page."""
-        return self._path(".evaluation.json"), self._path(".evaluation.html")
+    def report(self) -> tuple[Path, Path, Path]:
+        """Where the report goes: numbers, page, and the chart for the card."""
+        return tuple(self._path(f".evaluation.{ending}") for ending in ("json", "html", "svg"))  # type: ignore[return-value]
 
     def output(self, wanted: WantedFile) -> Path:
         return self._path(f"-{wanted.label}.gguf")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
 from convert.card.write import CARD_NAME, CardRequest, write_card
@@ -185,6 +186,7 @@ def _measure_losses(cooking: Cooking, label: str) -> None:
 
 def _evaluate(request: CookRequest, text: Path, label: str) -> None:
     from quality.report.page import report_page
+    from quality.report.standalone import size_chart_file
 
     files = [request.output(each) for each in request.wanted]
     options = EvaluateOptions(
@@ -193,20 +195,24 @@ def _evaluate(request: CookRequest, text: Path, label: str) -> None:
         work=work_of_evaluation(request),
         restart=request.restart,
     )
-    numbers, page = request.report
+    numbers, page, chart = request.report
     with ExitStack() as opened:
         with LayerBar(f"{label} layers of all models", quiet=request.quiet) as bar:
             evaluation = opened.enter_context(evaluating(request.source, text, files, options, bar))
         write_whole(page, report_page(evaluation).encode())
         write_whole(numbers, (json_text(evaluation.to_json()) + "\n").encode())
+        write_whole(chart, size_chart_file(numbers).encode())
 
 
 def _write_card(cooking: Cooking, label: str) -> None:
     request = cooking.request
     files = [request.output(each) for each in request.wanted]
-    numbers, page = request.report
+    numbers, page, chart = request.report
     measured = request.held_out is not None
-    remarks = [f"[{page.name}]({page.name}) has charts, and the texts where the files are worst."]
+    remarks = [
+        f"![Mean divergence of each file against its size]({quote(chart.name)})",
+        f"[{page.name}]({quote(page.name)}) has more charts, and the texts where the files are worst.",
+    ]
     card = CardRequest(
         source=request.source,
         repo=request.repo,
@@ -221,7 +227,8 @@ def _write_card(cooking: Cooking, label: str) -> None:
 def _write_sums(cooking: Cooking, label: str) -> None:
     """Write the checksums of what belongs to the model in the folder, as `sha256sum -c` reads them."""
     folder, record = cooking.request.folder, cooking.record
-    paths = [path for path in files_of_a_model(folder)[0] if path.name != _SUMS_NAME]
+    # Without the card, which its readers edit.
+    paths = [path for path in files_of_a_model(folder)[0] if path.name not in (_SUMS_NAME, CARD_NAME)]
     lines = [f"{record.digest(path)}  {path.name}\n" for path in paths]
     write_whole(folder / _SUMS_NAME, "".join(lines).encode())
 

@@ -99,17 +99,18 @@ def remove_job(output: Path) -> None:
     """Remove the job of an output, and what a killed process has left of posting it; no other file."""
     path = job_path(output)
     remove_leftovers(path)
-    if _is_job(path):
+    if is_job(path):
         path.unlink(missing_ok=True)
 
 
 def _refuse_foreign(path: Path) -> None:
     """Raise OutputError if a file under the name of a job is not ours."""
-    if os.path.lexists(path) and not _is_job(path):
+    if os.path.lexists(path) and not is_job(path):
         raise OutputError.in_the_way(path, "was not made by this program")
 
 
-def _is_job(path: Path) -> bool:
+def is_job(path: Path) -> bool:
+    """Whether a file is work that was posted for workers."""
     try:
         return read_own(path, len(_MAGIC)) == _MAGIC
     except OSError:

@@ -2,9 +2,11 @@
 
 >>> from gguf_tools import edit
 >>> named = edit.parse_assignment("general.name=DeepSeek V2 Lite")
->>> outcome = edit.edit_model("model.gguf", lambda metadata, names: edit.set_values(metadata, [named]))
->>> outcome.files[0].how
-'in place'
+>>> outcome = edit.edit_model(
+...     "model-bf16.gguf", lambda metadata, names: edit.set_values(metadata, [named]), output="named.gguf"
+... )
+>>> outcome.changes[0].name, outcome.files[0].how
+('general.name', 'written')
 """
 
 from __future__ import annotations

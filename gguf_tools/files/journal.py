@@ -36,7 +36,7 @@ from typing import Any, Self
 from gguf_tools.errors import OutputError
 from gguf_tools.files.run_lock import JSONDifference, Refusals, lock_run
 from gguf_tools.system import files as system_files
-from gguf_tools.system.files import is_at
+from gguf_tools.system.files import is_at, read_own
 
 JOURNAL_SUFFIX = ".journal"
 
@@ -321,6 +321,14 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return stored
+
+
+def is_journal(path: Path) -> bool:
+    """Whether a file is the journal of a run."""
+    try:
+        return read_own(path, len(_START)) == _START
+    except OSError:
+        return False
 
 
 def _is_ours(data: bytes) -> bool:

@@ -24,7 +24,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.system import files
-from gguf_tools.system.files import is_at, open_own
+from gguf_tools.system.files import is_at, open_own, read_own
 from gguf_tools.system.lock_files import Lock, Taken, hold
 
 if TYPE_CHECKING:
@@ -299,6 +299,14 @@ class PartialFile:
             files.sync_data(self._fd)
         except OSError as error:
             raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a file is an output that a run has not finished."""
+    try:
+        return read_own(path, len(_MARK)) == _MARK
+    except OSError:
+        return False
 
 
 def write_whole_at(fd: int, data: memoryview, offset: int, name: Path | str) -> None:

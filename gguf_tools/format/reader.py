@@ -130,7 +130,7 @@ class GGUFFile(Opened):
     UnsupportedVersion if its header can't be right. Close it, or use it as a context manager; arrays that
     `raw` and `raw_rows` returned stay valid.
 
-    >>> with GGUFFile("model-Q4_K_M.gguf") as file:
+    >>> with GGUFFile("model-bf16.gguf") as file:
     ...     file.values("blk.0.ffn_down.weight").dtype, file.raw("blk.0.ffn_down.weight").dtype
     (dtype('float32'), dtype('uint8'))
     """

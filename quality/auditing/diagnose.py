@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gguf_tools.text import number_ranges
 from quality.auditing.base import AuditBase
-from quality.auditing.expected import read_rows
+from quality.auditing.expected import CALIBRATED, read_rows
 from quality.auditing.hypotheses import Candidate, Suspect, candidates
 from quality.auditing.judge import Pair
 from quality.auditing.measure import Indices, RowSums, Sums, rows_of_a_matrix
@@ -57,6 +57,7 @@ class Diagnosis:
     left      the error against what the hypothesis says; None where there is none
     holds     name of the tensor of the base that is there in its place, "" for none
     moves     matrix -> the matrix of the base that it holds
+    may_be_sacrificed  whether a calibration may have made these rows so, see SACRIFICED
     """
 
     kind: str
@@ -66,6 +67,13 @@ class Diagnosis:
     left: float | None = None
     holds: str = ""
     moves: Mapping[int, int] = field(default_factory=dict)
+    may_be_sacrificed: bool = False
+
+
+SACRIFICED = 1 / 500
+"""Largest share of a matrix' rows that a calibration leaves far from the base's. The predictions depend on an
+outlier channel of the hidden states at a few tokens only, and its row is encoded for these: in calibrated
+files of SmolLM2-135M row 507 of the downs of layers 11 and 28 has relative errors of 75 and 165 %."""
 
 
 class Patience:
@@ -100,6 +108,9 @@ def diagnose(
     rest = np.setdiff1d(bad, zeros)
     if not len(rest):
         return diagnoses
+    is_few = len(rest) <= SACRIFICED * len(measured.rows)
+    if pair.rise == CALIBRATED and is_few and not measured.nonfinite.any():
+        return [*diagnoses, replace(case.unexplained(rest), may_be_sacrificed=True)]
     together = case.explain(rest)
     matrices = np.unique(rest // rows_of_a_matrix(pair.info))
     if together is not None:

@@ -14,7 +14,7 @@ from gguf_tools.text import printable, size_text
 from quality.evaluation import TensorSize
 from quality.report.charts import Canvas, drawing
 from quality.report.points import Price
-from quality.report.svg import RING, SURFACE, svg_text
+from quality.report.svg import RING, SERIES, SURFACE, svg_text
 from quantize.roles import layer_of
 
 
@@ -77,15 +77,19 @@ def map_width(n_layers: int, canvas_width: int) -> int:
     return min(canvas_width, 220 + 34 * (n_layers + 1))
 
 
-def type_colours(types: Sequence[GGMLType]) -> Mapping[int, str]:
-    """Return a colour for each type, by its id; `types` are in the order of their bits."""
-    import matplotlib
+@dataclass(frozen=True)
+class _Fill:
+    """What a box is filled with: a colour, and lines across it once all colours are taken."""
 
-    scale = matplotlib.colormaps["viridis"]
-    n_steps = max(1, len(types) - 1)
+    colour: str
+    hatch: str = ""
+
+
+def _fills_of(types: Sequence[GGMLType]) -> Mapping[int, _Fill]:
+    """Give each type a fill, by its id. Types that are neighbours in bits are far apart in colour."""
     return {
-        type_.id: _hex(scale(0.12 + 0.8 * step / n_steps))
-        for step, type_ in enumerate(types)
+        type_.id: _Fill(SERIES[number % len(SERIES)], "///" if number >= len(SERIES) else "")
+        for number, type_ in enumerate(types)
     }
 
 
@@ -95,11 +99,11 @@ def map_chart(map_: TensorMap, types: Sequence[GGMLType], prefix: str, name: str
     types  of all files of the page, in the order of their bits: a type has the same colour in all maps
     name   of a class of the style sheet
     """
-    colours = type_colours(types)
+    fills = _fills_of(types)
     here = {cell.tensor.type.id for cell in map_.cells}
-    legend = {type_.name: colours[type_.id] for type_ in types if type_.id in here}
+    legend = {type_.name: fills[type_.id] for type_ in types if type_.id in here}
     boxes = [
-        _Box(colours[tensor.type.id], f"{printable(tensor.name)}: {tensor.type}, {size_text(tensor.n_bytes)}")
+        _Box(fills[tensor.type.id], f"{printable(tensor.name)}: {tensor.type}, {size_text(tensor.n_bytes)}")
         for tensor in (cell.tensor for cell in map_.cells)
     ]
     return _drawn(map_, boxes, legend, prefix, name, width, "Type and size of each tensor, by layer")
@@ -115,7 +119,7 @@ def price_chart(map_: TensorMap, prices: Mapping[str, Price], prefix: str, name:
     highest = max(saved, default=1.0)
     colours = _price_colours()
     legend = {
-        f"{_LEAST_SHARE * highest * 10 ** (step / 2):.1g} per MiB": colour
+        f"{_LEAST_SHARE * highest * 10 ** (step / 2):.1g} per MiB": _Fill(colour)
         for step, colour in enumerate(colours)
         if step % 2 == 0
     }
@@ -129,7 +133,7 @@ def price_chart(map_: TensorMap, prices: Mapping[str, Price], prefix: str, name:
                 title += f"; {price.larger} would save {price.per_mib:.2g} per MiB"
             share = max(price.per_mib / highest, _LEAST_SHARE)
             colour = colours[round(2 * math.log10(share / _LEAST_SHARE))]
-        boxes.append(_Box(colour, title))
+        boxes.append(_Box(_Fill(colour), title))
     return _drawn(map_, boxes, legend, prefix, name, width, "What more bytes for each tensor would save")
 
 
@@ -137,20 +141,20 @@ def price_chart(map_: TensorMap, prices: Mapping[str, Price], prefix: str, name:
 class _Box:
     """How a tensor is drawn, and what the pointer shows."""
 
-    colour: str
+    fill: _Fill
     title: str
 
 
 def _drawn(
     map_: TensorMap,
     boxes: Sequence[_Box],
-    legend: Mapping[str, str],
+    legend: Mapping[str, _Fill],
     prefix: str,
     name: str,
     width: int,
     label: str,
 ) -> str:
-    """Return a map whose boxes, one for each cell, have the given colours."""
+    """Return a map whose boxes, one for each cell, have the given fills."""
     from matplotlib.patches import Patch, Rectangle
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -164,8 +168,8 @@ def _drawn(
         for number, (cell, box) in enumerate(zip(map_.cells, boxes, strict=True)):
             side = _side(cell.tensor.n_bytes, largest)
             square = Rectangle(
-                (cell.column - side / 2, cell.row - side / 2), side, side, facecolor=box.colour,
-                edgecolor=RING, linewidth=0.6,
+                (cell.column - side / 2, cell.row - side / 2), side, side, facecolor=box.fill.colour,
+                edgecolor=RING, linewidth=0.6, hatch=box.fill.hatch,
             )  # fmt: skip
             square.set_gid(f"cell{number}")
             axes.add_patch(square)
@@ -177,7 +181,10 @@ def _drawn(
         axes.set_xlabel("layer")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        handles = [Patch(facecolor=colour, edgecolor=RING, label=text) for text, colour in legend.items()]
+        handles = [
+            Patch(facecolor=fill.colour, edgecolor=RING, hatch=fill.hatch, label=text)
+            for text, fill in legend.items()
+        ]
         if handles:
             figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), n_columns))
         return svg_text(figure, prefix, label, titles)

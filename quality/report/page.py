@@ -22,12 +22,13 @@ _HEADINGS = ("file", "size", "bpw", "PPL", "KLD", "median", "99%", "max", "same 
 def report_page(
     evaluation: Evaluation, earlier: Sequence[Earlier] = (), losses: Sensitivities | None = None
 ) -> str:
-    """Return the page.
+    """Return the page, with the smallest file first everywhere.
 
     earlier  evaluations whose files are shown beside, by size and divergence
     losses   of the base: what each tensor costs at each type, for a map of that
     raises   BadRequest for an earlier evaluation of another text or base, and losses of another model
     """
+    evaluation = evaluation.by_size()
     models, klds = evaluation.models, [each.divergence.kld.mean.value for each in evaluation.models]
     measured = measured_points(models, klds)
     others = [

@@ -27,12 +27,13 @@ _HEADINGS = ("file", "size", "bpw", "KLD", "99.9%", "same top", "flips", "flips 
 def suite_page(
     evaluation: SuiteEvaluation, earlier: Sequence[Earlier] = (), losses: Sensitivities | None = None
 ) -> str:
-    """Return the page.
+    """Return the page, with the smallest file first everywhere.
 
     earlier  evaluations on the same suite, whose files are shown beside, by size and divergence
     losses   of the base: what each tensor costs at each type, for a map of that
     raises   BadRequest for an earlier evaluation of other texts or base, and losses of another model
     """
+    evaluation = evaluation.by_size()
     files, classes = evaluation.files, [*evaluation.by_class.values()]
     measured = measured_points(files, [figures[ALL].kld.value for figures in evaluation.figures])
     others = [

@@ -8,7 +8,10 @@ from html import escape
 from gguf_tools.text import printable
 from quality.against import HEADINGS, FileComparison, comparison_rows
 from quality.report.html import table_html
-from quality.report.points import Point, pareto_front
+from quality.report.points import Point, pareto_front, short_names
+
+_MOST_BEATEN, _NOTABLE, _EQUAL = 4, 0.005, 0.05
+"""How many files get a sentence of their own; the shares of bytes and of divergence that are worth words."""
 
 
 def summary_section(
@@ -33,9 +36,18 @@ def _sentences(points: Sequence[Point], floor: float | None) -> Iterator[str]:
     else:
         yield f"Of {len(points)} files, {nearest.name} is nearest to the base: mean KLD {nearest.kld:.5f}."
         front = pareto_front(points)
-        beaten = [point.name for point in points if point not in front]
-        if beaten:
-            yield f"Another file is no larger and was measured nearer to the base than {', '.join(beaten)}."
+        names = short_names([point.name for point in points])
+        shown = {point.name: name for point, name in zip(points, names, strict=True)}
+        beaten = [point for point in points if point not in front]
+        for point in beaten[:_MOST_BEATEN]:
+            better = next(each for each in front if each.kld <= point.kld)
+            fewer = 1 - better.n_bytes / point.n_bytes
+            size = f"at {100 * fewer:.0f} % fewer bytes" if fewer >= _NOTABLE else "at the same size"
+            how = "is as good as" if better.kld > (1 - _EQUAL) * point.kld else "is nearer to the base than"
+            yield f"{shown[better.name]} {how} {shown[point.name]} {size}."
+        if len(beaten) > _MOST_BEATEN:
+            more = ", ".join(shown[point.name] for point in beaten[_MOST_BEATEN:])
+            yield f"Other files are no larger and nearer to the base than {more}, too."
     if floor is not None:
         below = [point.name for point in points if point.kld < floor]
         said = f"; below it: {', '.join(below)}" if below else ""

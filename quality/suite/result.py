@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.dataframes import dataframe
 from gguf_tools.text import html_table, size_text, table
 from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.evaluation import EvaluatedModel, Evaluation
@@ -35,6 +34,10 @@ class SuiteEvaluation:
 
     suite: Suite
     by_class: Mapping[str, Evaluation]
+
+    def by_size(self) -> SuiteEvaluation:
+        """Return the same with the smallest file first."""
+        return replace(self, by_class={name: each.by_size() for name, each in self.by_class.items()})
 
     @property
     def base_path(self) -> Path:
@@ -110,11 +113,7 @@ class SuiteEvaluation:
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return `rows` as a table of pandas; raises BadRequest where pandas is missing."""
-        if find_spec("pandas") is None:
-            raise BadRequest("a DataFrame needs pandas: pip install pandas; rows() needs nothing")
-        import pandas
-
-        return pandas.DataFrame(self.rows())
+        return dataframe(self.rows())
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes."""

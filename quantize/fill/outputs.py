@@ -114,7 +114,7 @@ def fill_together(missing: Sequence[tuple[Session, Iterable[ChunkTask]]], execut
     raises   ExecutionError for the first chunk that fails
     """
     sessions = [session for session, _ in missing]
-    members = _grouped([tasks for _, tasks in missing])
+    members = _grouped(missing)
     tasks = [
         ChunkTask(group[0].task.rows, 0, 0, sum(member.task.n_bytes for member in group), number)
         for number, group in enumerate(members)
@@ -130,13 +130,18 @@ def fill_together(missing: Sequence[tuple[Session, Iterable[ChunkTask]]], execut
     executor.run(tasks, SharedSpec(specs, members), done)
 
 
-def _grouped(missing: Sequence[Iterable[ChunkTask]]) -> tuple[tuple[Member, ...], ...]:
-    """Group the missing chunks of all jobs by their rows, in the order of the first that lacks them."""
-    groups: dict[RowRange, list[Member]] = {}
-    for number, tasks in enumerate(missing):
+def _grouped(missing: Sequence[tuple[Session, Iterable[ChunkTask]]]) -> tuple[tuple[Member, ...], ...]:
+    """Group the missing chunks of all jobs by their rows, in the order of the first that lacks them.
+
+    Where a tensor's sizes are padded for one job and not for another, rows of the same numbers are others.
+    """
+    groups: dict[tuple[RowRange, tuple[int, ...]], list[Member]] = {}
+    for number, (session, tasks) in enumerate(missing):
+        tensors = session.sources().tensors
         for task in tasks:
-            groups.setdefault(task.rows, []).append(Member(number, task))
-    return tuple(map(tuple, _by_tensor(groups.items())))
+            shape = tensors[task.rows.tensor].shape
+            groups.setdefault((task.rows, shape), []).append(Member(number, task))
+    return tuple(map(tuple, _by_tensor((rows, members) for (rows, _), members in groups.items())))
 
 
 def _by_tensor(groups: Iterable[tuple[RowRange, list[Member]]]) -> Iterator[list[Member]]:

@@ -32,10 +32,14 @@ UNIT = 256
 
 @dataclass(frozen=True)
 class SizeRule:
-    """Where a graph takes an inner size from: the number under `key`, times the one under `times`."""
+    """Where a graph takes an inner size from: the number under `key`, times the one under `times`.
+
+    also  a key that says the same and that the graph does not ask
+    """
 
     key: str
     times: str | None = None
+    also: str | None = None
 
 
 _DENSE = {"dense": SizeRule(keys.FEED_FORWARD_LENGTH)}
@@ -43,6 +47,7 @@ _ROUTED = {**_DENSE, "routed": SizeRule(keys.EXPERT_FEED_FORWARD_LENGTH)}
 _COUNTED = {**_ROUTED, "shared": SizeRule(keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_COUNT)}
 _OWN_SHARED = {**_ROUTED, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH)}
 _MIXTRAL = {**_DENSE, "routed": SizeRule(keys.FEED_FORWARD_LENGTH)}
+_MINIMAX = {"routed": SizeRule(keys.FEED_FORWARD_LENGTH, also=keys.EXPERT_FEED_FORWARD_LENGTH)}
 
 _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "deepseek": _COUNTED,
@@ -57,12 +62,16 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "glm4moe": _COUNTED,
     "gpt-oss": _ROUTED,
     "llama": _MIXTRAL,
-    "minimax-m2": _ROUTED,
+    "minimax-m2": _MINIMAX,
     "phi3": _DENSE,
     "qwen2": _DENSE,
     "qwen2moe": _OWN_SHARED,
     "qwen3": _DENSE,
+    "qwen35": _DENSE,
+    "qwen35moe": _OWN_SHARED,
     "qwen3moe": _ROUTED,
+    "qwen3next": _OWN_SHARED,
+    "smollm3": _DENSE,
 }
 """The rules by architecture and part. All activations among them give 0 for 0."""
 
@@ -92,12 +101,14 @@ class InnerSize:
     value    what it holds: a number, or one for each layer
     real     what it would hold without padding
     tensors  that have the size
+    also     other keys that hold the same
     """
 
     key: str
     value: Value
     real: Value
     tensors: tuple[InnerTensor, ...]
+    also: tuple[str, ...] = ()
 
     @property
     def is_padded(self) -> bool:
@@ -154,8 +165,16 @@ def inner_sizes(metadata: Metadata, tensors: Iterable[TensorInfo], path: str) ->
         is_gated = (place.layer, place.part) in gated
         _refuse_other_size(info, tensor, metadata[key], key, is_gated=is_gated, path=path)
         found.setdefault(key, []).append(tensor)
+    others = {rule.also.format(arch=architecture) for rule in rules.values() if rule.also is not None}
     return tuple(
-        InnerSize(key, metadata[key], _real(metadata, key, path), tuple(each)) for key, each in found.items()
+        InnerSize(
+            key,
+            metadata[key],
+            _real(metadata, key, path),
+            tuple(each),
+            tuple(other for other in others if metadata.get(other) == metadata[key]),
+        )
+        for key, each in found.items()
     )
 
 

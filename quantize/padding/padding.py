@@ -69,7 +69,11 @@ class Padding:
         """Give each size a value."""
         pairs = list(zip(sizes, values, strict=True))
         return cls(
-            tuple(SizeChange(size.key, size.value, value, size.real) for size, value in pairs),
+            tuple(
+                SizeChange(key, size.value, value, size.real)
+                for size, value in pairs
+                for key in (size.key, *size.also)
+            ),
             {name: resize for size, value in pairs for name, resize in size.resized(value)},
         )
 

@@ -18,6 +18,7 @@ from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
 from tests.end_to_end import arch_models
 from tests.support import oracle
+from tests.support.decoder_models import MODELS, decoder_model
 
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
@@ -53,6 +54,19 @@ def test_logits_are_the_model_s(case: str, tmp_path: Path) -> None:
     back = quantize(padded, tmp_path / "back.gguf", "COPY", pad="off", provenance=False).paths[0]
     whole = quantize(plain, tmp_path / "whole.gguf", "COPY", provenance=False).paths[0]
     assert back.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_other_decoders(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    decoder_model(name, tmp_path / name)
+    plain, padded = (
+        convert.convert(tmp_path / name, tmp_path / f"{pad}.gguf", outtype="f32", pad=pad)
+        for pad in (None, "256")
+    )
+    assert padded.preparation.padding.pads
+    assert np.abs(logits(padded.paths[0]) - logits(plain.paths[0])).max() == 0.0
 
 
 @pytest.mark.parametrize("case", ["gpt-oss", "llama-r1-distill", "qwen2-r1-distill"])

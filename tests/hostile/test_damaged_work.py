@@ -124,13 +124,13 @@ def in_folder(folder: str, *names: str) -> tuple[str, ...]:
 
 IMATRIX = in_folder("out", "hidden.0", "hidden.1", "sums.00000.npz", "sums.00001.npz")
 STALE = frozenset({"out.work/hidden.1", "out.work/sums.00001.npz", "out.work/middle"})
-THERE = in_folder("out.forward", *(f"hidden.{layer:05d}" for layer in range(3)))
+THERE = in_folder("out.work/forward", *(f"hidden.{layer:05d}" for layer in range(3)))
 KEPT = tuple(f"kept/{name}" for name in ("record", "states.00000", "states.00001", "routes.00001.npz"))
 WORK = (*in_folder("work/base", "hidden.0", "hidden.1", "sums.00001.npz"),
         *in_folder("work/model-1", "hidden.0", "hidden.1", "sums.00000.npz"))  # fmt: skip
 
 IN_STEP = frozenset({"work/base.work/hidden.0", "work/model-1.work/hidden.1"})
-BACK = in_folder("out.backward", "hidden.0", "hidden.1", "embedding.npz", "sums.00000.npz")
+BACK = in_folder("out.work/backward", "hidden.0", "hidden.1", "embedding.npz", "sums.00000.npz")
 
 COMMANDS = {
     "imatrix": Command(lambda models, place: collect(models, place, IN_MEMORY), 2, IMATRIX, STALE),
@@ -146,7 +146,7 @@ COMMANDS = {
     "gradients there": Command(gradients, 3, THERE),
     "gradients back": Command(
         gradients, 6, (THERE[-1], *BACK),
-        frozenset({"out.backward.work/hidden.1"}),
+        frozenset({"out.work/backward.work/hidden.1"}),
     ),
     "calibrate": Command(
         make_calibrated, 2,

@@ -156,7 +156,25 @@ def test_a_large_text_is_told_with_its_time_and_with_what_would_do(
     assert "note: the text has 165 chunks, which take about" in shown
     assert "--chunks 64 shows every matrix as many tokens as it has columns" in shown
     assert quantize_main([*words, "--chunks", "165", str(base), "Q2_K", "2"]) == 0
-    assert "--chunks 64" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "--chunks 64" not in shown
+    assert "tokens for each" not in shown
+
+
+def test_a_little_text_and_one_in_one_script_are_told_before_and_during_a_run(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(calibration_text()[:20000])
+    words = ["--calibrate", str(text), "--chunks", "2"]
+    assert quantize_main(["--dry-run", "--summary", *words, str(base), "Q2_K", "2"]) == 0
+    planned = capsys.readouterr().out
+    assert quantize_main([*words, str(base), str(tmp_path / "out.gguf"), "Q2_K", "2"]) == 0
+    run = "".join(capsys.readouterr())
+    for shown in (planned, run):
+        assert "the text has 1.3 tokens for each of the 768 columns of blk.0.ffn_down" in shown
+        assert "48 chunks have 32" in shown
+        assert "% of the text's letters are Latin: in other scripts" in shown
 
 
 @pytest.mark.slow

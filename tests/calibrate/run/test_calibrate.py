@@ -30,6 +30,8 @@ from quantize.pipeline import plan_run
 
 torch = pytest.importorskip("torch")
 
+from calibrate.run import saves  # noqa: E402
+from calibrate.run.layers import LayerRun  # noqa: E402
 from calibrate.statistics.inputs import Capture  # noqa: E402
 from forward.text.tokens import Cut, Text, read_text  # noqa: E402
 from tests.quality.trained_files import Damage  # noqa: E402
@@ -265,6 +267,36 @@ def test_killed_at_any_moment_the_next_run_gives_the_same_bytes(
     make_calibrated(base, output, text, wholly=way == "whole", n_threads=1, verify=True)
     assert output.read_bytes() == expected.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf"]
+
+
+@pytest.mark.parametrize("seconds", [0, 1e9])
+def test_an_interrupted_run_goes_on_from_any_saved_layer(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Layers whose states were not saved are computed again, and their tensors are not made again."""
+    output, left, begun = tmp_path / "out.gguf", [45], []
+    real_done, real_of = session.Session.done, LayerRun.of.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(saves, "SAVE_SECONDS", seconds)
+
+    def done(self: session.Session, number: int, digest: int) -> None:
+        real_done(self, number, digest)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    def of(cls: type[LayerRun], context: Any, number: int) -> LayerRun:
+        begun.append(number)
+        layer: LayerRun = real_of(cls, context, number)
+        return layer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "done", done)
+        with pytest.raises(KeyboardInterrupt):
+            make_calibrated(base, output, text)
+    monkeypatch.setattr(LayerRun, "of", classmethod(of))
+    make_calibrated(base, output, text)
+    assert output.read_bytes() == one_sided.read_bytes()
+    assert (begun[0] > 0) == (not seconds)
 
 
 def test_what_memory_or_disk_have_changed_is_found(

@@ -237,7 +237,7 @@ def test_an_interrupted_run_goes_on(
         _stop(patched, stop_after)
         with pytest.raises(KeyboardInterrupt):
             collect(model, output)
-    assert (tmp_path / "b.backward.work").exists()
+    assert (tmp_path / "b.work/backward.work").exists()
     same(collect(model, output), expected)
     with monkeypatch.context() as patched:
         _stop(patched, "forward")  # nothing is computed again
@@ -278,17 +278,17 @@ def test_a_small_disk_is_refused_before_anything_is_computed(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 1 << 20))
     with pytest.raises(
-        OutputError, match=r"out\.backward\.work: 0\.0 GB free on this disk, expected 0\.0 GB"
+        OutputError, match=r"out\.work/backward\.work: 0\.0 GB free on this disk, expected 0\.0 GB"
     ):
         collect(model, tmp_path / "out")
-    assert not list(tmp_path.glob("out.forward.work/hidden.*"))
+    assert not list(tmp_path.glob("out.work/forward.work/hidden.*"))
 
 
 def test_the_disk_that_is_needed_is_known(model: Path, tmp_path: Path) -> None:
     with open_model(model) as source:
         promised = disk_bytes(source, TEXT, OPTIONS)
     collect(model, tmp_path / "a", forward=ForwardOptions(device="cpu", n_threads=1, memory_bytes=0))
-    taken = sum(path.stat().st_size for path in tmp_path.glob("a.*/*"))
+    taken = sum(path.stat().st_size for path in tmp_path.glob("a.work/*.work/*"))
     assert 0.5 * promised < taken < promised
 
 
@@ -310,7 +310,7 @@ def test_infinity_names_layer_and_tensor(
     )
     with pytest.raises(BadActivation, match=expected):
         collect(model, tmp_path / "out")
-    assert json.loads((tmp_path / "out.backward.work" / "run.json").read_text())["chunks"] == 3
+    assert json.loads((tmp_path / "out.work/backward.work" / "run.json").read_text())["chunks"] == 3
 
 
 def test_a_model_without_predictions_names_the_output(tmp_path: Path) -> None:

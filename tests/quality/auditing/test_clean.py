@@ -14,6 +14,7 @@ import quantize
 from gguf_tools.findings import Level
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.shards import open_gguf
+from quality.auditing import diagnose
 from quality.auditing.expected import read_rows
 from quality.auditing.report import AuditReport
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor
@@ -143,3 +144,21 @@ def test_split_repacked_and_chosen_types(family: str, base: Base, made: Make, tm
     options = PlanOptions(leave_output=True, embedding_type=by_name("Q5_1"))
     quantize.quantize(made(family, "F32"), tmp_path / "own.gguf", "Q5_K_S", types=options)
     assert alarms(quality.audit(tmp_path / "own.gguf", base(family))) == []
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.0, Level.BAD), (1.0, Level.WARNING)])
+def test_a_row_that_a_calibration_may_have_given_up_is_no_error(
+    share: float, level: Level, base: Base, made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real models have such rows, one of 576; in small ones no share is so small."""
+    monkeypatch.setattr(diagnose, "SACRIFICED", share)
+    name = "blk.1.ffn_down.weight"
+    path = Path(shutil.copy(made("llama", "calibrated Q2_K"), tmp_path / "file.gguf"))
+    with open_gguf(path) as file, open(path, "r+b") as out:
+        row = file.read_rows(name, 3, 4).tobytes()
+        out.seek(file.data_offset(name) + 3 * len(row))
+        out.write(file.read_rows(name, 9, 10).tobytes())
+    (found,) = (each for each in quality.audit(path, base("llama")).findings if name in each.about)
+    assert found.level is level
+    assert found.text.startswith("row 3: ")
+    assert ("few tokens" in found.text) == (level is Level.WARNING)

@@ -189,11 +189,11 @@ def test_lines_fit_the_terminal_and_notes_are_few(evaluation: SuiteEvaluation) -
 def test_a_data_frame_is_made_of_the_rows(
     evaluation: SuiteEvaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quality.suite.result.find_spec", lambda name: None)
+    monkeypatch.setattr("gguf_tools.dataframes.find_spec", lambda name: None)
     with pytest.raises(BadRequest, match="a DataFrame needs pandas: pip install pandas"):
         evaluation.to_dataframe()
     pandas = ModuleType("pandas")
     pandas.DataFrame = list  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pandas", pandas)
-    monkeypatch.setattr("quality.suite.result.find_spec", lambda name: name)
+    monkeypatch.setattr("gguf_tools.dataframes.find_spec", lambda name: name)
     assert evaluation.to_dataframe() == evaluation.rows()

@@ -11,6 +11,7 @@ from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from quantize.padding.inner_sizes import UNPADDED, inner_sizes
+from quantize.padding.padding import paddings
 from quantize.padding.resized import Extent, Resize
 from tests.quantize.padding.ffn_files import KEY, METADATA, SHAPES, infos
 
@@ -53,6 +54,18 @@ def test_gate_and_up_in_one_have_two_runs() -> None:
     )
     (size,) = one_layer("phi3", {"ffn_up.weight": (320, 64)}, feed_forward_length=Value.u32(160))
     assert dict(size.resized(size.aligned()))["blk.0.ffn_up.weight"] == Resize(rows=Extent(160, 256))
+
+
+def test_a_key_that_says_the_same_goes_along() -> None:
+    """llama.cpp's minimax-m2 takes the size of its experts from feed_forward_length, and wants both keys."""
+    number, names = Value.u32(96), ("feed_forward_length", "expert_feed_forward_length")
+    keys = [f"minimax-m2.{name}" for name in names]
+    metadata = {"general.architecture": Value.string("minimax-m2"), **dict.fromkeys(keys, number)}
+    tensors = [TensorInfo("blk.0.ffn_down_exps.weight", (4, 64, 96), F32)]
+    padding = paddings(metadata, tensors, "m")[-1]
+    changed = padding.metadata(metadata)
+    assert [changed[key].data for key in keys] == [256, 256]
+    assert paddings(changed, padding.infos(tensors), "m")[0].metadata(changed) == metadata
 
 
 def test_layers_may_differ() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,12 @@ from quantize.formats import get_decoder, get_format
 from quantize.formats.codecs import CODECS
 from quantize.importances.entries import Importance, ImportanceFile
 from quantize.importances.weighting import ColumnWeights
+from quantize.options import QuantizeOptions
 from quantize.padding.inner_sizes import UNPADDED
+from quantize.padding.padding import PadChoice
 from quantize.padding.resized import Extent, Resize, ResizedTensor
 from quantize.pipeline import plan_run
+from quantize.run import execute_together
 from tests.quantize.padding.ffn_files import HIDDEN, KEY, METADATA, ROUTED, SHAPES, values_of, write_ffn_file
 
 
@@ -229,8 +233,6 @@ def test_the_plan_says_what_padding_does(tmp_path: Path) -> None:
     source = write_ffn_file(tmp_path / "in.gguf")
     with plan_run(source, tmp_path / "out.gguf", "Q2_K") as without:
         plain = without.preparation
-    from quantize.options import QuantizeOptions
-
     with plan_run(source, tmp_path / "out.gguf", "Q2_K", QuantizeOptions(pad="256")) as run:
         plan = run.preparation.plan
     note = plan.notes[0]
@@ -240,3 +242,19 @@ def test_the_plan_says_what_padding_does(tmp_path: Path) -> None:
     (down,) = [tensor for tensor in plan.tensors if tensor.name == "blk.1.ffn_down_exps.weight"]
     assert down.reason.endswith("padded, Q4_0 of 3 x 256 x 96 without")
     assert run.preparation.source_bytes == plain.source_bytes
+
+
+def test_files_with_and_without_padding_are_made_from_one_walk(tmp_path: Path) -> None:
+    """Rows of the same numbers are others where matrices are longer."""
+    source = write_ffn_file(tmp_path / "in.gguf")
+    ways: tuple[PadChoice | None, ...] = (None, "256")
+    alone = [quantize(source, tmp_path / f"{pad}.gguf", "Q4_0", pad=pad).paths[0] for pad in ways]
+    with ExitStack() as stack:
+        plans = [
+            stack.enter_context(
+                plan_run(source, tmp_path / f"{pad}-2.gguf", "Q4_0", QuantizeOptions(pad=pad))
+            )
+            for pad in ways
+        ]
+        together = [result.paths[0] for result in execute_together(plans)]
+    assert [path.read_bytes() for path in together] == [path.read_bytes() for path in alone]
