@@ -28,11 +28,11 @@ pytest.importorskip("transformers")
 
 from calibrate.sensitivities import run  # noqa: E402
 from calibrate.sensitivities.type_errors import spread  # noqa: E402
-from forward.text.tokens import Text  # noqa: E402
+from forward.text.tokens import Cut, Text  # noqa: E402
 from forward.work.work_folder import EMBEDDING  # noqa: E402
 
 TYPES = ("Q4_0", "IQ4_NL", "Q8_0")
-EVERYTHING = calibrate.SensitivityOptions(types=TYPES, rows=10**6, tokens=10**6)
+EVERYTHING = calibrate.SensitivityOptions(types=TYPES, rows=10**6, tokens=10**6, cut=Cut(CHUNKS.shape[1]))
 
 
 @pytest.fixture
