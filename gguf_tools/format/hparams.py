@@ -143,6 +143,7 @@ class HParams:
 
     sliding_window: Size = _key(keys.SLIDING_WINDOW)
     rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT)
+    rope_dimension_sections: Size = _key(keys.ROPE_DIMENSION_SECTIONS)
     rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE)
     rope_freq_base_swa: float | None = _key(keys.ROPE_FREQ_BASE_SWA)
     rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE)

@@ -173,7 +173,7 @@ def test_a_file_may_be_replaced_or_deleted_meanwhile(tmp_path: Path, form: str) 
     path = write(tmp_path / "m", form)
     found, again = load(path).entries, load(path).entries
     before = {name: entry.values for name, entry in found.items()}
-    save(path, contents(seed=1))
+    save(path, contents(seed=1), force=True)
     assert not np.array_equal(load(path).entries[QUERY.name].values, before[QUERY.name])
     path.unlink()
     for entries in (found, again):
@@ -217,7 +217,7 @@ def test_saving_does_not_destroy_what_it_reads(tmp_path: Path, form: str) -> Non
             save(tmp_path / "m", found, form)  # type: ignore[arg-type]
         assert path.read_bytes() == data
     os.rename(path, tmp_path / "m")
-    save(tmp_path / "m", load(tmp_path / "m"), form)  # type: ignore[arg-type]
+    save(tmp_path / "m", load(tmp_path / "m"), form, force=True)  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
@@ -236,11 +236,12 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, form: str) -> None:
 
     for name in new.entries:
         entries = {**new.entries, name: Deadly(np.ones((1, 32), np.float32), np.ones(1, np.float32))}
-        code = in_child(lambda entries=entries: save(path, replace(new, entries=entries), form))  # type: ignore[misc]
+        damaged = replace(new, entries=entries)
+        code = in_child(lambda damaged=damaged: save(path, damaged, form, force=True))  # type: ignore[misc]
         assert code == 9
         assert path.read_bytes() == before
     for n in itertools.count():
-        killed = killed_at(n, partial(save, path, new, form))
+        killed = killed_at(n, partial(save, path, new, form, force=True))
         assert path.read_bytes() in (before, after)
         if not killed:
             break
