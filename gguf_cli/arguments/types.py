@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_tools.errors import BadArgument, BadOverride, BadRequest
 from gguf_tools.files.named_files import read_input_text
-from quantize.plan.recipe_files import is_recipe_file
-from quantize.plan.recipes import find_recipe
 
 if TYPE_CHECKING:
     from quantize.importances.entries import ImportanceFile
@@ -133,6 +131,9 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def is_type(word: str) -> bool:
     """Whether a word names a type, a recipe file, or several with commas between them."""
+    from quantize.plan.recipe_files import is_recipe_file
+    from quantize.plan.recipes import find_recipe
+
     first, comma, rest = word.partition(",")
     try:
         find_recipe(first)

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_tools.errors import MissingFile
-from gguf_tools.files.leftovers import Leftover, is_held, leftover_files, remove
 from gguf_tools.text import counted, json_text, size_text, table
+
+if TYPE_CHECKING:
+    from gguf_tools.files.leftovers import Leftover
 
 _DETAIL = """
 An interrupted run keeps what is done beside its output: NAME.partial and NAME.journal, and in NAME.work the
@@ -84,6 +87,8 @@ def _lines(found: Iterable[Leftover], *, removed: bool) -> Iterator[str]:
 
 def _leftovers(place: Path) -> Iterator[Leftover]:
     """Yield what runs have left in a folder and those inside, or beside an output."""
+    from gguf_tools.files.leftovers import leftover_files
+
     if place.is_dir():
         folders = [place, *(path for path in sorted(place.rglob("*")) if path.is_dir())]
         for folder in (each for each in folders if not _is_in_work(each, place)):
@@ -108,6 +113,7 @@ def _work_folders(folder: Path) -> Iterator[Leftover]:
     if find_spec("torch") is None:
         return
     from forward.work.work_folder import is_unfinished
+    from gguf_tools.files.leftovers import Leftover, is_held
 
     for path in sorted(folder.glob("*.work")):
         files = [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
@@ -117,6 +123,8 @@ def _work_folders(folder: Path) -> Iterator[Leftover]:
 
 
 def _remove(each: Leftover) -> None:
+    from gguf_tools.files.leftovers import remove
+
     if not each.path.is_dir():
         remove(each)
         return

@@ -40,14 +40,15 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
 def test_every_family_is_in_one_of_these_tests() -> None:
     """DeepSeek V4 has tests of its own, tests/forward/test_deepseek4.py.
 
-    Qwen 3.5 beside a vision part differs in names alone; see tests/end_to_end/test_published_compute.py.
+    Qwen 3.5 and Gemma 3 beside a vision part differ in names alone; see
+    tests/end_to_end/test_published_compute.py.
     """
     tested = {variant.architecture for variant in VARIANTS.values()}
     tested |= {f"{kind}ForCausalLM" for kind, _ in [*MODELS.values(), *OUR_MODELS.values()]}
     for case in CASES:
         tested |= set(json.loads((GOLDEN / "models" / case / "config.json").read_text())["architectures"])
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
-    tested |= {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
+    tested |= {f"{name}ForConditionalGeneration" for name in ("Qwen3_5", "Qwen3_5Moe", "Gemma3")}
     assert set(ARCHITECTURES) - tested == {"DeepseekV4ForCausalLM"}
 
 

@@ -160,7 +160,8 @@ def edit_matrix(edit: Callable[[Importance], Importance]) -> Edit:
     def apply(path: Path) -> None:
         found = imatrix.load(path)
         name = "blk.2.ffn_down_exps.weight"
-        imatrix.save(path, replace(found, entries={**found.entries, name: edit(found.entries[name])}))
+        edited = replace(found, entries={**found.entries, name: edit(found.entries[name])})
+        imatrix.save(path, edited, force=True)
 
     return apply
 

@@ -75,7 +75,7 @@ def test_diff(plain: Path, padded: Path) -> None:
 def test_reuse(plain: Path, padded: Path, tmp_path: Path) -> None:
     first = quantize(plain, tmp_path / "first.gguf", "Q3_K_M", pad="256").paths[0]
     for source, pad in ((plain, "256"), (padded, None)):
-        again = quantize(source, tmp_path / "again.gguf", "Q3_K_M", pad=pad, reuse=[first])
+        again = quantize(source, tmp_path / f"again-{pad}.gguf", "Q3_K_M", pad=pad, reuse=[first])
         assert again.written.reused[first] == sum(not t.is_copied for t in again.preparation.plan.tensors)
         assert again.paths[0].read_bytes() == first.read_bytes()
     other = quantize(plain, tmp_path / "other.gguf", "Q3_K_M", reuse=[first])
@@ -124,7 +124,7 @@ def test_importances_of_either(plain: Path, padded: Path, text: Path, tmp_path: 
             assert not any("224" in gap for gap in gaps)
     for pad in ("256", "off"):
         files = [
-            quantize(plain, tmp_path / f"{model.stem}.gguf", "Q4_0", importances=of, pad=pad)
+            quantize(plain, tmp_path / f"{model.stem}-{pad}.gguf", "Q4_0", importances=of, pad=pad)
             for model, of in made.items()
         ]
         types = [result.preparation.plan.infos for result in files]

@@ -40,7 +40,8 @@ def test_a_recipe_file_is_its_options(
     )
     recipe.write_text(RECIPE)
     assert gguf_cli.quantize.main([source, str(by_file), str(recipe)]) == 0
-    assert "Q4_1 instead of Q4_K" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Q4_1" in out, out
     assert gguf_cli.quantize.main([*SAME_WORDS, source, str(by_words), "Q4_K_S"]) == 0
     quantize.quantize(source, by_python, str(recipe))
     assert by_file.read_bytes() == by_words.read_bytes() == by_python.read_bytes()

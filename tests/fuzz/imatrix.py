@@ -76,5 +76,5 @@ def one_input(data: bytes) -> None:
     path.write_bytes(data)
     read(path)
     contents = load(path)
-    save(folder / "again.gguf", contents)
-    save(folder / "again.dat", contents)
+    save(folder / "again.gguf", contents, force=True)
+    save(folder / "again.dat", contents, force=True)

@@ -21,6 +21,7 @@ import convert
 import imatrix
 import quality
 import quantize
+from calibrate.run import saves
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 from forward.work.owned_folder import FileRecord
@@ -194,6 +195,12 @@ def cases() -> Iterator[object]:
 Stopped = Callable[[str], tuple[Path, bytes]]
 
 
+@pytest.fixture(autouse=True)
+def always_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calibrated runs save the states after every layer."""
+    monkeypatch.setattr(saves, "SAVE_SECONDS", 0)
+
+
 @pytest.fixture(scope="module")
 def stopped(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """Return the folder that a command has left when it was stopped, and what a whole run writes."""
@@ -213,6 +220,7 @@ def stopped(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Stopped
                     add(self, what, names)
 
                 patched.setattr(FileRecord, "add", killed)
+                patched.setattr(saves, "SAVE_SECONDS", 0)
                 with pytest.raises(Killed):
                     command.run(models, place)
             known[name] = place, command.run(models, tmp_path_factory.mktemp("whole")).read_bytes()

@@ -216,9 +216,10 @@ def test_matrices_of_the_model_and_of_the_padded_one_serve_both(
     source = write_ffn_file(tmp_path / "in.gguf")
     padded = quantize(source, tmp_path / "padded.gguf", "F32", pad="256").paths[0]
     for pad, path in (("256", source), (None, padded), (None, source), ("off", padded)):
+        names = {n: tmp_path / f"{path.stem}-{pad}-{n}.gguf" for n in (ROUTED, 256)}
         made = [
-            quantize(path, tmp_path / f"{n}.gguf", type_name, importances=entries(n, flat), pad=pad).paths[0]
-            for n in (ROUTED, 256)
+            quantize(path, name, type_name, importances=entries(n, flat), pad=pad).paths[0]
+            for n, name in names.items()
         ]
         assert made[0].read_bytes() == made[1].read_bytes()
     plain = quantize(source, tmp_path / "plain.gguf", type_name, pad="off").paths[0]
