@@ -98,7 +98,8 @@ def test_a_worker_with_other_code_is_refused_by_name(
         shutil.copytree(REPOSITORY / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
     (other / "quantize" / "roles.py").write_text("# another version\n")
     worker = processes.start_worker("--no-nanny", path=other)
-    words = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q8_0", "--scheduler", processes.address]
+    model, output = str(tiny_gguf("bf16")), str(tmp_path / "out.gguf")
+    words = ["--force", model, output, "Q8_0", "--scheduler", processes.address]
     try:
         deadline = time.monotonic() + 30
         while quantize_main(words) == 0:  # until it has joined
