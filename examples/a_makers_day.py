@@ -38,7 +38,7 @@ def day(
     folder.mkdir(exist_ok=True)
     cut = {"n_chunks": chunks, "chunk_size": context}
 
-    # The morning: the model as a GGUF file, and what its weights matter.
+    # The morning: the model as a GGUF file, and how much its weights matter.
     base = folder / "model-BF16.gguf"
     gt.convert(model, base, outtype="bf16")
     matrix, losses = folder / "model.imatrix.gguf", folder / "model.losses.json"
