@@ -46,7 +46,7 @@ import numpy.typing as npt
 import torch
 
 from forward.device import to_numpy, to_torch
-from forward.gradients.backward import GRADIENT_SIZES, BackwardPass
+from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
     forget_folders,
@@ -59,12 +59,16 @@ from forward.hidden_states import States
 from forward.observe import Arrays, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
+from forward.text.chunks import Chunks
 from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import give_back
 from gguf_tools.errors import BadActivation
 from gguf_tools.progress import NoReport, Reporter
 from quantize.roles import Role, layer_of, tensor_role
+
+_SIZES = "gradient sizes"
+"""Name of the array of `LayerGradients.sizes`."""
 
 BLOCK_ROWS = 2048
 """Largest number of rows in a block: its covariance takes 16 MB in float32."""
@@ -213,7 +217,7 @@ class LayerGradients:
 
     def sizes(self) -> npt.NDArray[np.float32]:
         """Return the norm of each token's gradient at the hidden states after the layer, (n_tokens,)."""
-        sizes: npt.NDArray[np.float32] = self.arrays[GRADIENT_SIZES]
+        sizes: npt.NDArray[np.float32] = self.arrays[_SIZES]
         return sizes
 
     def n_tokens(self, name: str, index: int | None = None) -> int:
@@ -347,9 +351,21 @@ def _collect(
 ) -> None:
     """Fill the folders. Nothing that was needed for it stays in memory."""
     with forward_backward(source, text, options.forward, options.seed, folders, report) as backward:
-        for _ in backward.layers(lambda layer: Covariances(options.expert_bytes), options.at_once):
+        chunks = backward.forward.chunks
+        layers = backward.layers(
+            lambda layer: Covariances(options.expert_bytes),
+            options.at_once,
+            lambda gradients: {_SIZES: _sizes(chunks, gradients)},
+        )
+        for _ in layers:
             pass
         backward.finish_embeddings(lambda states: embedding_arrays(backward, states))
+
+
+def _sizes(chunks: Chunks, gradients: States) -> npt.NDArray[np.float32]:
+    """Compute the norm of each token's gradient, float32 (n_tokens,)."""
+    by_chunk = (gradients.read(*chunks.rows(chunk)) for chunk in range(chunks.n_chunks))
+    return np.concatenate([to_numpy(torch.linalg.vector_norm(each, dim=1)) for each in by_chunk])
 
 
 def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:

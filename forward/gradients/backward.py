@@ -39,9 +39,6 @@ from forward.work.work_folder import WorkFolder
 from forward.workers import Workers, give_back
 from gguf_tools.errors import BadActivation
 
-GRADIENT_SIZES = "gradient sizes"
-"""Name of the array of a layer, float32 (n_tokens,), that says how large the gradient of each token is."""
-
 _SLACK = 1 - 2.0**-20
 """What random numbers are multiplied by. The p of a token add up to one but for the rounding of logits, and a
 number above their sum would have no label."""
@@ -218,11 +215,17 @@ class BackwardPass:
     states: LayerStates
     middle_gradients: States
 
-    def layers(self, observe: Callable[[int], Observer], at_once: int | None = None) -> Iterator[int]:
+    def layers(
+        self,
+        observe: Callable[[int], Observer],
+        at_once: int | None = None,
+        take: Callable[[States], Arrays] = lambda _: {},
+    ) -> Iterator[int]:
         """Differentiate the layers that are not done, the last one first, and yield each once it is on disk.
 
         observe  returns an observer for a layer; what it keeps goes to the work folder
         at_once  chunks in memory, at most; None: as many as threads can use
+        take     makes something of the gradients at the hidden states after a layer, to be kept beside it
         raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay
         """
         sweep, execution = self.forward.sweep, self.forward.execution
@@ -237,16 +240,10 @@ class BackwardPass:
             except BadActivation as error:
                 kept = f"the {step} layers after stay in {self.folder.folder}"
                 raise BadActivation(f"{error}; {kept}") from error
-            self.states.finish(step, {**observer.arrays(), GRADIENT_SIZES: self._sizes(states)})
+            self.states.finish(step, {**observer.arrays(), **take(states.after_gradients)})
             del observer
             give_back()
             yield layer
-
-    def _sizes(self, states: BackwardStates) -> npt.NDArray[np.float32]:
-        """Compute the norm of each token's gradient at the hidden states after a layer, (n_tokens,)."""
-        chunks = self.forward.chunks
-        gradients = (states.after_gradients.read(*chunks.rows(chunk)) for chunk in range(chunks.n_chunks))
-        return np.concatenate([to_numpy(torch.linalg.vector_norm(each, dim=1)) for each in gradients])
 
     def finish_embeddings(self, take: Callable[[States], Arrays]) -> None:
         """Have `take` make something of the gradients at the embeddings, unless an earlier run has."""
