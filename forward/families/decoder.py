@@ -53,15 +53,17 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
     rope, sliding = _rope(config, style), frozenset(config.sliding_layers)
     linear = config.linear_layers if isinstance(config, DeltaNetConfig) else ()
 
+    def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
+        if number in sliding and config.sliding_theta is not None:
+            local = Rope(rope.n_cols, config.sliding_theta, halves=rope.halves)
+            return local.rotation(len(rotate.turns), load.device)
+        return None if number in config.unrotated_layers else _with_divisors(load, rope, rotate)
+
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
         if isinstance(config, DeltaNetConfig) and number in linear:
             return load_delta_net(load, number, _delta_net_sizes(config, style))
         window = config.sliding_window if number in sliding else None
-        rotates = number not in config.unrotated_layers
-        rotate_here = _with_divisors(load, rope, rotate) if rotates else None
-        if number in sliding and config.sliding_theta is not None:
-            local = Rope(rope.n_cols, config.sliding_theta, halves=rope.halves)
-            rotate_here = local.rotation(len(rotate.turns), load.device)
+        rotate_here = rotation_of(load, number, rotate)
         attention = load_shared_key_attention(load, number, heads, rotate_here, window)
         if not style.gemma:
             return attention
