@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from convert.architectures.decoder.rules import (
     ends,
     expert_stacks,
     in_layer,
+    keep_mtp_of,
     layers,
     moe_layers,
     mtp,
@@ -71,10 +71,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
 
 def resolve_options(config: DecoderConfig, options: MTPOptions, names: Container[str] | None) -> MTPOptions:
     """Return the options with `mtp` decided: kept where the checkpoint has the layer."""
-    if options.mtp is not None or not config.num_nextn_predict_layers or names is None:
-        return options
-    kept = f"model.layers.{config.num_hidden_layers}.eh_proj.weight" in names
-    return replace(options, mtp=kept)
+    projection = f"model.layers.{config.num_hidden_layers}.eh_proj.weight"
+    return keep_mtp_of(projection, config, options, names)
 
 
 def _drops(config: DecoderConfig, options: MTPOptions) -> tuple[Drop, ...]:

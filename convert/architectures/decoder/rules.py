@@ -9,10 +9,11 @@ whether MTP layers are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Arrange, Drop, HeadRows, Output, Rule, Where, renamed, stacked
 from convert.weights.base import Weight
 from gguf_tools.errors import BadRequest
@@ -65,6 +66,19 @@ def check_mtp(config: Any, options: Any) -> None:
         raise BadRequest(
             "--mtp: config.json has no num_nextn_predict_layers, so there is no MTP layer to keep"
         )
+
+
+def keep_mtp_of(
+    weight: str, config: Any, options: MTPOptions, names: Container[str] | None
+) -> MTPOptions:
+    """Keep the MTP layers where the checkpoint has them, unless the user has decided.
+
+    weight  one of theirs
+    names   of the checkpoint's weights; None where they aren't known, which leaves it open
+    """
+    if options.mtp is not None or not config.num_nextn_predict_layers or names is None:
+        return options
+    return replace(options, mtp=weight in names)
 
 
 def drop_mtp(config: Any, kept: str) -> Drop:

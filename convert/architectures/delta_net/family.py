@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.rules import INV_FREQ, check_mtp, n_mtp_layers
+from convert.architectures.decoder.rules import INV_FREQ, check_mtp, keep_mtp_of, n_mtp_layers
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.delta_net.metadata import METADATA
 from convert.architectures.delta_net.rules import DROP_MTP, DROP_VISION, MTP_PROJECTION, rules
@@ -34,20 +34,11 @@ def family(
         metadata=METADATA,
         options=MTPOptions,
         check=check_mtp,
-        resolve_options=_resolve_options,
+        resolve_options=partial(keep_mtp_of, MTP_PROJECTION),
         drops=_drops,
         forced_type=_forced_type,
         **differences,
     )
-
-
-def _resolve_options(
-    config: DeltaNetConfig, options: MTPOptions, names: Container[str] | None
-) -> MTPOptions:
-    """Return the options with `mtp` decided: kept where the checkpoint has the layer."""
-    if options.mtp is not None or not config.num_nextn_predict_layers or names is None:
-        return options
-    return replace(options, mtp=MTP_PROJECTION in names)
 
 
 def _drops(config: DeltaNetConfig, options: MTPOptions) -> tuple[Drop, ...]:
