@@ -177,13 +177,10 @@ def card(
     force       replace a card that somebody else has written
     raises      BadRequest for a report on other files, or a card that is not ours
     """
-    from convert.card.write import CARD_NAME, CardRequest, refuse_foreign, write_card
-    from gguf_cli.arguments.card import with_chart
+    from convert.card.write import CardRequest
+    from gguf_cli.arguments.card import write_charted_card
 
     paths = [Path(files)] if isinstance(files, str | os.PathLike) else list(map(Path, files))
-    place = paths[0].parent / CARD_NAME if output is None else Path(output)
-    if not force:
-        refuse_foreign(place)
     request = CardRequest(
         None if source is None else Path(source),
         base_model,
@@ -191,7 +188,7 @@ def card(
         None if report is None else Path(report),
         home=repository,
     )
-    return write_card(paths, with_chart(request, place.parent), output=place, force=force)
+    return write_charted_card(paths, request, None if output is None else Path(output), force=force)
 
 
 def upload(

@@ -90,6 +90,22 @@ def with_chart(card: CardRequest, folder: Path) -> CardRequest:
     return replace(card, remarks=(shown, *card.remarks))
 
 
+def write_charted_card(
+    files: Sequence[Path], card: CardRequest, output: Path | None = None, *, force: bool = False
+) -> Path:
+    """Write the card of files, and the chart of its report beside it; return the card's path.
+
+    output, force  as `write_card` takes them
+    raises         BadRequest as `write_card`, and nothing is drawn then for a card that is not ours
+    """
+    from convert.card.write import CARD_NAME, refuse_foreign, write_card
+
+    place = files[0].parent / CARD_NAME if output is None else output
+    if not force:
+        refuse_foreign(place)
+    return write_card(files, with_chart(card, place.parent), output=place, force=force)
+
+
 def refuse_foreign_cards(card: CardRequest | None, outputs: Sequence[Path]) -> None:
     """Raise BadRequest, before the work, for a README.md in the place of the card that is not ours."""
     if card is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_cli.arguments.card import add_card_facts, read_card_facts, with_chart
+from gguf_cli.arguments.card import add_card_facts, read_card_facts, write_charted_card
 from gguf_cli.command import StoreOutput, add_force
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import shown, size_text
@@ -74,13 +74,7 @@ def _read_card(args: argparse.Namespace) -> _Card:
 
 
 def _card(request: _Card) -> None:
-    from convert.card.write import CARD_NAME, refuse_foreign, write_card
-
-    if not request.force:
-        refuse_foreign(request.output or request.files[0].parent / CARD_NAME)
-    folder = request.files[0].parent if request.output is None else request.output.parent
-    facts = with_chart(request.facts, folder)
-    path = write_card(request.files, facts, output=request.output, force=request.force)
+    path = write_charted_card(request.files, request.facts, request.output, force=request.force)
     if not request.quiet:
         print(f"wrote {path}")
 
