@@ -111,14 +111,17 @@ def _sensitivity(request: _Request) -> None:
 
     output = request.output
     model = model_path(request.named, quiet=request.quiet)
-    is_found = measured_before(model, request.text, output, request.options) is not None
-    with LayerBar("layers there and back", quiet=request.quiet) as bar:
-        losses = sensitivity(model, request.text, output, request.options, bar)
+    done = f"{output}: is already there, as asked; --force makes it anew"
+    losses = measured_before(model, request.text, output, request.options)
+    if losses is None:
+        done = f"wrote {output}"
+        with LayerBar("layers there and back", quiet=request.quiet) as bar:
+            losses = sensitivity(model, request.text, output, request.options, bar)
     if request.quiet:
         return
     for line in losses_lines(losses):
         print(line)
-    print(f"{output}: is already there, as asked; --force makes it anew" if is_found else f"wrote {output}")
+    print(done)
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:

@@ -45,7 +45,7 @@ def sensitivity(
     """
     require_torch("measuring sensitivities")
     from calibrate.sensitivities.run import measure
-    from forward.gradients.forward_backward import forget_folders, is_unfinished
+    from forward.gradients.forward_backward import is_unfinished
 
     options = with_choices(options or SensitivityOptions(), choices)
     text, output = Path(text), output_path(output)
@@ -55,7 +55,6 @@ def sensitivity(
         raise OutputError(f"{output}: can't be written (no such folder)")
     there = measured_before(model, text, output, options)
     if there is not None:
-        forget_folders(output)  # of a run that was killed while it removed them
         return there
     if not is_unfinished(output):
         refuse_to_replace([output], force=options.force)
@@ -68,8 +67,12 @@ def measured_before(
     output: str | os.PathLike[str],
     options: SensitivityOptions,
 ) -> Sensitivities | None:
-    """Read an output that holds what `sensitivity` would measure; None if there is none, or with `force`."""
+    """Read an output that holds what `sensitivity` would measure; None if there is none, or with `force`.
+
+    What a run has left that was killed at its end goes then.
+    """
     from calibrate.sensitivities.type_errors import CANDIDATES
+    from forward.gradients.forward_backward import forget_folders
     from forward.open import open_model
 
     if options.force or options.restart or not Path(output).is_file():
@@ -90,7 +93,10 @@ def measured_before(
             is_same = losses.model.get("files") == source.watch.recognised_by()
     except (OSError, ToolkitError):
         return None
-    return losses if is_same and _has_types(losses, options.types or CANDIDATES) else None
+    if not is_same or not _has_types(losses, options.types or CANDIDATES):
+        return None
+    forget_folders(Path(output))
+    return losses
 
 
 def _has_types(losses: Sensitivities, wanted: Sequence[str]) -> bool:

@@ -37,10 +37,11 @@ class Measurement:
         """
         named = source if cached_name(source) is None else folder_name(source)
         path = Path(f"{output or named}.losses.json")
-        is_found = measured_before(source, self.text, path, self.options) is not None
+        if measured_before(source, self.text, path, self.options) is not None:
+            return path
         with LayerBar("measuring what each tensor costs", quiet=self.silent) as bar:
             sensitivity(source, self.text, path, self.options, bar)
-        if not self.quiet and not is_found:
+        if not self.quiet:
             print(f"wrote {path}; --losses takes it for other sizes")
         return path
 
