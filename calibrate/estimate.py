@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
@@ -102,7 +103,8 @@ def amount_findings(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
 
 def _little_text(plan: CalibrationPlan) -> Iterator[Finding]:
     """Yield how many tokens each column has, if they are few; experts share theirs and are left out."""
-    widest = max((info for info in plan.made.values() if not is_expert(info)), key=_n_cols, default=None)
+    matrices = (info for info in plan.made.values() if not is_expert(info))
+    widest = max(matrices, key=attrgetter("n_cols"), default=None)
     if widest is None:
         return
     text = plan.text
@@ -115,10 +117,6 @@ def _little_text(plan: CalibrationPlan) -> Iterator[Finding]:
             f" {chunks:,} chunks have {_WANTED_BY_COLUMN}, and leave about two thirds of the divergence",
             Level.NOTE,
         )
-
-
-def _n_cols(info: TensorInfo) -> int:
-    return info.n_cols
 
 
 def _large_text(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:

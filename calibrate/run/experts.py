@@ -72,8 +72,7 @@ class _Computed:
     output     of the original, for its own tokens among them
     summed     what down multiplies, of rows that are summed up, by model
     held       the same of held-out rows
-
-    summed_tokens  numbers of those that are summed up
+    summed_tokens  numbers of the rows that are summed up
     """
 
     tokens: torch.Tensor

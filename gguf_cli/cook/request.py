@@ -97,7 +97,8 @@ class CookRequest:
     @property
     def report(self) -> tuple[Path, Path, Path]:
         """Where the report goes: numbers, page, and the chart for the card."""
-        return tuple(self._path(f".evaluation.{ending}") for ending in ("json", "html", "svg"))  # type: ignore[return-value]
+        numbers, page, chart = (self._path(f".evaluation.{ending}") for ending in ("json", "html", "svg"))
+        return numbers, page, chart
 
     def output(self, wanted: WantedFile) -> Path:
         return self._path(f"-{wanted.label}.gguf")
