@@ -81,7 +81,7 @@ def test_a_plan_writes_nothing(texts: Path, capsys: pytest.CaptureFixture[str]) 
     names = [line.split()[1] for line in lines[1:-1]]
     assert names == ["importances", "losses", "Q8_0", "3.4bpw", "divergence", "card", "checksums"]
     assert " 11.90 MiB  " in lines[3]
-    assert lines[-1].startswith("7 of 7 steps are left: less than a minute on ")
+    assert lines[-1].startswith("7 of 7 steps are left: less than a minute with ")
     assert sorted(path.name for path in texts.rglob("*")) == before
 
 
