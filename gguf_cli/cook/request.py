@@ -102,6 +102,11 @@ class CookRequest:
         numbers, page, chart = (self._path(f".evaluation.{ending}") for ending in ("json", "html", "svg"))
         return numbers, page, chart
 
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the run reads, by what the record calls it."""
+        return {"model": str(self.source.absolute()), "text": str(self.text.absolute())}
+
     def output(self, wanted: WantedFile) -> Path:
         return self._path(f"-{wanted.label}.gguf")
 

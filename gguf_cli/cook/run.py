@@ -43,9 +43,11 @@ def cook(request: CookRequest) -> dict[Path, float]:
     """
     refuse(request)
     steps = steps_of(request)
-    with Record(request.folder) as record:
+    with Record(request.folder, request.inputs) as record:
         cooking = Cooking(request, record)
         _refuse_shared(request, steps)
+        if not request.restart:
+            record.refuse_another_model(cooking.model)
         for step in steps:
             _refuse_foreign(request, step, record)
         costs = _refuse_what_does_not_fit(request, steps)
