@@ -107,7 +107,6 @@ def _read(args: argparse.Namespace) -> _Request:
 def _sensitivity(request: _Request) -> None:
     from calibrate.sensitivities.measure import measured_before, sensitivity
     from convert.sources import model_path
-    from gguf_tools.progress import LayerBar
 
     output = request.output
     model = model_path(request.named, quiet=request.quiet)
@@ -115,8 +114,7 @@ def _sensitivity(request: _Request) -> None:
     losses = measured_before(model, request.text, output, request.options)
     if losses is None:
         done = f"wrote {output}"
-        with LayerBar("layers there and back", quiet=request.quiet) as bar:
-            losses = sensitivity(model, request.text, output, request.options, bar)
+        losses = sensitivity(model, request.text, output, request.options, progress=not request.quiet)
     if request.quiet:
         return
     for line in losses_lines(losses):
