@@ -1,13 +1,16 @@
 """Train a small model, whose activations have structure, within an hour on two cores.
 
     python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER [--minutes 50]
-    python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER --kind deepseek-v3 --inner 352
+    python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER --kind deepseek-v3 --inner 352 \
+        --start examples/tiny-deepseek-v3 --minutes 15
 
 Methods that look at activations can't be judged on random weights, nor on one model. The sample model is a
 mixture of experts with latent attention. This makes one of another family, with grouped-query attention and
 dense blocks, or one of the sample's kind with other inner sizes. It reads the sources of Python's standard
 library at most twice, in a fixed order that mixes the files. The tokenizer is copied from a folder, so that
 two models can be compared on the same tokens.
+
+With --start, it begins with the weights of a trained model with other inner sizes; new channels are random.
 
 The learning rate rises for 5 % of the training and falls to a tenth along a cosine. Training ends with the
 text or with the minutes, whichever is first; the schedule follows the share of both that is used up. Needs
@@ -40,7 +43,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 CONTEXT = 512
 BATCH = 4
 PASSES = 2
-PEAK_RATE = 3e-3
+PEAK_RATE, PEAK_RATE_OF_TRAINED = 3e-3, 1e-3
 WARM_UP = 0.05
 BIAS_STEP = 1e-3
 """How far the selection bias of an expert moves in a step towards as many tokens as the others have."""
@@ -112,6 +115,19 @@ KINDS = {"llama": (llama, 768), "deepseek-v3": (deepseek_v3, 256)}
 """What makes a model of each kind, and its usual number of inner channels."""
 
 
+def begin_with(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the weights of a model with other inner sizes, those of the channels that both have."""
+    trained = type(model).from_pretrained(folder).state_dict()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            n_parts = 2 if name.endswith("gate_up_proj") else 1
+            axis = max(0, weight.dim() - 2)
+            parts = weight.chunk(n_parts, axis), trained[name].chunk(n_parts, axis)
+            for new, old in zip(*parts, strict=True):
+                both = tuple(slice(min(sizes)) for sizes in zip(new.shape, old.shape, strict=True))
+                new[both] = old[both]
+
+
 def sources() -> list[Path]:
     """Return the standard library's modules without its tests, mixed by a hash of their names."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -137,15 +153,15 @@ def batches(tokens: np.ndarray) -> Iterator[tuple[float, torch.Tensor]]:
         yield first / len(order), torch.from_numpy(chunks[order[first : first + BATCH]])
 
 
-def learning_rate(share: float) -> float:
+def learning_rate(share: float, peak: float) -> float:
     """Return the rate when this share of the training is over."""
     if share < WARM_UP:
-        return PEAK_RATE * share / WARM_UP
+        return peak * share / WARM_UP
     falling = (share - WARM_UP) / (1 - WARM_UP)
-    return PEAK_RATE * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * falling)))
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * falling)))
 
 
-def train(model: PreTrainedModel, tokens: np.ndarray, seconds: float) -> None:
+def train(model: PreTrainedModel, tokens: np.ndarray, seconds: float, peak: float) -> None:
     """Train until the text or the time is used up."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
@@ -157,7 +173,7 @@ def train(model: PreTrainedModel, tokens: np.ndarray, seconds: float) -> None:
         if share >= 1:
             break
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(share)
+            group["lr"] = learning_rate(share, peak)
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
@@ -177,6 +193,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, metavar="OUTPUT_FOLDER")
     parser.add_argument("--minutes", type=float, default=50)
     parser.add_argument("--kind", choices=KINDS, default="llama")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin with these weights")
     parser.add_argument("--inner", type=int, help="inner channels (default: 768, and 256 of an expert)")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
@@ -184,8 +201,12 @@ def main() -> None:
     torch.manual_seed(0)
     make, inner = KINDS[arguments.kind]
     model = make(tokenizer.get_vocab_size(), arguments.inner or inner)
+    peak = PEAK_RATE
+    if arguments.start is not None:
+        peak = PEAK_RATE_OF_TRAINED
+        begin_with(model, arguments.start)
     print(f"{sum(weight.numel() for weight in model.parameters()):,} weights, {len(tokens):,} tokens")
-    train(model, tokens, 60 * arguments.minutes)
+    train(model, tokens, 60 * arguments.minutes, peak)
     model.to(torch.bfloat16).save_pretrained(arguments.output)
     for name in COPIED:
         shutil.copy(arguments.tokenizer / name, arguments.output)
