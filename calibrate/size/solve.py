@@ -19,6 +19,7 @@ from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
 from quantize.formats.codecs import CODECS
 from quantize.padding.counterparts import without_padding
+from quantize.padding.hidden_size import pads_hidden_size
 from quantize.padding.padding import PadChoice
 from quantize.plan.plan import PlanOptions
 from quantize.plan.recipe import Recipe
@@ -217,8 +218,13 @@ def _fitted(sensitivities: Sensitivities, preparation: Preparation) -> dict[str,
     raises  BadRequest for sensitivities of another model
     """
     infos = preparation.plan.infos
-    real = without_padding(preparation.outputs[0].layout.metadata, infos)
+    metadata = preparation.outputs[0].layout.metadata
+    real = without_padding(metadata, infos)
     measured = sensitivities.fitted_to(real.infos(infos)).tensors
+    if pads_hidden_size(metadata) and not sensitivities.text.get("pad_hidden"):
+        raise BadRequest(
+            "the losses have no types for rows of a padded hidden size; measure them with --pad-hidden"
+        )
     shaped = {info.name: measured[info.name].in_shape(info.shape) for info in infos if info.name in measured}
     return {name: each for name, each in shaped.items() if each.by_type}  # no type fits some odd rows
 
