@@ -7,8 +7,8 @@
 
 The models of `sizes` are headers with a hole where the data would be: those of tests/golden, and Qwen2.5-72B
 by the names of its smaller sister. `cut` keeps the channels that matter most, by the product of the norms of
-their gate, up and down. `quality` makes files of the size of Q2_K, IQ3_XXS and Q4_K_M with --pad off and as
-`quantize --size` chooses, and prints the divergences on each text.
+their gate, up and down. `quality` makes files of the size of Q2_K, IQ3_XXS and Q4_K_M with --pad off, with
+--pad 256 and as `quantize --size` chooses, and prints the divergences on each text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from math import exp, log
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from gguf_tools.format.ggml_types import F32, by_name  # noqa: E402
 from gguf_tools.format.layout import FileLayout  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.format.values import Metadata, Value  # noqa: E402
+from quality.comparison import Interval  # noqa: E402
 from quantize.formats import encodable, get_decoder, get_format  # noqa: E402
 from quantize.importances.entries import Importance, ImportanceFile  # noqa: E402
 from quantize.importances.weighting import ColumnWeights  # noqa: E402
@@ -200,44 +203,38 @@ def _cut_block(block: Mapping[str, np.ndarray], names: Mapping[str, str], kept: 
 
 
 def print_quality(model: Path, matrix: Path, losses: Path, texts: Sequence[Path]) -> None:
-    """Print divergences at equal bytes, without padding and as --size chooses."""
+    """Print divergences at equal bytes, without padding and as --size chooses; ratios with 95 % intervals."""
     import quality
     from gguf_cli.quantize import main as quantize_command
 
     ratios: list[float] = []
-    print("| size of | text | bytes | without | bytes | chosen | ratio |")
-    print("|---|---|--:|--:|--:|--:|--:|")
+    print("| size of | text | bytes | without | `--pad 256` | ratio | as chosen | ratio |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
     for type_ in ("Q2_K", "IQ3_XXS", "Q4_K_M"):
         files = []
-        for pad in ("off", "auto"):
+        for pad in ("off", "256", "auto"):
             files.append(model.with_name(f"{model.stem}-{type_}-{pad}.gguf"))
-            words = [
-                "--size",
-                type_,
-                "--losses",
-                losses,
-                "--imatrix",
-                matrix,
-                "--pad",
-                pad,
-                "--quiet",
-                model,
-                files[-1],
-            ]
-            if quantize_command(list(map(str, words))):
-                raise SystemExit(1)
-        n_bytes = [file.stat().st_size for file in files]
+            size = files[0].stat().st_size if files[1:] else type_
+            words = ["--size", size, "--losses", losses, "--imatrix", matrix, "--pad", pad, "--quiet"]
+            with redirect_stdout(StringIO()):
+                if quantize_command(list(map(str, [*words, "--force", model, files[-1]]))):
+                    raise SystemExit(1)
         for text in texts:
-            found = quality.evaluate(model, text, files, chunk_size=256, n_chunks=16)
-            plain, chosen = (each.divergence.kld.mean.value for each in found.models)
-            ratios.append(chosen / plain)
+            found = quality.evaluate(model, text, files, chunk_size=256, n_chunks=64, against=files[0])
+            plain, padded, chosen = (f"{each.divergence.kld.mean.value:.5f}" for each in found.models)
+            of_padded, of_chosen = (each.found.overall.kld_ratio for each in found.comparisons)
+            ratios.append(of_chosen.value)
             print(
-                f"| {type_} | {text.name} | {n_bytes[0]:,} | {plain:.5f} | {n_bytes[1]:,} | {chosen:.5f}"
-                f" | {ratios[-1]:.2f} |",
+                f"| {type_} | {text.name} | {files[0].stat().st_size:,} | {plain} | {padded}"
+                f" | {_shown(of_padded)} | {chosen} | {_shown(of_chosen)} |",
                 flush=True,
             )
     mean = exp(sum(map(log, ratios)) / len(ratios))
-    print(f"geometric mean {mean:.3f}, largest {max(ratios):.3f}")
+    print(f"geometric mean of the chosen ones {mean:.3f}, largest {max(ratios):.3f}")
+
+
+def _shown(ratio: Interval) -> str:
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def main(words: Sequence[str]) -> None:
