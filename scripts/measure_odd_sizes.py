@@ -40,7 +40,7 @@ from quantize.options import QuantizeOptions  # noqa: E402
 from quantize.padding.inner_sizes import inner_sizes  # noqa: E402
 from quantize.pipeline import plan_run  # noqa: E402
 from quantize.prepare import Preparation  # noqa: E402
-from tests.quantize.plan import any_architecture, recorded_plans  # noqa: E402
+from tests.quantize.plan.odd_models import odd_model  # noqa: E402
 
 TYPES = ("Q2_K", "IQ2_XS", "IQ3_XXS", "Q3_K_M", "Q4_K_M")
 Model = tuple[Metadata, Sequence[TensorInfo]]
@@ -48,40 +48,10 @@ Model = tuple[Metadata, Sequence[TensorInfo]]
 
 def real_models() -> Iterator[tuple[str, Model]]:
     """Yield names, metadata and tensors of published models, as F32."""
-    lite = {
-        "block_count": 27, "expert_count": 64, "expert_shared_count": 2, "feed_forward_length": 10944,
-        "expert_feed_forward_length": 1408, "attention.head_count": 16, "attention.head_count_kv": 1,
-    }  # fmt: skip
-    metadata = {f"deepseek2.{key}": Value.u32(number) for key, number in lite.items()}
-    metadata["general.architecture"] = Value.string("deepseek2")
-    yield "DeepSeek-V2-Lite", (metadata, recorded_plans.tensors_of("v2-lite"))
-    yield "GLM-4.5-Air", _recorded("glm-4.5-air")
-    yield "Qwen2.5-72B", _qwen_72b()
-    yield "gpt-oss-20b", _recorded("gpt-oss-20b")
-
-
-def _recorded(name: str) -> Model:
-    return any_architecture.metadata_of(name), any_architecture.tensors_of(name)
-
-
-def _qwen_72b() -> Model:
-    """Return the header of the 7B model with the sizes of the 72B one."""
-    metadata, tensors = _recorded("qwen2.5-7b")
-    sizes = {3584: 8192, 18944: 29568, 512: 1024}
-    grown = [TensorInfo(each.name, tuple(sizes.get(n, n) for n in each.shape), F32) for each in tensors]
-    layer = [each for each in grown if each.name.startswith("blk.0.")]
-    outside = [each for each in grown if not each.name.startswith("blk.")]
-    stack = [
-        TensorInfo(each.name.replace("blk.0.", f"blk.{number}."), each.shape, F32)
-        for number in range(80)
-        for each in layer
-    ]
-    numbers = {"block_count": 80, "embedding_length": 8192, "feed_forward_length": 29568,
-               "attention.head_count": 64, "attention.head_count_kv": 8}  # fmt: skip
-    return {**metadata, **{f"qwen2.{key}": Value.u32(number) for key, number in numbers.items()}}, [
-        *outside,
-        *stack,
-    ]
+    names = {"v2-lite": "DeepSeek-V2-Lite", "glm-4.5-air": "GLM-4.5-Air", "qwen2.5-72b": "Qwen2.5-72B",
+             "gpt-oss-20b": "gpt-oss-20b"}  # fmt: skip
+    for name, shown in names.items():
+        yield shown, odd_model(name)
 
 
 def write_hollow(model: Model, path: Path) -> Path:
