@@ -24,6 +24,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
 from quantize.fill.job import Output
+from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation
 
@@ -75,6 +76,12 @@ class CalibrationPlan:
     def trust(self) -> Trust:
         """How far the moments of the text are trusted."""
         return Trust.of(self.text, self.quality)
+
+    @cached_property
+    def real_cols(self) -> Mapping[str, int]:
+        """Columns without padding of the tensors whose rows are padded, by name."""
+        resized = without_padding(self.metadata, self.infos).resized
+        return {name: resize.cols.new for name, resize in resized.items() if resize.cols is not None}
 
     @cached_property
     def device(self) -> torch.device:

@@ -82,6 +82,11 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         "--seed", type=command.seed, default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
+    what.add_argument(
+        "--pad-hidden", action="store_true",
+        help="types, too, that rows fit once `quantize --pad-hidden` has padded the hidden size; those for"
+        " padded inner sizes are always measured",
+    )  # fmt: skip
     add_force_of_text(add_run_arguments(parser))
     add_foreign_flags(parser, "imatrix", [_MLA])
     return parser
@@ -132,6 +137,7 @@ def _options(args: argparse.Namespace) -> SensitivityOptions:
         types=None if args.types is None else _types(args.types),
         rows=args.rows,
         seed=args.seed,
+        pad_hidden=args.pad_hidden,
         forward=forward_options(args),
         restart=args.restart,
         any_text=args.force,

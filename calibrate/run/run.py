@@ -188,6 +188,7 @@ class CalibratedRun:
             device=plan.device,
             dtype=plan.dtype,
             wanted=plan.made,
+            real_cols=plan.real_cols,
             encoder=encoder,
             workers=encoder.workers,
             tokens=to_torch(text.inputs).flatten(),
@@ -203,7 +204,8 @@ class CalibratedRun:
         if info is None or EMBEDDINGS not in missing:
             return
         statistics = [(embedding_statistics(gradients), None)]
-        (conditions,) = conditions_of(statistics, EMBEDDINGS, workers, self._plan.trust)
+        n_real = self._plan.real_cols.get(EMBEDDINGS)
+        (conditions,) = conditions_of(statistics, EMBEDDINGS, workers, self._plan.trust, n_real)
         encoder.make([RowGroup(info, 0, info.n_rows, conditions)])
 
     def _make_unseen(self, context: RunContext, names: Iterable[str]) -> None:

@@ -86,6 +86,7 @@ def measured_before(
             "context": cut.chunk_size,
             "seed": options.seed,
             "rows": options.rows,
+            "pad_hidden": options.hidden_facts.get("pad_hidden"),
             **({} if cut.n_chunks is None else {"chunks": cut.n_chunks}),
         }
         if any(losses.text.get(key) != value for key, value in asked.items()):

@@ -53,6 +53,6 @@ def read_measurement(args: argparse.Namespace) -> Measurement:
         )
     options = SensitivityOptions(
         cut=cut_of(args), forward=calibration_forward(args), restart=args.restart, any_text=args.force,
-        force=args.force,
+        force=args.force, pad_hidden=args.pad_hidden,
     )  # fmt: skip
     return Measurement(text, options, args.quiet, args.quiet or args.json)
