@@ -129,7 +129,7 @@ def _observe_output(forward: ForwardPass, observer: Accumulator) -> None:
 
 
 def _measure(forward: ForwardPass, report: CollectReporter) -> Perplexity:
-    head = Head(forward.load, forward.last(), forward.output_norm(), forward.source.network.output)
+    head = Head.of(forward.source.network, forward.load, forward.last())
 
     def running(perplexity: Perplexity) -> None:
         report.remark(f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.4f}")

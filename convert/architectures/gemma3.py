@@ -82,14 +82,25 @@ def _rotations(raw: Mapping[str, Any], path: str | Path) -> tuple[float, dict[st
     return read.number("rope_theta", 10000.0), {"rope_parameters": whole}
 
 
-def _canonical_name(name: str) -> str:
+def text_name(name: str) -> str:
     """Return the name without what says that a vision part stands beside the text part."""
     return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
 
 
-def _drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
-    parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-    return INV_FREQ, Drop(lambda name: name.startswith(parts), "vision part; the file holds the text part")
+def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
+    """Return what a file of the text part leaves out."""
+    drop = Drop(
+        lambda name: name.removeprefix("model.").startswith(_OTHER_PARTS),
+        "part for images or sound; the file holds the text part",
+    )
+    return INV_FREQ, drop
+
+
+_OTHER_PARTS = (
+    "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "audio_tower.",
+    "embed_audio.",
+)  # fmt: skip
+"""Beginnings of names of weights that read images and sound."""
 
 
 def _norm(name: str, source: str) -> Rule:
@@ -117,8 +128,8 @@ ARCHITECTURE = decoder(
         *COMMON[_THETA + 1 :],
         SLIDING_WINDOW,
     ),
-    drops=_drops,
+    drops=vision_drops,
     notes=lambda config, options: (),
-    canonical_name=_canonical_name,
+    canonical_name=text_name,
     quirks=Quirks(sentencepiece=True, space_prefix=False),
 )

@@ -57,7 +57,7 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         if number in sliding and config.sliding_theta is not None:
             local = Rope(rope.n_cols, config.sliding_theta, halves=rope.halves)
             return local.rotation(len(rotate.turns), load.device)
-        return None if number in config.unrotated_layers else _with_divisors(load, rope, rotate)
+        return None if number in config.unrotated_layers else with_divisors(load, rope, rotate)
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
         if isinstance(config, DeltaNetConfig) and number in linear:
@@ -134,7 +134,7 @@ def _rope(config: DecoderConfig, style: _Style) -> Rope:
     return plain if stretch is None else replace(plain, yarn=stretch, magnitude=stretch.rotary_factor)
 
 
-def _with_divisors(load: Loader, rope: Rope, rotate: Rotation) -> Rotation:
+def with_divisors(load: Loader, rope: Rope, rotate: Rotation) -> Rotation:
     """Divide the frequencies by the tensor of divisors that a model may have."""
     if not load.has(ROPE_FREQS):
         return rotate
