@@ -12,6 +12,7 @@ import torch
 
 from calibrate.footprint import Shapes
 from calibrate.options import CalibrationOptions, Coverage
+from calibrate.probe import Probe
 from calibrate.statistics.trust import Trust
 from forward.device import device_name
 from forward.network import Network
@@ -23,6 +24,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
 from quantize.fill.job import Output
+from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation
 
@@ -76,6 +78,12 @@ class CalibrationPlan:
         return Trust.of(self.text, self.quality)
 
     @cached_property
+    def real_cols(self) -> Mapping[str, int]:
+        """Columns without padding of the tensors whose rows are padded, by name."""
+        resized = without_padding(self.metadata, self.infos).resized
+        return {name: resize.cols.new for name, resize in resized.items() if resize.cols is not None}
+
+    @cached_property
     def device(self) -> torch.device:
         return torch.device(device_name(self.options.forward.device))
 
@@ -88,6 +96,11 @@ class CalibrationPlan:
     def shapes(self) -> Shapes:
         """The shapes of the model, for estimates."""
         return Shapes.of(self.network, self.infos, list(self.made.values()), self.metadata)
+
+    @cached_property
+    def probe(self) -> Probe:
+        """Measures how fast this machine computes the model."""
+        return Probe(self.shapes, self.text.chunk_size, self.options.forward, self.options.rounding)
 
     @cached_property
     def about(self) -> Mapping[str, Any]:

@@ -203,7 +203,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
     from quality.evaluation import evaluation_lines
-    from quality.pipeline import evaluating, evaluating_suite
+    from quality.pipeline import LABEL, evaluating, evaluating_suite
     from quality.suite.result import suite_lines
     from quality.suite.suite import read_suite
     from quality.work_folders import is_unfinished
@@ -221,7 +221,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     check = (lambda text, files: None) if page is None else page.refuse_unfit
     evaluation: Evaluation | SuiteEvaluation
     with ExitStack() as opened:
-        with LayerBar("layers of all models", quiet=args.quiet) as bar:
+        with LayerBar(LABEL, show=not args.quiet) as bar:
             if args.suite is not None:
                 suite = read_suite(args.suite, args.quick)
                 if page is not None:

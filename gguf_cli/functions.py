@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forward.options import ForwardOptions
     from forward.text.tokens import Cut
     from gguf_tools.hub.upload import Upload
+    from gguf_tools.progress import Shown
     from quantize.plan.recipe_files import Mixture
     from quantize.plan.sensitivities import Sensitivities
     from quantize.run import Result, Run
@@ -119,7 +120,7 @@ def cook(
     *,
     evaluate: AnyPath | None = None,
     name: str | None = None,
-    progress: bool = False,
+    progress: Shown = None,
     **more: Unpack[CookChoices],
 ) -> Path:
     """Make importances, files, their divergence, a card and checksums in one run, as the command does.
@@ -129,7 +130,7 @@ def cook(
     types     file types, recipe files and sizes
     evaluate  text to measure the divergence on, which should be another one; None: it isn't measured
     name      what the files are called; None: as the model
-    progress  show bars on standard error
+    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     more      other fields of CookRequest: calibrate=True, cut=Cut(...), forward=ForwardOptions(...)
     raises    ToolkitError; what is finished stays for the next call. Returns the folder
     """
@@ -140,7 +141,7 @@ def cook(
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
     from gguf_cli.cook.run import cook as cook_request
 
-    source = Path(source_folder(os.fspath(model), quiet=not progress))
+    source = Path(source_folder(os.fspath(model), quiet=progress is not True))
     request = CookRequest(
         source=source,
         text=Path(text),
@@ -148,7 +149,7 @@ def cook(
         folder=Path(folder),
         name=name or model_name(source),
         held_out=None if evaluate is None else Path(evaluate),
-        quiet=not progress,
+        progress=progress,
         **more,
     )
     cook_request(request)

@@ -341,7 +341,7 @@ def _collect(request: _CollectRequest) -> None:
         save(output, _in_layout(contents, request.layout, model), request.form, force=True)
 
     replaces = output.exists()
-    with CollectBar(request.every, write, quiet=quiet) as bar:
+    with CollectBar(request.every, write, not quiet) as bar:
         collected = collect_beside(model, request.text, output, options, bar)
     write(collected.importances)
     forget(output)

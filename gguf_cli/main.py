@@ -96,7 +96,7 @@ def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
     from gguf_tools.progress import Bar
     from quantize.value_errors import compare_values
 
-    with Bar("comparing values", quiet=quiet) as bar:
+    with Bar("comparing values", show=not quiet) as bar:
         return compare_values(a, b, bar.start)
 
 
@@ -115,7 +115,7 @@ def _compare_with_source(file: GGUFSet, against: look.Against) -> list[Finding]:
         else:
             source = opened.enter_context(open_gguf(against.source))
             sources = {name: GGUFTensor(source, name) for name in source.tensors}
-        bar = opened.enter_context(Bar("comparing values", quiet=against.quiet))
+        bar = opened.enter_context(Bar("comparing values", show=not against.quiet))
         return compare_with_source(file, sources, against.source, bar.start)
 
 

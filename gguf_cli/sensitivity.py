@@ -81,6 +81,11 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         "--seed", type=command.seed, default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
+    what.add_argument(
+        "--pad-hidden", action="store_true",
+        help="types, too, that rows fit once `quantize --pad-hidden` has padded the hidden size; those for"
+        " padded inner sizes are always measured",
+    )  # fmt: skip
     add_force_of_text(add_run_arguments(parser))
     add_foreign_flags(parser, "imatrix", [_MLA])
     return parser
@@ -107,7 +112,6 @@ def _read(args: argparse.Namespace) -> _Request:
 def _sensitivity(request: _Request) -> None:
     from calibrate.sensitivities.measure import measured_before, sensitivity
     from convert.sources import model_path
-    from gguf_tools.progress import LayerBar
 
     output = request.output
     model = model_path(request.named, quiet=request.quiet)
@@ -115,8 +119,7 @@ def _sensitivity(request: _Request) -> None:
     losses = measured_before(model, request.text, output, request.options)
     if losses is None:
         done = f"wrote {output}"
-        with LayerBar("layers there and back", quiet=request.quiet) as bar:
-            losses = sensitivity(model, request.text, output, request.options, bar)
+        losses = sensitivity(model, request.text, output, request.options, progress=not request.quiet)
     if request.quiet:
         return
     for line in losses_lines(losses):
@@ -132,6 +135,7 @@ def _options(args: argparse.Namespace) -> SensitivityOptions:
         types=None if args.types is None else _types(args.types),
         rows=args.rows,
         seed=args.seed,
+        pad_hidden=args.pad_hidden,
         forward=forward_options(args),
         restart=args.restart,
         any_text=args.force,

@@ -132,6 +132,7 @@ from gguf_tools.format.tensors import TensorInfo as TensorInfo
 from gguf_tools.format.values import Kind as Kind
 from gguf_tools.format.values import Metadata as Metadata
 from gguf_tools.format.values import Value as Value
+from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
 from imatrix.options import CollectOptions as CollectOptions
 from quality.auditing.options import AuditOptions as AuditOptions

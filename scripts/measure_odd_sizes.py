@@ -7,8 +7,8 @@
 
 The models of `sizes` are headers with a hole where the data would be: those of tests/golden, and Qwen2.5-72B
 by the names of its smaller sister. `cut` keeps the channels that matter most, by the product of the norms of
-their gate, up and down. `quality` makes files of the size of Q2_K, IQ3_XXS and Q4_K_M with --pad off and as
-`quantize --size` chooses, and prints the divergences on each text.
+their gate, up and down. `quality` makes files of the size of Q2_K, IQ3_XXS and Q4_K_M with --pad off, with
+--pad 256 and as `quantize --size` chooses, and prints the divergences on each text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from math import exp, log
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from gguf_tools.format.ggml_types import F32, by_name  # noqa: E402
 from gguf_tools.format.layout import FileLayout  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.format.values import Metadata, Value  # noqa: E402
+from quality.comparison import Interval  # noqa: E402
 from quantize.formats import encodable, get_decoder, get_format  # noqa: E402
 from quantize.importances.entries import Importance, ImportanceFile  # noqa: E402
 from quantize.importances.weighting import ColumnWeights  # noqa: E402
@@ -37,7 +40,7 @@ from quantize.options import QuantizeOptions  # noqa: E402
 from quantize.padding.inner_sizes import inner_sizes  # noqa: E402
 from quantize.pipeline import plan_run  # noqa: E402
 from quantize.prepare import Preparation  # noqa: E402
-from tests.quantize.plan import any_architecture, recorded_plans  # noqa: E402
+from tests.quantize.plan.odd_models import odd_model  # noqa: E402
 
 TYPES = ("Q2_K", "IQ2_XS", "IQ3_XXS", "Q3_K_M", "Q4_K_M")
 Model = tuple[Metadata, Sequence[TensorInfo]]
@@ -45,40 +48,10 @@ Model = tuple[Metadata, Sequence[TensorInfo]]
 
 def real_models() -> Iterator[tuple[str, Model]]:
     """Yield names, metadata and tensors of published models, as F32."""
-    lite = {
-        "block_count": 27, "expert_count": 64, "expert_shared_count": 2, "feed_forward_length": 10944,
-        "expert_feed_forward_length": 1408, "attention.head_count": 16, "attention.head_count_kv": 1,
-    }  # fmt: skip
-    metadata = {f"deepseek2.{key}": Value.u32(number) for key, number in lite.items()}
-    metadata["general.architecture"] = Value.string("deepseek2")
-    yield "DeepSeek-V2-Lite", (metadata, recorded_plans.tensors_of("v2-lite"))
-    yield "GLM-4.5-Air", _recorded("glm-4.5-air")
-    yield "Qwen2.5-72B", _qwen_72b()
-    yield "gpt-oss-20b", _recorded("gpt-oss-20b")
-
-
-def _recorded(name: str) -> Model:
-    return any_architecture.metadata_of(name), any_architecture.tensors_of(name)
-
-
-def _qwen_72b() -> Model:
-    """Return the header of the 7B model with the sizes of the 72B one."""
-    metadata, tensors = _recorded("qwen2.5-7b")
-    sizes = {3584: 8192, 18944: 29568, 512: 1024}
-    grown = [TensorInfo(each.name, tuple(sizes.get(n, n) for n in each.shape), F32) for each in tensors]
-    layer = [each for each in grown if each.name.startswith("blk.0.")]
-    outside = [each for each in grown if not each.name.startswith("blk.")]
-    stack = [
-        TensorInfo(each.name.replace("blk.0.", f"blk.{number}."), each.shape, F32)
-        for number in range(80)
-        for each in layer
-    ]
-    numbers = {"block_count": 80, "embedding_length": 8192, "feed_forward_length": 29568,
-               "attention.head_count": 64, "attention.head_count_kv": 8}  # fmt: skip
-    return {**metadata, **{f"qwen2.{key}": Value.u32(number) for key, number in numbers.items()}}, [
-        *outside,
-        *stack,
-    ]
+    names = {"v2-lite": "DeepSeek-V2-Lite", "glm-4.5-air": "GLM-4.5-Air", "qwen2.5-72b": "Qwen2.5-72B",
+             "gpt-oss-20b": "gpt-oss-20b"}  # fmt: skip
+    for name, shown in names.items():
+        yield shown, odd_model(name)
 
 
 def write_hollow(model: Model, path: Path) -> Path:
@@ -200,44 +173,38 @@ def _cut_block(block: Mapping[str, np.ndarray], names: Mapping[str, str], kept: 
 
 
 def print_quality(model: Path, matrix: Path, losses: Path, texts: Sequence[Path]) -> None:
-    """Print divergences at equal bytes, without padding and as --size chooses."""
+    """Print divergences at equal bytes, without padding and as --size chooses; ratios with 95 % intervals."""
     import quality
     from gguf_cli.quantize import main as quantize_command
 
     ratios: list[float] = []
-    print("| size of | text | bytes | without | bytes | chosen | ratio |")
-    print("|---|---|--:|--:|--:|--:|--:|")
+    print("| size of | text | bytes | without | `--pad 256` | ratio | as chosen | ratio |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
     for type_ in ("Q2_K", "IQ3_XXS", "Q4_K_M"):
         files = []
-        for pad in ("off", "auto"):
+        for pad in ("off", "256", "auto"):
             files.append(model.with_name(f"{model.stem}-{type_}-{pad}.gguf"))
-            words = [
-                "--size",
-                type_,
-                "--losses",
-                losses,
-                "--imatrix",
-                matrix,
-                "--pad",
-                pad,
-                "--quiet",
-                model,
-                files[-1],
-            ]
-            if quantize_command(list(map(str, words))):
-                raise SystemExit(1)
-        n_bytes = [file.stat().st_size for file in files]
+            size = files[0].stat().st_size if files[1:] else type_
+            words = ["--size", size, "--losses", losses, "--imatrix", matrix, "--pad", pad, "--quiet"]
+            with redirect_stdout(StringIO()):
+                if quantize_command(list(map(str, [*words, "--force", model, files[-1]]))):
+                    raise SystemExit(1)
         for text in texts:
-            found = quality.evaluate(model, text, files, chunk_size=256, n_chunks=16)
-            plain, chosen = (each.divergence.kld.mean.value for each in found.models)
-            ratios.append(chosen / plain)
+            found = quality.evaluate(model, text, files, chunk_size=256, n_chunks=64, against=files[0])
+            plain, padded, chosen = (f"{each.divergence.kld.mean.value:.5f}" for each in found.models)
+            of_padded, of_chosen = (each.found.overall.kld_ratio for each in found.comparisons)
+            ratios.append(of_chosen.value)
             print(
-                f"| {type_} | {text.name} | {n_bytes[0]:,} | {plain:.5f} | {n_bytes[1]:,} | {chosen:.5f}"
-                f" | {ratios[-1]:.2f} |",
+                f"| {type_} | {text.name} | {files[0].stat().st_size:,} | {plain} | {padded}"
+                f" | {_shown(of_padded)} | {chosen} | {_shown(of_chosen)} |",
                 flush=True,
             )
     mean = exp(sum(map(log, ratios)) / len(ratios))
-    print(f"geometric mean {mean:.3f}, largest {max(ratios):.3f}")
+    print(f"geometric mean of the chosen ones {mean:.3f}, largest {max(ratios):.3f}")
+
+
+def _shown(ratio: Interval) -> str:
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def main(words: Sequence[str]) -> None:

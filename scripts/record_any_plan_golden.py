@@ -1,11 +1,12 @@
-"""Record llama-quantize's plans for models with gated delta nets, at the sizes that are published.
+"""Record llama-quantize's plans for models with gated delta nets, and for padded ones, at published sizes.
 
     python scripts/record_any_plan_golden.py LLAMA_QUANTIZE [NAME ...]
 
 Writes tests/golden/plans-any/NAME.json.xz (see the README there). The tensors are those that our converter
 makes of a folder with a hole where the weights would be, and llama-quantize plans for a header in front of
 another hole, so that neither takes memory or space. Sizes are the defaults of transformers' configurations,
-which are those of the published models.
+which are those of the published models. Padded models are those whose plans are there already, with zeros
+behind their inner sizes, or behind the hidden size too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ sys.path.insert(0, str(ROOT))
 from convert.options import ConvertOptions  # noqa: E402
 from convert.pipeline import plan_run  # noqa: E402
 from gguf_tools import GGUFFile, open_gguf  # noqa: E402
+from gguf_tools.format.layout import FileLayout  # noqa: E402
+from gguf_tools.format.values import Value  # noqa: E402
+from quantize.padding.counterparts import whole_padding  # noqa: E402
 from quantize.plan.recipes import RECIPES  # noqa: E402
+from tests.quantize.plan.odd_models import odd_model  # noqa: E402
 from tests.support.published_models import PUBLISHED, delta_net, write  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "plans-any"
@@ -56,6 +61,14 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 """Name -> the small model that it is a larger one of, and its sizes."""
+
+PADDED: Mapping[str, tuple[str, bool]] = {
+    "deepseek-v2-lite-padded": ("v2-lite", False),
+    "glm-4.5-air-padded": ("glm-4.5-air", False),
+    "gpt-oss-20b-padded": ("gpt-oss-20b", True),
+    "qwen2.5-72b-padded": ("qwen2.5-72b", False),
+}
+"""Name -> the model, and whether its hidden size is padded."""
 
 _LINE = re.compile(r"^\[ *\d+/ *\d+\] (\S+) .*, type = +(\w+), size =[^(\n]*(?:\((\w+)\))?", re.MULTILINE)
 _TOTAL = re.compile(r"quant size *= *([\d.]+) MiB \(([\d.]+) BPW\)")
@@ -88,17 +101,34 @@ def record(llama_quantize: str, name: str) -> dict[str, Any]:
         folder = folder_of(name, Path(temporary) / "model")
         with plan_run(folder, Path(temporary) / "out.gguf", ConvertOptions(outtype="bf16")) as run:
             layout = run.preparation.outputs[0].layout
-        header = Path(temporary) / "header.gguf"
-        with open(header, "wb") as file:
-            file.write(layout.header)
-            file.truncate(layout.total_bytes)
-        plans = {}
-        for recipe in RECIPES:
-            for suffix, words in (("", []), ("+imatrix", ["--imatrix", str(MATRIX)])):
-                if recipe != "COPY":
-                    plans[recipe + suffix] = _plan([llama_quantize, "--dry-run", *words, str(header), recipe])
-        with open_gguf(header) as gguf:
-            return {**_about(gguf), "plans": plans}
+        return plans_for(llama_quantize, layout, Path(temporary))
+
+
+def record_padded(llama_quantize: str, name: str) -> dict[str, Any]:
+    """Plan a padded model for every file type, with and without importances."""
+    original, hidden = PADDED[name]
+    metadata, tensors = odd_model(original)
+    padding = whole_padding(metadata, tensors, hidden=hidden)
+    no_tokens = {"tokenizer.ggml.model": Value.string("none")}
+    layout = FileLayout.of({**padding.metadata(metadata), **no_tokens}, padding.infos(tensors))
+    with tempfile.TemporaryDirectory() as temporary:
+        return plans_for(llama_quantize, layout, Path(temporary))
+
+
+def plans_for(llama_quantize: str, layout: FileLayout, folder: Path) -> dict[str, Any]:
+    """Plan a file for every file type, with and without importances."""
+    header = folder / "header.gguf"
+    with open(header, "wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.total_bytes)
+    plans = {}
+    command = [llama_quantize, "--dry-run", "--allow-requantize"]
+    for recipe in RECIPES:
+        for suffix, words in (("", []), ("+imatrix", ["--imatrix", str(MATRIX)])):
+            if recipe != "COPY":
+                plans[recipe + suffix] = _plan([*command, *words, str(header), recipe])
+    with open_gguf(header) as gguf:
+        return {**_about(gguf), "plans": plans}
 
 
 def _about(file: GGUFFile) -> dict[str, Any]:
@@ -123,6 +153,6 @@ def _plan(command: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for each in sys.argv[2:] or MODELS:
-        content = record(sys.argv[1], each)
+    for each in sys.argv[2:] or (*MODELS, *PADDED):
+        content = (record_padded if each in PADDED else record)(sys.argv[1], each)
         (GOLDEN / f"{each}.json.xz").write_bytes(lzma.compress(json.dumps(content).encode()))

@@ -1,11 +1,16 @@
-"""Train a small dense model of Llama's kind, whose activations have structure, within an hour on two cores.
+"""Train a small model, whose activations have structure, within an hour on two cores.
 
     python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER [--minutes 50]
+    python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER --kind deepseek-v3 --inner 352 \
+        --start examples/tiny-deepseek-v3 --minutes 15
 
 Methods that look at activations can't be judged on random weights, nor on one model. The sample model is a
-mixture of experts with latent attention; this makes a second one of another family: grouped-query attention
-and dense blocks. It reads the sources of Python's standard library at most twice, in a fixed order that mixes
-the files. The tokenizer is copied from a folder, so that two models can be compared on the same tokens.
+mixture of experts with latent attention. This makes one of another family, with grouped-query attention and
+dense blocks, or one of the sample's kind with other inner sizes. It reads the sources of Python's standard
+library at most twice, in a fixed order that mixes the files. The tokenizer is copied from a folder, so that
+two models can be compared on the same tokens.
+
+With --start, it begins with the weights of a trained model with other inner sizes; new channels are random.
 
 The learning rate rises for 5 % of the training and falls to a tenth along a cosine. Training ends with the
 text or with the minutes, whichever is first; the schedule follows the share of both that is used up. Needs
@@ -26,22 +31,31 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 CONTEXT = 512
 BATCH = 4
 PASSES = 2
-PEAK_RATE = 3e-3
+PEAK_RATE, PEAK_RATE_OF_TRAINED = 3e-3, 1e-3
 WARM_UP = 0.05
+BIAS_STEP = 1e-3
+"""How far the selection bias of an expert moves in a step towards as many tokens as the others have."""
 COPIED = ("tokenizer.json", "tokenizer_config.json")
 
 
-def config(vocab_size: int) -> LlamaConfig:
-    """Return a model of 7 million weights, with rows of whole blocks of 256."""
-    return LlamaConfig(
+def llama(vocab_size: int, inner: int) -> LlamaForCausalLM:
+    """Make a dense model; 7 million weights with 768 inner channels."""
+    config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=256,
-        intermediate_size=768,
+        intermediate_size=inner,
         num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -50,6 +64,68 @@ def config(vocab_size: int) -> LlamaConfig:
         bos_token_id=0,
         eos_token_id=1,
     )
+    return LlamaForCausalLM(config)
+
+
+def deepseek_v3(vocab_size: int, inner: int) -> DeepseekV3ForCausalLM:
+    """Make a mixture of experts like the sample model.
+
+    inner  channels of an expert; the dense block has twice as many
+    """
+    config = DeepseekV3Config(
+        vocab_size=vocab_size,
+        hidden_size=256,
+        intermediate_size=2 * inner,
+        moe_intermediate_size=inner,
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_shared_experts=1,
+        n_routed_experts=16,
+        num_experts_per_tok=4,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        q_lora_rank=256,
+        kv_lora_rank=256,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = DeepseekV3ForCausalLM(config)
+    for module in model.modules():
+        if isinstance(module, DeepseekV3TopkRouter):
+            module.register_forward_hook(_balance)
+    return model
+
+
+def _balance(router: DeepseekV3TopkRouter, _: object, outputs: tuple[torch.Tensor, ...]) -> None:
+    """Move the selection bias towards experts that have few tokens, without a loss of its own."""
+    n_tokens = torch.bincount(outputs[2].flatten(), minlength=router.num_experts).float()
+    with torch.no_grad():
+        router.e_score_correction_bias += BIAS_STEP * torch.sign(n_tokens.mean() - n_tokens)
+
+
+KINDS = {"llama": (llama, 768), "deepseek-v3": (deepseek_v3, 256)}
+"""What makes a model of each kind, and its usual number of inner channels."""
+
+
+def begin_with(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the weights of a model with other inner sizes, those of the channels that both have."""
+    trained = type(model).from_pretrained(folder).state_dict()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            n_parts = 2 if name.endswith("gate_up_proj") else 1
+            axis = max(0, weight.dim() - 2)
+            parts = weight.chunk(n_parts, axis), trained[name].chunk(n_parts, axis)
+            for new, old in zip(*parts, strict=True):
+                both = tuple(slice(min(sizes)) for sizes in zip(new.shape, old.shape, strict=True))
+                new[both] = old[both]
 
 
 def sources() -> list[Path]:
@@ -77,15 +153,15 @@ def batches(tokens: np.ndarray) -> Iterator[tuple[float, torch.Tensor]]:
         yield first / len(order), torch.from_numpy(chunks[order[first : first + BATCH]])
 
 
-def learning_rate(share: float) -> float:
+def learning_rate(share: float, peak: float) -> float:
     """Return the rate when this share of the training is over."""
     if share < WARM_UP:
-        return PEAK_RATE * share / WARM_UP
+        return peak * share / WARM_UP
     falling = (share - WARM_UP) / (1 - WARM_UP)
-    return PEAK_RATE * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * falling)))
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * falling)))
 
 
-def train(model: LlamaForCausalLM, tokens: np.ndarray, seconds: float) -> None:
+def train(model: PreTrainedModel, tokens: np.ndarray, seconds: float, peak: float) -> None:
     """Train until the text or the time is used up."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
@@ -97,7 +173,7 @@ def train(model: LlamaForCausalLM, tokens: np.ndarray, seconds: float) -> None:
         if share >= 1:
             break
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(share)
+            group["lr"] = learning_rate(share, peak)
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
@@ -116,13 +192,21 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path, metavar="TOKENIZER_FOLDER")
     parser.add_argument("output", type=Path, metavar="OUTPUT_FOLDER")
     parser.add_argument("--minutes", type=float, default=50)
+    parser.add_argument("--kind", choices=KINDS, default="llama")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin with these weights")
+    parser.add_argument("--inner", type=int, help="inner channels (default: 768, and 256 of an expert)")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
     tokens = read_tokens(tokenizer, sources())
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config(tokenizer.get_vocab_size()))
+    make, inner = KINDS[arguments.kind]
+    model = make(tokenizer.get_vocab_size(), arguments.inner or inner)
+    peak = PEAK_RATE
+    if arguments.start is not None:
+        peak = PEAK_RATE_OF_TRAINED
+        begin_with(model, arguments.start)
     print(f"{sum(weight.numel() for weight in model.parameters()):,} weights, {len(tokens):,} tokens")
-    train(model, tokens, 60 * arguments.minutes)
+    train(model, tokens, 60 * arguments.minutes, peak)
     model.to(torch.bfloat16).save_pretrained(arguments.output)
     for name in COPIED:
         shutil.copy(arguments.tokenizer / name, arguments.output)

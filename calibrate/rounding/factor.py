@@ -29,6 +29,9 @@ AnyMoments = npt.NDArray[np.floating[Any]]
 DAMP = 0.01
 """The share of the mean diagonal that is added to the diagonal: what the text did not show counts too."""
 
+_NOTHING = 1e-6
+"""What a column of padding costs, in units of the mean diagonal: 0 could not be factorized."""
+
 _SMALL = 128
 """Size up to which a triangular matrix is inverted at once."""
 
@@ -43,8 +46,8 @@ class Factor:
     hessian      float32 (n, n), H itself
     upper        float32 (n, n), U with H^-1 = U^T U; zero below the diagonal
     mean         what the moments were divided by
-    importances  float32 (n,), 1 / U[i, i]**2 scaled to a mean of 1: what an error costs once later columns
-                 have made up for it as well as they can
+    importances  float32 (n,), 1 / U[i, i]**2 scaled to a mean of 1 without padding: what an error costs once
+                 later columns have made up for it as well as they can
     """
 
     hessian: Floats32
@@ -75,22 +78,25 @@ class Factor:
         return self._local[n]
 
     @classmethod
-    def of(cls, moments: AnyMoments, damp: float = DAMP) -> Factor:
+    def of(cls, moments: AnyMoments, damp: float = DAMP, n_real: int | None = None) -> Factor:
         """Factorize moments, floats (n, n): the sum of x x^T over the inputs x, in any unit.
 
-        A column that was never anything but zero gets the mean of the others' diagonal.
+        A column that was never anything but zero gets the mean of the others' diagonal: another text may show
+        it. Columns of padding never will, so errors there cost next to nothing.
 
         damp    what is added to the diagonal, in units of its mean
+        n_real  columns without padding, which is behind them; None: all
         raises  BadMoments if the moments are not a square of finite numbers, or not positive definite even
                 with `damp` added
         """
         if moments.ndim != 2 or moments.shape[0] != moments.shape[1]:
             raise BadMoments(f"second moments must be a square matrix, found shape {moments.shape}")
-        scaled = _Scaled.of(moments, damp)
+        scaled = _Scaled.of(moments, damp, n_real)
         upper = _upper_root(scaled)
         _invert_upper(upper)
         costs = 1 / np.diag(upper).astype(np.float64) ** 2
-        return cls(scaled.rounded(), upper, (costs / costs.mean()).astype(np.float32), scaled.mean)
+        importances = (costs / costs[~scaled.is_padding].mean()).astype(np.float32)
+        return cls(scaled.rounded(), upper, importances, scaled.mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,18 +135,20 @@ class Panel:
 class _Scaled:
     """Moments with a mean diagonal of 1 and damping on top, computed in float64 a strip at a time.
 
-    moments   floats (n, n), as they are given
-    diagonal  float64 (n,), scaled and damped
-    mean      what moments are divided by
+    moments     floats (n, n), as they are given
+    diagonal    float64 (n,), scaled and damped
+    mean        what moments are divided by
+    is_padding  bool (n,)
     """
 
     moments: AnyMoments
     diagonal: npt.NDArray[np.float64]
     mean: float
+    is_padding: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, moments: AnyMoments, damp: float) -> _Scaled:
-        """Scale and damp; dead columns count as the mean."""
+    def of(cls, moments: AnyMoments, damp: float, n_real: int | None) -> _Scaled:
+        """Scale and damp; dead columns count as the mean, and padding counts as nothing."""
         for start in range(0, len(moments), _STRIP):
             finite = np.isfinite(moments[start : start + _STRIP])
             if not finite.all():
@@ -153,8 +161,10 @@ class _Scaled:
             raise BadMoments(f"the second moment of column {column} is {diagonal[column]}, below 0")
         seen = diagonal > 0
         diagonal[~seen] = diagonal[seen].mean() if seen.any() else 1.0
-        mean = diagonal.mean()
-        return cls(moments, diagonal / mean + damp, float(mean))
+        is_padding = ~seen & (np.arange(len(seen)) >= (len(seen) if n_real is None else n_real))
+        mean = diagonal[~is_padding].mean()
+        scaled = np.where(is_padding, _NOTHING, diagonal / mean + damp)
+        return cls(moments, scaled, float(mean), is_padding)
 
     def rounded(self) -> Floats32:
         """Round all of them to float32 (n, n)."""

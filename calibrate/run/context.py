@@ -155,6 +155,7 @@ class RunContext:
     models    the original, and the model that is being written; the original alone where tensors are encoded
               under the original's inputs
     wanted    the tensors to make, by name
+    real_cols  columns without padding of the tensors that are padded, by name
     tokens    ids of the whole text, int64 (n_tokens,)
     trust     how far the text's moments are trusted
     weights   of the tokens
@@ -165,6 +166,7 @@ class RunContext:
     device: torch.device
     dtype: torch.dtype
     wanted: Mapping[str, TensorInfo]
+    real_cols: Mapping[str, int]
     encoder: Encoder
     workers: Workers
     tokens: torch.Tensor
@@ -198,7 +200,7 @@ class RunContext:
         self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
     ) -> Iterator[Conditions]:
         """Yield the conditions that follow from statistics; see `statistics.conditions.conditions_of`."""
-        return conditions_of(inputs, name, self.workers, self.trust)
+        return conditions_of(inputs, name, self.workers, self.trust, self.real_cols.get(name))
 
     def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:
         """Encode those of `names` that are not written, under the inputs of `key`."""

@@ -278,8 +278,9 @@ class ExpertRun:
             if group is not None:
                 statistics = Statistics.of(moments)
                 if self._pool is not None:
+                    n_cols = context.real_cols.get(info.name, info.n_cols)
                     statistics = statistics.shrunk_towards(
-                        Statistics.of(self._pool), SHRINKAGE_ROWS * info.n_cols
+                        Statistics.of(self._pool), SHRINKAGE_ROWS * n_cols
                     )
                 groups.append(group)
                 shown.append((statistics, inputs.held(key)))

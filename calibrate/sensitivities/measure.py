@@ -15,7 +15,7 @@ from gguf_tools.errors import OutputError, ToolkitError
 from gguf_tools.files.named_files import output_path, read_input
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.progress import NoReport, Reporter
+from gguf_tools.progress import Reporter, Shown, reporting
 from quantize.formats import get_format
 from quantize.plan.overrides import parse_type
 from quantize.plan.sensitivities import Sensitivities, read_sensitivities
@@ -26,7 +26,7 @@ def sensitivity(
     text: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: SensitivityOptions | None = None,
-    report: Reporter | None = None,
+    progress: Shown | Reporter = None,
     **choices: Unpack[SensitivityChoices],
 ) -> Sensitivities:
     """Measure the divergence that each tensor of a model adds at each type, and write it to a file.
@@ -34,7 +34,7 @@ def sensitivity(
     model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
     text     UTF-8 file
     output   where the sensitivities go. Work folders beside it keep finished layers until all is done
-    report   is told how far it has come
+    progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
              replace those of `options`
     raises   ToolkitError: BadActivation naming layer and tensor for NaN or infinity, BadRequest for a text or
@@ -58,7 +58,8 @@ def sensitivity(
         return there
     if not is_unfinished(output):
         refuse_to_replace([output], force=options.force)
-    return measure(model, text, output, options, report or NoReport())
+    with reporting(progress, "measuring what each tensor costs") as report:
+        return measure(model, text, output, options, report)
 
 
 def measured_before(
@@ -85,6 +86,7 @@ def measured_before(
             "context": cut.chunk_size,
             "seed": options.seed,
             "rows": options.rows,
+            "pad_hidden": options.hidden_facts.get("pad_hidden"),
             **({} if cut.n_chunks is None else {"chunks": cut.n_chunks}),
         }
         if any(losses.text.get(key) != value for key, value in asked.items()):

@@ -41,8 +41,8 @@ from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import encode_stock
 from calibrate.sensitivities.type_errors import (
     BlockErrors,
+    RowLengths,
     TypeErrors,
-    candidates,
     errors_of,
     read_rows,
     spread,
@@ -58,6 +58,7 @@ from gguf_tools.errors import BadActivation, BadMoments
 from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType
 from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder
+from quantize.formats.base import Bytes
 
 _RATIO = "ratio:"
 """Prefix of arrays' names in the work folder; a tensor's name follows."""
@@ -77,10 +78,13 @@ class Ratios(Silent):
 
     sources     tensors that would be encoded, by name
     chunk_size  tokens per chunk of the text
+    lengths     of rows
     """
 
-    def __init__(self, sources: Mapping[str, SourceTensor], chunk_size: int) -> None:
-        self._sources, self._chunk_size = sources, chunk_size
+    def __init__(
+        self, sources: Mapping[str, SourceTensor], chunk_size: int, lengths: RowLengths | None = None
+    ) -> None:
+        self._sources, self._chunk_size, self._lengths = sources, chunk_size, lengths or RowLengths()
         self._chunks: list[int] = []
         self._sizes: list[int] = []
         self._rows: dict[str, npt.NDArray[np.int64]] = {}
@@ -94,7 +98,7 @@ class Ratios(Silent):
     def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         number = n_blocks // 2 - first
         n_tokens, n_some, n_rows = gradient.shape
-        if name not in self._sources or not 0 <= number < n_some or type_for(x.shape[-1]) is None:
+        if name not in self._sources or not 0 <= number < n_some or self._type(name, x.shape[-1]) is None:
             return
         rows = spread(n_rows, _ROWS)
         self._rows[name] = n_blocks // 2 * n_rows + rows
@@ -110,7 +114,7 @@ class Ratios(Silent):
                 _add(self._moments, name, (inputs.T @ inputs).double())
 
     def fresh(self) -> Self:
-        return type(self)(self._sources, self._chunk_size)
+        return type(self)(self._sources, self._chunk_size, self._lengths)
 
     def merge(self, other: Self) -> None:
         self._rows |= other._rows
@@ -134,7 +138,13 @@ class Ratios(Silent):
             return float(np.sum(np.square(moved)))
 
         moments = to_numpy(self._moments[name])
-        return ratio(read_rows(self._sources[name], self._rows[name]), moments, sensitivity)
+        n_cols = len(moments)
+        weights, n_real = read_rows(self._sources[name], self._rows[name]), self._lengths.n_real(name, n_cols)
+        return ratio(weights, moments, sensitivity, self._type(name, n_cols), n_real)
+
+    def _type(self, name: str, n_cols: int) -> GGMLType | None:
+        lengths = self._lengths
+        return type_for(lengths.n_real(name, n_cols), may_pad=lengths.is_padded(name, n_cols))
 
 
 Key = TypeVar("Key")
@@ -144,32 +154,50 @@ def _add(sums: dict[Key, torch.Tensor], key: Key, value: torch.Tensor) -> None:
     sums[key] = sums[key] + value if key in sums else value
 
 
-def type_for(n_cols: int) -> GGMLType | None:
-    """Return the type that ratios are measured at, None for rows that have none."""
+def type_for(n_cols: int, *, may_pad: bool = False) -> GGMLType | None:
+    """Return the type that ratios are measured at, None for rows that have none.
+
+    may_pad  whether zeros can be put behind rows that no type fits
+    """
     if n_cols > _MOST_COLS:
         return None
-    return next((type_ for type_ in (Q3_K, IQ4_NL) if n_cols % type_.block_elems == 0), None)
+    fits = next((type_ for type_ in (Q3_K, IQ4_NL) if n_cols % type_.block_elems == 0), None)
+    return Q3_K if fits is None and may_pad else fits
 
 
-def ratio(weights: Floats32, moments: Floats64, sensitivity: Callable[[Floats32], float]) -> float:
+def ratio(
+    weights: Floats32,
+    moments: Floats64,
+    sensitivity: Callable[[Floats32], float],
+    type_: GGMLType | None,
+    n_real: int,
+) -> float:
     """Return the share of the stock encoder's sensitivity that encoding with feedback leaves, 0 to 1.
 
     weights  float32 (n_rows, n_cols)
-    moments  of what they multiply, float64 (n_cols, n_cols); 1 is returned where they can't be used
+    moments  of what they multiply, float64 (n_cols, n_cols)
     sensitivity   of errors, float32 (n_rows, n_cols)
+    type_    that they are encoded at, with zeros behind the rows that it doesn't fit. Without one, and where
+             the moments can't be used, the share is 1
+    n_real   columns that are no padding
     """
-    n_cols = weights.shape[1]
-    type_ = type_for(n_cols)
-    try:
-        factor = Factor.of(moments)
-    except BadMoments:
-        return 1.0
     if type_ is None:
         return 1.0
-    decode, stock = get_decoder(type_), encode_stock(weights, type_, factor)
-    compensated = encode_compensated(weights, type_, factor, stock=stock)
-    whole = sensitivity(weights - decode(stock, n_cols))
-    return min(1.0, sensitivity(weights - decode(compensated, n_cols)) / whole) if whole else 1.0
+    n_zeros = -n_real % type_.block_elems
+    rows = np.pad(weights[:, :n_real], ((0, 0), (0, n_zeros)))
+    try:
+        factor = Factor.of(np.pad(moments[:n_real, :n_real], (0, n_zeros)), n_real=n_real)
+    except BadMoments:
+        return 1.0
+
+    def cost(data: Bytes) -> float:
+        errors = np.zeros_like(weights)
+        errors[:, :n_real] = (rows - get_decoder(type_)(data, rows.shape[1]))[:, :n_real]
+        return sensitivity(errors)
+
+    stock = encode_stock(rows, type_, factor)
+    whole = cost(stock)
+    return min(1.0, cost(encode_compensated(rows, type_, factor, stock=stock)) / whole) if whole else 1.0
 
 
 def ratio_arrays(ratios: Mapping[str, float]) -> Arrays:
@@ -317,7 +345,7 @@ def sensitivities_of(arrays: Arrays, n_tokens: int) -> dict[str, dict[str, float
 
 
 def of_embeddings_and_output(
-    backward: BackwardPass, states: States, errors: TypeErrors, types: tuple[str, ...], n_sampled: int
+    backward: BackwardPass, states: States, errors: TypeErrors, n_sampled: int
 ) -> Arrays:
     """Return the sensitivity of the embeddings and of the output matrix.
 
@@ -333,7 +361,7 @@ def of_embeddings_and_output(
         source = errors.sources.get(name)
         if source is None:
             continue
-        can_have[name] = candidates(types, source.shape[-1], can_weigh=False)
+        can_have[name] = errors.types_of(name, 1)
         sums[name] = np.zeros(len(can_have[name]))
         parts: list[_Embeddings | _Output] = []
         if name == EMBEDDINGS:
@@ -343,11 +371,15 @@ def of_embeddings_and_output(
         for part in parts:
             weights = read_rows(source, part.rows)
             for number, type_ in enumerate(can_have[name]):
-                (each,) = errors_of(weights, [type_], None)
+                (each,) = errors_of(weights, [type_], None, errors.n_zeros(name))
                 sums[name][number] += part.sensitivity(each, range(forward.chunks.n_chunks)) * n_tokens
             # Where one matrix is both, what it is as the output decides.
             if odd:
-                ratios[name] = ratio(weights, part.moments(), partial(part.sensitivity, chunks=odd))
+                n_cols = source.shape[-1]
+                n_real = errors.lengths.n_real(name, n_cols)
+                at = type_for(n_real, may_pad=errors.lengths.is_padded(name, n_cols))
+                cost = partial(part.sensitivity, chunks=odd)
+                ratios[name] = ratio(weights, part.moments(), cost, at, n_real)
     return {**sensitivity_arrays(sums, can_have), **ratio_arrays(ratios)}
 
 

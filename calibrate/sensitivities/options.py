@@ -19,6 +19,7 @@ class SensitivityOptions:
     least_rows  how many rows of each matrix are encoded at least
     tokens      tokens of the text whose rows of the embeddings and of the output are encoded
     seed        decides which labels are drawn
+    pad_hidden  measure the types, too, that rows fit with the hidden size padded
     forward     how the model is computed
     restart     start over instead of resuming
     any_text    use the text even if it is nonsense; see forward/text/quality.py
@@ -31,10 +32,16 @@ class SensitivityOptions:
     least_rows: int = 8
     tokens: int = 8192
     seed: int = 0
+    pad_hidden: bool = False
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     any_text: bool = False
     force: bool = False
+
+    @property
+    def hidden_facts(self) -> dict[str, bool]:
+        """What is recorded of `pad_hidden`: nothing without it."""
+        return {"pad_hidden": True} if self.pad_hidden else {}
 
 
 class SensitivityChoices(CutChoices, ForwardChoices, total=False):
@@ -46,6 +53,7 @@ class SensitivityChoices(CutChoices, ForwardChoices, total=False):
     least_rows: int
     tokens: int
     seed: int
+    pad_hidden: bool
     forward: ForwardOptions
     restart: bool
     any_text: bool

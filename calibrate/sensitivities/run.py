@@ -26,7 +26,7 @@ from calibrate.sensitivities.observe import (
     sensitivities_of,
 )
 from calibrate.sensitivities.options import SensitivityOptions
-from calibrate.sensitivities.type_errors import CANDIDATES, TypeErrors
+from calibrate.sensitivities.type_errors import CANDIDATES, RowLengths, TypeErrors
 from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from quantize.fill.sources import SourceTensor
-from quantize.padding.counterparts import possible_paddings
+from quantize.padding.counterparts import whole_padding, without_padding
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 from quantize.roles import tensor_role
 
@@ -78,6 +78,7 @@ def measure(
                 "context": text.chunk_size,
                 "seed": options.seed,
                 "rows": options.rows,
+                **options.hidden_facts,
                 "version": __version__,
             },
         )
@@ -123,12 +124,15 @@ class _Measurement:
     options: SensitivityOptions
 
     @cached_property
-    def _shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-        """The shapes of the model's tensors without padding, and the lengths of their rows with it."""
+    def _shapes(self) -> tuple[dict[str, tuple[int, ...]], RowLengths]:
+        """The shapes of the model's tensors without padding, and the lengths of their rows."""
         infos = [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in self.tensors.items()]
-        real, padded = possible_paddings(self.metadata, infos)
-        longer = {info.name: info.n_cols for info in padded.infos(infos) if info.name in padded.resized}
-        return {info.name: info.shape for info in real.infos(infos)}, longer
+        padded = whole_padding(self.metadata, infos, hidden=self.options.pad_hidden)
+        real = without_padding(self.metadata, infos).infos(infos)
+        return {info.name: info.shape for info in real}, RowLengths(
+            real={info.name: info.n_cols for info in real},
+            padded={info.name: info.n_cols for info in padded.infos(infos) if info.name in padded.resized},
+        )
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -139,7 +143,7 @@ class _Measurement:
         source, options = self.source, self.options
         about = {"model": source.watch.recognised_by(), **run_identity(self.text.chunks, options.forward)}
         about |= {"seed": options.seed, "keeps": "damages", "types": list(self.types)}
-        about |= {"rows": options.rows, "least": options.least_rows}
+        about |= {"rows": options.rows, "least": options.least_rows, **options.hidden_facts}
         with work_folders(output, about, source.watch, restart=options.restart) as folders:
             refuse_small_disk(folders, state_bytes(source, self.text))
             if folders.back.done < source.network.n_layers:
@@ -152,7 +156,7 @@ class _Measurement:
 
         def observe(layer: int) -> Together:
             errors = SensitivityObserver(self._errors(folders, layer), n_tokens)
-            return Together([errors, Ratios(self.tensors, n_tokens)])
+            return Together([errors, Ratios(self.tensors, n_tokens, self._shapes[1])])
 
         passes = self.source, self.text, options.forward, options.seed, folders, report
         with forward_backward(*passes, Accumulator) as backward:
@@ -160,7 +164,7 @@ class _Measurement:
                 pass
             errors = self._errors(folders, -1)
             backward.finish_embeddings(
-                lambda states: of_embeddings_and_output(backward, states, errors, self.types, options.tokens)
+                lambda states: of_embeddings_and_output(backward, states, errors, options.tokens)
             )
 
     def _errors(self, folders: Folders, layer: int) -> TypeErrors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
@@ -67,13 +67,33 @@ class BlockErrors:
         return sums
 
 
+@dataclass(frozen=True)
+class RowLengths:
+    """Lengths of rows by tensor.
+
+    real    without padding
+    padded  with it, of the tensors that can be padded
+    """
+
+    real: Mapping[str, int] = field(default_factory=dict)
+    padded: Mapping[str, int] = field(default_factory=dict)
+
+    def n_real(self, name: str, n_cols: int) -> int:
+        """Return how many of a tensor's `n_cols` columns are no padding."""
+        return self.real.get(name, n_cols)
+
+    def is_padded(self, name: str, n_cols: int) -> bool:
+        """Return whether rows of a tensor that has `n_cols` columns can be padded, or are."""
+        return name in self.padded or self.n_real(name, n_cols) < n_cols
+
+
 class TypeErrors:
     """Errors of the tensors of one layer, made when they are asked for; several threads may ask.
 
     sources      by name: the tensors that would be encoded
     importances  of the layer's tensors
     types        candidates
-    padded       length of the rows that are encoded, where zeros would be put behind them
+    lengths      of rows: zeros are put behind those that can be padded
     n_rows       how many rows of a tensor are encoded, those of all its blocks together
     least_rows   how many rows of a block are encoded at least
     device       where errors are wanted
@@ -87,9 +107,9 @@ class TypeErrors:
         n_rows: int,
         least_rows: int,
         device: torch.device,
-        padded: Mapping[str, int] | None = None,
+        lengths: RowLengths,
     ) -> None:
-        self._padded = padded or {}
+        self.lengths = lengths
         self.sources, self._importances, self._device = sources, importances, device
         self._types, self._n_rows, self._least_rows = types, n_rows, least_rows
         self._kept: dict[tuple[str, int], BlockErrors] = {}
@@ -99,9 +119,14 @@ class TypeErrors:
 
     def types_of(self, name: str, n_blocks: int) -> list[GGMLType]:
         """Return the candidates that a tensor can have."""
-        n_cols = self._padded.get(name, self.sources[name].shape[-1])
+        n_cols = self.sources[name].shape[-1] + self.n_zeros(name)
         can_weigh = self._importance(name, n_blocks) is not None
         return candidates(self._types, n_cols, can_weigh=can_weigh)
+
+    def n_zeros(self, name: str) -> int:
+        """Return how many zeros are put behind the rows of a tensor."""
+        n_cols = self.sources[name].shape[-1]
+        return self.lengths.padded.get(name, n_cols) - n_cols
 
     def of(self, name: str, block: int, n_blocks: int) -> BlockErrors:
         """Return the errors of a block, one of `n_blocks` that a tensor's rows are."""
@@ -123,8 +148,7 @@ class TypeErrors:
         importance = self._importance(name, n_blocks)
         weighting = None if importance is None else importance.weighting_of_row(block * size)
         weights = read_rows(source, block * size + rows)
-        n_zeros = max(0, self._padded.get(name, 0) - source.shape[-1])
-        errors = errors_of(weights, self.types_of(name, n_blocks), weighting, n_zeros)
+        errors = errors_of(weights, self.types_of(name, n_blocks), weighting, self.n_zeros(name))
         device = self._device
         return BlockErrors(to_torch(rows, device), to_torch(errors, device), size)
 

@@ -7,9 +7,10 @@ becomes the rules of a mixture, so the run, its resume and its report are those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import prod
 
 from calibrate.size.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
@@ -18,7 +19,8 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
 from quantize.formats.codecs import CODECS
-from quantize.padding.counterparts import without_padding
+from quantize.padding.counterparts import count_weights, without_padding
+from quantize.padding.hidden_size import pads_hidden_size
 from quantize.padding.padding import PadChoice
 from quantize.plan.plan import PlanOptions
 from quantize.plan.recipe import Recipe
@@ -108,24 +110,34 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
 def size_padded(
     planner_of: Callable[[PadChoice | None], Planner], request: SizeRequest, pad: PadChoice | None
 ) -> tuple[Sized, PadChoice | None]:
-    """Return the better mixture of the same bytes, with inner sizes padded or without, and which it was.
+    """Return the best mixture of the same bytes, with some inner sizes padded or none, and which they were.
 
-    pad     None or auto: both are tried where sizes can be padded; otherwise that alone
+    pad     None or auto: each size that can be padded is tried with zeros and without; otherwise that alone
     raises  what `size_mixture` raises
     """
-    if pad in ("256", "off"):
+    if pad not in (None, "auto"):
         return size_mixture(planner_of(pad), request), pad
-    plain = size_mixture(planner_of(None), request)
+    best: tuple[Sized, PadChoice | None] = size_mixture(planner_of(None), request), None
+    plain = best[0]
+    same_bytes = replace(request, size=request.size and Size("bytes", plain.budget), base=plain.base)
+    for keys in _ways(planner_of, plain.base):
+        with suppress(BadRequest):  # losses that don't know the types of padded rows, or no room for zeros
+            padded = size_mixture(planner_of(keys), same_bytes)
+            if padded.chosen.predicted < best[0].chosen.predicted:
+                best = padded, keys
+    return best
+
+
+def _ways(planner_of: Callable[[PadChoice | None], Planner], base: str) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of inner sizes that zeros would change, in all combinations but none."""
     try:
-        with planner_of("256")(_mixture(plain.base)) as run:
-            pads = run.preparation.padding.is_needed
-        if not pads:
-            return plain, None
-        same_bytes = replace(request, size=request.size and Size("bytes", plain.budget), base=plain.base)
-        padded = size_mixture(planner_of("256"), same_bytes)
-    except BadRequest:  # sizes that can't be padded, or losses that don't know the types of padded rows
-        return plain, None
-    return (padded, "256") if padded.chosen.predicted < plain.chosen.predicted else (plain, None)
+        with planner_of(None)(_mixture(base)) as plain, planner_of("256")(_mixture(base)) as padded:
+            known, changes = plain.preparation.padding.changes, padded.preparation.padding.changes
+            found = [each.key for each in changes if each.before != each.after and each not in known]
+    except BadRequest:
+        return
+    for n_keys in range(1, len(found) + 1):
+        yield from combinations(found, n_keys)
 
 
 def curve(
@@ -217,8 +229,13 @@ def _fitted(sensitivities: Sensitivities, preparation: Preparation) -> dict[str,
     raises  BadRequest for sensitivities of another model
     """
     infos = preparation.plan.infos
-    real = without_padding(preparation.outputs[0].layout.metadata, infos)
+    metadata = preparation.outputs[0].layout.metadata
+    real = without_padding(metadata, infos)
     measured = sensitivities.fitted_to(real.infos(infos)).tensors
+    if pads_hidden_size(metadata) and not sensitivities.text.get("pad_hidden"):
+        raise BadRequest(
+            "the losses have no types for rows of a padded hidden size; measure them with --pad-hidden"
+        )
     shaped = {info.name: measured[info.name].in_shape(info.shape) for info in infos if info.name in measured}
     return {name: each for name, each in shaped.items() if each.by_type}  # no type fits some odd rows
 
@@ -268,10 +285,10 @@ def _budget(request: SizeRequest, preparation: Preparation) -> int:
     if size.kind == "bytes":
         return int(size.amount)
     if size.kind == "bpw":
-        infos = preparation.plan.infos
+        infos, layout = preparation.plan.infos, preparation.outputs[0].layout
         header = preparation.total_bytes - sum(info.n_bytes for info in infos)
-        header += _chosen_bytes(preparation.outputs[0].layout.alignment)
-        return header + int(size.amount * sum(info.n_elems for info in infos) / 8)
+        header += _chosen_bytes(layout.alignment)
+        return header + int(size.amount * count_weights(layout.metadata, infos) / 8)
     return preparation.total_bytes
 
 

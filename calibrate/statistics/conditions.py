@@ -99,11 +99,16 @@ class Conditions:
 
 
 def conditions_of(
-    inputs: Iterable[tuple[Statistics, Held | None]], name: str, workers: Workers, trust: Trust
+    inputs: Iterable[tuple[Statistics, Held | None]],
+    name: str,
+    workers: Workers,
+    trust: Trust,
+    n_real: int | None = None,
 ) -> Iterator[Conditions]:
     """Yield the conditions that follow from statistics, each with its held-out rows.
 
     name    of a matrix, for messages
+    n_real  its columns without padding; None: all
     raises  BadActivation for NaN or infinity in the matrix's input
     """
 
@@ -113,9 +118,9 @@ def conditions_of(
             raise BadActivation(f"{name}: its input has NaN or infinity")
         if not statistics.n_rows:
             return statistics, held, None
-        damp = trust.input_damp(statistics.n_rows, len(statistics.own))
+        damp = trust.input_damp(statistics.n_rows, n_real or len(statistics.own))
         try:
-            return statistics, held, Factor.of(statistics.own, damp)
+            return statistics, held, Factor.of(statistics.own, damp, n_real)
         except BadMoments:
             return statistics, held, None
 

@@ -30,6 +30,9 @@ from gguf_tools.progress import Reporter
 BACKWARD_WORK = 4
 """Work of a layer in the backward pass, over that in the forward pass: computed again and differentiated."""
 
+_DRAWING_WORK = 3
+"""Work of drawing labels, over that of the logits of all tokens: two sweeps, and products on the way back."""
+
 
 @dataclass(frozen=True)
 class Folders:
@@ -109,9 +112,10 @@ def forward_backward(
 
     observe  returns an observer for a layer of the forward pass
     """
-    n_layers = source.network.n_layers
+    n_layers, drawing = source.network.n_layers, _DRAWING_WORK * source.head_layers
+    is_drawn = folders.back.done >= work_folder.EMBEDDING
     done = max(0, folders.there.done + 1) + BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
-    report.start(n_layers * (1 + BACKWARD_WORK), done)
+    report.start(n_layers * (1 + BACKWARD_WORK) + drawing, done + drawing * is_drawn)
     with ExitStack() as opened:
         opened.enter_context(fast_products(device_name(forward.device)))
         passing = forward_pass(source, text.chunks, forward, folders.there, report.advance)
@@ -121,7 +125,11 @@ def forward_backward(
         there.states.let_go()  # the way back takes as much again, and reads files
         told = replace(there.execution, advance=lambda share: report.advance(BACKWARD_WORK * share))
         there = replace(there, execution=told)
-        yield opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
+        report.remark("drawing labels")
+        backward = opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
+        report.advance(0.0 if is_drawn else drawing)
+        report.remark("gradients")
+        yield backward
 
 
 def _outputs(output: Path) -> tuple[Path, Path]:

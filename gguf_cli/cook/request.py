@@ -15,6 +15,7 @@ from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import folder_name
+from gguf_tools.progress import Shown
 from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -50,6 +51,7 @@ class CookRequest:
     cut            the part of `text` that is used
     held_out_cut   the part of `held_out` that is used
     force          replace files in the folder that were not cooked there, and use a text that is nonsense
+    progress       see gguf_tools/progress.py
     typed          the command line, for the card
     repo           OWNER/NAME of the model on the Hub, None: what the source knows
     streamed       the same model with its weights on the Hub, for a plan; None: it is here
@@ -67,7 +69,7 @@ class CookRequest:
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     force: bool = False
-    quiet: bool = False
+    progress: Shown = None
     typed: tuple[str, ...] = ()
     repo: str | None = None
     quantized_by: str | None = None
@@ -99,6 +101,11 @@ class CookRequest:
         """Where the report goes: numbers, page, and the chart for the card."""
         numbers, page, chart = (self._path(f".evaluation.{ending}") for ending in ("json", "html", "svg"))
         return numbers, page, chart
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the run reads, by what the record calls it."""
+        return {"model": str(self.source.absolute()), "text": str(self.text.absolute())}
 
     def output(self, wanted: WantedFile) -> Path:
         return self._path(f"-{wanted.label}.gguf")

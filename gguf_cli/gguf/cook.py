@@ -94,8 +94,10 @@ def cook(request: CookRequest, *, dry_run: bool) -> None:
         for line in run.plan_lines(request):
             print(line)
         return
-    run.cook(request)
-    if not request.quiet:
+    made = run.cook(request)
+    if request.progress:
+        for line in run.made_lines(request, made):
+            print(line)
         print(f"wrote {request.folder}")
 
 
@@ -130,7 +132,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
         forward=forward_options(args),
         restart=args.restart,
         force=args.force,
-        quiet=args.quiet,
+        progress=not args.quiet,
         typed=args.typed,
         repo=None if hub_name is None else hub_name.repo,
         quantized_by=args.quantized_by,

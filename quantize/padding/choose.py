@@ -21,7 +21,14 @@ from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.padding.hidden_size import cost_text, hidden_padding, pads_hidden_size
-from quantize.padding.padding import NO_PADDING, PadChoice, Padding, is_padded, paddings
+from quantize.padding.padding import (
+    NO_PADDING,
+    PadChoice,
+    Padding,
+    is_padded,
+    padding_of,
+    paddings,
+)
 from quantize.plan.decide import TensorPlan
 from quantize.plan.fallback import without_interleaving
 from quantize.plan.plan import Plan
@@ -119,8 +126,10 @@ def _decide_inner(
 
     if choice == "off":
         return _noted(plan_of(ways[0]), f"padding is taken away: {ways[0]}")
-    if choice == "256":
-        chosen = plan_of(ways[-1])
+    if choice != "auto":
+        chosen = plan_of(
+            ways[-1] if choice == "256" else padding_of(choice, metadata, tensors, path)
+        )
         found = [*_possible([ways[0]], plan_of), chosen]
     else:
         found = list(_possible(ways, plan_of)) or [plan_of(ways[0])]

@@ -43,12 +43,18 @@ def without_padding(metadata: Metadata, tensors: Sequence[TensorInfo]) -> Paddin
     return hidden.then(inner)
 
 
-def possible_paddings(metadata: Metadata, tensors: Sequence[TensorInfo]) -> tuple[Padding, Padding]:
-    """List what takes all padding of a model away, and what pads all inner sizes; nothing where unknown."""
+def whole_padding(metadata: Metadata, tensors: Sequence[TensorInfo], *, hidden: bool) -> Padding:
+    """What pads all inner sizes of a model, those that can be; nothing where unknown.
+
+    hidden  pad the hidden size, too
+    raises  BadRequest with `hidden`, for a model whose hidden size can't be padded
+    """
+    first = hidden_padding(metadata, tensors, "the model") if hidden else NO_PADDING
     try:
-        return without_padding(metadata, tensors), paddings(metadata, tensors, "the model")[-1]
+        inner = paddings(first.metadata(metadata), first.infos(tensors), "the model")[-1]
     except BadRequest:
-        return NO_PADDING, NO_PADDING
+        return first
+    return first.then(inner)
 
 
 def padding_like(metadata: Metadata, tensors: Sequence[TensorInfo], other: Metadata) -> Padding:

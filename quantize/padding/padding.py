@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal, get_args
 
+from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.padding.inner_sizes import UNPADDED, InnerSize, inner_sizes
 from quantize.padding.resized import Resize, ResizedSources, resize_tensors
 
-PadChoice = Literal["auto", "256", "off"]
-"""auto: sizes for which the file gets better; 256: all that are no whole blocks; off: none, and sizes that
-are padded already lose their zeros."""
+PadWord = Literal["auto", "256", "off"]
 
-PAD_CHOICES: tuple[PadChoice, ...] = get_args(PadChoice)
+PadChoice = PadWord | tuple[str, ...]
+"""auto: sizes for which the file gets better; 256: all that are no whole blocks; off: none, and sizes that
+are padded already lose their zeros; a tuple: the sizes of these keys, with or without the architecture before
+them, and the others as with off."""
+
+PAD_WORDS: tuple[PadWord, ...] = get_args(PadWord)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,26 @@ def paddings(metadata: Metadata, tensors: Iterable[TensorInfo], path: str) -> tu
     sizes = inner_sizes(metadata, tensors, path)
     ways = product(*(dict.fromkeys((size.real, size.aligned())) for size in sizes))
     return tuple(Padding.of(sizes, values) for values in ways)
+
+
+def padding_of(keys: Sequence[str], metadata: Metadata, tensors: Iterable[TensorInfo], path: str) -> Padding:
+    """Pad the sizes of some keys alone; see PadChoice.
+
+    raises  BadRequest for a key that gives no inner size, and as `inner_sizes`
+    """
+    sizes = inner_sizes(metadata, tensors, path)
+
+    def is_named(size: InnerSize, key: str) -> bool:
+        return any(each == key or each.endswith(f".{key}") for each in (size.key, *size.also))
+
+    for key in keys:
+        if not any(is_named(size, key) for size in sizes):
+            found = ", ".join(size.key for size in sizes)
+            raise BadRequest(f"{path}: --pad {key}: expected {', '.join(PAD_WORDS)}, or some of {found}")
+    return Padding.of(
+        sizes,
+        (size.aligned() if any(is_named(size, key) for key in keys) else size.real for size in sizes),
+    )
 
 
 def value_range(value: Value) -> str:

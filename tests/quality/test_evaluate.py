@@ -202,10 +202,10 @@ class KillAfter(NoReport):
     def __init__(self, n_calls: int) -> None:
         self.left, self.done = n_calls, -1
 
-    def start(self, n_layers: int, done: int) -> None:
+    def start(self, work: float, done: float) -> None:
         self.done = done
 
-    def advance(self, layers: float) -> None:
+    def advance(self, amount: float) -> None:
         self.left -= 1
         if self.left < 0:
             raise Killed

@@ -61,6 +61,22 @@ def test_columns_that_are_all_dead_count_alike() -> None:
     np.testing.assert_allclose(factor.importances, 1)
 
 
+def test_padding_costs_next_to_nothing_and_changes_no_other_column() -> None:
+    padded = np.zeros((64, 64))
+    padded[:48, :48] = correlated(48)
+    alone, factor = Factor.of(correlated(48)), Factor.of(padded, n_real=48)
+    np.testing.assert_allclose(factor.upper[:48, :48], alone.upper, rtol=1e-5)
+    np.testing.assert_allclose(factor.importances[:48], alone.importances, rtol=1e-5)
+    np.testing.assert_allclose(factor.importances[48:], 0, atol=1e-4)
+    assert factor.mean == alone.mean
+    np.testing.assert_array_equal(factor.upper[:48, 48:], 0)
+
+
+def test_what_is_not_zero_is_no_padding() -> None:
+    moments = correlated(48)
+    np.testing.assert_array_equal(Factor.of(moments, n_real=40).upper, Factor.of(moments).upper)
+
+
 @pytest.mark.parametrize(
     ("moments", "message"),
     [

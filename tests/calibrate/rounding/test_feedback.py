@@ -9,7 +9,7 @@ from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs, encode_stock, is_kept
 from calibrate.rounding.products import errors_of, feed_back
-from gguf_tools.format.ggml_types import Q4_K
+from gguf_tools.format.ggml_types import IQ2_XXS, Q4_K, GGMLType
 from quantize.formats.base import as_source
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.quantize.codecs import decode, encode
@@ -37,6 +37,28 @@ def test_a_row_that_the_stock_encoder_does_better_keeps_its_bytes() -> None:
         True,
     ]
     assert (costs(rows, decode(Q4_K, data), FACTOR) <= costs(rows, decode(Q4_K, stock), FACTOR)).all()
+
+
+@pytest.mark.parametrize("type_", [Q4_K, IQ2_XXS])
+def test_blocks_that_end_in_padding_are_rounded_for_their_weights_alone(type_: GGMLType) -> None:
+    """Columns of zeros that count like others would make blocks worse that can't say both."""
+    n_real, n_cols = 176, 256
+    rows, moments = np.zeros((32, n_cols), np.float32), np.zeros((n_cols, n_cols))
+    rows[:, :n_real], moments[:n_real, :n_real] = weights(32, n_real), correlated(n_real)
+    real = Factor.of(moments[:n_real, :n_real])
+
+    def cost(factor: Factor) -> float:
+        values = decode(type_, encode_compensated(rows, type_, factor))
+        return float(costs(rows[:, :n_real], values[:, :n_real], real).sum())
+
+    assert cost(Factor.of(moments, n_real=n_real)) < 0.99 * cost(Factor.of(moments))
+
+
+def test_padding_stays_zero_where_a_type_can_say_it() -> None:
+    rows, moments = np.zeros((4, 256), np.float32), np.zeros((256, 256))
+    rows[:, :192], moments[:192, :192] = weights(4, 192), correlated(192)
+    values = decode(Q4_K, encode_compensated(rows, Q4_K, Factor.of(moments, n_real=192)))
+    assert not values[:, 192:].any()
 
 
 def test_stock_bytes_that_are_given_are_not_made_again() -> None:

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calibrate.sensitivities.observe import Ratios, Together, ratio, ratios_of, type_for  # noqa: E402
+from calibrate.sensitivities.type_errors import RowLengths  # noqa: E402
 from gguf_tools import TensorInfo  # noqa: E402
 from gguf_tools.format.ggml_types import F32, Q3_K  # noqa: E402
 
@@ -27,7 +28,7 @@ def inputs(n_tokens: int, correlated: bool) -> np.ndarray:
 def measured(correlated: bool) -> float:
     x, other = inputs(4000, correlated), inputs(4000, correlated)
     moments = (x.T @ x).astype(np.float64)
-    return ratio(WEIGHTS, moments, lambda errors: float(np.square(other @ errors.T).sum()))
+    return ratio(WEIGHTS, moments, lambda errors: float(np.square(other @ errors.T).sum()), Q3_K, N_COLS)
 
 
 def test_correlated_inputs_leave_less() -> None:
@@ -36,7 +37,7 @@ def test_correlated_inputs_leave_less() -> None:
 
 
 def test_moments_that_are_none_leave_all() -> None:
-    assert ratio(WEIGHTS, np.full((N_COLS, N_COLS), np.nan), lambda errors: 1.0) == 1
+    assert ratio(WEIGHTS, np.full((N_COLS, N_COLS), np.nan), lambda errors: 1.0, Q3_K, N_COLS) == 1
 
 
 def test_rows_without_a_type_have_no_ratio() -> None:
@@ -48,15 +49,38 @@ def test_rows_without_a_type_have_no_ratio() -> None:
 class Stored:
     """A tensor in memory."""
 
-    name, shape, type = "blk.0.attn_output.weight", (N_ROWS, N_COLS), F32
+    name, type = "blk.0.attn_output.weight", F32
+
+    def __init__(self, weights: np.ndarray = WEIGHTS) -> None:
+        self.weights, self.shape = weights, weights.shape
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        return WEIGHTS[start:stop]
+        return self.weights[start:stop]
+
+
+def test_rows_that_no_type_fits_have_the_ratio_of_padded_ones() -> None:
+    name, n_real = Stored.name, 176
+    x = inputs(6 * CHUNK, correlated=True)[:, :n_real]
+    g = torch.from_numpy(RANDOM.standard_normal((6 * CHUNK, 1, N_ROWS)).astype(np.float32))
+    found = []
+    for n_cols, lengths in (
+        (n_real, RowLengths()),
+        (n_real, RowLengths(padded={name: N_COLS})),
+        (N_COLS, RowLengths(real={name: n_real})),
+    ):
+        behind = ((0, 0), (0, n_cols - n_real))
+        one = Ratios({name: Stored(np.pad(WEIGHTS[:, :n_real], behind))}, CHUNK, lengths)
+        one.tokens(torch.arange(6 * CHUNK))
+        one.gradient(name, 0, 1, torch.from_numpy(np.pad(x, behind))[:, None], g)
+        found.append(ratios_of(one.arrays()))
+    assert found[0] == {}
+    assert 0.01 < found[1][name] < 0.9
+    assert found[2][name] == pytest.approx(found[1][name], rel=1e-3)
 
 
 def test_the_observer_separates_chunks_and_takes_them_in_parts() -> None:
     """Moments come from even chunks and gradients from odd ones, in one call or in several."""
-    assert TensorInfo(Stored.name, Stored.shape, Stored.type).n_rows == N_ROWS
+    assert TensorInfo(Stored.name, Stored().shape, Stored.type).n_rows == N_ROWS
     x = torch.from_numpy(inputs(6 * CHUNK, correlated=True))
     g = torch.from_numpy(RANDOM.standard_normal((6 * CHUNK, N_ROWS)).astype(np.float32))
     found = []
@@ -79,6 +103,6 @@ def test_the_observer_separates_chunks_and_takes_them_in_parts() -> None:
     def sensitivity(errors: np.ndarray) -> float:
         return float(sum(np.square((errors * each).sum(-1)).sum() for each in products))
 
-    expected = ratio(WEIGHTS[sampled], (even.T @ even).astype(np.float64), sensitivity)
+    expected = ratio(WEIGHTS[sampled], (even.T @ even).astype(np.float64), sensitivity, Q3_K, N_COLS)
     assert found[0] == pytest.approx(expected, rel=1e-3)
     assert 0.01 < found[0] < 0.9

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import calibrate
+import convert
 from gguf_cli.sensitivity import main
-from gguf_tools.errors import OutputError
+from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.format.shards import open_gguf
 from quantize import quantize
 from quantize.formats import get_format
@@ -213,6 +214,30 @@ def test_a_padded_file_has_the_losses_of_the_model(tmp_path: Path, text: Path) -
         assert other.shape == each.shape
         assert dict(other.by_type) == pytest.approx(dict(each.by_type), rel=1e-4), name
         assert dict(other.padded) == pytest.approx(dict(each.padded), rel=1e-4), name
+
+
+@pytest.mark.usefixtures("random_tokens")
+def test_rows_of_a_padded_hidden_size(tmp_path: Path, text: Path) -> None:
+    """A file whose hidden size is padded has the losses of the model, norms that are scaled and all."""
+    decoder_model("llama-biases", tmp_path / "hf")
+    plain = convert.convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32").paths[0]
+    padded = quantize(plain, tmp_path / "padded.gguf", "F32", pad="256", pad_hidden=True).paths[0]
+    types = replace(EVERYTHING, types=("Q3_K", "Q8_0"))
+    inner = calibrate.sensitivity(plain, text, tmp_path / "inner.json", types)
+    assert "Q3_K" not in inner.tensors["blk.0.attn_q.weight"].padded
+    whole = calibrate.sensitivity(plain, text, tmp_path / "whole.json", types, pad_hidden=True)
+    other = calibrate.sensitivity(padded, text, tmp_path / "padded.json", types, pad_hidden=True)
+    assert read_sensitivities(tmp_path / "whole.json").text["pad_hidden"]
+    for name, each in whole.tensors.items():
+        assert each.padded["Q3_K"] == pytest.approx(other.tensors[name].padded["Q3_K"], rel=1e-3), name
+        assert other.tensors[name].shape == each.shape
+
+
+@pytest.mark.usefixtures("random_tokens")
+def test_a_hidden_size_that_can_not_be_padded(tmp_path: Path, text: Path) -> None:
+    folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
+    with pytest.raises(BadRequest, match="deepseek2; the hidden size can be padded for"):
+        calibrate.sensitivity(folder, text, tmp_path / "v3.json", EVERYTHING, pad_hidden=True)
 
 
 @pytest.mark.usefixtures("random_tokens")

@@ -38,16 +38,19 @@ def model(tmp_path: Path) -> Path:
 def losses(model: Path, better: str) -> Sensitivities:
     """Losses that fall fourfold with each bit, and a hundredth of that for one type."""
     with open_gguf(model) as file:
-        infos = [info for info in file.tensors.values() if len(info.shape) > 1]
+        infos = [info for info in file.tensors.values() if len(info.shape) > 1 and "inp" not in info.name]
     by_type = {
         name: (0.01 if name == better else 1) * 4.0 ** -by_name(name).bits_per_weight for name in TYPES
     }
     return Sensitivities({info.name: TensorSensitivity.of(info.shape, by_type) for info in infos})
 
 
-@pytest.mark.parametrize(("better", "bits", "expected"), [("Q2_K", 3.5, "256"), ("Q4_0", 4.6, None)])
+@pytest.mark.parametrize(
+    ("better", "bits", "expected"),
+    [("Q2_K", 3.5, ("deepseek2.feed_forward_length",)), ("Q4_0", 4.6, None)],
+)
 def test_both_are_tried_for_the_same_bytes(
-    model: Path, better: str, bits: float, expected: str | None
+    model: Path, better: str, bits: float, expected: PadChoice | None
 ) -> None:
     def planner_of(pad: PadChoice | None) -> Planner:
         return lambda mixture: plan_run(model, None, mixture, QuantizeOptions(pad=pad), allow_problems=True)
@@ -61,6 +64,25 @@ def test_both_are_tried_for_the_same_bytes(
     assert sized.chosen.predicted <= plain.chosen.predicted
     down = sized.chosen.types["blk.0.ffn_down.weight"]
     assert (by_name(down).block_elems == 256) == (expected is not None)
+
+
+def test_each_size_is_padded_only_where_it_pays(tmp_path: Path) -> None:
+    """704 columns take a twelfth more and get their types; 352 take nearly half and are left."""
+    shapes = {
+        name: tuple({160: 704, 96: 352, 192: 704}.get(n, n) for n in shape) for name, shape in SHAPES.items()
+    }
+    sizes = {"feed_forward_length": 704, "expert_feed_forward_length": 352, "expert_shared_count": 2}
+    metadata = {**METADATA, **{f"deepseek2.{key}": Value.u32(n) for key, n in sizes.items()}}
+    model = write_ffn_file(tmp_path / "model.gguf", shapes, metadata)
+
+    def planner_of(pad: PadChoice | None) -> Planner:
+        return lambda mixture: plan_run(model, None, mixture, QuantizeOptions(pad=pad), allow_problems=True)
+
+    wanted = SizeRequest(losses(model, "Q3_K"), Size("bpw", 4.3))
+    sized, pad = size_padded(planner_of, wanted, "auto")
+    assert pad == ("deepseek2.feed_forward_length",)
+    predicted = {each: size_padded(planner_of, wanted, each)[0].chosen.predicted for each in ("256", "off")}
+    assert sized.chosen.predicted < min(predicted.values())
 
 
 def test_losses_of_padded_rows_are_kept(model: Path, tmp_path: Path) -> None:

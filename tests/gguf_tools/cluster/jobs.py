@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,8 @@ class Doubling:
         self.write("settle")
 
     def write(self, line: str) -> None:
-        with self.log.open("a") as file:
+        # A job of a test that is over is closed when the next one comes, and its folder may be gone.
+        with suppress(FileNotFoundError), self.log.open("a") as file:
             file.write(line + "\n")
 
     def lines(self) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gguf_cli.quantize import main
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest, ExecutionError
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, Q8_0_R8, GGMLType, by_name
@@ -26,7 +27,16 @@ from quantize.padding.padding import PadChoice
 from quantize.padding.resized import Extent, Resize, ResizedTensor
 from quantize.pipeline import plan_run
 from quantize.run import execute_together
-from tests.quantize.padding.ffn_files import HIDDEN, KEY, METADATA, ROUTED, SHAPES, values_of, write_ffn_file
+from tests.quantize.padding.ffn_files import (
+    DENSE,
+    HIDDEN,
+    KEY,
+    METADATA,
+    ROUTED,
+    SHAPES,
+    values_of,
+    write_ffn_file,
+)
 
 
 def rows_of(path: Path, name: str) -> np.ndarray:
@@ -65,6 +75,32 @@ def test_off_takes_the_zeros_away_again(tmp_path: Path) -> None:
     assert back.read_bytes() == plain.read_bytes()
     again = quantize(padded, tmp_path / "again.gguf", "F32", pad="256").paths[0]
     assert again.read_bytes() == padded.read_bytes()
+
+
+@pytest.mark.parametrize("key", [KEY, KEY.removeprefix("deepseek2.")])
+def test_a_size_is_padded_alone(tmp_path: Path, key: str) -> None:
+    source = write_ffn_file(tmp_path / "in.gguf")
+    some = quantize(source, tmp_path / "some.gguf", "F32", pad=(key,)).paths[0]
+    assert rows_of(some, "blk.1.ffn_down_exps.weight").shape[-1] == 256
+    assert rows_of(some, "blk.0.ffn_down.weight").shape[-1] == DENSE
+    whole = quantize(source, tmp_path / "whole.gguf", "F32", pad="256").paths[0]
+    again = quantize(whole, tmp_path / "again.gguf", "F32", pad=(key,)).paths[0]
+    assert again.read_bytes() == some.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("pad", "message"),
+    [
+        ("expert_length", "--pad expert_length: expected auto, 256, off, or some of deepseek2.feed_forward"),
+        ("of", "'of', expected auto, 256, off, or keys such as feed_forward_length"),
+    ],
+)
+def test_a_size_that_is_none(
+    tmp_path: Path, pad: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_ffn_file(tmp_path / "in.gguf")
+    assert main(["--dry-run", "--pad", pad, str(source), "Q2_K"])
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_padded_file_keeps_its_sizes_unless_it_is_asked(tmp_path: Path) -> None:
