@@ -9,7 +9,7 @@ import torch
 
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward, through
-from forward.layers.residual import PLAIN, Residual, ResidualStream, RMSNorm
+from forward.layers.residual import PLAIN, Norm, Residual, ResidualStream, RMSNorm
 from forward.observe import Observer
 from gguf_tools.errors import BadActivation
 
@@ -43,7 +43,7 @@ class Layer:
 
     name: str
     attention: Attention
-    norm: RMSNorm
+    norm: Norm
     block: FeedForward | None
     experts: Experts | None
     around_attention: Residual = PLAIN

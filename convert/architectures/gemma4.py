@@ -19,9 +19,16 @@ import numpy as np
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import MAX_EXPERTS, ConfigReader, shown
-from convert.architectures.decoder.config import DecoderConfig, decoder_fields, gemma_windows, with_defaults
+from convert.architectures.decoder.config import (
+    FULL,
+    SLIDING,
+    DecoderConfig,
+    decoder_fields,
+    windows_of,
+    with_defaults,
+)
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.metadata import SIZES, read_decoder
+from convert.architectures.decoder.metadata import SIZES, SLIDING_PATTERN, SLIDING_WINDOW, read_decoder
 from convert.architectures.decoder.rules import (
     dense_blocks,
     ends,
@@ -47,7 +54,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True, "sliding_window": 512,
 }  # fmt: skip
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 _UNROTATED = 1e30
 """What llama.cpp divides the frequencies of columns by that are not rotated."""
 
@@ -115,7 +121,7 @@ class Gemma4Config(DecoderConfig):
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     """Return the configuration of a Gemma 4."""
     rotations = raw.get("rope_parameters") or {}
-    full, local = rotations.get(_FULL) or {}, rotations.get(_SLIDING) or {}
+    full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
     plain = {key: value for key, value in raw.items() if key not in ("rope_parameters", "rope_scaling")}
     read = with_defaults({"rope_theta": full.get("rope_theta", 1e6), **plain}, path, _DEFAULTS)
     read.fixed("attention_bias", False, "llama.cpp's gemma4 has none")
@@ -123,9 +129,9 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
     fields = decoder_fields(read)
     n_layers = fields["num_hidden_layers"]
-    in_full = ConfigReader(full, path, f"rope_parameters.{_FULL}.")
+    in_full = ConfigReader(full, path, f"rope_parameters.{FULL}.")
     in_full.fixed("rope_type", "proportional", "llama.cpp has no other for full layers")
-    in_local = ConfigReader(local, path, f"rope_parameters.{_SLIDING}.")
+    in_local = ConfigReader(local, path, f"rope_parameters.{SLIDING}.")
     in_local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
     global_dim, global_kv, states_kv = _global_sizes(read, fields["num_key_value_heads"])
     share = in_full.number("partial_rotary_factor", 0.25)
@@ -135,9 +141,9 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
         **{**fields, "rotated_cols": global_dim, "stated_head_dim": global_dim},
         qk_norm=True,
         sliding_window=read.size("sliding_window"),
-        sliding_layers=_windows(read, n_layers),
+        sliding_layers=windows_of(read, n_layers, lambda layer: layer + 1 < n_layers and (layer + 1) % 6 > 0),
         sliding_theta=in_local.number("rope_theta", 10000.0),
-        attention_scale=1,
+        attention_scale=1.0,
         **_expert_fields(read),
         global_head_dim=global_dim,
         global_kv_heads=global_kv,
@@ -185,15 +191,6 @@ def _global_sizes(read: ConfigReader, kv_heads: int) -> tuple[int, int, bool]:
     heads = inside.size_or_null("num_global_key_value_heads", None)
     used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
     return inside.size("global_head_dim", 512), used, heads is not None
-
-
-def _windows(read: ConfigReader, n_layers: int) -> tuple[int, ...]:
-    kinds = read.raw.get("layer_types")
-    if kinds is None:
-        return tuple(layer for layer in gemma_windows(n_layers) if layer != n_layers - 1)
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {_SLIDING, _FULL}:
-        raise read.bad("layer_types", f"{_SLIDING!r} or {_FULL!r} for each of the {n_layers} layers")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == _SLIDING)
 
 
 def _expert_fields(read: ConfigReader) -> dict[str, Any]:
@@ -335,12 +332,10 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.KEY_LENGTH, _u32, lambda c, o: c.global_head_dim),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.global_head_dim),
     Key(keys.FINAL_LOGIT_SOFTCAPPING, _f32, lambda c, o: c.final_logit_softcapping or None),
-    Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window),
+    SLIDING_WINDOW,
     Key(keys.SHARED_KV_LAYERS, _u32, lambda c, o: c.num_kv_shared_layers),
     Key(keys.EMBEDDING_LENGTH_PER_LAYER_INPUT, _u32, lambda c, o: c.hidden_size_per_layer_input),
-    Key(keys.SLIDING_WINDOW_PATTERN, Value.bools, lambda c, o: [
-        layer in c.sliding_layers for layer in range(c.num_hidden_layers)
-    ]),
+    SLIDING_PATTERN,
     Key(keys.KEY_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
     Key(keys.VALUE_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
     Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size or None),
@@ -375,7 +370,7 @@ def read_gemma4_file(
         "head_dim": head_dim, "num_key_value_heads": by_layer[sliding[0] if sliding else full],
         "qk_norm": True, "norms_all_heads": False, "sliding_window": hparams.size("sliding_window"),
         "sliding_layers": sliding, "sliding_theta": hparams.number("rope_freq_base_swa", 10000.0),
-        "attention_scale": 1, "intermediate_size": width,
+        "attention_scale": 1.0, "intermediate_size": width,
     }  # fmt: skip
     return Gemma4Config(
         **fields,

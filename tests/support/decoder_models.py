@@ -69,6 +69,23 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {"num_hidden_layers": 4, "sliding_window": 16,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
+                                "original_max_position_embeddings": 64},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    ),
+    "ministral3": (
+        "Ministral3",
+        {"head_dim": 32,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0,
+                             "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+                             "llama_4_scaling_beta": 0.1}},
+    ),
     "gemma3": (
         "Gemma3",
         {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,

@@ -53,6 +53,9 @@ _DELTA_NET: Config = {
     "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "intermediate_size": 96,
 }  # fmt: skip
+_QWEN_TOKENS: Config = {
+    **_COMMON, "vocab_size": 640, "bos_token_id": None, "eos_token_id": 538,
+}  # fmt: skip
 _QWEN_EXPERTS: Config = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
@@ -209,6 +212,20 @@ def gemma(config: Config) -> Shapes:
         if name.endswith(".post_attention_layernorm.weight"):
             for norm in ("pre", "post"):
                 yield name.replace("post_attention", f"{norm}_feedforward"), shape
+
+
+def olmo(config: Config) -> Shapes:
+    """Yield the tensors of an OLMo 2 or 3: norms behind attention and block, and over all heads."""
+    hidden = config["hidden_size"]
+    for name, shape in decoder(config):
+        if not name.endswith(".input_layernorm.weight"):
+            yield name, shape
+        if name.endswith(".post_attention_layernorm.weight"):
+            yield name.replace("post_attention", "post_feedforward"), shape
+            for part in ("q", "k"):
+                rows = hidden // config["num_attention_heads"]
+                rows *= config["num_attention_heads" if part == "q" else "num_key_value_heads"]
+                yield name.replace("post_attention_layernorm", f"self_attn.{part}_norm"), (rows,)
 
 
 def gemma4(config: Config) -> Shapes:
@@ -458,6 +475,36 @@ PUBLISHED: Mapping[str, Published] = {
     "gemma-4-12b": _gemma4({"use_bidirectional_attention": "vision"}, "Gemma4Unified", {
         "suppress_tokens": [1, 3, 6],
     }),
+    "seed-oss": Published(
+        {**_QWEN_TOKENS, "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 32,
+         "num_key_value_heads": 2, "attention_bias": True, "attention_out_bias": False, "mlp_bias": False,
+         "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0},
+        decoder, "qwen3moe", cutting="seed-coder",
+    ),
+    "olmo-2": Published(
+        {**_QWEN_TOKENS, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2",
+         "head_dim": None, "rope_theta": 500000},
+        olmo, "qwen3moe", cutting="dbrx",
+    ),
+    "olmo-3": Published(
+        {**_QWEN_TOKENS, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "head_dim": None,
+         "num_hidden_layers": 4, "sliding_window": 16, "rope_theta": 500000,
+         "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512,
+                          "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.2079441541679836}},
+        olmo, "qwen3moe", cutting="dbrx",
+    ),
+    "ministral-3": Published(
+        {**_COMMON, "model_type": "ministral3", "head_dim": 32, "num_key_value_heads": 2,
+         "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "yarn", "type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+                             "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+        decoder, "llama-r1-distill",
+        around={"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+                "tie_word_embeddings": True, "vision_config": {"model_type": "pixtral"}},
+        prefix="language_model.", extra=_VISION,
+    ),
     "qwen3-next": Published(
         {**_DELTA_NET, **_QWEN_EXPERTS, "architectures": ["Qwen3NextForCausalLM"],
          "model_type": "qwen3_next", "partial_rotary_factor": 0.25, "rope_theta": 10000000,
@@ -534,6 +581,10 @@ def _cut_as(name: str, path: Path) -> None:
 
 
 CUTS = {
+    "dbrx": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "seed-coder": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.residual import RMSNorm, unit_rows
+from forward.layers.residual import UNNORMED, Norm, RMSNorm, unit_rows
 from forward.layers.rope import Rotation
 from forward.observe import Observer, watch
 
@@ -36,7 +36,8 @@ class HeadSizes:
     rotated              columns of a head that are rotated, the first ones
     eps                  of all norms
     gated                whether heads have gates
-    scale                scores are divided by the root of it; None: of head_dim
+    scale                what scores are multiplied by; None: one over the root of head_dim
+    normed               whether the hidden states are normed before
     unit_values          whether values are normed, without a weight
     """
 
@@ -47,7 +48,8 @@ class HeadSizes:
     rotated: int
     eps: float
     gated: bool = False
-    scale: int | None = None
+    scale: float | None = None
+    normed: bool = True
     unit_values: bool = False
 
 
@@ -83,6 +85,7 @@ class SharedKeyAttention:
     sinks           float32 (n_heads,), None for none
     window          positions that are seen, the token's own with them; None for all
     post_norm       of what the layer adds; None for none
+    sharpness       float32 (n_positions,): what scores are multiplied by, too; None for nothing
     k               makes the keys; None where they are another layer's
     v               makes the values; None where they are what k makes, before its norm
     half_cache      whether keys and values are rounded as in llama.cpp's cache
@@ -90,7 +93,7 @@ class SharedKeyAttention:
 
     sizes: HeadSizes
     rotate: Rotation | None
-    norm: RMSNorm
+    norm: Norm
     q: Projection
     k: Projection | None
     v: Projection | None
@@ -101,6 +104,7 @@ class SharedKeyAttention:
     window: int | None
     half_cache: bool = False
     post_norm: RMSNorm | None = None
+    sharpness: torch.Tensor | None = None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
@@ -139,7 +143,10 @@ class SharedKeyAttention:
         sizes = self.sizes
         query = self.q.heads(x, observer, sizes.n_heads)
         gate = query[..., sizes.head_dim :].flatten(1)
-        query = self._rotated(_normed(query[..., : sizes.head_dim], self.q_norm)).to(x.dtype)
+        query = self._rotated(_normed(query[..., : sizes.head_dim], self.q_norm))
+        if self.sharpness is not None:
+            query = query * self.sharpness[: len(query), None, None]
+        query = query.to(x.dtype)
         values = self._attend(query, key, value)
         if sizes.gated:
             values = values * torch.sigmoid(gate)
@@ -202,7 +209,7 @@ class SharedKeyAttention:
         """
         n_queries, n_kv_heads, group, n_cols = query.shape
         rows = query.permute(1, 2, 0, 3).reshape(n_kv_heads, group * n_queries, n_cols)
-        scores = torch.bmm(rows, key.permute(1, 2, 0)) * (self.sizes.scale or n_cols) ** -0.5
+        scores = torch.bmm(rows, key.permute(1, 2, 0)) * (self.sizes.scale or n_cols**-0.5)
         scores = scores.unflatten(1, (group, n_queries)) + unseen
         if self.sinks is None:
             shares = torch.softmax(scores, -1)
@@ -255,7 +262,9 @@ def load_shared_key_attention(
     return SharedKeyAttention(
         sizes=sizes,
         rotate=rotate,
-        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps),
+        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps)
+        if sizes.normed
+        else UNNORMED,
         q=projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
         k=projection("attn_k", kv_rows, sizes.hidden) if own_keys else None,
         v=projection("attn_v", kv_rows, sizes.hidden) if own_keys and not keys_are_values else None,
