@@ -185,7 +185,9 @@ class _Drawing:
     def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> torch.Tensor:
         """Take in one slice of a chunk; return its part of `by_row`."""
         rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
-        logs = self.head.logits(tokens, weight).double().sub_(self.log_sums[rows, None])
+        logits = self.head.logits(tokens, weight).double()
+        slope = self.head.rule.slope(logits)
+        logs = logits.sub_(self.log_sums[rows, None])
         at_logits = logs.exp()
         running = at_logits.cumsum(-1).add_(self._sums[rows, None])
         numbers = self.numbers[rows]
@@ -195,6 +197,7 @@ class _Drawing:
         self.losses[rows][here] = -logs[here, columns]
         self._sums[rows] = running[:, -1]
         at_logits[here, columns] -= 1
+        at_logits *= slope
         squares = at_logits.square()
         self.squares[rows] += squares.sum(-1)
         at_x = to_cpu((at_logits.to(weight.dtype) @ weight).float())
@@ -282,7 +285,7 @@ def backward_pass(
 
     def draw(gradients: States) -> Arrays:
         last = forward.states.stored(network.n_layers - 1)
-        head = Head(forward.load, last, forward.output_norm(), network.output)
+        head = Head.of(network, forward.load, last)
         drawn = draw_labels(head, forward.chunks, seed, gradients, forward.n_workers)
         return drawn.arrays()
 
