@@ -314,7 +314,10 @@ def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> 
 
     run  what else decides the states
     """
-    return {**_KIND.mark, "version": VERSION, "run": run, "facts": asdict(facts), "norm_eps": norm_eps}
+    known = asdict(facts)
+    if not facts.n_zeros:
+        del known["n_zeros"]
+    return {**_KIND.mark, "version": VERSION, "run": run, "facts": known, "norm_eps": norm_eps}
 
 
 def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:
