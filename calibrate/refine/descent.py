@@ -2,9 +2,9 @@
 
 A step is the running mean of gradients, divided by the running mean of their squares plus the mean of those
 squares over the tensor. The squares estimate the curvature, which differs by orders of magnitude between the
-scales of a tensor. Where they are small, they are mostly noise, and the second term keeps the step small. Adam
-(Kingma and Ba, arXiv 1412.6980) divides by the root, so scales without a gradient to speak of move as fast as
-all others, at random: on the sample model it gained half as much.
+scales of a tensor. Where they are small, they are mostly noise, and the second term keeps the step small.
+Adam (Kingma and Ba, arXiv 1412.6980) divides by the root, so scales without a gradient to speak of move as
+fast as all others, at random: on the sample model it gained half as much.
 
 Errors halve with each bit of a type, and so does what a scale can make up for: steps are shorter by as much.
 """
