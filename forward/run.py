@@ -9,7 +9,7 @@ resumes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +32,7 @@ from forward.text.chunks import Chunks
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadActivation
+from gguf_tools.files.early_checks import refuse_small_disk
 
 
 class LayerStates:
@@ -182,6 +183,27 @@ class ForwardPass:
         return self.source.network.load_end(self.load)
 
 
+def refuse_full_disk(
+    folders: Sequence[Path], sources: Sequence[ModelSource], chunks: Chunks, options: ForwardOptions
+) -> None:
+    """Raise OutputError unless the disk has room for the passes of some models.
+
+    folders  of the models, one each
+    """
+    n_bytes = 0
+    for source in sources:
+        network, itemsize = source.network, getattr(torch, options.dtype).itemsize
+        in_memory = chunks.n_tokens * _row_bytes(network, itemsize) <= options.memory_bytes
+        middle = 0 if in_memory else itemsize * network.hidden_size
+        n_bytes += chunks.n_tokens * (2 * 4 * network.state_size + middle)
+    refuse_small_disk(folders, n_bytes, "hidden states", "use fewer chunks, or another disk")
+
+
+def _row_bytes(network: Network, itemsize: int) -> int:
+    """The memory that a token's states take: two sets of them, and what experts multiply."""
+    return 8 * network.state_size + itemsize * network.hidden_size
+
+
 @contextmanager
 def forward_pass(
     source: ModelSource,
@@ -205,7 +227,7 @@ def forward_pass(
     with ExitStack() as opened:
         if n_workers is None:
             n_workers = opened.enter_context(threads_for(chunks.n_chunks, load.device))
-        row_bytes = 8 * network.state_size + load.dtype.itemsize * network.hidden_size
+        row_bytes = _row_bytes(network, load.dtype.itemsize)
         in_memory = chunks.n_tokens * row_bytes <= options.memory_bytes
         size = chunks.n_tokens, network.state_size
         states = LayerStates(

@@ -20,6 +20,7 @@ from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.command import StoreOnce, StoreOutput
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
+from gguf_tools.files.early_checks import refuse_early
 from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def _sensitivity(request: _Request) -> None:
     from convert.sources import model_path
 
     output = request.output
+    refuse_early([output], [request.text])
     model = model_path(request.named, quiet=request.quiet)
     done = f"{output}: is already there, as asked; --force makes it anew"
     losses = measured_before(model, request.text, output, request.options)

@@ -9,6 +9,7 @@ from typing import Unpack
 
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.progress import Shown
@@ -53,6 +54,7 @@ def collect(
     report = CollectBar(0, _save_nothing, progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
+        refuse_early([place], [Path(text)])
         refuse_to_replace([place], force=options.force)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:

@@ -19,7 +19,7 @@ from forward.logits import SCORED, Head, Perplexity, measure
 from forward.network import OUTPUT
 from forward.observe import Accumulator, Sums, sums_of
 from forward.open import ModelSource, open_model
-from forward.run import ForwardPass, forward_pass
+from forward.run import ForwardPass, forward_pass, refuse_full_disk
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
 from forward.work.work_folder import WorkFolder, run_identity
@@ -53,6 +53,7 @@ def collect_from(
         _refuse_others(options.earlier, source)
         about = _about(source.watch, chunks, options)
         with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
+            refuse_full_disk([folder.folder], [source], chunks.chunks, options.forward)
             dataset = options.dataset or text.name
             collected = _run(source, chunks, options, folder, report, dataset)
             source.watch.refuse_changed()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Unpack
 from forward.options import require_torch
 from forward.text.tokens import Cut
 from gguf_tools.choices import with_choices
-from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.named_files import output_path
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.progress import NoReport, Reporter, Shown, reporting
 from quality.options import AnyPath, EvaluateChoices, EvaluateOptions, LogitsFile
 from quality.suite.suite import Suite, read_suite
@@ -75,8 +75,7 @@ def evaluating(
     from quality.texts import OneText
 
     options, report = options or EvaluateOptions(), report or NoReport()
-    if options.logits is not None and not output_path(options.logits).parent.is_dir():
-        raise OutputError(f"{options.logits}: can't be written (no such folder)")
+    refuse_early([options.logits], [None if text is None else Path(text)])
     one = OneText(None if text is None else Path(text), options.cut)
     with evaluated(_base(base), one, _some(quants), options, report, check) as (evaluation,):
         yield evaluation

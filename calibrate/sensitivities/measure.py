@@ -11,7 +11,8 @@ from typing import Unpack
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
-from gguf_tools.errors import OutputError, ToolkitError
+from gguf_tools.errors import ToolkitError
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path, read_input
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.ggml_types import by_name
@@ -51,8 +52,7 @@ def sensitivity(
     text, output = Path(text), output_path(output)
     for name in options.types or ():
         get_format(parse_type(name))  # says now if there is no such type, or no codec
-    if not output.parent.is_dir():
-        raise OutputError(f"{output}: can't be written (no such folder)")
+    refuse_early([output], [text])
     there = measured_before(model, text, output, options)
     if there is not None:
         return there

@@ -6,7 +6,6 @@ OUT.work/backward.work    gradients at the hidden states, and what observers kee
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from forward.work import work_folder
 from forward.work.work_folder import WorkFolder, forget
 from forward.workers import give_back
 from gguf_tools.errors import OutputError
+from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.progress import Reporter
 
@@ -84,18 +84,10 @@ def state_bytes(source: ModelSource, text: Text) -> int:
     return 4 * n_tokens * (network.state_size * (network.n_layers + 1 + 2) + network.hidden_size * 3)
 
 
-def refuse_small_disk(folders: Folders, n_bytes: int) -> None:
+def refuse_full_disk(folders: Folders, n_bytes: int) -> None:
     """Raise OutputError unless the disk has room for work folders of `n_bytes` all together."""
-    folder = folders.back.folder
-    there = sum(
-        path.stat().st_size for each in (folders.there, folders.back) for path in each.folder.iterdir()
-    )
-    free = shutil.disk_usage(folder).free
-    if n_bytes - there > free:
-        raise OutputError(
-            f"{folder}: {_gigabytes(free)} free on this disk, expected {_gigabytes(n_bytes - there)} for"
-            " hidden states and gradients; use fewer chunks, or another disk"
-        )
+    paths = folders.back.folder, folders.there.folder
+    refuse_small_disk(paths, n_bytes, "hidden states and gradients", "use fewer chunks, or another disk")
 
 
 @contextmanager
@@ -135,7 +127,3 @@ def forward_backward(
 def _outputs(output: Path) -> tuple[Path, Path]:
     folder = output.with_name(output.name + ".work")
     return folder / "forward", folder / "backward"
-
-
-def _gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 30):.1f} GB"

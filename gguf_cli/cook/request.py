@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from calibrate.calibration import Calibration
-from calibrate.size.parse import Size, parse_size
+from calibrate.size.parse import Size, names_size, parse_size
 from convert.checkpoint.streamed import StreamedFolder
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
@@ -20,7 +20,6 @@ from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _FLOAT = re.compile(r"[-._](BF16|F16|F32)$", re.IGNORECASE)
-_SIZE = re.compile(r"\d+(\.\d+)?([a-zA-Z]*)")
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,7 @@ def parse_wanted(text: str) -> tuple[WantedFile, ...]:
     """
     wanted = []
     for word in filter(None, map(str.strip, text.split(","))):
-        match = _SIZE.fullmatch(word)
-        if match is not None and match[2] and not is_recipe_file(word):
+        if names_size(word):
             wanted.append(WantedFile(word, word, size=parse_size(word)))
         else:
             mixture = find_mixture(word)

@@ -25,7 +25,8 @@ from gguf_cli.cook.files import make_files, plans
 from gguf_cli.cook.record import Record
 from gguf_cli.cook.request import CookRequest
 from gguf_cli.cook.steps import CARD, Cooking, Step, costs_of, steps_of, work_of_evaluation
-from gguf_tools.errors import BadRequest, MissingFile, OutputError
+from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.files.early_checks import nearest_folder, refuse_early
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.progress import WORK, Bar, Parts, Shown, clock_text
 from gguf_tools.system.locks import usable_cores
@@ -122,9 +123,7 @@ def refuse(request: CookRequest) -> None:
         raise BadRequest(f"{request.folder}: is the model's own folder; name another one for the outputs")
     if not request.force:
         refuse_foreign(request.folder / CARD_NAME)
-    for text in (request.text, request.held_out):
-        if text is not None and not text.is_file():
-            raise MissingFile(f"{text}: no such file, expected a text")
+    refuse_early([nearest_folder(request.folder)], [request.text, request.held_out])
     if request.held_out is not None:
         from quality.report.charts import require_matplotlib
 
@@ -227,7 +226,7 @@ def plan_lines(request: CookRequest) -> Iterator[str]:
     """
     require_torch("cooking")
     refuse(request)
-    folder = next(path for path in (request.folder, *request.folder.absolute().parents) if path.exists())
+    folder = nearest_folder(request.folder)
     steps = steps_of(request)
     with plans(replace(request, folder=folder)) as runs:
         estimates = Estimates(request, runs)

@@ -317,8 +317,11 @@ def about_states(
 
     run  what else decides the states
     """
+    known = asdict(facts)
+    if not facts.n_zeros:
+        del known["n_zeros"]
     end = {"norm_eps": norm_eps, "logits": asdict(rule)}
-    return {**_KIND.mark, "version": VERSION, "run": run, "facts": asdict(facts), **end}
+    return {**_KIND.mark, "version": VERSION, "run": run, "facts": known, **end}
 
 
 def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:

@@ -18,7 +18,7 @@ from forward.logits import predicted_positions
 from forward.network import LogitRule
 from forward.open import ModelSource, open_model
 from forward.options import ForwardOptions
-from forward.run import ForwardPass, forward_pass
+from forward.run import ForwardPass, forward_pass, refuse_full_disk
 from forward.text.chunks import Chunks
 from forward.text.tokens import Cut, bos_of, read_text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
@@ -109,6 +109,8 @@ class SharedPass:
             work = WorkFolder(folder, about, restart=self.options.restart, watch=watch)
             works.append(self.opened.enter_context(work))
         settle(works)
+        places, sources = [work.folder for work in works], [each.source for each in models]
+        refuse_full_disk(places, sources, chunks, own)
         return [
             self.opened.enter_context(
                 forward_pass(each.source, chunks, forward, work, self.report.advance, n_workers, shared)

@@ -90,7 +90,7 @@ def test_a_plan_writes_nothing(texts: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["-o", str(EXAMPLE)], "is the model's own folder"),
         (["-o", "cal.txt"], "is a file, expected a folder"),
-        (["-o", "out", "--evaluate", "none.txt"], "none.txt: no such file"),
+        (["-o", "out", "--evaluate", "none.txt"], "none.txt: can't be read"),
         (["-o", "out", "--name", "a/b"], "expected the beginning of a file's name"),
         (["-o", "out", "--base-model", "tiny"], "expected OWNER/NAME"),
     ],
