@@ -65,6 +65,8 @@ def _homes() -> Mapping[str, Mapping[str, str]]:
     exporters: dict[tuple[str, int], list[str]] = {}
     for package, module in packages.items():
         for name in module.__all__:
+            if getattr(getattr(module, name), "__name__", "") in packages:
+                continue  # a package, which has a page of its own
             exporters.setdefault((name, id(getattr(module, name))), []).append(package)
     homes: dict[str, dict[str, str]] = {package: {} for package in packages}
     for (name, _), those in exporters.items():
@@ -100,7 +102,7 @@ def _directive(package: str, name: str) -> str:
         kind = "exception" if issubclass(value, BaseException) else "class"
         return f".. auto{kind}:: {package}.{name}\n   :members:"
     if inspect.ismodule(value):
-        return f".. automodule:: {value.__name__}" + "\n   :members:" * (package in value.__name__)
+        return f".. automodule:: {value.__name__}\n   :members:"
     kind = "function" if inspect.isfunction(value) else "data"
     return f".. auto{kind}:: {package}.{name}"
 
