@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 from forward.device import to_cpu, to_torch
 from forward.hidden_states import Rows
 from forward.layers.load import Loader
-from forward.network import End
+from forward.network import AS_THEY_ARE, End, LogitRule, Network
 from forward.text.chunks import Chunks, Ints
 from forward.workers import Workers
 from gguf_tools.errors import BadRequest
@@ -47,12 +47,19 @@ class Head:
 
     norm    makes of them what the output matrix multiplies
     matrix  name of the output matrix, (vocab_size, hidden_size)
+    rule    what becomes of its product
     """
 
     load: Loader
     states: Rows
     norm: End
     matrix: str
+    rule: LogitRule = AS_THEY_ARE
+
+    @classmethod
+    def of(cls, network: Network, load: Loader, states: Rows) -> Self:
+        """Load the end of a model; `states` are its last hidden states."""
+        return cls(load, states, network.load_end(load), network.output, network.logits)
 
     @property
     def path(self) -> Path:
@@ -69,7 +76,7 @@ class Head:
     def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the float32 logits after some tokens for some rows of the matrix."""
         hidden = self.states.rows(tokens).to(self.load.device)
-        return linear(self.norm(hidden).to(self.load.dtype), weight).float()
+        return self.rule(linear(self.norm(hidden).to(self.load.dtype), weight).float())
 
 
 class LogitSource(Protocol):

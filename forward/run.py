@@ -233,7 +233,7 @@ def forward_pass(
         states = LayerStates(
             folder, size, load.dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
         )
-        states.begin(lambda first: embed(load, chunks, first, network.n_handed, network.embedding_scale))
+        states.begin(lambda first: embed(load, chunks, first, network))
         rotate = network.rope.rotation(chunks.longest, load.device)
         sweep = Sweep(
             build=lambda number: network.build(load, number, rotate),
@@ -247,13 +247,11 @@ def forward_pass(
         yield ForwardPass(source, load, folder, sweep, execution, states)
 
 
-def embed(
-    load: Loader, chunks: Chunks, states: States, n_handed: int = 0, scale: float = 1.0
-) -> Arrays:
-    """Write the embeddings of all tokens, times `scale`, to `states`; each chunk reads its own tokens' rows.
+def embed(load: Loader, chunks: Chunks, states: States, network: Network) -> Arrays:
+    """Write the embeddings of all tokens to `states`; each chunk reads its own tokens' rows.
 
-    Several strands of hidden states begin alike, and what is handed on behind them begins with zeros. Returns
-    what there is to keep beside them: nothing.
+    Several strands of hidden states begin alike, and what is handed on behind them begins with zeros, or with
+    the token's id. Returns what there is to keep beside them: nothing.
     """
     for chunk in range(chunks.n_chunks):
         start, stop = chunks.rows(chunk)
@@ -261,7 +259,9 @@ def embed(
         rows = to_cpu(load.picked_rows(EMBEDDINGS, unique.tolist()))
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
-        rows = rows * scale
-        rows = pad(rows.repeat(1, (states.n_cols - n_handed) // rows.shape[1]), (0, n_handed))
+        rows = rows * network.embedding_scale
+        rows = pad(rows.repeat(1, network.n_strands), (0, network.n_handed))
+        if network.hands_tokens:
+            rows[:, -network.n_handed] = to_torch(unique).float()
         states.write(start, rows[to_torch(places)])
     return {}

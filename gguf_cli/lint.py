@@ -23,7 +23,12 @@ from gguf_tools.text import json_line
 from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from convert.sources import SourceOptions
+    from quantize.padding.padding import PadChoice
+    from quantize.plan.recipe_files import Mixture
+    from quantize.run import Run
 
 DESCRIPTION = """\
 Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
@@ -88,12 +93,14 @@ def _lint(request: _Request) -> int:
     from quantize.linting import lint_lines, lint_plan
 
     source = source_folder(request.named, dry_run=True)
-    report = lint_plan(
-        request.file_type,
-        lambda mixture, pad: plan_source(
-            source, None, mixture, replace(request.options, pad=pad), allow_problems=True
-        ),
-    )
+
+    def plan(
+        mixture: Mixture, pad: PadChoice | None = None, *, hidden: bool = False
+    ) -> AbstractContextManager[Run]:
+        options = replace(request.options, pad=pad, pad_hidden=hidden)
+        return plan_source(source, None, mixture, options, allow_problems=True)
+
+    report = lint_plan(request.file_type, plan)
     lines = [json_line(report.to_json())] if request.json else lint_lines(report)
     for line in lines:
         print(line)

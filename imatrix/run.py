@@ -132,7 +132,7 @@ def _observe_output(forward: ForwardPass, observer: Accumulator) -> None:
 
 def _measure(forward: ForwardPass, report: CollectReporter, work: float) -> Perplexity:
     """Measure the perplexity, which is as much work as so many layers."""
-    head = Head(forward.load, forward.last(), forward.output_norm(), forward.source.network.output)
+    head = Head.of(forward.source.network, forward.load, forward.last())
 
     def running(perplexity: Perplexity) -> None:
         report.remark(f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.4f}")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from gguf_tools.errors import PlanError, QuantError
+from gguf_tools.errors import BadRequest, PlanError, QuantError
 from gguf_tools.findings import Finding
 from gguf_tools.text import counted, html_table, size_text
 from quantize.importances.files import ImportanceSource
 from quantize.options import QuantizeOptions
+from quantize.padding.hidden_size import pads_hidden_size
 from quantize.padding.padding import PadChoice
 from quantize.pipeline import plan_run
 from quantize.plan.decide import PlanOptions
@@ -68,8 +69,12 @@ class LintReport:
         }
 
 
-Planner = Callable[[Mixture, PadChoice | None], AbstractContextManager[Run]]
-"""Plans what a file type does to a model, with its sizes padded or as they are; all problems are allowed."""
+class Planner(Protocol):
+    """Plans what a file type does to a model, with its sizes padded or as they are; allows all problems."""
+
+    def __call__(
+        self, mixture: Mixture, pad: PadChoice | None = None, *, hidden: bool = False
+    ) -> AbstractContextManager[Run]: ...
 
 
 def lint(
@@ -91,8 +96,11 @@ def lint(
     """
     choices = QuantizeOptions(importances=importances, types=options)
 
-    def plan(mixture: Mixture, pad: PadChoice | None) -> AbstractContextManager[Run]:
-        return plan_run(model, None, mixture, replace(choices, pad=pad), allow_problems=True)
+    def plan(
+        mixture: Mixture, pad: PadChoice | None = None, *, hidden: bool = False
+    ) -> AbstractContextManager[Run]:
+        sized = replace(choices, pad=pad, pad_hidden=hidden)
+        return plan_run(model, None, mixture, sized, allow_problems=True)
 
     return lint_plan(file_type, plan)
 
@@ -101,7 +109,7 @@ def lint_plan(file_type: str | Mixture, plan: Planner) -> LintReport:
     """Report what `file_type` would do to a model."""
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     try:
-        with plan(mixture, None) as run:
+        with plan(mixture) as run:
             preparation = run.preparation
     except (PlanError, QuantError) as error:
         refusal = Finding.stopping(Kind.REFUSED, str(error), type(error))
@@ -124,6 +132,11 @@ def _padding_findings(plain: Plan, mixture: Mixture, plan: Planner) -> Iterator[
         text = f"{text}; --pad can't help: {error}"
     else:
         text = f"{text}; --pad 256: {padded.plan.notes[-1]}" if padded.padding.pads else text
+    with suppress(PlanError, QuantError, BadRequest), plan(mixture, "256", hidden=True) as run:
+        if pads_hidden_size(run.preparation.outputs[0].layout.metadata):
+            n_bytes = run.preparation.plan.total_bytes
+            text += f"; --pad-hidden: {n_bytes:,} bytes of tensors instead of {plain.total_bytes:,},"
+            text += f" {run.preparation.plan.notes[-1]}"
     yield Finding(Kind.PADDING, text, about=tuple(tensor.name for tensor in fallen))
 
 

@@ -112,7 +112,7 @@ def open_streams(
     if folder.done < EMBEDDING:
         first = [stream.files[EMBEDDING % 2] for stream in streams]
         for load, states in zip(loaders, first, strict=True):
-            embed(load, text.chunks, states, network.n_handed, network.embedding_scale)
+            embed(load, text.chunks, states, network)
             states.sync()
         folder.finish_layer(EMBEDDING, {}, [states.path for states in first])
     if fits:

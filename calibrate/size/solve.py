@@ -8,7 +8,7 @@ becomes the rules of a mixture, so the run, its resume and its report are those 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import prod
@@ -84,17 +84,9 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
     raises  BadRequest for a budget that no choice fits, sensitivities of another model, rules that leave a
             tensor no type, and what the planner raises
     """
-    base = request.base or _base_of(request)
-    if request.size is not None and request.size.kind == "recipe" and request.size.recipe != base:
-        with planner(_mixture(request.size.recipe)) as run:
-            budget: int | None = run.preparation.total_bytes
-    else:
-        budget = None
+    base, budget = _base_and_budget(planner, request)
     with planner(_mixture(base)) as run:
-        preparation = run.preparation
-        frame = _Frame.of(preparation, request, base)
-        if budget is None:
-            budget = _budget(request, preparation)
+        frame = _Frame.of(run.preparation, request, base)
     chosen = frame.choose(_shares(request, budget, frame))
     types = {name: by_name(type_) for name, type_ in chosen.types.items()}
     mixture = Mixture(f"{base}-sized", find_recipe(base), PlanOptions(types=types))
@@ -107,6 +99,14 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
     return Sized(mixture, chosen, base, budget, total)
 
 
+def _base_and_budget(planner: Planner, request: SizeRequest) -> tuple[str, int]:
+    """Find the file type that a file grows from, and the bytes that it may take."""
+    base = request.base or _base_of(request)
+    size = request.size
+    with planner(_mixture(size.recipe if size is not None and size.kind == "recipe" else base)) as run:
+        return base, _budget(request, run.preparation)
+
+
 def size_padded(
     planner_of: Callable[[PadChoice | None], Planner], request: SizeRequest, pad: PadChoice | None
 ) -> tuple[Sized, PadChoice | None]:
@@ -117,15 +117,18 @@ def size_padded(
     """
     if pad not in (None, "auto"):
         return size_mixture(planner_of(pad), request), pad
-    best: tuple[Sized, PadChoice | None] = size_mixture(planner_of(None), request), None
-    plain = best[0]
-    same_bytes = replace(request, size=request.size and Size("bytes", plain.budget), base=plain.base)
-    for keys in _ways(planner_of, plain.base):
-        with suppress(BadRequest):  # losses that don't know the types of padded rows, or no room for zeros
-            padded = size_mixture(planner_of(keys), same_bytes)
-            if padded.chosen.predicted < best[0].chosen.predicted:
-                best = padded, keys
-    return best
+    base, budget = _base_and_budget(planner_of(None), request)
+    same_bytes = replace(request, size=request.size and Size("bytes", budget), base=base)
+    found: list[tuple[Sized, PadChoice | None]] = []
+    refusals = []
+    for keys in (None, *_ways(planner_of, base)):
+        try:
+            found.append((size_mixture(planner_of(keys), same_bytes), keys))
+        except BadRequest as error:  # too few bytes for the zeros, or for what rows fall back to without
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return min(found, key=lambda each: each[0].chosen.predicted)
 
 
 def _ways(planner_of: Callable[[PadChoice | None], Planner], base: str) -> Iterator[tuple[str, ...]]:

@@ -30,6 +30,7 @@ from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation, BadRequest
 from gguf_tools.format import keys
 from quality.drift import LayerDrift, Routes, drift_of
+from quantize.padding.hidden_size import n_hidden_zeros
 
 
 @dataclass(frozen=True)
@@ -141,20 +142,28 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
 
 def head_of(model: ForwardPass) -> LogitSource:
     """The logits of a model whose layers have been computed."""
-    return Head(model.load, model.last(), model.output_norm(), model.source.network.output)
+    return Head.of(model.source.network, model.load, model.last())
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """What models that were made of one base have in common; None where a base doesn't say.
 
-    tokens  digest of the vocabulary's tokens
+    hidden_size  columns of hidden states, those of zeros too
+    tokens       digest of the vocabulary's tokens
+    n_zeros      columns of zeros behind hidden states, where the size is padded
     """
 
     vocab_size: int
     n_layers: int | None = None
     hidden_size: int | None = None
     tokens: str | None = None
+    n_zeros: int = 0
+
+    @property
+    def real_size(self) -> int | None:
+        """Columns of hidden states without padding."""
+        return None if self.hidden_size is None else self.hidden_size - self.n_zeros
 
     @classmethod
     def of(cls, source: ModelSource) -> ModelFacts:
@@ -162,7 +171,8 @@ class ModelFacts:
         tokens = () if value is None else value.data
         digest = hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogateescape")).hexdigest()
         network = source.network
-        return cls(network.vocab_size, network.n_layers, network.state_size, digest)
+        zeros = n_hidden_zeros(source.metadata)
+        return cls(network.vocab_size, network.n_layers, network.state_size, digest, zeros)
 
 
 def refuse_strangers(path: Path, base: ModelFacts, models: Sequence[ModelSource]) -> None:
@@ -171,7 +181,7 @@ def refuse_strangers(path: Path, base: ModelFacts, models: Sequence[ModelSource]
         facts = ModelFacts.of(model)
         for what, wanted, found in (
             ("layers", base.n_layers, facts.n_layers),
-            ("columns of hidden states", base.hidden_size, facts.hidden_size),
+            ("columns of hidden states", base.real_size, facts.real_size),
             ("tokens in the vocabulary", base.vocab_size, facts.vocab_size),
         ):
             if wanted is not None and wanted != found:
@@ -261,6 +271,6 @@ class Lockstep:
             return {}
         network = model.source.network
         states, base_routes = (base.after(layer), model.states.after(layer)), base.routes(layer)
-        n_cols = network.n_strands * network.hidden_size
+        n_cols = network.n_strands * network.hidden_size - n_hidden_zeros(model.source.metadata)
         drifts = [drift_of(layer, part, *states, base_routes, routes, n_cols=n_cols) for part in parts]
         return LayerDrift.arrays(drifts)

@@ -20,6 +20,7 @@ from gguf_tools.errors import BadArgument, BadRequest, PlanError
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import counted
 from quantize.padding.hidden_size import cost_text, hidden_padding, pads_hidden_size
 from quantize.padding.padding import (
     NO_PADDING,
@@ -197,7 +198,9 @@ def _difference(plain: PaddedPlan, padded: PaddedPlan) -> str:
         for each in padded.plan.tensors
         if before[each.name] != each.target_type
     )
-    types = "".join(f"; {n} tensors {new} instead of {old}" for (new, old), n in moved.most_common())
+    types = "".join(
+        f"; {counted(n, 'tensor')} {new} instead of {old}" for (new, old), n in moved.most_common()
+    )
     share = f"{100 * (with_ / without - 1):+.2f} %"
     return f"{with_:,} bytes of tensors with it, {without:,} without ({share}){types}"
 

@@ -179,6 +179,12 @@ def pads_hidden_size(metadata: Metadata) -> bool:
     return UNPADDED + keys.EMBEDDING_LENGTH.format(arch=architecture) in metadata
 
 
+def n_hidden_zeros(metadata: Metadata) -> int:
+    """Count the columns of zeros behind the hidden states of a file."""
+    key = keys.EMBEDDING_LENGTH.format(arch=architecture_of(metadata))
+    return int(metadata[key].data - metadata[UNPADDED + key].data) if pads_hidden_size(metadata) else 0
+
+
 def cost_text(metadata: Metadata, padding: Padding, path: str) -> str:
     """Say what a padded hidden size costs."""
     old = read_hidden_size(metadata, path)

@@ -54,6 +54,42 @@ def test_evaluate(plain: Path, padded: Path, text: Path) -> None:
         assert same.bits_per_weight > original.bits_per_weight == 32
 
 
+@pytest.fixture(scope="module")
+def hidden_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and the same with its hidden size padded from 64 to 256."""
+    import convert
+
+    plain = tmp_path_factory.mktemp("hidden") / "plain.gguf"
+    convert.convert(arch_models.model("llama-r1-distill"), plain, outtype="f32")
+    made = quantize(plain, plain.with_name("padded.gguf"), "F32", pad="256", pad_hidden=True)
+    return plain, made.paths[0]
+
+
+def test_a_padded_hidden_size_is_evaluated(
+    hidden_pair: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    plain, padded = hidden_pair
+    for base in (plain, padded):
+        for _ in range(2):  # computed, and from the states that were kept
+            found = quality.evaluate(
+                base, text, [padded, plain], chunk_size=64, n_chunks=2, keep=tmp_path / base.stem
+            )
+            for each in found.models:
+                assert each.divergence.kld.mean.value < 1e-9
+                assert max(layer.drift for layer in each.layers) < 1e-5
+
+
+def test_a_padded_hidden_size_is_audited_and_listed(hidden_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    plain, padded = hidden_pair
+    coarse = quantize(plain, tmp_path / "c.gguf", "Q4_K_M", pad="256", pad_hidden=True).paths[0]
+    for file, base in ((coarse, plain), (coarse, padded), (padded, plain)):
+        report = audit(file, base)
+        assert not report.is_wrong, [finding.text for finding in report.findings]
+    again = quantize(padded, tmp_path / "again.gguf", "Q4_K_M", reuse=[coarse])
+    assert again.written.reused[coarse] > 0
+    assert again.paths[0].read_bytes() == coarse.read_bytes()
+
+
 @pytest.mark.parametrize("file_type", ["Q4_K_M", "Q8_0"])
 def test_audit(plain: Path, padded: Path, tmp_path: Path, file_type: str) -> None:
     longer = quantize(plain, tmp_path / "l.gguf", file_type, pad="256").paths[0]

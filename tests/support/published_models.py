@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.support.checkpoints import Tensors, formula, write_checkpoint
+from tests.support.gemma_tokenizer import write_gemma_tokenizer
 from tests.support.packers import pack_low_first
 
 MODELS = Path(__file__).parents[1] / "golden" / "arch" / "models"
@@ -52,6 +53,9 @@ _DELTA_NET: Config = {
     "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "intermediate_size": 96,
 }  # fmt: skip
+_QWEN_TOKENS: Config = {
+    **_COMMON, "vocab_size": 640, "bos_token_id": None, "eos_token_id": 538,
+}  # fmt: skip
 _QWEN_EXPERTS: Config = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
@@ -75,12 +79,13 @@ class Published:
 
     config     config.json, or the part of it that is about the text
     shapes     config -> name and shape of every tensor
-    tokenizer  name of the recorded model whose tokenizer it gets
+    tokenizer  name of the recorded model whose tokenizer it gets; "" for one in Gemma 4's form
     edit       what is done to the tensors before they are written
     around     the rest of a config.json whose text_config is `config`; None: `config` is all of it
     prefix     of all names
     extra      name and shape of tensors that have no prefix
     cutting    pre-tokenizer that takes the place of the recorded one's; "" for none
+    generation generation_config.json
     """
 
     config: Config
@@ -91,6 +96,7 @@ class Published:
     prefix: str = ""
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cutting: str = ""
+    generation: Config | None = None
 
 
 def _mlp(prefix: str, width: int, hidden: int, names: tuple[str, str, str]) -> Shapes:
@@ -208,6 +214,66 @@ def gemma(config: Config) -> Shapes:
                 yield name.replace("post_attention", f"{norm}_feedforward"), shape
 
 
+def olmo(config: Config) -> Shapes:
+    """Yield the tensors of an OLMo 2 or 3: norms behind attention and block, and over all heads."""
+    hidden = config["hidden_size"]
+    for name, shape in decoder(config):
+        if not name.endswith(".input_layernorm.weight"):
+            yield name, shape
+        if name.endswith(".post_attention_layernorm.weight"):
+            yield name.replace("post_attention", "post_feedforward"), shape
+            for part in ("q", "k"):
+                rows = hidden // config["num_attention_heads"]
+                rows *= config["num_attention_heads" if part == "q" else "num_key_value_heads"]
+                yield name.replace("post_attention_layernorm", f"self_attn.{part}_norm"), (rows,)
+
+
+def gemma4(config: Config) -> Shapes:
+    """Yield the tensors of a Gemma 4, large or small, dense or with experts."""
+    yield from _ends(config)
+    hidden, added = config["hidden_size"], config["hidden_size_per_layer_input"]
+    n_layers, n_shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    if added:
+        rows = n_layers * added
+        yield "model.embed_tokens_per_layer.weight", (config["vocab_size_per_layer_input"], rows)
+        yield "model.per_layer_model_projection.weight", (rows, hidden)
+        yield "model.per_layer_projection_norm.weight", (added,)
+    for layer, kind in enumerate(config["layer_types"]):
+        prefix, is_full = f"model.layers.{layer}", kind == "full_attention"
+        cols = config["global_head_dim" if is_full else "head_dim"]
+        heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
+        keys = (config["num_global_key_value_heads"] or keys) if is_full else keys
+        yield f"{prefix}.self_attn.q_proj.weight", (heads * cols, hidden)
+        yield f"{prefix}.self_attn.q_norm.weight", (cols,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * cols)
+        if layer < n_layers - n_shared or layer == n_layers - 1:  # the last one's are stored and not used
+            yield f"{prefix}.self_attn.k_proj.weight", (keys * cols, hidden)
+            yield f"{prefix}.self_attn.k_norm.weight", (cols,)
+            if not (is_full and config["attention_k_eq_v"]):
+                yield f"{prefix}.self_attn.v_proj.weight", (keys * cols, hidden)
+        is_wide = config["use_double_wide_mlp"] and layer >= n_layers - n_shared
+        yield from _mlp(f"{prefix}.mlp", config["intermediate_size"] * (1 + is_wide), hidden, _PROJ)
+        norms = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+                 "post_feedforward_layernorm"]  # fmt: skip
+        yield f"{prefix}.layer_scalar", (1,)
+        if config["enable_moe_block"]:
+            n_experts, width = config["num_experts"], config["moe_intermediate_size"]
+            yield f"{prefix}.router.proj.weight", (n_experts, hidden)
+            yield f"{prefix}.router.scale", (hidden,)
+            yield f"{prefix}.router.per_expert_scale", (n_experts,)
+            yield f"{prefix}.experts.gate_up_proj", (n_experts, 2 * width, hidden)
+            yield f"{prefix}.experts.down_proj", (n_experts, hidden, width)
+            norms += [f"{part}_feedforward_layernorm_{number}" for part, number in (
+                ("pre", 2), ("post", 1), ("post", 2),
+            )]  # fmt: skip
+        if added:
+            yield f"{prefix}.per_layer_input_gate.weight", (added, hidden)
+            yield f"{prefix}.per_layer_projection.weight", (hidden, added)
+            norms.append("post_per_layer_input_norm")
+        for norm in norms:
+            yield f"{prefix}.{norm}.weight", (hidden,)
+
+
 def delta_net(config: Config) -> Shapes:
     """Yield the tensors of a Qwen3-Next or a Qwen 3.5, with experts or without, and of its MTP layer."""
     yield from _ends(config)
@@ -294,6 +360,32 @@ def _with_int4_experts(tensors: Tensors) -> Tensors:
     return packed
 
 
+def _gemma4(sizes: Config, kind: str = "Gemma4", generation: Config | None = None) -> Published:
+    """Return a Gemma 4 of these sizes, beside a vision part."""
+    config = {
+        "model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
+        "sliding_window": 16, "vocab_size": 515, "vocab_size_per_layer_input": 515, "rms_norm_eps": 1e-6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "max_position_embeddings": 4096, "tie_word_embeddings": True, "attention_bias": False,
+        "attention_k_eq_v": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": False, "use_double_wide_mlp": False, "num_global_key_value_heads": None,
+        "moe_intermediate_size": None, "num_experts": None, "top_k_experts": None,
+        "final_logit_softcapping": 30.0, "torch_dtype": "bfloat16", "bos_token_id": 2, "eos_token_id": 1,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                               "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }, **sizes,
+    }  # fmt: skip
+    around = {"architectures": [f"{kind}ForConditionalGeneration"], "model_type": "gemma4",
+              "eos_token_id": [1, 8], "bos_token_id": 2,
+              "vision_config": {"model_type": "gemma4_vision"}}  # fmt: skip
+    extra = {"model.vision_tower.patch_embedder.input_proj.weight": (4, 4),
+             "model.embed_vision.embedding_projection.weight": (4, 4)}  # fmt: skip
+    return Published(config, gemma4, "", _beside_vision, around=around, extra=extra, generation=generation)
+
+
 _VISION = {"vision_tower.patch_embed.weight": (4, 4), "multi_modal_projector.linear_1.weight": (4, 4)}
 
 PUBLISHED: Mapping[str, Published] = {
@@ -370,6 +462,49 @@ PUBLISHED: Mapping[str, Published] = {
                 "vision_config": {"model_type": "siglip_vision_model"}},
         prefix="language_model.", extra=_VISION,
     ),
+    "gemma-4": _gemma4({
+        "num_attention_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    }),
+    "gemma-4-moe": _gemma4({
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True,
+        "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+    }),
+    "gemma-4-e": _gemma4({
+        "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    }),
+    "gemma-4-12b": _gemma4({"use_bidirectional_attention": "vision"}, "Gemma4Unified", {
+        "suppress_tokens": [1, 3, 6],
+    }),
+    "seed-oss": Published(
+        {**_QWEN_TOKENS, "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 32,
+         "num_key_value_heads": 2, "attention_bias": True, "attention_out_bias": False, "mlp_bias": False,
+         "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0},
+        decoder, "qwen3moe", cutting="seed-coder",
+    ),
+    "olmo-2": Published(
+        {**_QWEN_TOKENS, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2",
+         "head_dim": None, "rope_theta": 500000},
+        olmo, "qwen3moe", cutting="dbrx",
+    ),
+    "olmo-3": Published(
+        {**_QWEN_TOKENS, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "head_dim": None,
+         "num_hidden_layers": 4, "sliding_window": 16, "rope_theta": 500000,
+         "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512,
+                          "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.2079441541679836}},
+        olmo, "qwen3moe", cutting="dbrx",
+    ),
+    "ministral-3": Published(
+        {**_COMMON, "model_type": "ministral3", "head_dim": 32, "num_key_value_heads": 2,
+         "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "yarn", "type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+                             "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+        decoder, "llama-r1-distill",
+        around={"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+                "tie_word_embeddings": True, "vision_config": {"model_type": "pixtral"}},
+        prefix="language_model.", extra=_VISION,
+    ),
     "qwen3-next": Published(
         {**_DELTA_NET, **_QWEN_EXPERTS, "architectures": ["Qwen3NextForCausalLM"],
          "model_type": "qwen3_next", "partial_rotary_factor": 0.25, "rope_theta": 10000000,
@@ -403,10 +538,16 @@ PUBLISHED: Mapping[str, Published] = {
 """Models by name: what the recorded ones lack."""
 
 
+_STAY_NULL = ("q_lora_rank", "num_global_key_value_heads", "moe_intermediate_size")
+"""Keys that config.json says null for; llama.cpp's converter asks for them."""
+
+
 def write(name: str, folder: Path) -> Path:
     """Write the checkpoint called `name` in PUBLISHED to a folder, and return that."""
     model = PUBLISHED[name]
-    config = {key: value for key, value in model.config.items() if value is not None or key == "q_lora_rank"}
+    config = {
+        key: value for key, value in model.config.items() if value is not None or key in _STAY_NULL
+    }
     tensors: Tensors = {}
     for seed, (tensor, shape) in enumerate(model.shapes(model.config)):
         values = formula(shape, seed)
@@ -418,6 +559,11 @@ def write(name: str, folder: Path) -> Path:
     tensors |= {tensor: formula(shape, 1) for tensor, shape in model.extra.items()}
     whole = config if model.around is None else {**model.around, "text_config": config}
     write_checkpoint(folder, whole, tensors)
+    if model.generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(model.generation))
+    if not model.tokenizer:
+        write_gemma_tokenizer(folder)
+        return folder
     for path in (MODELS / model.tokenizer).iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             shutil.copy(path, folder / path.name)
@@ -435,6 +581,10 @@ def _cut_as(name: str, path: Path) -> None:
 
 
 CUTS = {
+    "dbrx": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "seed-coder": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }

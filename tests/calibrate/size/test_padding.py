@@ -10,6 +10,7 @@ import pytest
 from calibrate.size.parse import Size
 from calibrate.size.solve import Planner, SizeRequest, size_padded
 from gguf_tools import open_gguf
+from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.values import Value
 from quantize import QuantizeOptions
@@ -83,6 +84,22 @@ def test_each_size_is_padded_only_where_it_pays(tmp_path: Path) -> None:
     assert pad == ("deepseek2.feed_forward_length",)
     predicted = {each: size_padded(planner_of, wanted, each)[0].chosen.predicted for each in ("256", "off")}
     assert sized.chosen.predicted < min(predicted.values())
+
+
+def test_a_size_that_only_padded_rows_fit(tmp_path: Path) -> None:
+    """Rows of 176 are F16 without zeros behind them."""
+    shapes = {name: tuple(176 if n == 160 else n for n in shape) for name, shape in DENSE.items()}
+    metadata = {**METADATA, "deepseek2.feed_forward_length": Value.u32(176)}
+    model = write_ffn_file(tmp_path / "model.gguf", shapes, metadata)
+
+    def planner_of(pad: PadChoice | None) -> Planner:
+        return lambda mixture: plan_run(model, None, mixture, QuantizeOptions(pad=pad), allow_problems=True)
+
+    sized, pad = size_padded(planner_of, SizeRequest(losses(model, "Q2_K"), Size("bpw", 5.5)), None)
+    assert pad == ("deepseek2.feed_forward_length",)
+    assert sized.total_bytes <= sized.budget
+    with pytest.raises(BadRequest, match=r"a size of [\d,]+ bytes, and the smallest that can be had is"):
+        size_padded(planner_of, SizeRequest(losses(model, "Q2_K"), Size("bpw", 1.5)), None)
 
 
 def test_losses_of_padded_rows_are_kept(model: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize import quantize
+from quantize.linting import lint
 from quantize.padding.counterparts import count_weights
 from quantize.padding.hidden_size import HiddenSize, hidden_padding
 
@@ -126,3 +127,10 @@ def test_refused(case: str) -> None:
     metadata = {key: value for key, value in {**METADATA, **changed}.items() if value is not None}
     with pytest.raises(BadRequest, match=message):
         hidden_padding(metadata, infos(**more), "model.gguf")
+
+
+def test_lint_says_what_a_padded_hidden_size_would_give(model: Path) -> None:
+    (found,) = [each.text for each in lint("Q4_K_M", model).findings if each.kind == "padding"]
+    assert "; --pad-hidden: " in found
+    assert found.endswith("hidden size 576 -> 768: about 33.3 % more to read and to multiply for each token,"
+                          " and a cache 33.3 % larger")  # fmt: skip
