@@ -107,7 +107,7 @@ class Refinement:
 def run_refinement(
     file: Path, original: Path, path: Path, output: Path, options: RefineOptions, report: Reporter
 ) -> Refinement:
-    """Refine a file on the text at `path`; see `calibrate.refine.refine`."""
+    """Refine a file on the text at `path`; see `calibrate.refine.pipeline`."""
     started = time.monotonic()
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
