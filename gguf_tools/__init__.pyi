@@ -2,6 +2,8 @@
 
 import imatrix as imatrix
 from calibrate.calibration import Calibration as Calibration
+from calibrate.refine.options import RefineOptions as RefineOptions
+from calibrate.refine.refine import refine as refine
 from calibrate.sensitivities.measure import sensitivity as sensitivity
 from calibrate.sensitivities.options import SensitivityOptions as SensitivityOptions
 from convert.options import ConvertOptions as ConvertOptions

@@ -64,7 +64,7 @@ class Predictions:
     def divergences(self, workers: Workers) -> torch.Tensor:
         """Compute KL(p || q) of each position, float64 (n_positions,)."""
         found = torch.zeros(len(self.positions.tokens), dtype=torch.float64)
-        for at, _, here in self._sweep(workers, lambda chunk, first, weight, p, q: None):
+        for at, _, here in self._sweep(workers, lambda chunk, first, weight, by_logit: None):
             found[at] += here
         return found
 
@@ -78,10 +78,10 @@ class Predictions:
         n_positions = len(self.positions.tokens)
 
         def take_slice(
-            chunk: int, first: int, weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor
+            chunk: int, first: int, weight: torch.Tensor, by_logit: torch.Tensor
         ) -> torch.Tensor:
             at = self.positions.place(chunk)
-            at_logits = q.sub_(p).div_(n_positions).to(weight.dtype)
+            at_logits = by_logit.div_(n_positions).to(weight.dtype)
             at_x = to_cpu((at_logits @ weight).float())
             at_x = at_x if first == 0 else at_x + into.read(at.start, at.stop)[:, :n_behind]
             into.write(at.start, pad(at_x, (0, into.n_cols - n_behind)))
@@ -96,9 +96,12 @@ class Predictions:
         return found
 
     def _sweep(
-        self, workers: Workers, make: Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], Any]
+        self, workers: Workers, make: Callable[[int, int, torch.Tensor, torch.Tensor], Any]
     ) -> Iterator[tuple[slice, tuple[int, Any], torch.Tensor]]:
-        """Yield, slice by slice and chunk by chunk, the positions, what `make` makes, and divergences."""
+        """Yield, slice by slice and chunk by chunk, the positions, what `make` makes, and divergences.
+
+        make  is given the chunk, the slice's first row, the file's rows and the gradient at their products
+        """
         for first, stop in slices(self.file.vocab_size):
             weights = self.original.read(first, stop), self.file.read(first, stop)
 
@@ -107,10 +110,12 @@ class Predictions:
             ) -> tuple[slice, tuple[int, Any], torch.Tensor]:
                 at = self.positions.place(chunk)
                 tokens, sums = self.positions.tokens[at], self.sums[:, at, None].float()
-                pair = zip((self.original, self.file), weights, sums, strict=True)
-                logs = [to_cpu(head.logits(tokens, weight)).sub_(total) for head, weight, total in pair]
-                p, q = logs[0].exp(), logs[1].exp()
-                here = (p * logs[0].sub_(logs[1])).sum(-1).double()
-                return at, (first, make(chunk, first, weights[1], p, q)), here
+                expected = to_cpu(self.original.logits(tokens, weights[0])).sub_(sums[0])
+                logits = to_cpu(self.file.logits(tokens, weights[1]))
+                slope = self.file.rule.slope(logits)
+                found = logits.sub_(sums[1])
+                p, q = expected.exp(), found.exp()
+                here = (p * expected.sub_(found)).sum(-1).double()
+                return at, (first, make(chunk, first, weights[1], q.sub_(p).mul_(slope))), here
 
             yield from workers.each(take_chunk, range(self.positions.n_chunks))

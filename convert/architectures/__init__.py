@@ -74,6 +74,7 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "Olmo3ForCausalLM": _decoder("olmo2"),
     "Ministral3ForCausalLM": _decoder("ministral3"),
     "Mistral3ForConditionalGeneration": _decoder("ministral3"),
+    "Phi3ForCausalLM": _decoder("phi3"),
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Glm4MoeForCausalLM": FamilyRow("convert.architectures.glm4moe", MTPOptions),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),

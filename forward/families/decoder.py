@@ -38,6 +38,7 @@ class _Style:
     local      whether layers with a window rotate without stretching
     clamped    whether experts have gpt-oss's gate
     gated      whether attention has gates
+    fused      whether queries, keys and values are one matrix, gate and up another
     gemma      whether it is Gemma 3's: GELU, scaled embeddings
     tiled      how heads of delta nets share keys, see DeltaNetSizes
     """
@@ -48,6 +49,7 @@ class _Style:
     local: bool = False
     clamped: bool = False
     gated: bool = False
+    fused: bool = False
     gemma: bool = False
     tiled: bool = False
 
@@ -61,7 +63,15 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         if number in sliding and style.local:
             local = Rope(rope.n_cols, config.sliding_theta or rope.theta, halves=rope.halves)
             return local.rotation(len(rotate.turns), load.device)
-        return None if number in config.unrotated_layers else with_divisors(load, rope, rotate)
+        if number in config.unrotated_layers:
+            return None
+        return with_divisors(load, rope, rotate, divisors_of(rotate))
+
+    def divisors_of(rotate: Rotation) -> str:
+        if config.rope.kind != "longrope":
+            return ROPE_FREQS
+        is_long = len(rotate.turns) > (config.rope.original_context or 0)
+        return f"rope_factors_{'long' if is_long else 'short'}.weight"
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
         if isinstance(config, DeltaNetConfig) and number in linear:
@@ -115,6 +125,7 @@ def _head_sizes(config: DecoderConfig, style: _Style) -> HeadSizes:
         gated=style.gated,
         scale=config.attention_scale,
         normed=bool(style.ffn_norm),
+        fused=style.fused,
     )
 
 
@@ -130,25 +141,28 @@ def _feed_forwards(config: DecoderConfig, style: _Style) -> FeedForwards:
         clamped=style.clamped,
         post_norm_eps=config.rms_norm_eps if style.post_norms else None,
         gelu=style.gemma,
+        fused=style.fused,
     )
 
 
 def _rope(config: DecoderConfig, style: _Style) -> Rope:
     """Read the rotation, without Llama 3's divisors, which are a tensor."""
     scaling = config.rope
-    if scaling.kind == "longrope":
+    if scaling.kind == "longrope" and scaling.attention_factor is None:
         raise UnsupportedCheckpoint("RoPE of type longrope: the forward pass has no factors for it")
     slowed = scaling.factor if scaling.kind == "linear" and scaling.factor else 1.0
     plain = Rope(config.rotated_cols, scaling.theta, halves=style.halves, slowed=slowed)
     stretch = scaling.yarn
+    if scaling.kind == "longrope":
+        return replace(plain, magnitude=scaling.attention_factor or 1.0)
     return plain if stretch is None else replace(plain, yarn=stretch, magnitude=stretch.rotary_factor)
 
 
-def with_divisors(load: Loader, rope: Rope, rotate: Rotation) -> Rotation:
-    """Divide the frequencies by the tensor of divisors that a model may have."""
-    if not load.has(ROPE_FREQS):
+def with_divisors(load: Loader, rope: Rope, rotate: Rotation, table: str = ROPE_FREQS) -> Rotation:
+    """Divide the frequencies by the tensor of divisors that a model may have, called `table`."""
+    if not load.has(table):
         return rotate
-    divisors = load.float32(ROPE_FREQS, rope.n_cols // 2)
+    divisors = load.float32(table, rope.n_cols // 2)
     return replace(rope, divisors=divisors).rotation(len(rotate.turns), load.device)
 
 
@@ -173,6 +187,7 @@ DECODERS: Mapping[str, Family] = {
         "seed_oss": _Style(ffn_norm="post_attention_norm"),
         "olmo2": _Style(ffn_norm="", post_norms=True, local=True),
         "mistral3": _Style(halves=False),
+        "phi3": _Style(fused=True),
         "qwen3next": _Style(ffn_norm="post_attention_norm", gated=True),
         "qwen35": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),
         "qwen35moe": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),

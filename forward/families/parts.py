@@ -56,6 +56,7 @@ class FeedForwards:
     limit         see FeedForward
     post_norm_eps  epsilon of the norm of a dense block's output; None for no norm
     gelu           whether dense blocks have GELU
+    fused          whether gate and up of dense blocks are one matrix, which is called up
     """
 
     hidden: int
@@ -69,12 +70,15 @@ class FeedForwards:
     limit: float | None = None
     post_norm_eps: float | None = None
     gelu: bool = False
+    fused: bool = False
 
     def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
         """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
         is_dense = number < self.n_dense
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
+        if is_dense and self.fused:
+            names = replace(names, gate=names.up)
         block = load_ffn(load, names, self.hidden, width, limit=self.limit) if width else None
         if block is not None and self.post_norm_eps is not None:
             weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)

@@ -145,15 +145,16 @@ def load_ffn(
     load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
 ) -> FeedForward:
     """Read a block's three matrices, biases and the row of its share where the model has them."""
+    is_one = names.gate == names.up
     row = names.gate.replace("ffn_gate_shexp", "ffn_gate_inp_shexp")
     has_share = row != names.gate and load.has(row)
     return FeedForward(
         names,
-        load.matrix(names.gate, width, hidden_size),
-        load.matrix(names.up, width, hidden_size),
+        load.matrix(names.gate, width * (1 + is_one), hidden_size),
+        None if is_one else load.matrix(names.up, width, hidden_size),
         load.matrix(names.down, hidden_size, width),
-        load.bias(names.gate, width),
-        load.bias(names.up, width),
+        load.bias(names.gate, width * (1 + is_one)),
+        None if is_one else load.bias(names.up, width),
         load.bias(names.down, hidden_size),
         limit=limit,
         share=Share(row, load.float32(row, 1, hidden_size)) if has_share else None,

@@ -155,6 +155,7 @@ class HParams:
     rope_freq_base_swa: float | None = _key(keys.ROPE_FREQ_BASE_SWA)
     rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE)
     rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR)
+    rope_scaling_attn_factor: float | None = _key(keys.ROPE_SCALING_ATTN_FACTOR)
     rope_scaling_original_context_length: Size = _key(keys.ROPE_SCALING_ORIG_CTX_LEN)
     rope_scaling_yarn_ext_factor: float | None = _key(keys.ROPE_SCALING_YARN_EXT_FACTOR)
     rope_scaling_yarn_attn_factor: float | None = _key(keys.ROPE_SCALING_YARN_ATTN_FACTOR)

@@ -86,7 +86,8 @@ def differentiated(name: str, tmp_path: Path) -> tuple[Any, WeightGradients]:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral-window"]
+    "name",
+    ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral-window", "olmo3"],
 )
 def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     original, observer = differentiated(name, tmp_path)
@@ -96,6 +97,13 @@ def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> Non
             continue  # its rows stand elsewhere in the file
         expected = getattr(attention, part).weight.grad.numpy()
         assert relative_error(observer.of(f"blk.1.{ours}.weight"), expected) < 1e-4, ours
+
+
+def test_gradients_of_fused_matrices_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("phi4-mini", tmp_path)
+    layer = original.model.layers[1]
+    for ours, linear in {"attn_qkv": layer.self_attn.qkv_proj, "ffn_up": layer.mlp.gate_up_proj}.items():
+        assert relative_error(observer.of(f"blk.1.{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma4-experts", "gemma4-small"])

@@ -79,6 +79,15 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
                                 "original_max_position_embeddings": 64},
              "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
     ),
+    "phi4": ("Phi3", {"pad_token_id": 0}),
+    "phi4-mini": (
+        "Phi3",
+        {"tie_word_embeddings": True, "pad_token_id": 0, "max_position_embeddings": 512,
+         "original_max_position_embeddings": 40, "head_dim": 16,
+         "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                             "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+                             "long_factor": [1.0, 1.5, 3.0, 8.0, 20.0, 40.0]}},
+    ),
     "ministral3": (
         "Ministral3",
         {"head_dim": 32,

@@ -196,10 +196,18 @@ def _with_sharpness(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
     return replace(config, rope=rope, sharpness=sharpness)
 
 
+def _with_long_rope(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
+    """Return the configuration with the rotation of a Phi 3 or 4, whose divisors are tensors."""
+    factor = hparams.rope_scaling_attn_factor
+    rope = replace(config.rope, kind="default" if factor is None else "longrope", attention_factor=factor)
+    return replace(config, rope=rope)
+
+
 _CHANGES: Mapping[str, Callable[[DecoderConfig, HParams], DecoderConfig]] = {
     "gemma3": _with_gemma,
     "olmo2": _with_windows,
     "mistral3": _with_sharpness,
+    "phi3": _with_long_rope,
 }
 """What some architectures have besides, by their names."""
 

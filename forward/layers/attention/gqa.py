@@ -38,6 +38,7 @@ class HeadSizes:
     gated                whether heads have gates
     scale                what scores are multiplied by; None: one over the root of head_dim
     normed               whether the hidden states are normed before
+    fused                whether one matrix has the rows of queries, keys and values
     unit_values          whether values are normed, without a weight
     """
 
@@ -51,6 +52,7 @@ class HeadSizes:
     scale: float | None = None
     normed: bool = True
     unit_values: bool = False
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class SharedKeyAttention:
     sizes: HeadSizes
     rotate: Rotation | None
     norm: Norm
-    q: Projection
+    q: Projection  # of queries, or of queries, keys and values
     k: Projection | None
     v: Projection | None
     output: Projection
@@ -117,7 +119,10 @@ class SharedKeyAttention:
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Attend within one chunk; return what it adds, float32 (n_tokens, hidden_size)."""
         x = self.normed(hidden, observer)
-        return self.attend(x, *self.keys_and_values(x, observer), observer)
+        query, key, value = self.heads(x, observer)
+        assert key is not None
+        assert value is not None
+        return self.attend(query, *self.keys_and_values(key, value), observer)
 
     def normed(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return what the matrices of queries, keys and values multiply."""
@@ -125,28 +130,42 @@ class SharedKeyAttention:
         observer.rows(tuple(each.name for each in (self.q, self.k, self.v) if each is not None), x)
         return x
 
-    def keys_and_values(self, x: torch.Tensor, observer: Observer) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, both (n_tokens, n_kv_heads, head_dim)."""
-        assert self.k is not None
-        sizes = self.sizes
-        key = self.k.heads(x, observer, sizes.n_kv_heads)
-        value = key if self.v is None else self.v.heads(x, observer, sizes.n_kv_heads)
-        if sizes.unit_values:
-            value = unit_rows(value, sizes.eps).to(x.dtype)
-        key = self._rotated(_normed(key, self.k_norm)).to(x.dtype)
+    def heads(
+        self, x: torch.Tensor, observer: Observer
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return what the matrices make of `x`, (n_tokens, n_heads, n_cols) each; None for keys of others."""
+        n_heads, n_kv_heads = self.sizes.n_heads, self.sizes.n_kv_heads
+        if self.sizes.fused:
+            every = self.q.heads(x, observer, n_heads + 2 * n_kv_heads)
+            query, key, value = every.split((n_heads, n_kv_heads, n_kv_heads), 1)
+            return query, key, value
+        query = self.q.heads(x, observer, n_heads)
+        if self.k is None:
+            return query, None, None
+        key = self.k.heads(x, observer, n_kv_heads)
+        return query, key, key if self.v is None else self.v.heads(x, observer, n_kv_heads)
+
+    def keys_and_values(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, normed and rotated, and values, both (n_tokens, n_kv_heads, head_dim)."""
+        dtype = value.dtype
+        if self.sizes.unit_values:
+            value = unit_rows(value, self.sizes.eps).to(dtype)
+        key = self._rotated(_normed(key, self.k_norm)).to(dtype)
         return (round_f16(key), round_f16(value)) if self.half_cache else (key, value)
 
     def attend(
-        self, x: torch.Tensor, key: torch.Tensor, value: torch.Tensor, observer: Observer
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, observer: Observer
     ) -> torch.Tensor:
-        """Attend to keys and values; return what the layer adds, float32 (n_tokens, hidden_size)."""
-        sizes = self.sizes
-        query = self.q.heads(x, observer, sizes.n_heads)
+        """Attend to keys and values; return what the layer adds, float32 (n_tokens, hidden_size).
+
+        query  as `heads` has it, with its gate
+        """
+        sizes, dtype = self.sizes, value.dtype
         gate = query[..., sizes.head_dim :].flatten(1)
         query = self._rotated(_normed(query[..., : sizes.head_dim], self.q_norm))
         if self.sharpness is not None:
             query = query * self.sharpness[: len(query), None, None]
-        query = query.to(x.dtype)
+        query = query.to(dtype)
         values = self._attend(query, key, value)
         if sizes.gated:
             values = values * torch.sigmoid(gate)
@@ -257,6 +276,7 @@ def load_shared_key_attention(
         n_cols = n_rows if load.tensor(weight).shape[-1] == n_rows else sizes.head_dim
         return RMSNorm(load.float32(weight, n_cols), sizes.eps)
 
+    has_keys = own_keys and not sizes.fused
     keys_are_values = sizes.unit_values and not load.has(f"{name}.attn_v.weight")
     sinks = f"{name}.attn_sinks.weight"
     return SharedKeyAttention(
@@ -265,9 +285,11 @@ def load_shared_key_attention(
         norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps)
         if sizes.normed
         else UNNORMED,
-        q=projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
-        k=projection("attn_k", kv_rows, sizes.hidden) if own_keys else None,
-        v=projection("attn_v", kv_rows, sizes.hidden) if own_keys and not keys_are_values else None,
+        q=projection("attn_qkv", q_rows + 2 * kv_rows, sizes.hidden)
+        if sizes.fused
+        else projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
+        k=projection("attn_k", kv_rows, sizes.hidden) if has_keys else None,
+        v=projection("attn_v", kv_rows, sizes.hidden) if has_keys and not keys_are_values else None,
         output=projection("attn_output", sizes.hidden, q_rows),
         q_norm=norm_of("attn_q_norm", q_rows),
         k_norm=norm_of("attn_k_norm", kv_rows),

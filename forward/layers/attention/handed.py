@@ -55,10 +55,11 @@ class HandedKeyAttention:
         """
         inner, handed = self.inner, self.handed
         x = inner.normed(hidden[:, : inner.sizes.hidden], observer)
-        if inner.k is None:
-            return inner.attend(x, *handed.read(hidden, x.dtype), observer)
-        key, value = inner.keys_and_values(x, observer)
-        output = inner.attend(x, key, value, observer)
+        query, own_key, own_value = inner.heads(x, observer)
+        if own_key is None or own_value is None:
+            return inner.attend(query, *handed.read(hidden, x.dtype), observer)
+        key, value = inner.keys_and_values(own_key, own_value)
+        output = inner.attend(query, key, value, observer)
         change = torch.cat((key.flatten(1), value.flatten(1)), -1).float()
         n_before = handed.first - output.shape[1]
         n_behind = hidden.shape[1] - handed.first - handed.width

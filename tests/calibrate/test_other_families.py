@@ -1,4 +1,4 @@
-"""Gemmas calibrated, as the other families are."""
+"""Families whose layers have other parts than most, calibrated."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim"
 """Sizes that fill blocks of 256."""
 
 MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "phi4": ({}, ("attn_qkv", "ffn_up", "ffn_down")),
+    "olmo2": ({}, ("attn_q", "ffn_gate", "ffn_down")),
     "gemma3": ({"query_pre_attn_scalar": 64}, ("attn_q", "ffn_down")),
     "gemma4-experts": (
         {"layer_types": None, "moe_intermediate_size": 256},
