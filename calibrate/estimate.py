@@ -1,51 +1,44 @@
 """Estimates memory, disk and time of a calibrated run, from shapes and one short measurement.
 
-Time is that of the arithmetic: products of the forward and the backward pass, of second moments and of their
-factors at the speed that this machine multiplies at, and rounding at the rates below. Expect it to be right
+Time is counted in seconds of one thread, from what `Probe` measures of this machine. Expect it to be right
 within a factor of 1.5 on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-import torch
-
 from calibrate.footprint import Shapes, is_expert, memory_bytes
 from calibrate.options import CalibrationOptions
 from calibrate.plan import CalibrationPlan
+from calibrate.probe import LayerTimes, Probe
 from calibrate.run.context import state_bytes
-from calibrate.run.experts import experts_at_once
 from calibrate.statistics.gradient_factors import gradient_text
-from calibrate.statistics.gradients import stored_bytes
+from calibrate.statistics.gradients import row_pieces, stored_bytes
 from calibrate.statistics.inputs import HELD_ROWS
-from forward.device import CPU, fast_products
 from forward.gradients.forward_backward import BACKWARD_WORK
+from forward.network import EMBEDDINGS, OUTPUT
 from forward.text.tokens import Text
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.text import size_text
+from gguf_tools.system.locks import usable_cores
+from gguf_tools.text import counted, size_text
 from quantize.roles import layer_of
 
-_PROBE, _PROBES = 1024, 4
-"""Number of rows and columns of the matrices whose product is timed, and how often."""
+_SWEEPS = 4
+"""Softmaxes that a logit of one model takes: sums, probabilities, and what is made of them, in float64."""
 
-_EFFICIENCY = 0.6
-"""Speed of a pass over that of one large product: chunks are small, and there is more to do than products."""
-
-_ATTENTION_PASSES = 4
-"""How often a sequential run computes a layer's attention: up to its first matrices, up to those of heads, up
-to the last one, and as a whole."""
-
-_OTHER_PASSES = 4 / 3
-"""The same for what follows: once in the original, and in the other gate and up once, then all of them."""
+_COPIES = 8
+"""Copies of a matrix' inputs on the way into sums: they are kept, joined, widened and weighed."""
 
 _HELD_PRODUCTS = 5
 """Products with the held-out rows, for each matrix."""
+
+_STOCK_RATE = 50e6
+"""Weights a second that one thread encodes as the stock encoder does: scripts/bench_kernels.py."""
 
 _LEAST_TOKENS = 32768
 """Tokens that are enough for 256 columns: the sample model's figures were measured with these."""
@@ -60,22 +53,28 @@ _LARGE = 2
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a run.
+    """Work of a run, in seconds of one thread.
 
-    flops    floating point operations of matrix products
-    seconds  of rounding, on one thread
+    others      of tensors that are encoded by themselves, which come first
+    gradients   of the pass forward and back
+    embeddings  of rounding them
+    layers      of each layer: its passes, moments, factors and rounding
+    end         of the output matrix, and of the divergence
     """
 
-    flops: float
-    seconds: float
+    others: float
+    gradients: float
+    embeddings: float
+    layers: tuple[float, ...]
+    end: float
 
-    def seconds_on(self, n_threads: int, speed: float, rounding_threads: int) -> float:
-        """Estimate how long it takes.
+    @property
+    def seconds(self) -> float:
+        return self.before(len(self.layers)) + self.end
 
-        speed             products of one thread, operations a second
-        rounding_threads  how many of the threads have something to round
-        """
-        return self.flops / (_EFFICIENCY * speed * n_threads) + self.seconds / rounding_threads
+    def before(self, layer: int) -> float:
+        """The work before a layer."""
+        return self.others + self.gradients + self.embeddings + sum(self.layers[:layer])
 
 
 def estimate_lines(plan: CalibrationPlan, n_threads: int) -> Iterator[str]:
@@ -88,11 +87,12 @@ def estimate_lines(plan: CalibrationPlan, n_threads: int) -> Iterator[str]:
     if options.needs_gradients:
         n_values = gradient_text(text).inputs.size * network.state_size
         disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(shapes.made)
-    seconds = calibration_seconds(options, shapes, text, n_threads, flops_per_second())
+    seconds = calibration_seconds(options, plan.probe, text, n_threads)
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(memory)}"
     yield f"  disk    {size_text(disk)} beside the output, until it is done"
-    yield f"  time    about {time_text(seconds)} on {n_threads} threads"
+    cores = counted(usable_cores(), "core")
+    yield f"  time    about {time_text(seconds)}, with {counted(n_threads, 'thread')} on {cores}"
 
 
 def amount_findings(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
@@ -127,9 +127,9 @@ def _large_text(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
     enough = -(-enough_tokens(shapes) // text.chunk_size)
     if text.n_chunks <= _LARGE * enough:
         return
-    part, speed = Text(text.tokens[:enough], text.inputs[:enough]), flops_per_second()
+    part = Text(text.tokens[:enough], text.inputs[:enough])
     whole, short = (
-        time_text(calibration_seconds(options, shapes, each, n_threads, speed)) for each in (text, part)
+        time_text(calibration_seconds(options, plan.probe, each, n_threads)) for each in (text, part)
     )
     yield Finding(
         "large text",
@@ -144,67 +144,123 @@ def enough_tokens(shapes: Shapes) -> int:
     return max([_LEAST_TOKENS, *(math.ceil(info.n_cols / shapes.share(info)) for info in shapes.made)])
 
 
-def calibration_seconds(
-    options: CalibrationOptions, shapes: Shapes, text: Text, n_threads: int, speed: float
-) -> float:
-    """Estimate how long a run takes, if one thread multiplies at `speed` operations a second."""
-    return work_of(options, shapes, text).seconds_on(n_threads, speed, _rounding_threads(shapes, n_threads))
+def calibration_seconds(options: CalibrationOptions, probe: Probe, text: Text, n_threads: int) -> float:
+    """Estimate how long a run takes on `n_threads`."""
+    return work_of(options, probe, text).seconds / n_threads
 
 
-def _rounding_threads(shapes: Shapes, n_threads: int) -> int:
-    """Count the threads that have something to round: gate and up of the experts that are made together."""
-    experts = [info.n_cols for info in shapes.made if is_expert(info)]
-    most = 2 * experts_at_once(max(experts), n_threads) if experts else n_threads
-    return min(n_threads, most)
-
-
-def work_of(options: CalibrationOptions, shapes: Shapes, text: Text) -> Work:
-    """Add up the products and the rounding of a run."""
-    n_tokens, followed = text.inputs.size, options.sequential
-    active, attention = 0.0, 0.0
+def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:
+    """Estimate the work of a run from shapes, and from what was measured of this machine."""
+    shapes = probe.shapes
+    made = {info.name for info in shapes.made}
+    by_layer: list[list[TensorInfo]] = [[] for _ in range(shapes.network.n_layers)]
+    others, outside = 0.0, {EMBEDDINGS: 0.0, OUTPUT: 0.0}
     for info in shapes.infos:
-        if layer_of(info.name) is not None:
-            active += info.n_elems * shapes.share(info)
-            attention += info.n_elems if ".attn_" in info.name else 0
-    if followed:
-        passes = _ATTENTION_PASSES * attention + _OTHER_PASSES * (active - attention)
-        flops = 2 * 2 * passes * n_tokens
-    else:
-        flops = 2 * active * n_tokens
+        layer = layer_of(info.name)
+        if layer is not None and layer < len(by_layer):
+            by_layer[layer].append(info)
+        elif info.name in made:
+            outside[info.name] = _rounding_seconds(options, probe, info, text.inputs.size)
+        if info.name not in made and info.type.is_quantized:
+            others += info.n_elems / _STOCK_RATE
+    layers = tuple(
+        _layer_seconds(options, probe, text, probe.layer(number), [i for i in infos if i.name in made])
+        for number, infos in enumerate(by_layer)
+    )
+    gradients = 0.0
     if options.needs_gradients:
-        flops += 2 * active * gradient_text(text).inputs.size * (1 + BACKWARD_WORK)
-    method, rounding = options.rounding, 0.0
-    for info in shapes.made:
-        n_mats, n_cols = info.n_mats, info.n_cols
-        flops += 2 * n_cols**2 * n_tokens * shapes.share(info) * n_mats * (2 if followed else 1)
-        # Factor and its inverse; where the model is followed, the step towards W t and what it adds.
-        flops += (5 if followed else 1) * n_cols**3 * n_mats
-        flops += 2 * info.n_elems * (n_cols if followed else 0)
-        flops += 2 * info.n_elems * HELD_ROWS * _HELD_PRODUCTS
-        rounding += method.rates(info.type).seconds(info)
-    return Work(flops, rounding)
+        some = gradient_text(text)
+        passes = sum(pass_seconds(probe, some, number) for number in range(len(by_layer)))
+        gradients = (1 + BACKWARD_WORK) * passes + 2 * _logit_seconds(probe, some.inputs.size)
+        gradients += sum(_covariance_seconds(probe, info, some.inputs.size) for info in shapes.infos)
+    end = outside[OUTPUT] + _logit_seconds(probe, options.n_models * text.inputs.size / 2)
+    return Work(others, gradients, outside[EMBEDDINGS], layers, end)
+
+
+def pass_seconds(probe: Probe, text: Text, layer: int) -> float:
+    """Estimate how long one thread takes to compute a layer for a text."""
+    times = probe.layer(layer)
+    of_experts = text.inputs.size * probe.shapes.n_used * times.expert
+    return text.n_chunks * (times.attention + times.block) + of_experts
+
+
+def logit_seconds(probe: Probe, text: Text) -> float:
+    """Estimate how long one thread takes for the logits of a model that are scored in a text."""
+    return _logit_seconds(probe, text.inputs.size / 2)
+
+
+def _logit_seconds(probe: Probe, n_tokens: float) -> float:
+    network, speeds = probe.shapes.network, probe.speeds
+    by_logit = network.hidden_size * speeds.product + _SWEEPS * speeds.logit
+    return n_tokens * network.vocab_size * by_logit
+
+
+def _layer_seconds(
+    options: CalibrationOptions, probe: Probe, text: Text, times: LayerTimes, made: Sequence[TensorInfo]
+) -> float:
+    """Estimate the work of a layer: what goes through it, what is summed up, and rounding.
+
+    Where the model that is written follows the original, its attention is computed once up to each input, and
+    once as a whole; so is the original's. What comes after is computed once to see what down multiplies, and
+    of the model that is written once more.
+    """
+    n_chunks, n_tokens, models = text.n_chunks, text.inputs.size, options.n_models
+    names = {info.name for info in made}
+    attention = models * times.attention
+    if options.sequential:
+        stages = (seconds for group, seconds in times.stages.items() if names.intersection(group))
+        attention += models * sum(stages)
+    after = models + options.sequential
+    seconds = n_chunks * (attention + after * times.block)
+    seconds += after * n_tokens * probe.shapes.n_used * times.expert
+    sharing = {name: group[0] for group in times.stages for name in group}
+    seen = set[str]()
+    for info in made:
+        key = sharing.get(info.name, info.name.replace("ffn_up", "ffn_gate"))
+        if key not in seen:  # those with the same input share its moments
+            seen.add(key)
+            seconds += _moments_seconds(options, probe, info, n_tokens)
+        seconds += _rounding_seconds(options, probe, info, n_tokens)
+    return seconds
+
+
+def _moments_seconds(options: CalibrationOptions, probe: Probe, info: TensorInfo, n_tokens: int) -> float:
+    """Estimate sums of products of a tensor's inputs, and their factors."""
+    speeds, n_cols = probe.speeds, info.n_cols
+    rows = n_tokens * probe.shapes.share(info) * info.n_mats
+    copied = 4 * _COPIES * options.n_models * rows * n_cols * speeds.move
+    # The step towards W t, and what it adds, are products of whole matrices.
+    factors = info.n_mats * n_cols**3 * (speeds.factor + (2 * speeds.product if options.sequential else 0))
+    return rows * n_cols**2 * options.n_models * speeds.product + copied + factors
+
+
+def _rounding_seconds(options: CalibrationOptions, probe: Probe, info: TensorInfo, n_tokens: int) -> float:
+    """Estimate the rounding of a tensor, with what goes before and after it."""
+    method, speeds = options.rounding, probe.speeds
+    products = _HELD_PRODUCTS * min(HELD_ROWS, n_tokens) + (info.n_cols if options.sequential else 0)
+    seconds = info.n_elems * (products * speeds.product + 1 / _STOCK_RATE)
+    if method.can_encode(info.type):
+        seconds += speeds.rounding * method.rates(info.type).seconds(info)
+    if method.needs_gradients and layer_of(info.name) is not None:
+        n_rows = info.n_rows // info.n_mats
+        blocks = sum((stop - start) ** 3 for start, stop in row_pieces(n_rows))
+        seconds += info.n_mats * blocks * speeds.factor
+    return seconds
+
+
+def _covariance_seconds(probe: Probe, info: TensorInfo, n_tokens: int) -> float:
+    """Estimate the covariances of the gradients at a matrix."""
+    if layer_of(info.name) is None or len(info.shape) < 2:
+        return 0.0
+    rows = n_tokens * probe.shapes.share(info) * info.n_mats
+    pieces = sum((stop - start) ** 2 for start, stop in row_pieces(info.n_rows // info.n_mats))
+    return rows * pieces * probe.speeds.product
 
 
 def _covariance_bytes(made: Sequence[TensorInfo]) -> int:
     """Estimate what the covariances of gradients take on the disk."""
     rows = ((info.shape[-2], 1 if is_expert(info) else info.n_mats) for info in made if len(info.shape) > 1)
     return sum(stored_bytes(n_mats, n_rows) for n_rows, n_mats in rows)
-
-
-def flops_per_second() -> float:
-    """Measure how fast one thread multiplies matrices."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        a = torch.ones((_PROBE, _PROBE))
-        with fast_products(CPU):
-            a @ a
-            started = time.thread_time()  # what others take of a busy machine is another matter
-            for _ in range(_PROBES):
-                a @ a
-            return _PROBES * 2 * _PROBE**3 / (time.thread_time() - started)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def time_text(seconds: float) -> str:
@@ -214,6 +270,6 @@ def time_text(seconds: float) -> str:
     '1.5 hours'
     """
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * length or unit == "minutes":
+        if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"
-    raise AssertionError("minutes are the last")
+    return counted(max(1, round(seconds)), "second")

@@ -12,6 +12,7 @@ import torch
 
 from calibrate.footprint import Shapes
 from calibrate.options import CalibrationOptions, Coverage
+from calibrate.probe import Probe
 from calibrate.statistics.trust import Trust
 from forward.device import device_name
 from forward.network import Network
@@ -95,6 +96,11 @@ class CalibrationPlan:
     def shapes(self) -> Shapes:
         """The shapes of the model, for estimates."""
         return Shapes.of(self.network, self.infos, list(self.made.values()), self.metadata)
+
+    @cached_property
+    def probe(self) -> Probe:
+        """Measures how fast this machine computes the model."""
+        return Probe(self.shapes, self.text.chunk_size, self.options.forward, self.options.rounding)
 
     @cached_property
     def about(self) -> Mapping[str, Any]:

@@ -8,13 +8,10 @@ from typing import Protocol
 import torch
 
 from forward.layers.experts import Experts
-from forward.layers.ffn import FeedForward
-from forward.layers.residual import PLAIN, Residual, ResidualStream, RMSNorm
+from forward.layers.ffn import FeedForward, through
+from forward.layers.residual import PLAIN, Norm, Residual, ResidualStream, RMSNorm
 from forward.observe import Observer
 from gguf_tools.errors import BadActivation
-
-_BLOCK_ROWS = 1024
-"""Number of tokens that go through a block at a time."""
 
 
 class Attention(Protocol):
@@ -41,16 +38,18 @@ class Layer:
     around_attention   how hidden states go past the attention
     around_block       how they go past block and experts together
     attention_end      what the last tensor of the attention is called in the layer
+    router_norm        of what the router multiplies; None where that is what the experts multiply
     """
 
     name: str
     attention: Attention
-    norm: RMSNorm
+    norm: Norm
     block: FeedForward | None
     experts: Experts | None
     around_attention: Residual = PLAIN
     around_block: Residual = PLAIN
     attention_end: str = "attn_output.weight"
+    router_norm: RMSNorm | None = None
 
     def attention_block(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         """Take one chunk's hidden states through the attention, up to the block.
@@ -84,15 +83,27 @@ class Layer:
         x, hidden = self.norm(stream.x), stream.rest
         weights = None
         if self.experts is not None:
-            router = self.experts.router
-            observer.rows((router.name,), x)
-            chosen, weights = router(x, chosen)
-            weights = stream.spread(weights)
+            chosen, weights = self.route(stream, x, observer, chosen)
         x = x.to(dtype)
         if self.block is not None:
-            hidden = stream.joined(_through(self.block, x, observer))
+            hidden = stream.joined(through(self.block, x, observer))
             refuse_nonfinite(hidden, self.block.names.down)
         return Passed(hidden, x, chosen, weights)
+
+
+    def route(
+        self, stream: ResidualStream, x: torch.Tensor, observer: Observer, chosen: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where a chunk's tokens go, experts and weights as in `Passed`.
+
+        x  what the experts multiply, float32 (n_tokens, hidden_size)
+        """
+        assert self.experts is not None
+        router = self.experts.router
+        seen = x if self.router_norm is None else self.router_norm(stream.x)
+        observer.rows((router.name,), seen)
+        chosen, weights = router(seen, chosen)
+        return chosen, stream.spread(weights)
 
 
 @dataclass(frozen=True)
@@ -110,13 +121,6 @@ class Passed:
     x: torch.Tensor
     chosen: torch.Tensor | None
     weights: torch.Tensor | None
-
-
-def _through(block: FeedForward, x: torch.Tensor, observer: Observer) -> torch.Tensor:
-    """Apply the block; a long chunk goes through it in pieces, as it makes several times as many columns."""
-    if x.requires_grad or len(x) <= _BLOCK_ROWS:
-        return block(x, observer)
-    return torch.cat([block(some, observer) for some in x.split(_BLOCK_ROWS)])
 
 
 def refuse_nonfinite(states: torch.Tensor, name: str, which: str = "hidden states after it") -> None:

@@ -26,13 +26,16 @@ from torch.nn.functional import linear
 from forward.device import to_cpu, to_torch
 from forward.hidden_states import Rows
 from forward.layers.load import Loader
-from forward.network import End
+from forward.network import AS_THEY_ARE, End, LogitRule, Network
 from forward.text.chunks import Chunks, Ints
 from forward.workers import Workers
 from gguf_tools.errors import BadRequest
 
 _SLICE_ROWS = 8192
 """Number of rows of the vocabulary in a slice."""
+
+SCORED = 0.5
+"""The share of a text's tokens that are scored, about."""
 
 _PIECE_POSITIONS = 512
 """Number of positions that get their logits at a time: a slice of them takes 16 MB."""
@@ -44,12 +47,19 @@ class Head:
 
     norm    makes of them what the output matrix multiplies
     matrix  name of the output matrix, (vocab_size, hidden_size)
+    rule    what becomes of its product
     """
 
     load: Loader
     states: Rows
     norm: End
     matrix: str
+    rule: LogitRule = AS_THEY_ARE
+
+    @classmethod
+    def of(cls, network: Network, load: Loader, states: Rows) -> Self:
+        """Load the end of a model; `states` are its last hidden states."""
+        return cls(load, states, network.load_end(load), network.output, network.logits)
 
     @property
     def path(self) -> Path:
@@ -66,7 +76,7 @@ class Head:
     def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the float32 logits after some tokens for some rows of the matrix."""
         hidden = self.states.rows(tokens).to(self.load.device)
-        return linear(self.norm(hidden).to(self.load.dtype), weight).float()
+        return self.rule(linear(self.norm(hidden).to(self.load.dtype), weight).float())
 
 
 class LogitSource(Protocol):
@@ -159,12 +169,17 @@ def slices(vocab_size: int) -> Iterator[tuple[int, int]]:
 
 @torch.inference_mode()
 def sweep_vocabulary(
-    heads: Sequence[LogitSource], positions: Positions, visitors: Sequence[LogitVisitor], n_workers: int = 1
+    heads: Sequence[LogitSource],
+    positions: Positions,
+    visitors: Sequence[LogitVisitor],
+    n_workers: int = 1,
+    advance: Callable[[float], object] = lambda share: None,
 ) -> None:
     """Show the logits of one or more models to all visitors.
 
     heads      of models with the same vocabulary
     n_workers  threads that take chunks
+    advance    called with the share of all that has been shown since the last call
     raises     BadRequest for vocabularies of different sizes
     """
     sizes = [head.vocab_size for head in heads]
@@ -186,6 +201,7 @@ def sweep_vocabulary(
             weights = [head.read(first, stop) for head in heads]
             tasks = ((chunk, first, weights) for chunk in range(positions.n_chunks))
             for chunk in workers.each(take_chunk, tasks):
+                advance((stop - first) / sizes[0] / positions.n_chunks)
                 if stop == sizes[0]:
                     for visitor in visitors:
                         visitor.finish_chunk(chunk)
@@ -272,13 +288,18 @@ def every_position(chunks: Chunks) -> Positions:
 
 
 def measure(
-    head: Head, chunks: Chunks, report: Callable[[Perplexity], None], n_workers: int = 1
+    head: Head,
+    chunks: Chunks,
+    report: Callable[[Perplexity], None],
+    n_workers: int = 1,
+    advance: Callable[[float], object] = lambda share: None,
 ) -> Perplexity:
     """Measure the perplexity of a text; `report` is called after every chunk.
 
     head       the model's, with the hidden states of the whole text
     n_workers  threads that take chunks
+    advance    called with the share that has been measured since the last call
     """
     visitor = PerplexityVisitor(chunks, head.load.device, report)
-    sweep_vocabulary([head], visitor.positions, [visitor], n_workers)
+    sweep_vocabulary([head], visitor.positions, [visitor], n_workers, advance)
     return visitor.perplexity

@@ -18,6 +18,32 @@ from gguf_tools.format.values import Metadata
 BuildLayer = Callable[[Loader, int, Rotation], Layer]
 """Reads a layer: is given its number, and the rotation of the positions of a chunk."""
 
+@dataclass(frozen=True)
+class LogitRule:
+    """What becomes of the product of the output matrix before it counts as logits.
+
+    scale    what it is multiplied by
+    softcap  the size that logits can't reach: softcap * tanh(logit / softcap); None for no bound
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, products: torch.Tensor) -> torch.Tensor:
+        """Return the logits, of the shape of the products; these are used up."""
+        logits = products if self.scale == 1.0 else products.mul_(self.scale)
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def slope(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """Return how much each logit grows with its product."""
+        if self.softcap is None:
+            return self.scale
+        return (1 - (logits / self.softcap).square()) * self.scale
+
+
+AS_THEY_ARE = LogitRule()
+"""The rule of most models."""
+
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 
 
@@ -41,7 +67,9 @@ class Network:
                 None: all
     n_strands   strands of hidden states side by side
     n_handed    columns behind them: numbers that layers hand on (forward.layers.residual.WithSidecar)
+    hands_tokens  whether the first of them is the token's id
     embedding_scale  what embeddings are multiplied by on their way in
+    logits      what becomes of the output matrix's product
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
     """
@@ -56,7 +84,9 @@ class Network:
     n_chosen: int | None = None
     n_strands: int = 1
     n_handed: int = 0
+    hands_tokens: bool = False
     embedding_scale: float = 1.0
+    logits: LogitRule = AS_THEY_ARE
     end: Callable[[Loader, RMSNorm], End] | None = None
 
     @property
@@ -69,9 +99,8 @@ class Network:
 
         gradients  (n_tokens, state_size): every strand begins with the embedding
         """
-        if self.n_strands == 1:
-            return gradients[:, : self.hidden_size] * self.embedding_scale
-        return gradients.unflatten(-1, (self.n_strands, -1)).sum(1)
+        strands = gradients[:, : self.n_strands * self.hidden_size].unflatten(-1, (self.n_strands, -1))
+        return strands.sum(1) * self.embedding_scale
 
     def load_end(self, load: Loader) -> End:
         """Load the transform from the last hidden states to the output matrix's input."""

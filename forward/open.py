@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -34,6 +35,10 @@ from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.values import Metadata
 from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.roles import layer_of
+
+_USED = 8
+"""Experts that a token goes to, in most models."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,17 @@ class ModelSource:
     def watch(self) -> InputWatch:
         """The files as they are when this is first asked for, which is before weights are read."""
         return InputWatch(self.inputs, by_path=True)
+
+    @cached_property
+    def head_layers(self) -> float:
+        """About as many layers take as long as the logits of all tokens: what bars count them as."""
+        active = 0.0
+        for name, tensor in self.tensors.items():
+            if layer_of(name) is not None and len(tensor.shape) > 1:
+                is_routed = name.endswith("_exps.weight")
+                active += prod(tensor.shape) * (min(1.0, _USED / tensor.shape[0]) if is_routed else 1.0)
+        network = self.network
+        return network.vocab_size * network.hidden_size * network.n_layers / max(1.0, active)
 
     def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
         """Make a loader of weights to `device`, and of matrices as `dtype`.

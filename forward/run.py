@@ -9,7 +9,7 @@ resumes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from forward.cluster import open_layer_cluster
 from forward.device import to_cpu, to_torch
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layers.load import Loader, SharedWeights
-from forward.network import EMBEDDINGS, End
+from forward.network import EMBEDDINGS, End, Network
 from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
@@ -32,6 +32,7 @@ from forward.text.chunks import Chunks
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadActivation
+from gguf_tools.files.early_checks import refuse_small_disk
 
 
 class LayerStates:
@@ -182,6 +183,27 @@ class ForwardPass:
         return self.source.network.load_end(self.load)
 
 
+def refuse_full_disk(
+    folders: Sequence[Path], sources: Sequence[ModelSource], chunks: Chunks, options: ForwardOptions
+) -> None:
+    """Raise OutputError unless the disk has room for the passes of some models.
+
+    folders  of the models, one each
+    """
+    n_bytes = 0
+    for source in sources:
+        network, itemsize = source.network, getattr(torch, options.dtype).itemsize
+        in_memory = chunks.n_tokens * _row_bytes(network, itemsize) <= options.memory_bytes
+        middle = 0 if in_memory else itemsize * network.hidden_size
+        n_bytes += chunks.n_tokens * (2 * 4 * network.state_size + middle)
+    refuse_small_disk(folders, n_bytes, "hidden states", "use fewer chunks, or another disk")
+
+
+def _row_bytes(network: Network, itemsize: int) -> int:
+    """The memory that a token's states take: two sets of them, and what experts multiply."""
+    return 8 * network.state_size + itemsize * network.hidden_size
+
+
 @contextmanager
 def forward_pass(
     source: ModelSource,
@@ -205,13 +227,13 @@ def forward_pass(
     with ExitStack() as opened:
         if n_workers is None:
             n_workers = opened.enter_context(threads_for(chunks.n_chunks, load.device))
-        row_bytes = 8 * network.state_size + load.dtype.itemsize * network.hidden_size
+        row_bytes = _row_bytes(network, load.dtype.itemsize)
         in_memory = chunks.n_tokens * row_bytes <= options.memory_bytes
         size = chunks.n_tokens, network.state_size
         states = LayerStates(
             folder, size, load.dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
         )
-        states.begin(lambda first: embed(load, chunks, first, network.n_handed, network.embedding_scale))
+        states.begin(lambda first: embed(load, chunks, first, network))
         rotate = network.rope.rotation(chunks.longest, load.device)
         sweep = Sweep(
             build=lambda number: network.build(load, number, rotate),
@@ -225,13 +247,11 @@ def forward_pass(
         yield ForwardPass(source, load, folder, sweep, execution, states)
 
 
-def embed(
-    load: Loader, chunks: Chunks, states: States, n_handed: int = 0, scale: float = 1.0
-) -> Arrays:
-    """Write the embeddings of all tokens, times `scale`, to `states`; each chunk reads its own tokens' rows.
+def embed(load: Loader, chunks: Chunks, states: States, network: Network) -> Arrays:
+    """Write the embeddings of all tokens to `states`; each chunk reads its own tokens' rows.
 
-    Several strands of hidden states begin alike, and what is handed on behind them begins with zeros. Returns
-    what there is to keep beside them: nothing.
+    Several strands of hidden states begin alike, and what is handed on behind them begins with zeros, or with
+    the token's id. Returns what there is to keep beside them: nothing.
     """
     for chunk in range(chunks.n_chunks):
         start, stop = chunks.rows(chunk)
@@ -239,7 +259,9 @@ def embed(
         rows = to_cpu(load.picked_rows(EMBEDDINGS, unique.tolist()))
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
-        rows = rows * scale
-        rows = pad(rows.repeat(1, (states.n_cols - n_handed) // rows.shape[1]), (0, n_handed))
+        rows = rows * network.embedding_scale
+        rows = pad(rows.repeat(1, network.n_strands), (0, network.n_handed))
+        if network.hands_tokens:
+            rows[:, -network.n_handed] = to_torch(unique).float()
         states.write(start, rows[to_torch(places)])
     return {}

@@ -280,7 +280,7 @@ def take_piece(
     names = experts.names
     x = middle.rows(piece.tokens).to(sweep.device, sweep.dtype)
     inner = block.gate_up(x, observer, piece.expert, experts.n_experts)
-    observer.expert((names.gate, names.up), piece.expert, experts.n_experts, x)
+    observer.expert(names.inputs, piece.expert, experts.n_experts, x)
     observer.expert((names.down,), piece.expert, experts.n_experts, inner)
     weighted = piece.weighted
     if len(weighted) < len(inner):

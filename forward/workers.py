@@ -108,10 +108,13 @@ Result = TypeVar("Result")
 
 
 class Workers:
-    """A pool of `n_threads`, and a context manager; a task that has not begun when it ends never does."""
+    """A pool of `n_threads`, and a context manager; a task that has not begun when it ends never does.
 
-    def __init__(self, n_threads: int) -> None:
-        self.n_threads = n_threads
+    computed  called with the seconds that each task took its thread, when it is yielded
+    """
+
+    def __init__(self, n_threads: int, computed: Callable[[float], object] = lambda seconds: None) -> None:
+        self.n_threads, self._computed = n_threads, computed
         # torch tells a new thread how many threads an operation may have only when it is asked.
         self._pool = ThreadPoolExecutor(n_threads, initializer=torch.get_num_threads)
 
@@ -134,18 +137,28 @@ class Workers:
         gradients  let tasks differentiate what they compute; fewer run ahead, because each takes more memory
         at_once    tasks that have begun and are not yielded, at most
         """
-        begun: deque[Future[Result]] = deque()
+        begun: deque[Future[tuple[Result, float]]] = deque()
         with_or_without = torch.enable_grad()(task) if gradients else torch.inference_mode()(task)
+
+        def timed(item: Item) -> tuple[Result, float]:
+            started = time.thread_time()
+            return with_or_without(item), time.thread_time() - started
+
+        def taken() -> Result:
+            result, seconds = begun.popleft().result()
+            self._computed(seconds)
+            return result
+
         n_ahead = self.n_threads if gradients else 2 * self.n_threads
         if at_once is not None:
             n_ahead = min(n_ahead, at_once - 1)
         for item in items:
-            begun.append(self._pool.submit(with_or_without, item))
+            begun.append(self._pool.submit(timed, item))
             if len(begun) > n_ahead:
-                yield begun.popleft().result()
+                yield taken()
                 give_back_surplus()
         while begun:
-            yield begun.popleft().result()
+            yield taken()
             give_back_surplus()
 
 

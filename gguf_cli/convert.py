@@ -224,7 +224,6 @@ def _convert(request: _Request) -> None:
     from convert.sources import source_folder
     from quantize.report import dry_run_lines
     from quantize.run import execute_together
-    from quantize.run_options import ProgressBar
 
     first = request.options[0]  # only types differ
     folder = source_folder(
@@ -248,8 +247,8 @@ def _convert(request: _Request) -> None:
                     print(f"would write {', '.join(map(str, run.output_paths))}")
             return
         refuse_foreign_cards(request.card, [path for run in runs for path in run.output_paths])
-        with ProgressBar("converting", quiet=request.quiet) as bar:
-            results = execute_together(runs, bar.shows(request.run))
+        how = replace(request.run, progress=not request.quiet, label="converting")
+        results = execute_together(runs, how)
     for result in results:
         for line in _outcome(result, request):
             print(line)

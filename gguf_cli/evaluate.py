@@ -12,6 +12,7 @@ from gguf_cli import command
 from gguf_cli.arguments.forward import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_cli.command import StoreOnce, StoreOutput, add_force
 from gguf_tools import __version__
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
@@ -203,17 +204,16 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
     from quality.evaluation import evaluation_lines
-    from quality.pipeline import evaluating, evaluating_suite
+    from quality.pipeline import LABEL, evaluating, evaluating_suite
     from quality.suite.result import suite_lines
     from quality.suite.suite import read_suite
     from quality.work_folders import is_unfinished
 
-    base, quants = _models(parser, args)
     is_written = args.kl_divergence_base is not None and not args.kl_divergence
     logits = output_path(args.kl_divergence_base) if is_written else None
     outputs = [path for path in (args.json, args.html, logits) if path is not None]
-    for output in (*outputs, *([args.keep] if args.keep is not None else [])):
-        _refuse_missing_folder(output)
+    refuse_early([*outputs, args.keep, args.work], [args.text])
+    base, quants = _models(parser, args)
     options = _options(args, logits)
     if options.work is None or not is_unfinished(options.work):
         refuse_to_replace(outputs, force=args.force)
@@ -221,7 +221,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     check = (lambda text, files: None) if page is None else page.refuse_unfit
     evaluation: Evaluation | SuiteEvaluation
     with ExitStack() as opened:
-        with LayerBar("layers of all models", quiet=args.quiet) as bar:
+        with LayerBar(LABEL, show=not args.quiet) as bar:
             if args.suite is not None:
                 suite = read_suite(args.suite, args.quick)
                 if page is not None:
@@ -312,14 +312,6 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
         against=args.against,
         noise_floor=args.noise_floor,
     )
-
-
-def _refuse_missing_folder(output: Path) -> None:
-    """Refuse, before hours of computing, what can't be written."""
-    from gguf_tools.errors import OutputError
-
-    if not output.parent.is_dir():
-        raise OutputError(f"{output}: can't be written (no such folder)")
 
 
 if __name__ == "__main__":

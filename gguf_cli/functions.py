@@ -13,8 +13,8 @@ Only force=True replaces an output that is there, and one that is as asked is do
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -23,13 +23,16 @@ from quantize.run_options import RunOptions, merge_choices
 
 if TYPE_CHECKING:
     from calibrate.options import CalibrationChoices
+    from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceChoices, SourceOptions
     from forward.options import ForwardOptions
     from forward.text.tokens import Cut
     from gguf_tools.hub.upload import Upload
+    from gguf_tools.progress import Shown
+    from quantize.padding.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.plan.sensitivities import Sensitivities
-    from quantize.run import Result, Run
+    from quantize.run import Result
 
 AnyPath = str | os.PathLike[str]
 
@@ -70,19 +73,17 @@ def quantize(
     choices    fields of both as keyword arguments; they replace those of `options` and `run`
     raises     ToolkitError. Finished work is kept for the next run
     """
+    from calibrate.size.parse import names_size
     from convert.sources import SourceOptions, plan_source, source_folder
 
     options, run = merge_choices(options or SourceOptions(), run, choices)
     source = source_folder(os.fspath(model), quiet=True)
 
-    def plan(mixture: str | Mixture, *, allow_problems: bool = False) -> AbstractContextManager[Run]:
-        return plan_source(source, output, mixture, options, allow_problems=allow_problems)
-
-    if isinstance(file_type, str) and _is_size(file_type):
-        file_type = _mixture_of_size(file_type, losses, plan, calibrated=options.calibration is not None)
+    if isinstance(file_type, str) and names_size(file_type):
+        file_type, options = _of_size(file_type, losses, source, output, options)
     elif losses is not None:
         raise BadArgument(f"losses choose types for a size, such as 3.4bpw; {file_type} has its own")
-    with plan(file_type) as planned:
+    with plan_source(source, output, file_type, options) as planned:
         return planned.execute(run)
 
 
@@ -119,7 +120,7 @@ def cook(
     *,
     evaluate: AnyPath | None = None,
     name: str | None = None,
-    progress: bool = False,
+    progress: Shown = None,
     **more: Unpack[CookChoices],
 ) -> Path:
     """Make importances, files, their divergence, a card and checksums in one run, as the command does.
@@ -129,7 +130,7 @@ def cook(
     types     file types, recipe files and sizes
     evaluate  text to measure the divergence on, which should be another one; None: it isn't measured
     name      what the files are called; None: as the model
-    progress  show bars on standard error
+    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     more      other fields of CookRequest: calibrate=True, cut=Cut(...), forward=ForwardOptions(...)
     raises    ToolkitError; what is finished stays for the next call. Returns the folder
     """
@@ -140,7 +141,7 @@ def cook(
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
     from gguf_cli.cook.run import cook as cook_request
 
-    source = Path(source_folder(os.fspath(model), quiet=not progress))
+    source = Path(source_folder(os.fspath(model), quiet=progress is not True))
     request = CookRequest(
         source=source,
         text=Path(text),
@@ -148,7 +149,7 @@ def cook(
         folder=Path(folder),
         name=name or model_name(source),
         held_out=None if evaluate is None else Path(evaluate),
-        quiet=not progress,
+        progress=progress,
         **more,
     )
     cook_request(request)
@@ -270,20 +271,17 @@ def merge(part: AnyPath, output: AnyPath, *, force: bool = False) -> Path:
     return file.path
 
 
-def _is_size(text: str) -> bool:
-    """Whether a word is a size rather than a file type: 3.4bpw, 12GiB."""
-    return text[:1].isdigit() and not text.isdigit()
-
-
-def _mixture_of_size(
+def _of_size(
     size: str,
     losses: AnyPath | Sensitivities | None,
-    plan: Callable[..., AbstractContextManager[Run]],
-    *,
-    calibrated: bool,
-) -> Mixture:
+    source: Path | StreamedFolder,
+    output: AnyPath | None,
+    options: SourceOptions,
+) -> tuple[Mixture, SourceOptions]:
+    """Choose the mixture of a size, and the padding that goes with it, as the command does."""
     from calibrate.size.parse import parse_size
-    from calibrate.size.solve import SizeRequest, size_mixture
+    from calibrate.size.solve import Planner, SizeRequest, size_padded
+    from convert.sources import plan_source
     from quantize.plan.sensitivities import Sensitivities, read_sensitivities
 
     if losses is None:
@@ -291,5 +289,12 @@ def _mixture_of_size(
             f"a size ({size}) needs to know what each tensor costs: losses=..., from `sensitivity`"
         )
     known = losses if isinstance(losses, Sensitivities) else read_sensitivities(Path(losses))
-    request = SizeRequest(known, parse_size(size), calibrated=calibrated)
-    return size_mixture(lambda mixture: plan(mixture, allow_problems=True), request).mixture
+    request = SizeRequest(known, parse_size(size), calibrated=options.calibration is not None)
+    options = replace(options, program=options.program or request.rules.target)
+
+    def planner_of(pad: PadChoice | None) -> Planner:
+        padded = replace(options, pad=pad)
+        return lambda mixture: plan_source(source, output, mixture, padded, allow_problems=True)
+
+    sized, pad = size_padded(planner_of, request, options.pad)
+    return sized.mixture, replace(options, pad=pad)

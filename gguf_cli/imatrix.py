@@ -20,6 +20,7 @@ from gguf_cli.command import StoreOnce, StoreOutput, add_force, output_file
 from gguf_cli.parser import HelpFormatter, add_foreign_flags
 from gguf_cli.roof import called_by
 from gguf_tools import __version__
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
 from gguf_tools.text import counted
 
@@ -334,6 +335,7 @@ def _collect(request: _CollectRequest) -> None:
     output, quiet = request.output, request.quiet
     refuse_shared({"-o": output}, (Path(request.named), request.text))  # also where it is the default
     refuse_to_replace([output], force=request.force)
+    refuse_early([output], [request.text])
     model = model_path(request.named, quiet=quiet)
     options = replace(request.options, earlier=[load(path) for path in request.earlier])
 
@@ -341,7 +343,7 @@ def _collect(request: _CollectRequest) -> None:
         save(output, _in_layout(contents, request.layout, model), request.form, force=True)
 
     replaces = output.exists()
-    with CollectBar(request.every, write, quiet=quiet) as bar:
+    with CollectBar(request.every, write, not quiet) as bar:
         collected = collect_beside(model, request.text, output, options, bar)
     write(collected.importances)
     forget(output)

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from gguf_cli import command
 from gguf_cli.completion import SHELLS, completion_script, subparsers_of
-from gguf_cli.gguf import audit, clean, edit, look, mla_layout, publish, repack
+from gguf_cli.gguf import audit, clean, edit, look, mla_layout, publish, refine, repack
 from gguf_cli.roof import COMMANDS
 from gguf_tools import __version__
 from gguf_tools.findings import Finding
@@ -83,6 +83,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     edit.add_to(commands)
     mla_layout.add_to(commands)
     repack.add_to(commands)
+    refine.add_to(commands)
     publish.add_card(commands)
     _add_cook(commands, words)
     publish.add_upload(commands)
@@ -96,7 +97,7 @@ def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
     from gguf_tools.progress import Bar
     from quantize.value_errors import compare_values
 
-    with Bar("comparing values", quiet=quiet) as bar:
+    with Bar("comparing values", show=not quiet) as bar:
         return compare_values(a, b, bar.start)
 
 
@@ -115,7 +116,7 @@ def _compare_with_source(file: GGUFSet, against: look.Against) -> list[Finding]:
         else:
             source = opened.enter_context(open_gguf(against.source))
             sources = {name: GGUFTensor(source, name) for name in source.tensors}
-        bar = opened.enter_context(Bar("comparing values", quiet=against.quiet))
+        bar = opened.enter_context(Bar("comparing values", show=not against.quiet))
         return compare_with_source(file, sources, against.source, bar.start)
 
 

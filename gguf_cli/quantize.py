@@ -300,7 +300,6 @@ def _quantize(request: _Request) -> None:
     from quantize.plan.recipe_files import find_mixture
     from quantize.report import dry_run_lines, result_lines
     from quantize.run import execute_together
-    from quantize.run_options import ProgressBar
 
     headers = request.dry_run and not request.computes
     source = source_folder(request.named, stream=request.stream, dry_run=headers, quiet=request.quiet)
@@ -325,8 +324,8 @@ def _quantize(request: _Request) -> None:
             request.measured.refuse(runs[0])
         refuse_foreign_cards(request.card, [output for run in runs for output in run.output_paths])
         names = ", ".join((find_mixture(each) if isinstance(each, str) else each).name for each, _ in types)
-        with ProgressBar(f"quantizing to {names}", quiet=request.quiet) as bar:
-            results = execute_together(runs, bar.shows(request.run))
+        label = f"quantizing to {names}"
+        results = execute_together(runs, replace(request.run, progress=not request.quiet, label=label))
     for result in () if request.quiet and not request.json else results:
         for line in [json_line(result.to_json())] if request.json else result_lines(result):
             print(line)

@@ -20,6 +20,7 @@ from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.command import StoreOnce, StoreOutput
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
+from gguf_tools.files.early_checks import refuse_early
 from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:
@@ -112,16 +113,15 @@ def _read(args: argparse.Namespace) -> _Request:
 def _sensitivity(request: _Request) -> None:
     from calibrate.sensitivities.measure import measured_before, sensitivity
     from convert.sources import model_path
-    from gguf_tools.progress import LayerBar
 
     output = request.output
+    refuse_early([output], [request.text])
     model = model_path(request.named, quiet=request.quiet)
     done = f"{output}: is already there, as asked; --force makes it anew"
     losses = measured_before(model, request.text, output, request.options)
     if losses is None:
         done = f"wrote {output}"
-        with LayerBar("layers there and back", quiet=request.quiet) as bar:
-            losses = sensitivity(model, request.text, output, request.options, bar)
+        losses = sensitivity(model, request.text, output, request.options, progress=not request.quiet)
     if request.quiet:
         return
     for line in losses_lines(losses):

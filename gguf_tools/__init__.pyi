@@ -2,6 +2,9 @@
 
 import imatrix as imatrix
 from calibrate.calibration import Calibration as Calibration
+from calibrate.refine.options import RefineOptions as RefineOptions
+from calibrate.refine.pipeline import refine as refine
+from calibrate.refine.run import Refinement as Refinement
 from calibrate.sensitivities.measure import sensitivity as sensitivity
 from calibrate.sensitivities.options import SensitivityOptions as SensitivityOptions
 from convert.options import ConvertOptions as ConvertOptions
@@ -132,6 +135,7 @@ from gguf_tools.format.tensors import TensorInfo as TensorInfo
 from gguf_tools.format.values import Kind as Kind
 from gguf_tools.format.values import Metadata as Metadata
 from gguf_tools.format.values import Value as Value
+from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
 from imatrix.options import CollectOptions as CollectOptions
 from quality.auditing.options import AuditOptions as AuditOptions

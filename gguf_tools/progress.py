@@ -1,19 +1,31 @@
-"""Progress of long work: the callbacks it reports to, and what shows it on standard error.
+"""Progress of long work: what it reports to, and where that is shown.
 
-Work that copies or writes calls a `Progress` with the bytes of each piece. A bar counts bytes or steps (the
-layers of a model). On a terminal it is a bar; elsewhere it is a line a minute, so that a log shows how far a
-long run has come and a short one leaves no trace.
+Functions that take long have a `progress`, which is one of
+
+    None, False    nothing is shown
+    True           a bar on standard error: on a terminal a line that changes, elsewhere a line a minute, so
+                   that a log shows how far a long run has come and a short one leaves no trace
+    a function     is called with a `ProgressState` after every piece of work, from the thread that did it.
+                   An exception from there ends the work like ctrl-C: what is finished stays for the next run
+    a tqdm bar     is given totals and descriptions, and moved; a class, such as tqdm.notebook.tqdm, makes one
+    a rich bar     a `rich.progress.Progress`: gets a task for each part of the work
+
+Below that, work that copies or writes calls a `Progress` with the bytes of each piece, and work that goes
+through layers tells a `Reporter`. `Bar` and `LayerBar` bring both to what `progress` names.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
+from gguf_tools.errors import BadArgument
 from gguf_tools.findings import Finding, teller
 
 Progress = Callable[[int], object]
@@ -26,8 +38,25 @@ StartSteps = Callable[[float, float], Callable[[float], object]]
 """Callback of work that counts steps: is given how many there are and how many are done, and returns what to
 call for each further step, or with a share of one."""
 
+class Moves(Protocol):
+    """Something that shows how far work has come."""
+
+    def advance(self, amount: float) -> None: ...
+
+    def remark(self, text: str) -> None: ...
+
+
+StartMoving = Callable[[float, float], Moves]
+"""Callback of work that says what it is at: is given how much there is and how much is done."""
+
 LOG_SECONDS = 60.0
 """Time between two lines of a bar in a log."""
+
+_NARROW = 80
+"""Columns of a terminal below which a bar leaves out all but its share and the time left."""
+
+_BESIDE_LABEL = 30
+"""Columns that share, times and a short bar need beside the label."""
 
 
 def no_progress(n_bytes: int) -> None:
@@ -39,9 +68,46 @@ def no_start(total_bytes: int) -> Progress:
     return no_progress
 
 
-def no_steps(total: float, done: float) -> Callable[[float], object]:
-    """Ignore work that counts steps."""
-    return lambda steps: None
+@dataclass(frozen=True)
+class ProgressState:
+    """How far a piece of work has come.
+
+    label   what is being done: "quantizing to Q4_K_M"
+    done    how much of `total`, what an earlier run has left included
+    unit    what both count: "B" for bytes, "kernel", or "work" where only their ratio means something
+    remark  what else there is to say, or ""
+    """
+
+    label: str
+    done: float
+    total: float
+    unit: str
+    remark: str = ""
+
+    @property
+    def share(self) -> float:
+        """The part that is done, 0 to 1."""
+        return self.done / self.total if self.total else 1.0
+
+
+class TqdmBar(Protocol):
+    """A bar of tqdm, or of anything that moves alike."""
+
+    total: Any
+
+    def update(self, n: float) -> object: ...
+
+
+class RichBars(Protocol):
+    """A `rich.progress.Progress`, or anything that has tasks alike."""
+
+    def add_task(self, description: str, *, total: float, completed: int) -> Any: ...
+
+    def update(self, task_id: Any, *, completed: float) -> object: ...
+
+
+Shown = bool | Callable[[ProgressState], object] | TqdmBar | RichBars | None
+"""What `progress` may be: see above."""
 
 
 @dataclass(frozen=True)
@@ -52,39 +118,43 @@ class Unit:
     scaled   whether large numbers are printed as 1.5M, in powers of 1024
     pattern  tqdm's `bar_format`, None for its own
     delay    seconds that must pass before a bar is shown
+    average  whether the time left follows from the whole run's speed, rather than from the latest
     """
 
     name: str
     scaled: bool = False
     pattern: str | None = None
     delay: float = 0.0
+    average: bool = False
 
 
 BYTES = Unit("B", scaled=True)
 
-LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
-"""Layers of a model, with a decimal, because the chunks of a text advance a layer bit by bit."""
+KERNELS = Unit("kernel", pattern="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]", delay=1.0)
+"""Kernels of a run: loading them from the cache takes less than a second, compiling them several."""
+
+WORK = Unit("work", pattern="{l_bar}{bar}| {elapsed}<{remaining}{postfix}", average=True)
+"""Work of several kinds, weighed by how long each takes: only shares and times mean something."""
 
 
 class Bar:
-    """A progress bar with rate and time left on standard error; a line a minute where that is no terminal.
+    """How far a piece of work has come, brought to what `show` names.
 
-    label  printed before the bar
+    label  what is being done
     unit   what is counted
-    quiet  show nothing at all
+    show   see above
 
-    `advance` may be called from any thread.
+    `advance` may be called from any thread. A block that ends without an error leaves the bar full.
 
     with Bar("splitting") as bar:
         write_files(..., progress=bar.start)
     """
 
-    def __init__(self, label: str, unit: Unit = BYTES, *, quiet: bool = False) -> None:
-        self._label, self._unit, self._quiet = label, unit, quiet
+    def __init__(self, label: str, unit: Unit = BYTES, show: Shown = True) -> None:
+        self._label, self._unit, self._show = label, unit, show
         self._lock = threading.Lock()
         self._left = 0.0
-        self._bar: Any = None
-        self._log: _Log | None = None
+        self._sink: _Sink | None = None
 
     def start(self, total: float, done: float = 0) -> Callable[[float], object]:
         """Show the bar, unless there is nothing to count, and return `advance`.
@@ -92,25 +162,10 @@ class Bar:
         total  in units
         done   how many of them an earlier run has done
         """
-        if not total or self._quiet:
-            return self.advance
-        self._left = total - done
-        if not sys.stderr.isatty():
-            self._log = _Log(self._label, total, done)
-            return self.advance
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            desc=self._label,
-            total=total,
-            initial=done,
-            unit=self._unit.name,
-            unit_scale=self._unit.scaled,
-            unit_divisor=1024 if self._unit.scaled else 1000,
-            bar_format=self._unit.pattern,
-            smoothing=0.1,
-            delay=self._unit.delay,
-        )
+        if total:
+            self._left = max(0.0, total - done)
+            state = ProgressState(self._label, done, total, self._unit.name)
+            self._sink = _sink_of(self._show, state, self._unit)
         return self.advance
 
     def advance(self, amount: float) -> None:
@@ -118,49 +173,215 @@ class Bar:
         with self._lock:
             amount = min(amount, self._left)
             self._left -= amount
-            if self._bar is not None:
-                self._bar.update(amount)
-            if self._log is not None:
-                self._log.advance(amount)
+            if self._sink is not None:
+                self._sink.advance(amount)
 
     def remark(self, text: str) -> None:
-        """Show `text` behind the bar, or in the lines of a log from now on."""
+        """Show `text` beside the bar from now on."""
         with self._lock:
-            if self._bar is not None:
-                self._bar.set_postfix_str(text)
-            if self._log is not None:
-                self._log.remark = text
+            if self._sink is not None:
+                self._sink.remark(text)
+
+    def say(self, text: str) -> None:
+        """Show `text` beside the bar, and where that is a log, in a line of it."""
+        if self._show is True and not sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.remark(text)
 
     def close(self) -> None:
         """Leave the bar as it is, and begin a new line after it."""
-        if self._bar is not None:
-            with self._lock:
-                self._bar.close()
+        with self._lock:
+            sink, self._sink = self._sink, None
+            if sink is not None:
+                sink.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None and self._left:
+            self.advance(self._left)
         self.close()
 
 
-class Reporter(Protocol):
-    """Is told how far a run through the layers of models has come."""
+class _Sink(Moves, Protocol):
+    """Where a bar is shown."""
+
+    def close(self) -> None: ...
+
+
+def _sink_of(show: Shown, state: ProgressState, unit: Unit) -> _Sink | None:
+    """Find out what `progress` names; raises BadArgument for what it can't be."""
+    if show is None or show is False:
+        return None
+    if show is True:
+        if not sys.stderr.isatty():
+            return _Log(state)
+        from tqdm import tqdm
+
+        return _Tqdm(tqdm, state, unit)
+    if hasattr(show, "add_task"):
+        return _Rich(show, state)
+    if hasattr(show, "update"):
+        return _Tqdm(show, state, unit)
+    if callable(show):
+        return _Callback(show, state)
+    raise BadArgument(f"progress={show!r}: expected True, a function, or a bar of tqdm or rich")
+
+
+class _Tqdm:
+    """A bar of tqdm: one that the caller has, or a new one of a class."""
+
+    def __init__(self, bar: Any, state: ProgressState, unit: Unit) -> None:
+        self._is_ours = isinstance(bar, type)
+        if self._is_ours:
+            self._bar = bar(**_tqdm_options(state, unit))
+            return
+        self._bar = bar
+        if hasattr(bar, "reset"):
+            bar.reset(total=state.total)
+        bar.total = state.total
+        if hasattr(bar, "set_description"):
+            bar.set_description(state.label)
+        bar.update(state.done)
+
+    def advance(self, amount: float) -> None:
+        # Sums of fractions come out a little above the total, which tqdm would complain of.
+        self._bar.update(min(amount, self._bar.total - getattr(self._bar, "n", 0)))
+
+    def remark(self, text: str) -> None:
+        if hasattr(self._bar, "set_postfix_str"):
+            self._bar.set_postfix_str(text)
+
+    def close(self) -> None:
+        if self._is_ours:
+            self._bar.close()
+
+
+def _tqdm_options(state: ProgressState, unit: Unit) -> dict[str, Any]:
+    """Describe a bar to tqdm; on a narrow terminal the label is cut, so that the time left stays."""
+    n_columns = shutil.get_terminal_size().columns
+    label, pattern = state.label, unit.pattern
+    if n_columns < _NARROW:
+        pattern = "{l_bar}{bar}| {elapsed}<{remaining}"
+    room = max(8, n_columns - _BESIDE_LABEL)
+    if len(label) > room:
+        label = f"{label[: room - 3]}..."
+    return {
+        "desc": label,
+        "total": state.total,
+        "initial": state.done,
+        "unit": unit.name,
+        "unit_scale": unit.scaled,
+        "unit_divisor": 1024 if unit.scaled else 1000,
+        "bar_format": pattern,
+        "smoothing": 0 if unit.average else 0.1,
+        "delay": unit.delay,
+    }
+
+
+class _Rich:
+    """A task of the caller's rich bars."""
+
+    def __init__(self, bars: Any, state: ProgressState) -> None:
+        self._bars, self._label, self._done = bars, state.label, state.done
+        self._task = bars.add_task(state.label, total=state.total, completed=state.done)
+
+    def advance(self, amount: float) -> None:
+        self._done += amount
+        self._bars.update(self._task, completed=self._done)
+
+    def remark(self, text: str) -> None:
+        self._bars.update(self._task, description=f"{self._label} {text}")
+
+    def close(self) -> None:
+        """Leave the task to whoever shows it."""
+
+
+class _Callback:
+    """A function that is told."""
+
+    def __init__(self, tell: Callable[[ProgressState], object], state: ProgressState) -> None:
+        self._tell, self._state = tell, state
+        tell(state)
+
+    def advance(self, amount: float) -> None:
+        self._state = replace(self._state, done=self._state.done + amount)
+        self._tell(self._state)
+
+    def remark(self, text: str) -> None:
+        self._state = replace(self._state, remark=text)
+        self._tell(self._state)
+
+    def close(self) -> None:
+        """Nothing is left to say."""
+
+
+class _Log:
+    """A bar as lines: how much is done, how long that took, and about how long the rest will take."""
+
+    def __init__(self, state: ProgressState) -> None:
+        self._state, self._before, self._remark = state, state.done, ""
+        self._began = self._told = time.monotonic()
+
+    def advance(self, amount: float) -> None:
+        state = self._state = replace(self._state, done=self._state.done + amount)
+        now = time.monotonic()
+        if now - self._told < LOG_SECONDS or state.done <= self._before:
+            return
+        self._told = now
+        elapsed = now - self._began
+        left = elapsed * (state.total - state.done) / (state.done - self._before)
+        times = f"{clock_text(elapsed)} gone, {clock_text(left)} left {self._remark}".rstrip()
+        print(f"{state.label}: {100 * state.share:.0f} %, {times}", file=sys.stderr, flush=True)
+
+    def remark(self, text: str) -> None:
+        self._remark = text
+
+    def close(self) -> None:
+        """Leave no trace."""
+
+
+class Parts:
+    """Several pieces of work as one: each has a `progress` of its own, and moves the same bar.
+
+    bar  of all the work
+    """
+
+    def __init__(self, bar: Moves) -> None:
+        self._bar = bar
+
+    @contextmanager
+    def part(self, amount: float) -> Iterator[Callable[[ProgressState], None]]:
+        """Give the `progress` of a piece that makes up `amount` of the work; afterwards all of it is done."""
+        moved = 0.0
+
+        def move(state: ProgressState) -> None:
+            nonlocal moved
+            if state.unit != KERNELS.name:
+                further = max(0.0, amount * state.share - moved)
+                moved += further
+                self._bar.advance(further)
+
+        yield move
+        self._bar.advance(amount - moved)
+
+
+@runtime_checkable
+class Reporter(Moves, Protocol):
+    """Is told how far a run through the layers of models has come, in layers."""
 
     def tell(self, finding: Finding) -> None:
         """A user should know this before anything is computed."""
         ...
 
-    def start(self, n_layers: int, done: int) -> None:
-        """The run begins; `done` layers of `n_layers`, those of all models, are left from an earlier one."""
-        ...
+    def start(self, work: float, done: float) -> object:
+        """The run begins.
 
-    def advance(self, layers: float) -> None:
-        """This share of a layer, 0 to 1, has been computed since the last call."""
-        ...
-
-    def remark(self, text: str) -> None:
-        """The work after the last layer has come as far as `text` says."""
+        work  in layers; what comes before and after them counts as the layers that take as long
+        done  what is left of an earlier run
+        """
         ...
 
 
@@ -170,67 +391,49 @@ class NoReport:
     def tell(self, finding: Finding) -> None:
         pass
 
-    def start(self, n_layers: int, done: int) -> None:
+    def start(self, work: float, done: float) -> None:
         pass
-
-    def advance(self, layers: float) -> None:
-        pass
-
-    def remark(self, text: str) -> None:
-        pass
-
-
-class LayerBar:
-    """A Reporter that shows a bar over what `label` says, or nothing if `quiet`."""
-
-    def __init__(self, label: str, *, quiet: bool = False) -> None:
-        self._label, self._quiet = label, quiet
-        self._bar = Bar(label, LAYERS, quiet=quiet)
-
-    def tell(self, finding: Finding) -> None:
-        teller(quiet=self._quiet)(finding)
-
-    def start(self, n_layers: int, done: int) -> None:
-        if done and not self._quiet:
-            print(f"resuming after {done} of {n_layers} {self._label}", file=sys.stderr)
-        self._bar.start(n_layers, done)
-
-    def advance(self, layers: float) -> None:
-        self._bar.advance(layers)
-
-    def remark(self, text: str) -> None:
-        self._bar.remark(f" {text}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-
-class _Log:
-    """A bar as lines: how much is done, how long that took, and about how long the rest will take."""
-
-    def __init__(self, label: str, total: float, done: float) -> None:
-        self.remark = ""
-        self._label, self._total, self._before, self._done = label, total, done, done
-        self._began = self._told = time.monotonic()
 
     def advance(self, amount: float) -> None:
-        self._done += amount
-        now = time.monotonic()
-        if now - self._told < LOG_SECONDS or self._done <= self._before:
-            return
-        self._told = now
-        elapsed = now - self._began
-        left = elapsed * (self._total - self._done) / (self._done - self._before)
-        share = 100 * self._done / self._total
-        line = f"{self._label}: {share:.0f} %, {_clock(elapsed)} gone, {_clock(left)} left{self.remark}"
-        print(line, file=sys.stderr, flush=True)
+        pass
+
+    def remark(self, text: str) -> None:
+        pass
 
 
-def _clock(seconds: float) -> str:
-    """Return a time as 0:07, 12:34 or 1:02:03."""
+def no_moving(total: float, done: float) -> Moves:
+    """Ignore work that says what it is at."""
+    return NoReport()
+
+
+class LayerBar(Bar):
+    """A Reporter that brings work to what `show` names; findings are printed where that is True."""
+
+    def __init__(self, label: str, show: Shown = True) -> None:
+        super().__init__(label, WORK, show)
+        self._tells = show is True
+
+    def tell(self, finding: Finding) -> None:
+        teller(quiet=not self._tells)(finding)
+
+    def start(self, work: float, done: float = 0) -> Callable[[float], object]:
+        if done and self._tells:
+            print(f"resuming after {100 * done / work:.0f} % of the work", file=sys.stderr)
+        return super().start(work, done)
+
+
+@contextmanager
+def reporting(show: Shown | Reporter, label: str) -> Iterator[Reporter]:
+    """Give what tells `show` how far a run through layers has come; a Reporter is told itself."""
+    if isinstance(show, Reporter):
+        yield show
+        return
+    with LayerBar(label, show) as bar:
+        yield bar
+
+
+def clock_text(seconds: float) -> str:
+    """Write a time as 0:07, 12:34 or 1:02:03."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -9,8 +9,10 @@ from typing import Unpack
 
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.progress import Shown
 from imatrix.options import (
     CollectBar,
     CollectChoices,
@@ -28,7 +30,7 @@ def collect(
     output: str | os.PathLike[str] | None = None,
     options: CollectOptions | None = None,
     *,
-    progress: bool = False,
+    progress: Shown = None,
     **choices: Unpack[CollectChoices],
 ) -> Collected:
     """Collect the importances that a text gives the weights of a model, and save them.
@@ -40,7 +42,7 @@ def collect(
     output    where to save them; until then, finished layers are kept beside it, and the same call resumes
               after an interruption. None: nothing is saved
     options   what to collect, and how
-    progress  show a bar on standard error
+    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     choices   fields of CollectOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
               n_chunks=8, chunk_size=512, device="cpu". They replace those of `options`
     raises    ToolkitError, for instance without torch, or OutputError for an output that is there already
@@ -49,9 +51,10 @@ def collect(
     from imatrix.store import save
 
     options = with_choices(options or CollectOptions(), choices)
-    report = CollectBar(0, _save_nothing, quiet=not progress)
+    report = CollectBar(0, _save_nothing, progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
+        refuse_early([place], [Path(text)])
         refuse_to_replace([place], force=options.force)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
-from gguf_tools.progress import LayerBar, NoReport, Reporter
+from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
 from quantize.importances.entries import ImportanceFile
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class CollectBar(LayerBar):
 
     every  layers between two calls of `save`; 0 for none
     save   called with what is known so far
-    quiet  show nothing
+    show   see gguf_tools/progress.py
     """
 
-    def __init__(self, every: int, save: Callable[[ImportanceFile], None], *, quiet: bool = False) -> None:
-        super().__init__("layers", quiet=quiet)
+    def __init__(self, every: int, save: Callable[[ImportanceFile], None], show: Shown = True) -> None:
+        super().__init__("collecting importances", show)
         self._every, self._save = every, save
 
     def layer_done(self, layer: int, contents: Callable[[], ImportanceFile]) -> None:

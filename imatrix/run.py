@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from forward.logits import Head, Perplexity, measure
+from forward.logits import SCORED, Head, Perplexity, measure
 from forward.network import OUTPUT
 from forward.observe import Accumulator, Sums, sums_of
 from forward.open import ModelSource, open_model
-from forward.run import ForwardPass, forward_pass
+from forward.run import ForwardPass, forward_pass, refuse_full_disk
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
 from forward.work.work_folder import WorkFolder, run_identity
@@ -53,6 +53,7 @@ def collect_from(
         _refuse_others(options.earlier, source)
         about = _about(source.watch, chunks, options)
         with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
+            refuse_full_disk([folder.folder], [source], chunks.chunks, options.forward)
             dataset = options.dataset or text.name
             collected = _run(source, chunks, options, folder, report, dataset)
             source.watch.refuse_changed()
@@ -98,7 +99,8 @@ def _run(
     dataset  name of the text in the file
     raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay in the folder
     """
-    report.start(source.network.n_layers, max(0, folder.done + 1))
+    scored = SCORED * source.head_layers if options.perplexity else 0.0
+    report.start(source.network.n_layers + scored, max(0, folder.done + 1))
 
     def contents(output: Mapping[str, Sums] = MappingProxyType({})) -> ImportanceFile:
         """Return the importances of finished layers, which take no memory until they are read here."""
@@ -115,7 +117,7 @@ def _run(
             notes.append(f"--process-output: the model has no {OUTPUT}, it uses its token embeddings")
         elif options.process_output:
             _observe_output(forward, output)
-        perplexity = _measure(forward, report) if options.perplexity else None
+        perplexity = _measure(forward, report, scored) if options.perplexity else None
     return Collected(contents(output.sums()), perplexity, tuple(notes))
 
 
@@ -128,13 +130,16 @@ def _observe_output(forward: ForwardPass, observer: Accumulator) -> None:
     observer.refuse_nonfinite()
 
 
-def _measure(forward: ForwardPass, report: CollectReporter) -> Perplexity:
-    head = Head(forward.load, forward.last(), forward.output_norm(), forward.source.network.output)
+def _measure(forward: ForwardPass, report: CollectReporter, work: float) -> Perplexity:
+    """Measure the perplexity, which is as much work as so many layers."""
+    head = Head.of(forward.source.network, forward.load, forward.last())
 
     def running(perplexity: Perplexity) -> None:
         report.remark(f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.4f}")
 
-    perplexity = measure(head, forward.chunks, running, forward.n_workers)
+    perplexity = measure(
+        head, forward.chunks, running, forward.n_workers, lambda share: report.advance(work * share)
+    )
     if perplexity.count and not np.isfinite(perplexity.total):
         raise BadActivation(f"{OUTPUT}: the logits have NaN or infinity")
     return perplexity

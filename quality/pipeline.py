@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Unpack
 from forward.options import require_torch
 from forward.text.tokens import Cut
 from gguf_tools.choices import with_choices
-from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.named_files import output_path
-from gguf_tools.progress import NoReport, Reporter
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.progress import NoReport, Reporter, Shown, reporting
 from quality.options import AnyPath, EvaluateChoices, EvaluateOptions, LogitsFile
 from quality.suite.suite import Suite, read_suite
 
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from quality.evaluation import Check, Evaluation
     from quality.suite.result import SuiteEvaluation
 
+LABEL = "evaluating"
+"""What the bar of an evaluation says."""
+
 
 def evaluate(
     base: AnyPath | LogitsFile,
     text: AnyPath | None,
     quants: Sequence[AnyPath],
     options: EvaluateOptions | None = None,
-    report: Reporter | None = None,
+    progress: Shown | Reporter = None,
     **choices: Unpack[EvaluateChoices],
 ) -> Evaluation:
     """Measure how well `base` predicts a text, and how far every other model is from it.
@@ -37,7 +40,7 @@ def evaluate(
              log probabilities that llama-perplexity has written
     text     UTF-8 file; with a file of log probabilities it may be None
     quants   GGUF files made of the base; a folder can be compared, too
-    report   is told how far it has come
+    progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
              chunk_size=512, device="cpu". They replace those of `options`
     raises   ToolkitError; BadRequest, before anything is computed, for a model with another vocabulary,
@@ -45,7 +48,10 @@ def evaluate(
              layer and tensor for NaN or infinity; OutputError for a file that can't be written
     """
     options = with_choices(options or EvaluateOptions(), choices)
-    with evaluating(base, text, quants, options, report) as evaluation:
+    with (
+        reporting(progress, LABEL) as report,
+        evaluating(base, text, quants, options, report) as evaluation,
+    ):
         return evaluation
 
 
@@ -69,8 +75,7 @@ def evaluating(
     from quality.texts import OneText
 
     options, report = options or EvaluateOptions(), report or NoReport()
-    if options.logits is not None and not output_path(options.logits).parent.is_dir():
-        raise OutputError(f"{options.logits}: can't be written (no such folder)")
+    refuse_early([options.logits], [None if text is None else Path(text)])
     one = OneText(None if text is None else Path(text), options.cut)
     with evaluated(_base(base), one, _some(quants), options, report, check) as (evaluation,):
         yield evaluation
@@ -81,7 +86,7 @@ def evaluate_suite(
     suite: Suite | AnyPath,
     quants: Sequence[AnyPath],
     options: EvaluateOptions | None = None,
-    report: Reporter | None = None,
+    progress: Shown | Reporter = None,
     **choices: Unpack[EvaluateChoices],
 ) -> SuiteEvaluation:
     """Measure how far models are from `base` on every class of a suite, all in one run.
@@ -94,13 +99,16 @@ def evaluate_suite(
     base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states
     suite    what `read_suite` gives or takes: `default`, a folder, or a YAML file
     quants   GGUF files made of the base; a folder can be compared, too
-    report   is told how far it has come
+    progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of EvaluateOptions, and of the ForwardOptions in it, as keyword arguments
     raises   ToolkitError; BadRequest, before anything is computed, for options that are for one text: a cut,
              as classes have contexts of their own, and a file of log probabilities. Else as `evaluate`
     """
     options = with_choices(options or EvaluateOptions(), choices)
-    with evaluating_suite(base, suite, quants, options, report) as evaluation:
+    with (
+        reporting(progress, LABEL) as report,
+        evaluating_suite(base, suite, quants, options, report) as evaluation,
+    ):
         return evaluation
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from forward.logits import LogitSource, sweep_vocabulary
+from forward.logits import SCORED, LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
@@ -61,10 +61,11 @@ def evaluated(
         entrants = [*map(Entrant, models), *noise]
         with work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
             steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
-            report.start(steps.n_layers_in_all, steps.n_layers_done)
+            heads = SCORED * sum(each.source.head_layers for each in (*steps.models, steps.models[0]))
+            report.start(steps.n_layers_in_all + heads, steps.n_layers_done)
             steps.run()
             head = steps.base_head()
-            visitor = _compare_logits(source, head, steps, report)
+            visitor = _compare_logits(source, head, steps, report, heads)
             if options.logits is not None:
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
@@ -92,8 +93,9 @@ def _tell_doubts(text: EvaluatedText, models: Sequence[ModelSource], report: Rep
 
 
 def _compare_logits(
-    base: OpenBase, head: LogitSource, steps: Lockstep, report: Reporter
+    base: OpenBase, head: LogitSource, steps: Lockstep, report: Reporter, work: float
 ) -> DivergenceVisitor:
+    """Compare the logits of all models, which is as much work as so many layers."""
     first = steps.models[0]
     paths = [base.path, *(each.source.path for each in steps.models)]
 
@@ -101,7 +103,11 @@ def _compare_logits(
         report.remark(f"comparing logits, chunk {chunk} of {n_chunks}")
 
     visitor = DivergenceVisitor(first.chunks, paths, first.load.device, comparing, base.floor)
-    sweep_vocabulary([head, *steps.heads()], visitor.positions, [visitor], first.n_workers)
+    heads = [head, *steps.heads()]
+    def told(share: float) -> None:
+        report.advance(work * share)
+
+    sweep_vocabulary(heads, visitor.positions, [visitor], first.n_workers, told)
     return visitor
 
 

@@ -13,7 +13,6 @@ from gguf_tools.dataframes import dataframe
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.files.overwriting import is_unfinished
-from gguf_tools.progress import no_progress
 from gguf_tools.text import types_table
 from quantize.calibration import Calibrating
 from quantize.fill.encode import RowSources
@@ -22,7 +21,7 @@ from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.reuse import reuse_outlook
 from quantize.finished import are_finished, refuse_or_replace
 from quantize.prepare import Preparation
-from quantize.run_options import ProgressBar, RunOptions
+from quantize.run_options import RunBar, RunOptions
 
 if TYPE_CHECKING:
     import pandas
@@ -170,9 +169,6 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
             without `force`, and what `Run.execute` raises
     """
     how = how or RunOptions()
-    if how.progress is True:
-        with ProgressBar("writing") as bar:
-            return execute_together(runs, bar.shows(how))
     paths = [output.path for run in runs for output in run.preparation.outputs]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
@@ -192,8 +188,9 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
 
 def _execute(runs: Sequence[Run], how: RunOptions) -> list[Result]:
     older = [run.existing for run in runs]
-    progress = [how.progress(run.preparation) if callable(how.progress) else no_progress for run in runs]
-    with ExitStack() as stack:
+    is_calibrated = any(run.calibration is not None for run in runs)
+    with RunBar(how.label, how.progress, is_calibrated=is_calibrated) as bar, ExitStack() as stack:
+        how, progress = bar.told(how), [bar.start(run.preparation) for run in runs]
         jobs = [stack.enter_context(run.job(how)) for run in runs]
         written = write_outputs(jobs, how, progress)
     ended = time.monotonic()

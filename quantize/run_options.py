@@ -2,22 +2,21 @@
 
 A front takes its options as values, or their fields as keyword arguments: `merge_choices` makes one of both.
 
-The progress bars of a run that writes an output show the kernels that it compiles first, then its bytes. A
-calibration has a third one, for what comes before its first tensor.
+On a terminal, a run shows the kernels that it compiles first, then one bar for all the rest.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.choices import refuse_unknown
 from gguf_tools.findings import Tell, teller
 from gguf_tools.format.values import Value
-from gguf_tools.progress import LAYERS, Bar, Progress, StartProgress, StartSteps, Unit
+from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown, StartMoving, StartProgress
 from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
 from quantize.importances.files import ImportanceSource
@@ -36,17 +35,18 @@ if TYPE_CHECKING:
 class RunOptions(FillOptions):
     """How to run; nothing here changes a byte of the output.
 
-    n_threads, restart, reuse, verify, scheduler, compiling, gradients, tell  see FillOptions
+    n_threads, restart, reuse, verify, scheduler, tell  see FillOptions; `progress` sees to `compiling` and
+               `calibrating`
     force      replace outputs that are there, and make anew those that are as asked already
     replace    replace outputs that are there and are not as asked, as llama-quantize does
-    progress   called once with what was decided; what it returns is then called with the bytes of every
-               chunk, from the thread that has filled it. An exception from there ends the run like ctrl-C:
-               finished work is kept for the next one. True: a bar on standard error
+    progress   True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    label      what it says
     """
 
-    progress: Callable[[Preparation], Progress] | bool | None = None
+    progress: Shown = None
     force: bool = field(default=False, kw_only=True)
     replace: bool = field(default=False, kw_only=True)
+    label: str = field(default="writing", kw_only=True)
 
 
 class RunChoices(TypedDict, total=False):
@@ -60,9 +60,10 @@ class RunChoices(TypedDict, total=False):
     verify: bool
     scheduler: str | None
     compiling: StartProgress
-    gradients: StartSteps
+    calibrating: StartMoving
     tell: Tell
-    progress: Callable[[Preparation], Progress] | bool | None
+    progress: Shown
+    label: str
 
 
 class QuantizeChoices(RunChoices, total=False):
@@ -96,22 +97,16 @@ def merge_choices(
     )
 
 
-KERNELS = Unit("kernel", pattern="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]", delay=1.0)
-"""Kernels of a run: loading them from the cache takes less than a second, compiling them several."""
+class RunBar:
+    """Shows how far a run has come: in bytes, or where a calibration makes them in seconds of its work.
 
-
-class ProgressBar:
-    """Shows how many kernels are compiled, how far gradients have come, and how much is written; see `Bar`.
-
-    with ProgressBar("quantizing") as bar:
-        quantize(..., progress=bar.start, compiling=bar.compiling, gradients=bar.gradients)
+    A terminal shows the kernels that are compiled before, too.
     """
 
-    def __init__(self, verb: str, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._bar = Bar(verb, quiet=quiet)
-        self._kernels: Bar | None = None
-        self._layers: Bar | None = None
+    def __init__(self, label: str, show: Shown, *, is_calibrated: bool = False) -> None:
+        self._show, self._is_calibrated = show, is_calibrated
+        self._bar = Bar(label, WORK if is_calibrated else BYTES, show)
+        self._kernels = Bar("", show=None)
         self._lock = threading.Lock()
         self._total = 0
 
@@ -123,38 +118,36 @@ class ProgressBar:
         self._total += preparation.plan.total_bytes
         return self._advance
 
-    def compiling(self, n_kernels: int) -> Progress:
+    def told(self, run: RunOptions) -> RunOptions:
+        """Let a run move these bars, and with True tell what a user should know."""
+        tell = teller(quiet=False) if self._show is True else run.tell
+        return replace(run, compiling=self._compiling, calibrating=self._calibrating, tell=tell)
+
+    def _compiling(self, n_kernels: int) -> Progress:
         """Show the bar of kernels if they take long, and return what advances it, from any thread."""
-        self._kernels = Bar(f"compiling {n_kernels} kernels, once", KERNELS, quiet=self._quiet)
+        show = True if self._show is True else None
+        self._kernels = Bar(f"compiling {n_kernels} kernels, once", KERNELS, show)
         return self._kernels.start(n_kernels)
 
-    def gradients(self, n_layers: float, done: float) -> Callable[[float], object]:
-        """Show the bar of a calibration's pass forward and back, and return what advances it."""
-        self._layers = Bar("gradients of the text's predictions", LAYERS, quiet=self._quiet)
-        return self._layers.start(n_layers, done)
-
-    def shows(self, run: RunOptions) -> RunOptions:
-        """Let a run show these bars, and tell on standard error what a user should know."""
-        shown = replace(run, progress=self.start, compiling=self.compiling, gradients=self.gradients)
-        return replace(shown, tell=teller(quiet=self._quiet))
+    def _calibrating(self, seconds: float, done: float) -> Bar:
+        """Show the work of a calibration, and return its bar."""
+        self._kernels.close()
+        self._bar.start(seconds, done)
+        return self._bar
 
     def _advance(self, n_bytes: int) -> None:
+        if self._is_calibrated:
+            return
         with self._lock:
             total, self._total = self._total, 0
             if total:
-                self._close_kernels()
+                self._kernels.close()
                 self._bar.start(total)
         self._bar.advance(n_bytes)
 
-    def _close_kernels(self) -> None:
-        if self._kernels is not None:
-            self._kernels.close()
-
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> RunBar:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._close_kernels()
-        if self._layers is not None:
-            self._layers.close()
-        self._bar.close()
+    def __exit__(self, *error: Any) -> None:
+        self._kernels.close()
+        self._bar.__exit__(*error)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import quality
-from gguf_tools.progress import LayerBar
 from quality.comparison import Comparisons, Interval, compare
 from quality.suite.result import ALL, SuiteEvaluation
 
@@ -33,10 +32,8 @@ def main() -> None:
     split = [pair.partition("=") for pair in args.pairs]
     pairs = [(Path(file), Path(stock)) for file, _, stock in split]
     files = list(dict.fromkeys(path for pair in pairs for path in pair))
-    with LayerBar("layers of all models") as bar:
-        found = quality.evaluate_suite(
-            args.base, quality.read_suite(args.suite, quick=args.quick), files, report=bar, keep=args.keep
-        )
+    suite = quality.read_suite(args.suite, quick=args.quick)
+    found = quality.evaluate_suite(args.base, suite, files, progress=True, keep=args.keep)
     for line in table(found, pairs):
         print(line)
 

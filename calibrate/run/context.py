@@ -30,9 +30,8 @@ from forward.run import embed
 from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import Workers
-from gguf_tools.errors import OutputError
+from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.system import files
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,8 @@ def open_streams(
     dtype = loaders[0].dtype
     in_memory, on_disk = state_bytes(text, network, dtype, len(loaders))
     fits = in_memory <= memory_bytes
-    _refuse_full_disk(folder.folder, on_disk if fits else in_memory)
+    needed = on_disk if fits else in_memory
+    refuse_small_disk([folder.folder], needed, "hidden states", "use fewer chunks, or another disk")
 
     def file(name: str) -> FileStates:
         return opened.enter_context(closing(FileStates(folder.folder / name, *size)))
@@ -112,26 +112,13 @@ def open_streams(
     if folder.done < EMBEDDING:
         first = [stream.files[EMBEDDING % 2] for stream in streams]
         for load, states in zip(loaders, first, strict=True):
-            embed(load, text.chunks, states, network.n_handed, network.embedding_scale)
+            embed(load, text.chunks, states, network)
             states.sync()
         folder.finish_layer(EMBEDDING, {}, [states.path for states in first])
     if fits:
         for stream in streams:
             copy(stream.files[folder.done % 2], stream.after(folder.done))
     return streams
-
-
-def _refuse_full_disk(folder: Path, n_bytes: int) -> None:
-    """Raise OutputError unless the folder has room for states; what is there already counts as room."""
-    try:
-        free = files.free_bytes(folder)
-        there = sum(map(files.allocated_bytes, folder.iterdir()))
-    except OSError as error:
-        raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
-    if free + there < n_bytes:
-        raise OutputError(
-            f"{folder}: hidden states need {n_bytes:,} bytes, {free:,} are free; take fewer chunks"
-        )
 
 
 @dataclass(frozen=True)

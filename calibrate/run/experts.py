@@ -129,7 +129,7 @@ class ExpertRun:
         self._roots = shared.roots
         self._shared: Conditions | None = None
         self._pool: Moments | None = None
-        missing = [name for name in (self._names.gate, self._names.up) if context.is_missing(name)]
+        missing = [name for name in self._names.inputs if context.is_missing(name)]
         if missing:
             (self._shared,) = context.conditions_of([(shared.statistics(MIDDLE), None)], missing[0])
         self._is_down_missing = context.is_missing(self._names.down)
@@ -169,8 +169,8 @@ class ExpertRun:
         context, n_cols = self._context, self._experts[0].hidden_size
         missing: list[tuple[list[RowGroup], Inputs, int]] = []
         for visit in visits:
-            names = self._names.gate, self._names.up
-            groups = [group for name in names if (group := self._group(name, visit.expert, shared))]
+            every = (self._group(name, visit.expert, shared) for name in self._names.inputs)
+            groups = [group for group in every if group is not None]
             if groups:
                 missing.append((groups, *self._gather_gate_up(visit)))
         own = [

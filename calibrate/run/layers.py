@@ -176,8 +176,8 @@ class LayerRun:
         routes = None
         if layer.experts is not None:
             chosen = layer.chosen_by(self.context.tokens[start:stop])
-            chosen, weights = layer.experts.router(x, chosen)
-            routes = Routes(to_cpu(chosen), to_cpu(passage.spread(weights)))
+            chosen, weights = layer.route(passage, x, Silent(), chosen)
+            routes = Routes(to_cpu(chosen), to_cpu(weights))
         return _Way(routes, None if passage.shares is None else to_cpu(passage.shares))
 
     # ---- what every token goes through
@@ -194,7 +194,7 @@ class LayerRun:
             middles = (model.stream.middle.read(*rows).to(context.device) for model in context.models)
             return [{MIDDLE: x[:, None]} for x in middles]
 
-        if not self._missing((each.gate, each.up) for each in names):
+        if not self._missing(each.inputs for each in names):
             return Inputs(context.corrects_drift, self.roots)
         return self._gather(take)
 
@@ -204,7 +204,7 @@ class LayerRun:
         names = self.block
         if names is None:
             return
-        context.make(shared, MIDDLE, (names.gate, names.up))
+        context.make(shared, MIDDLE, names.inputs)
         blocks = [model.layer(self.number).block for model in context.models]
 
         def take(chunk: int) -> list[Activations]:

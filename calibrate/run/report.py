@@ -53,10 +53,7 @@ def final_divergence(
     if not context.is_followed or text.chunk_size < _LEAST_TOKENS:
         return None
     heads = [
-        Head(
-            model.load, model.stream.after(network.n_layers - 1), network.load_end(model.load), network.output
-        )
-        for model in context.models
+        Head.of(network, model.load, model.stream.after(network.n_layers - 1)) for model in context.models
     ]
     paths = [model.load.path for model in context.models]
     visitor = DivergenceVisitor(text.chunks, paths, context.device, lambda chunk, n_chunks: None)

@@ -8,7 +8,7 @@ format are calibrated in the same way.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -19,10 +19,12 @@ from typing import Any, Self
 import torch
 import xxhash
 
+from calibrate.estimate import Work, work_of
 from calibrate.plan import CalibrationPlan
 from calibrate.run.context import Model, RunContext, open_streams
 from calibrate.run.encode import Encoder, RowGroup
 from calibrate.run.layers import LayerRun
+from calibrate.run.meter import Meter
 from calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
 from calibrate.run.report import Report, final_divergence, report_lines
 from calibrate.run.saves import StateSaver
@@ -96,8 +98,11 @@ class CalibratedRun:
             folder, records = self._open_folder(missing, opened)
             self._records = records
             opened.enter_context(fast_products(plan.device.type))
-            gradients = self._gradients(missing, opened)
-            workers = opened.enter_context(_workers(self._options.threads, plan.device.type))
+            nothing = Work(0, 0, 0, (0,) * plan.network.n_layers, 0)
+            work = work_of(plan.options, plan.probe, plan.text) if missing else nothing
+            meter = Meter(work, self._options.calibrating)
+            gradients = self._gradients(missing, meter, opened)
+            workers = opened.enter_context(_workers(self._options.threads, plan.device.type, meter.computed))
             tensors = opened.enter_context(open_partial_model(self._job.outputs, partials, self._tensors))
             for task in (task for group in missing.values() for task in group):
                 tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
@@ -107,20 +112,25 @@ class CalibratedRun:
             factors = GradientFactors(gradients if method.needs_gradients else None, plan.trust)
             encoder = Encoder(method, self._job.sources, factors, workers, writer)
             if gradients is not None:
-                self._make_embeddings(gradients, missing, encoder, workers)
+                with meter.embeddings():
+                    self._make_embeddings(gradients, missing, encoder, workers)
             context = self._context(folder, tensors, encoder, factors, opened)
             saver = StateSaver(folder, context.models)
             for layer in range(folder.done + 1, plan.network.n_layers):
-                LayerRun.of(context, layer).run()
-                self._make_unseen(context, [name for name in missing if layer_of(name) == layer])
-                saver.after(layer)
-            self._make_output(context)
-            self._make_unseen(context, list(missing))
-            n_threads = threads_on(plan.device, self._options.threads)
-            divergence = final_divergence(context, plan.network, plan.text, n_threads)
+                with meter.layer(layer):
+                    LayerRun.of(context, layer).run()
+                    self._make_unseen(context, [name for name in missing if layer_of(name) == layer])
+                    saver.after(layer)
+            with meter.end():
+                self._make_output(context)
+                self._make_unseen(context, list(missing))
+                n_threads = threads_on(plan.device, self._options.threads)
+                divergence = final_divergence(context, plan.network, plan.text, n_threads)
             self._report = Report.of(plan.made.values(), records, context.holdout, divergence, plan.quality)
 
-    def _gradients(self, missing: Iterable[str], opened: ExitStack) -> Gradients | None:
+    def _gradients(
+        self, missing: Iterable[str], meter: Meter, opened: ExitStack
+    ) -> Gradients | None:
         """Collect the gradients that the options need for the tensors that are missing."""
         plan = self._plan
         if not missing:
@@ -131,8 +141,8 @@ class CalibratedRun:
         )
         torch.set_num_threads(self._options.threads)
         at_once = plan.shapes.chunks_at_once(plan.text.chunk_size, self._options.threads)
-        passes = plan.options, source, plan.text, plan.path, self._options, at_once
-        return opened.enter_context(open_gradients(*passes))
+        passes = plan.options, source, plan.text, plan.path, meter.gradients, at_once
+        return opened.enter_context(open_gradients(*passes, restart=self._options.restart))
 
     def _open_folder(self, missing: Iterable[str], opened: ExitStack) -> tuple[WorkFolder, Records]:
         """Open the work folder and its records; start over where chunks of an earlier layer are missing."""
@@ -245,12 +255,15 @@ class CalibratedRun:
 
 
 @contextmanager
-def _workers(n_threads: int, device: str) -> Iterator[Workers]:
-    """Give threads that take whole tasks, each of which is computed by one thread, however many there are."""
+def _workers(n_threads: int, device: str, computed: Callable[[float], object]) -> Iterator[Workers]:
+    """Give threads that take whole tasks, each of which is computed by one thread, however many there are.
+
+    computed  called with the seconds that each task took its thread
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Workers(threads_on(device, n_threads)) as workers:
+        with Workers(threads_on(device, n_threads), computed) as workers:
             yield workers
     finally:
         torch.set_num_threads(before)

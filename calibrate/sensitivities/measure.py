@@ -11,11 +11,12 @@ from typing import Unpack
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
-from gguf_tools.errors import OutputError, ToolkitError
+from gguf_tools.errors import ToolkitError
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path, read_input
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.progress import NoReport, Reporter
+from gguf_tools.progress import Reporter, Shown, reporting
 from quantize.formats import get_format
 from quantize.plan.overrides import parse_type
 from quantize.plan.sensitivities import Sensitivities, read_sensitivities
@@ -26,15 +27,18 @@ def sensitivity(
     text: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: SensitivityOptions | None = None,
-    report: Reporter | None = None,
+    progress: Shown | Reporter = None,
     **choices: Unpack[SensitivityChoices],
 ) -> Sensitivities:
     """Measure the divergence that each tensor of a model adds at each type, and write it to a file.
 
+        losses = sensitivity("DeepSeek-V2-Lite", "calibration.txt", "lite.losses.json", n_chunks=40)
+        quantize("DeepSeek-V2-Lite", "lite.gguf", "3.4bpw", losses=losses)
+
     model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
     text     UTF-8 file
     output   where the sensitivities go. Work folders beside it keep finished layers until all is done
-    report   is told how far it has come
+    progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
              replace those of `options`
     raises   ToolkitError: BadActivation naming layer and tensor for NaN or infinity, BadRequest for a text or
@@ -51,14 +55,14 @@ def sensitivity(
     text, output = Path(text), output_path(output)
     for name in options.types or ():
         get_format(parse_type(name))  # says now if there is no such type, or no codec
-    if not output.parent.is_dir():
-        raise OutputError(f"{output}: can't be written (no such folder)")
+    refuse_early([output], [text])
     there = measured_before(model, text, output, options)
     if there is not None:
         return there
     if not is_unfinished(output):
         refuse_to_replace([output], force=options.force)
-    return measure(model, text, output, options, report or NoReport())
+    with reporting(progress, "measuring what each tensor costs") as report:
+        return measure(model, text, output, options, report)
 
 
 def measured_before(

@@ -47,7 +47,7 @@ from calibrate.sensitivities.type_errors import (
     read_rows,
     spread,
 )
-from forward.device import to_numpy, to_torch
+from forward.device import to_cpu, to_numpy, to_torch
 from forward.gradients.backward import BackwardPass
 from forward.hidden_states import States
 from forward.network import EMBEDDINGS, Network
@@ -444,7 +444,7 @@ class _Output:
     x       what the matrix multiplies there, float32 (n_sampled, hidden_size)
     rows    ascending, int64
     places  of each token's label among the rows
-    doubts  1 - p(label)
+    doubts  1 - p(label), times the square of how much the label's logit grows with the row's product
     """
 
     chunks: npt.NDArray[np.int64]
@@ -461,6 +461,11 @@ class _Output:
         x = to_numpy(forward.output_norm()(hidden.to(forward.load.device)))
         rows, places = np.unique(drawn["labels"][sample], return_inverse=True)
         doubts = -np.expm1(-drawn["losses"][sample])
+        network = forward.source.network
+        weights = forward.load.picked_rows(network.output, rows.tolist())
+        products = (to_cpu(weights)[to_torch(places)] * to_torch(x)).sum(-1).double()
+        slopes = torch.as_tensor(network.logits.slope(network.logits(products)))
+        doubts = doubts * to_numpy(slopes.square())
         return cls(forward.chunks.chunk_of(sample), x, rows, places, doubts)
 
     def sensitivity(self, errors: Floats32, chunks: range) -> float:

@@ -35,7 +35,7 @@ from forward.gradients.forward_backward import (
     Folders,
     forget_folders,
     forward_backward,
-    refuse_small_disk,
+    refuse_full_disk,
     state_bytes,
     work_folders,
 )
@@ -145,7 +145,7 @@ class _Measurement:
         about |= {"seed": options.seed, "keeps": "damages", "types": list(self.types)}
         about |= {"rows": options.rows, "least": options.least_rows, **options.hidden_facts}
         with work_folders(output, about, source.watch, restart=options.restart) as folders:
-            refuse_small_disk(folders, state_bytes(source, self.text))
+            refuse_full_disk(folders, state_bytes(source, self.text))
             if folders.back.done < source.network.n_layers:
                 self._compute(folders, report)
             return self._collected(folders)

@@ -36,6 +36,16 @@ class Size:
     recipe: str = ""
 
 
+def names_size(word: str) -> bool:
+    """Tell whether a word where a file type may stand is a size.
+
+    >>> [names_size(word) for word in ("3.4bpw", "12GiB", "Q4_K_M", "7", "3bits.yaml")]
+    [True, True, False, False, False]
+    """
+    match = _NUMBER.fullmatch(word)
+    return match is not None and bool(match[2])
+
+
 def parse_size(text: str) -> Size:
     """Return the size that `text` means.
 

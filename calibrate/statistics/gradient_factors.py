@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,7 @@ from forward.open import ModelSource
 from forward.text.tokens import Text
 from gguf_tools.errors import BadMoments
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.progress import NoReport, StartSteps, no_steps
-from quantize.fill.options import FillOptions
+from gguf_tools.progress import NoReport, StartSteps
 from quantize.formats.base import Floats32
 from quantize.roles import layer_of
 
@@ -131,19 +130,22 @@ def open_gradients(
     source: ModelSource,
     text: Text,
     output: Path,
-    run: FillOptions,
+    start: StartSteps,
     at_once: int | None,
+    *,
+    restart: bool,
 ) -> Iterator[Gradients | None]:
     """Give the gradients, if the options need them; see `collect_gradients`.
 
-    run      says whether to start over, and is told how far the pass has come
+    start    is told how far the pass has come
     at_once  see `GradientOptions`
+    restart  start over
     """
     if not (choices.needs_gradients):
         yield None
         return
-    options = GradientOptions(choices.forward, restart=run.restart, at_once=at_once)
-    report = _Report(run.gradients)
+    options = GradientOptions(choices.forward, restart=restart, at_once=at_once)
+    report = _Report(start)
     with collect_gradients(source, gradient_text(text), output, options, report) as gradients:
         yield gradients
 
@@ -152,13 +154,14 @@ class _Report(NoReport):
     """A Reporter that passes on what it is told."""
 
     def __init__(self, start: StartSteps) -> None:
-        self._start, self._advance = start, no_steps(0, 0)
+        self._start: StartSteps = start
+        self._moved: Callable[[float], object] = lambda layers: None
 
-    def start(self, n_layers: int, done: int) -> None:
-        self._advance = self._start(n_layers, done)
+    def start(self, work: float, done: float) -> None:
+        self._moved = self._start(work, done)
 
-    def advance(self, layers: float) -> None:
-        self._advance(layers)
+    def advance(self, amount: float) -> None:
+        self._moved(amount)
 
 
 def gradient_chunks(text: Text) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ from forward.gradients.forward_backward import (
     Folders,
     forget_folders,
     forward_backward,
-    refuse_small_disk,
+    refuse_full_disk,
     state_bytes,
     work_folders,
 )
@@ -338,7 +338,7 @@ def collect_gradients(
     about = {"model": source.watch.recognised_by(), **run_identity(text.chunks, options.forward)}
     about |= {"seed": options.seed, "keeps": "covariances, sizes", "expert_bytes": options.expert_bytes}
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
-        refuse_small_disk(folders, disk_bytes(source, text, options))
+        refuse_full_disk(folders, disk_bytes(source, text, options))
         gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)
         if folders.back.done < gradients.n_layers:
             _collect(source, text, options, folders, report or NoReport())

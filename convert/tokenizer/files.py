@@ -35,6 +35,8 @@ class Quirks:
     states_prefix    whether add_prefix_space of tokenizer_config.json is written
     space_prefix     what add_space_prefix of a SentencePiece vocabulary is; None: not said
     of_size          number of tokens -> kind -> id: special tokens of vocabularies known by their size
+    merged_pieces    control tokens that programs print, where a tokenizer.json with the tokens of a
+                     SentencePiece model is Gemma 4's, whose merges count; None: it is not
     no_bos_sizes     numbers of tokens of vocabularies whose texts begin without the bos token
     """
 
@@ -48,6 +50,7 @@ class Quirks:
     space_prefix: bool | None = None
     of_size: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     no_bos_sizes: tuple[int, ...] = ()
+    merged_pieces: tuple[str, ...] | None = None
 
 
 NO_QUIRKS = Quirks()

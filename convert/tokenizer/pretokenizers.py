@@ -94,6 +94,11 @@ class PreTokenizer:
         return build_pipeline(Path(self.name), {"type": "Sequence", "pretokenizers": [*parts, byte_level]})
 
 
+_CL100K = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}"
+    "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+
 KNOWN: tuple[PreTokenizer, ...] = (
     PreTokenizer(
         # DeepSeek-LLM, V2, V2-Lite, V2.5, Coder-V2. llama.cpp leaves runs of digits whole, which is the
@@ -119,13 +124,15 @@ KNOWN: tuple[PreTokenizer, ...] = (
             r"|\s+(?!\S)|\s+",
         ),
     ),
+    PreTokenizer("llama-bpe", _isolated(_CL100K), ignore_merges=True),
+    PreTokenizer("dbrx", _isolated(_CL100K)),  # Phi 4, OLMo 2 and 3, Granite 4
+    PreTokenizer("smollm", _isolated(r"\p{N}", GPT2_REGEX)),  # SmolLM and SmolLM 2, Granite 3
     PreTokenizer(
-        "llama-bpe",
+        "seed-coder",  # Seed-OSS
         _isolated(
-            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}"
-            "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}"
+            "| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
         ),
-        ignore_merges=True,
     ),
     PreTokenizer(
         "qwen2",

@@ -30,7 +30,12 @@ from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab
 from convert.tokenizer.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
-from convert.tokenizer.vocab_spm import is_sentencepiece_bpe, read_spm_json_vocab, read_spm_vocab
+from convert.tokenizer.vocab_spm import (
+    is_sentencepiece_bpe,
+    read_merged_pieces,
+    read_spm_json_vocab,
+    read_spm_vocab,
+)
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
@@ -68,8 +73,8 @@ _OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges
 class Tokenizer:
     """A tokenizer, as the keys tokenizer.* of a GGUF file describe it.
 
-    model             "gpt2" (byte-level BPE) or "llama" (SentencePiece)
-    pre               name of the pre-tokenizer; "default" for SentencePiece
+    model             "gpt2" (byte-level BPE), "llama" (SentencePiece) or "gemma4" (its pieces with merges)
+    pre               name of the pre-tokenizer; "default" for SentencePiece, "" where the model says it
     add_space_prefix  False when a SentencePiece text gets no leading space; None: llama.cpp's default
     tokens_last       whether tokens stand behind merges and special ids, as in files made of tekken.json
     normalizer        the two settings that have keys: lowercase, strip_accents
@@ -92,7 +97,8 @@ class Tokenizer:
 
     def _entries(self) -> Iterator[tuple[str, Value]]:
         yield keys.TOKENIZER_MODEL, Value.string(self.model)
-        yield keys.TOKENIZER_PRE, Value.string(self.pre)
+        if self.pre:
+            yield keys.TOKENIZER_PRE, Value.string(self.pre)
         if not self.tokens_last:
             yield from self._tokens()
         if self.vocab.merges:
@@ -122,7 +128,7 @@ class Tokenizer:
         scores = self.vocab.scores
         if scores is not None:
             # Those of tekken.json are zeros, which llama.cpp's converter writes as integers.
-            of_pieces = self.model == "llama"
+            of_pieces = self.model != "gpt2"
             yield keys.TOKENIZER_SCORES, Value.f32s(scores) if of_pieces else Value.i32s(map(int, scores))
         yield keys.TOKENIZER_TOKEN_TYPE, Value.i32s(self.vocab.types)
 
@@ -173,6 +179,10 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     if has_model:
         _refuse_pre_tokenizer(pre_tokenizer, model_path)
         return _read_sentencepiece(model_path, files)
+    if quirks.merged_pieces is not None and is_sentencepiece_bpe(tokenizer_json):
+        _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
+        vocab = read_merged_pieces(files, quirks.merged_pieces)
+        return _assembled(files, "gemma4", "", vocab, add_space_prefix=False)
     if quirks.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
         return _assembled(files, "llama", "default", read_spm_json_vocab(files))

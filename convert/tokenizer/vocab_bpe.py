@@ -60,7 +60,7 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
         types.append(kind)
     if n_rows > len(text_of):
         notes.append(f"{n_rows - len(text_of)} rows of the embedding have no token: written as [PADn]")
-    merges = _merges(path, tokenizer_json["model"]["merges"])
+    merges = read_merges(path, tokenizer_json["model"]["merges"])
     return Vocab(tuple(tokens), tuple(types), merges, notes=tuple(notes))
 
 
@@ -198,7 +198,7 @@ def _added_token(path: Path, library: Any, text: str, added: Any) -> tuple[str, 
     return text.replace("▁", " "), TokenType.USER_DEFINED
 
 
-def _merges(path: Path, merges: list[Any]) -> tuple[str, ...]:
+def read_merges(path: Path, merges: list[Any]) -> tuple[str, ...]:
     """Return merges as "left right"; a space inside a part is written as the byte alphabet's Ġ."""
     joined: list[str] = []
     for merge in merges:

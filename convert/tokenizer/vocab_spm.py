@@ -9,8 +9,8 @@ words otherwise.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
-from convert.tokenizer.vocab_bpe import add_tokens_of_config, added_tokens_in, named_special_tokens
+from convert.tokenizer.vocab_bpe import (
+    add_tokens_of_config,
+    added_tokens_in,
+    named_special_tokens,
+    read_merges,
+)
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted, shown
 
@@ -146,6 +151,21 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
         " it would have them"
     )
     return Vocab(tuple(tokens), tuple(types), scores=scores, notes=tuple(notes))
+
+
+def read_merged_pieces(files: TokenizerFiles, visible: Container[str]) -> Vocab:
+    """Return the vocabulary of a tokenizer.json with its merges, which Gemma 4's files have, too.
+
+    visible  tokens that programs print though they are special
+    raises   see `read_spm_json_vocab`
+    """
+    vocab = read_spm_json_vocab(files)
+    types = tuple(
+        TokenType.USER_DEFINED if text in visible else kind
+        for text, kind in zip(vocab.tokens, vocab.types, strict=True)
+    )
+    merges = read_merges(files.json_path, files.tokenizer_json["model"]["merges"])
+    return replace(vocab, types=types, merges=merges, notes=vocab.notes[:-1])
 
 
 def _type(text: str, *, is_special: bool, is_base: bool) -> TokenType:

@@ -20,7 +20,7 @@ from forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
-from forward.layers.residual import RMSNorm
+from forward.layers.residual import UNNORMED, Norm, RMSNorm
 from forward.layers.rope import Rope, Rotation
 from forward.network import Family, Network
 from gguf_tools.errors import UnsupportedCheckpoint
@@ -33,17 +33,23 @@ class _Style:
     """What the tensors of a family's files don't show.
 
     halves     whether half of the rotated columns lie between the two of a pair; neighbours otherwise
-    ffn_norm   name of the norm before the feed-forward block
+    ffn_norm   name of the norm before the feed-forward block; "" where neither it nor attention has one
+    post_norms whether norms stand behind attention and block
+    local      whether layers with a window rotate without stretching
     clamped    whether experts have gpt-oss's gate
     gated      whether attention has gates
-    gemma      whether it is Gemma 3's: norms behind attention and block, GELU, scaled embeddings
+    fused      whether queries, keys and values are one matrix, gate and up another
+    gemma      whether it is Gemma 3's: GELU, scaled embeddings
     tiled      how heads of delta nets share keys, see DeltaNetSizes
     """
 
     halves: bool = True
     ffn_norm: str = "ffn_norm"
+    post_norms: bool = False
+    local: bool = False
     clamped: bool = False
     gated: bool = False
+    fused: bool = False
     gemma: bool = False
     tiled: bool = False
 
@@ -54,10 +60,18 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
     linear = config.linear_layers if isinstance(config, DeltaNetConfig) else ()
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
-        if number in sliding and config.sliding_theta is not None:
-            local = Rope(rope.n_cols, config.sliding_theta, halves=rope.halves)
+        if number in sliding and style.local:
+            local = Rope(rope.n_cols, config.sliding_theta or rope.theta, halves=rope.halves)
             return local.rotation(len(rotate.turns), load.device)
-        return None if number in config.unrotated_layers else _with_divisors(load, rope, rotate)
+        if number in config.unrotated_layers:
+            return None
+        return with_divisors(load, rope, rotate, divisors_of(rotate))
+
+    def divisors_of(rotate: Rotation) -> str:
+        if config.rope.kind != "longrope":
+            return ROPE_FREQS
+        is_long = len(rotate.turns) > (config.rope.original_context or 0)
+        return f"rope_factors_{'long' if is_long else 'short'}.weight"
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
         if isinstance(config, DeltaNetConfig) and number in linear:
@@ -65,15 +79,19 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         window = config.sliding_window if number in sliding else None
         rotate_here = rotation_of(load, number, rotate)
         attention = load_shared_key_attention(load, number, heads, rotate_here, window)
-        if not style.gemma:
+        if config.sharpness is not None:
+            attention = replace(attention, sharpness=rotate.sharpness(config.sharpness))
+        if not style.post_norms:
             return attention
         weight = load.float32(f"blk.{number}.post_attention_norm.weight", config.hidden_size)
         return replace(attention, post_norm=RMSNorm(weight, config.rms_norm_eps))
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
-        weight = load.float32(f"blk.{number}.{style.ffn_norm}.weight", config.hidden_size)
-        norm = RMSNorm(weight, config.rms_norm_eps)
+        norm: Norm = UNNORMED
+        if style.ffn_norm:
+            weight = load.float32(f"blk.{number}.{style.ffn_norm}.weight", config.hidden_size)
+            norm = RMSNorm(weight, config.rms_norm_eps)
         end = "ssm_out.weight" if number in linear else "attn_output.weight"
         return Layer(
             f"blk.{number}", attention, norm, *feed_forwards.load(load, number), attention_end=end
@@ -106,6 +124,8 @@ def _head_sizes(config: DecoderConfig, style: _Style) -> HeadSizes:
         eps=config.rms_norm_eps,
         gated=style.gated,
         scale=config.attention_scale,
+        normed=bool(style.ffn_norm),
+        fused=style.fused,
     )
 
 
@@ -119,26 +139,30 @@ def _feed_forwards(config: DecoderConfig, style: _Style) -> FeedForwards:
         expert_width=config.moe_intermediate_size,
         routing=routing_of(config, Groups(config.n_group or 1, config.topk_group or 1, n_best=2)),
         clamped=style.clamped,
-        post_norm_eps=config.rms_norm_eps if style.gemma else None,
+        post_norm_eps=config.rms_norm_eps if style.post_norms else None,
+        gelu=style.gemma,
+        fused=style.fused,
     )
 
 
 def _rope(config: DecoderConfig, style: _Style) -> Rope:
     """Read the rotation, without Llama 3's divisors, which are a tensor."""
     scaling = config.rope
-    if scaling.kind == "longrope":
+    if scaling.kind == "longrope" and scaling.attention_factor is None:
         raise UnsupportedCheckpoint("RoPE of type longrope: the forward pass has no factors for it")
     slowed = scaling.factor if scaling.kind == "linear" and scaling.factor else 1.0
     plain = Rope(config.rotated_cols, scaling.theta, halves=style.halves, slowed=slowed)
     stretch = scaling.yarn
+    if scaling.kind == "longrope":
+        return replace(plain, magnitude=scaling.attention_factor or 1.0)
     return plain if stretch is None else replace(plain, yarn=stretch, magnitude=stretch.rotary_factor)
 
 
-def _with_divisors(load: Loader, rope: Rope, rotate: Rotation) -> Rotation:
-    """Divide the frequencies by the tensor of divisors that a model may have."""
-    if not load.has(ROPE_FREQS):
+def with_divisors(load: Loader, rope: Rope, rotate: Rotation, table: str = ROPE_FREQS) -> Rotation:
+    """Divide the frequencies by the tensor of divisors that a model may have, called `table`."""
+    if not load.has(table):
         return rotate
-    divisors = load.float32(ROPE_FREQS, rope.n_cols // 2)
+    divisors = load.float32(table, rope.n_cols // 2)
     return replace(rope, divisors=divisors).rotation(len(rotate.turns), load.device)
 
 
@@ -159,7 +183,11 @@ DECODERS: Mapping[str, Family] = {
         "glm4moe": _Style(ffn_norm="post_attention_norm"),
         "gpt-oss": _Style(ffn_norm="post_attention_norm", clamped=True),
         "minimax-m2": _Style(),
-        "gemma3": _Style(gemma=True),
+        "gemma3": _Style(gemma=True, post_norms=True, local=True),
+        "seed_oss": _Style(ffn_norm="post_attention_norm"),
+        "olmo2": _Style(ffn_norm="", post_norms=True, local=True),
+        "mistral3": _Style(halves=False),
+        "phi3": _Style(fused=True),
         "qwen3next": _Style(ffn_norm="post_attention_norm", gated=True),
         "qwen35": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),
         "qwen35moe": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),

@@ -54,7 +54,9 @@ class FeedForwards:
     n_experts     routed experts of a layer, each of expert_width
     clamped       whether experts have gpt-oss's gate
     limit         see FeedForward
-    post_norm_eps  epsilon of the norm of a dense block's output, which then has GELU, too; None for neither
+    post_norm_eps  epsilon of the norm of a dense block's output; None for no norm
+    gelu           whether dense blocks have GELU
+    fused          whether gate and up of dense blocks are one matrix, which is called up
     """
 
     hidden: int
@@ -67,16 +69,20 @@ class FeedForwards:
     clamped: bool = False
     limit: float | None = None
     post_norm_eps: float | None = None
+    gelu: bool = False
+    fused: bool = False
 
     def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
         """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
         is_dense = number < self.n_dense
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
+        if is_dense and self.fused:
+            names = replace(names, gate=names.up)
         block = load_ffn(load, names, self.hidden, width, limit=self.limit) if width else None
         if block is not None and self.post_norm_eps is not None:
             weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)
-            block = replace(block, gelu=True, post_norm=RMSNorm(weight, self.post_norm_eps))
+            block = replace(block, gelu=self.gelu, post_norm=RMSNorm(weight, self.post_norm_eps))
         if is_dense:
             return block, None
         experts = load_experts(

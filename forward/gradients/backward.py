@@ -79,7 +79,7 @@ def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_work
     drawing = _Drawing(head, positions, log_sums.values, numbers, gradients)
     with Workers(n_workers) as workers:
         drawing.sweep(workers)
-        drawing.through_norm(workers)
+        through_norm(head, positions, gradients, drawing.n_behind, workers)
     return DrawnLabels(
         to_numpy(drawing.labels),
         to_numpy(drawing.losses),
@@ -106,6 +106,26 @@ def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
+def through_norm(
+    head: Head, positions: Positions, gradients: States, n_behind: int, workers: Workers
+) -> None:
+    """Take gradients from behind the norm at a model's end to before it, in place.
+
+    n_behind  columns of what the output matrix multiplies, which is where gradients stand at first
+    """
+
+    def take_chunk(chunk: int) -> None:
+        rows, tokens = positions.place(chunk), positions.of_chunk(chunk)
+        device = head.load.device
+        hidden = head.states.rows(tokens).to(device).detach().requires_grad_()
+        behind = gradients.read(rows.start, rows.stop)[:, :n_behind].to(device)
+        (gradient,) = torch.autograd.grad(head.norm(hidden), hidden, behind)
+        gradients.write(rows.start, to_cpu(gradient))
+
+    for _ in workers.each(take_chunk, range(positions.n_chunks), gradients=True):
+        pass
+
+
 class _LogSums:
     """A LogitVisitor that keeps the logarithm of the sum of exponentials of each position.
 
@@ -129,6 +149,7 @@ class _Drawing:
 
     log_sums, numbers  float64 (n_tokens,)
     labels, losses, squares, by_row  see DrawnLabels
+    n_behind  columns of what the output matrix multiplies
     """
 
     def __init__(
@@ -145,7 +166,7 @@ class _Drawing:
         self.losses, self.squares = torch.zeros_like(numbers), torch.zeros_like(numbers)
         self.by_row = torch.zeros(head.vocab_size, dtype=torch.float64)
         self._sums = torch.zeros_like(numbers)  # of p over the slices so far
-        self._n_behind = head.load.tensor(head.matrix).shape[-1]
+        self.n_behind = head.load.tensor(head.matrix).shape[-1]
 
     def sweep(self, workers: Workers) -> None:
         """Find the labels, and put the gradients at what the output matrix multiplies in `gradients`.
@@ -161,23 +182,12 @@ class _Drawing:
             for by_row in workers.each(take_chunk, range(self.positions.n_chunks)):
                 self.by_row[first:stop] += by_row
 
-    def through_norm(self, workers: Workers) -> None:
-        """Take the gradients from behind the norm to before it."""
-
-        def take_chunk(chunk: int) -> None:
-            rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
-            hidden = self.head.states.rows(tokens).to(self.numbers.device).detach().requires_grad_()
-            behind = self._behind(rows).to(self.numbers.device)
-            (gradient,) = torch.autograd.grad(self.head.norm(hidden), hidden, behind)
-            self.gradients.write(rows.start, to_cpu(gradient))
-
-        for _ in workers.each(take_chunk, range(self.positions.n_chunks), gradients=True):
-            pass
-
     def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> torch.Tensor:
         """Take in one slice of a chunk; return its part of `by_row`."""
         rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
-        logs = self.head.logits(tokens, weight).double().sub_(self.log_sums[rows, None])
+        logits = self.head.logits(tokens, weight).double()
+        slope = self.head.rule.slope(logits)
+        logs = logits.sub_(self.log_sums[rows, None])
         at_logits = logs.exp()
         running = at_logits.cumsum(-1).add_(self._sums[rows, None])
         numbers = self.numbers[rows]
@@ -187,16 +197,17 @@ class _Drawing:
         self.losses[rows][here] = -logs[here, columns]
         self._sums[rows] = running[:, -1]
         at_logits[here, columns] -= 1
+        at_logits *= slope
         squares = at_logits.square()
         self.squares[rows] += squares.sum(-1)
         at_x = to_cpu((at_logits.to(weight.dtype) @ weight).float())
         at_x = at_x if first == 0 else at_x + self._behind(rows)
-        self.gradients.write(rows.start, pad(at_x, (0, self.gradients.n_cols - self._n_behind)))
+        self.gradients.write(rows.start, pad(at_x, (0, self.gradients.n_cols - self.n_behind)))
         return to_cpu(squares.sum(0))
 
     def _behind(self, rows: slice) -> torch.Tensor:
         """Return the gradients at what the output matrix multiplies, float32 (n_rows, n_cols)."""
-        return self.gradients.read(rows.start, rows.stop)[:, : self._n_behind]
+        return self.gradients.read(rows.start, rows.stop)[:, : self.n_behind]
 
 
 @dataclass(frozen=True)
@@ -274,7 +285,7 @@ def backward_pass(
 
     def draw(gradients: States) -> Arrays:
         last = forward.states.stored(network.n_layers - 1)
-        head = Head(forward.load, last, forward.output_norm(), network.output)
+        head = Head.of(network, forward.load, last)
         drawn = draw_labels(head, forward.chunks, seed, gradients, forward.n_workers)
         return drawn.arrays()
 

@@ -6,7 +6,6 @@ OUT.work/backward.work    gradients at the hidden states, and what observers kee
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,11 +23,15 @@ from forward.work import work_folder
 from forward.work.work_folder import WorkFolder, forget
 from forward.workers import give_back
 from gguf_tools.errors import OutputError
+from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.progress import Reporter
 
 BACKWARD_WORK = 4
 """Work of a layer in the backward pass, over that in the forward pass: computed again and differentiated."""
+
+_DRAWING_WORK = 3
+"""Work of drawing labels, over that of the logits of all tokens: two sweeps, and products on the way back."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +84,10 @@ def state_bytes(source: ModelSource, text: Text) -> int:
     return 4 * n_tokens * (network.state_size * (network.n_layers + 1 + 2) + network.hidden_size * 3)
 
 
-def refuse_small_disk(folders: Folders, n_bytes: int) -> None:
+def refuse_full_disk(folders: Folders, n_bytes: int) -> None:
     """Raise OutputError unless the disk has room for work folders of `n_bytes` all together."""
-    folder = folders.back.folder
-    there = sum(
-        path.stat().st_size for each in (folders.there, folders.back) for path in each.folder.iterdir()
-    )
-    free = shutil.disk_usage(folder).free
-    if n_bytes - there > free:
-        raise OutputError(
-            f"{folder}: {_gigabytes(free)} free on this disk, expected {_gigabytes(n_bytes - there)} for"
-            " hidden states and gradients; use fewer chunks, or another disk"
-        )
+    paths = folders.back.folder, folders.there.folder
+    refuse_small_disk(paths, n_bytes, "hidden states and gradients", "use fewer chunks, or another disk")
 
 
 @contextmanager
@@ -109,9 +104,10 @@ def forward_backward(
 
     observe  returns an observer for a layer of the forward pass
     """
-    n_layers = source.network.n_layers
+    n_layers, drawing = source.network.n_layers, _DRAWING_WORK * source.head_layers
+    is_drawn = folders.back.done >= work_folder.EMBEDDING
     done = max(0, folders.there.done + 1) + BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
-    report.start(n_layers * (1 + BACKWARD_WORK), done)
+    report.start(n_layers * (1 + BACKWARD_WORK) + drawing, done + drawing * is_drawn)
     with ExitStack() as opened:
         opened.enter_context(fast_products(device_name(forward.device)))
         passing = forward_pass(source, text.chunks, forward, folders.there, report.advance)
@@ -121,13 +117,13 @@ def forward_backward(
         there.states.let_go()  # the way back takes as much again, and reads files
         told = replace(there.execution, advance=lambda share: report.advance(BACKWARD_WORK * share))
         there = replace(there, execution=told)
-        yield opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
+        report.remark("drawing labels")
+        backward = opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
+        report.advance(0.0 if is_drawn else drawing)
+        report.remark("gradients")
+        yield backward
 
 
 def _outputs(output: Path) -> tuple[Path, Path]:
     folder = output.with_name(output.name + ".work")
     return folder / "forward", folder / "backward"
-
-
-def _gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 30):.1f} GB"

@@ -67,6 +67,7 @@ class Router:
     weight  float32 (n_experts, hidden_size)
     bias    float32 (n_experts,): added to scores for choosing alone; None where there is none
     offset  float32 (n_experts,): added to what the matrix makes; None where there is none
+    factors float32 (n_experts,): what each expert's weight is multiplied by; None where there is none
     table   int64 (vocab_size, n_used): the experts of each token of the vocabulary; None where scores choose
     """
 
@@ -76,6 +77,7 @@ class Router:
     bias: torch.Tensor | None
     offset: torch.Tensor | None = None
     table: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
 
     def chosen_by(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
         """Return the experts that the table has for tokens, (n_tokens, n_used); None where there is none."""
@@ -102,6 +104,8 @@ class Router:
         weights = scores.gather(-1, chosen)
         if routing.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + _TINY)
+        if self.factors is not None:
+            weights = weights * self.factors[chosen]
         return chosen, weights * routing.scale
 
 
@@ -127,6 +131,7 @@ class Experts:
     names    of the stacks, (n_experts, width, hidden_size) and for down (n_experts, hidden_size, width)
     clamped  whether an expert has gpt-oss's gate
     limit    see FeedForward
+    gelu     see FeedForward
     """
 
     load: Loader
@@ -137,6 +142,7 @@ class Experts:
     width: int
     clamped: bool = False
     limit: float | None = None
+    gelu: bool = False
 
     @property
     def work(self) -> int:
@@ -146,16 +152,18 @@ class Experts:
     def read(self, expert: int) -> FeedForward:
         """Read one expert."""
         names, n_experts, hidden, width = self.names, self.n_experts, self.hidden_size, self.width
+        is_one = names.gate == names.up
         return FeedForward(
             names,
-            self.load.stacked(names.gate, expert, n_experts, width, hidden),
-            self.load.stacked(names.up, expert, n_experts, width, hidden),
+            self.load.stacked(names.gate, expert, n_experts, width * (1 + is_one), hidden),
+            None if is_one else self.load.stacked(names.up, expert, n_experts, width, hidden),
             self.load.stacked(names.down, expert, n_experts, hidden, width),
-            self._bias(names.gate, expert, width),
-            self._bias(names.up, expert, width),
+            self._bias(names.gate, expert, width * (1 + is_one)),
+            None if is_one else self._bias(names.up, expert, width),
             self._bias(names.down, expert, hidden),
             self.clamped,
             self.limit,
+            gelu=self.gelu,
         )
 
     def _bias(self, name: str, expert: int, n_rows: int) -> torch.Tensor | None:
@@ -191,6 +199,7 @@ def load_experts(
     """
     name, bias = f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b.bias"
     weight = load.float32(name, n_experts, hidden_size)
+    factors = f"blk.{layer}.ffn_down_exps.scale"
     offset, table = f"blk.{layer}.ffn_gate_inp.bias", f"blk.{layer}.ffn_gate_tid2eid.weight"
     router = Router(
         name,
@@ -199,6 +208,9 @@ def load_experts(
         load.float32(bias, n_experts) if load.has(bias) else None,
         load.float32(offset, n_experts) if load.has(offset) else None,
         load.table(table, routing.n_used, n_experts) if load.has(table) else None,
+        load.float32(factors, n_experts) if load.has(factors) else None,
     )
-    names = BlockNames.of(layer, "_exps")
+    names, both = BlockNames.of(layer, "_exps"), f"blk.{layer}.ffn_gate_up_exps.weight"
+    if load.has(both):
+        names = BlockNames(both, both, names.down)
     return Experts(load, router, names, n_experts, hidden_size, width, clamped, limit)

@@ -20,7 +20,10 @@ from forward.observe import Observer, watch
 
 @dataclass(frozen=True)
 class BlockNames:
-    """Names of a block's tensors: gate and up multiply its input, down what they make of it."""
+    """Names of a block's tensors: gate and up multiply its input, down what they make of it.
+
+    One tensor may have the rows of gate and, behind them, those of up; both are then called by its name.
+    """
 
     gate: str
     up: str
@@ -30,6 +33,11 @@ class BlockNames:
     def of(cls, layer: int, kind: str = "") -> BlockNames:
         """Return the names in a layer; `kind` is "", "_shexp" or "_exps"."""
         return cls(*(f"blk.{layer}.ffn_{part}{kind}.weight" for part in ("gate", "up", "down")))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what multiplies the block's input: gate and up, or the one that has the rows of both."""
+        return tuple(dict.fromkeys((self.gate, self.up)))
 
 
 CLAMP, SHARPNESS = 7.0, 1.702
@@ -53,6 +61,7 @@ class Share:
 class FeedForward:
     """A block with its weights: gate, up (width, hidden_size); down (hidden_size, width).
 
+    up                             None where gate has the rows of both
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
     limit                          what gate is clamped to from above, up from both sides; None: not at all
@@ -63,7 +72,7 @@ class FeedForward:
 
     names: BlockNames
     gate: torch.Tensor
-    up: torch.Tensor
+    up: torch.Tensor | None
     down: torch.Tensor
     gate_bias: torch.Tensor | None = None
     up_bias: torch.Tensor | None = None
@@ -77,7 +86,7 @@ class FeedForward:
     @property
     def work(self) -> int:
         """Multiplications per token."""
-        return self.gate.numel() + self.up.numel() + self.down.numel()
+        return self.gate.numel() + (0 if self.up is None else self.up.numel()) + self.down.numel()
 
     def gate_up(self, x: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
         """Multiply by gate and up, and apply the gate; return the input of `down`, (n_tokens, width).
@@ -86,14 +95,15 @@ class FeedForward:
         """
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
-        if self.gelu:
+        if self.up is None:
+            gate, up = gate.chunk(2, -1)
+        else:
             up = linear(x, self.up, self.up_bias)
             watch(observer, self.names.up, x, up, index, n_mats)
+        if self.gelu:
             return gelu(gate, approximate="tanh") * up
         if not gate.requires_grad and not self.clamped and self.limit is None:
-            return silu(gate, inplace=True).mul_(linear(x, self.up, self.up_bias))
-        up = linear(x, self.up, self.up_bias)
-        watch(observer, self.names.up, x, up, index, n_mats)
+            return silu(gate, inplace=True).mul_(up)
         if self.clamped:
             gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
             return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
@@ -112,7 +122,7 @@ class FeedForward:
     def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return the block's output for `x`, float32 (n_tokens, hidden_size)."""
         gated = self.gate_up(x, observer)
-        observer.rows((self.names.gate, self.names.up), x)
+        observer.rows(self.names.inputs, x)
         observer.rows((self.names.down,), gated)
         output = self.project_down(gated, observer).float()
         if self.post_norm is not None:
@@ -120,19 +130,31 @@ class FeedForward:
         return output if self.share is None else output * self.share(x, observer)
 
 
+_BLOCK_ROWS = 1024
+"""Number of tokens that go through a block at a time."""
+
+
+def through(block: FeedForward, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+    """Apply a block; a long chunk goes through it in pieces, as it makes several times as many columns."""
+    if x.requires_grad or len(x) <= _BLOCK_ROWS:
+        return block(x, observer)
+    return torch.cat([block(some, observer) for some in x.split(_BLOCK_ROWS)])
+
+
 def load_ffn(
     load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
 ) -> FeedForward:
     """Read a block's three matrices, biases and the row of its share where the model has them."""
+    is_one = names.gate == names.up
     row = names.gate.replace("ffn_gate_shexp", "ffn_gate_inp_shexp")
     has_share = row != names.gate and load.has(row)
     return FeedForward(
         names,
-        load.matrix(names.gate, width, hidden_size),
-        load.matrix(names.up, width, hidden_size),
+        load.matrix(names.gate, width * (1 + is_one), hidden_size),
+        None if is_one else load.matrix(names.up, width, hidden_size),
         load.matrix(names.down, hidden_size, width),
-        load.bias(names.gate, width),
-        load.bias(names.up, width),
+        load.bias(names.gate, width * (1 + is_one)),
+        None if is_one else load.bias(names.up, width),
         load.bias(names.down, hidden_size),
         limit=limit,
         share=Share(row, load.float32(row, 1, hidden_size)) if has_share else None,

@@ -26,6 +26,19 @@ class RMSNorm:
         return unit_rows(x, self.eps).mul_(self.weight)
 
 
+class Unnormed:
+    """In place of a norm that a model hasn't got: its parts see the hidden states themselves."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
+
+
+UNNORMED = Unnormed()
+
+Norm = RMSNorm | Unnormed
+"""What the input of a part goes through."""
+
+
 def unit_rows(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Scale the rows of `x` to a mean square of one, float32."""
     x = x.float()
@@ -94,6 +107,16 @@ class Plain:
 
 PLAIN = Plain()
 """The residual of most models."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One strand, to which the part's output is added times `factor`."""
+
+    factor: float
+
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        return ResidualStream(hidden, hidden, hidden.new_full((len(hidden), 1), self.factor))
 
 
 @dataclass(frozen=True)

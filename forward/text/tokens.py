@@ -24,7 +24,7 @@ from forward.text.bpe import BytePairs
 from forward.text.chunks import Chunks
 from forward.text.sentence_pieces import SentencePieces
 from gguf_tools.errors import BadRequest, BadTokenizer
-from gguf_tools.files.named_files import read_input
+from gguf_tools.files.named_files import read_input_text
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
 from gguf_tools.text import counted
@@ -92,10 +92,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
     raises  BadRequest for a file that is not text, is too short, or has a token outside the vocabulary;
             BadTokenizer for a tokenizer that is not supported
     """
-    try:
-        text = read_input(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
+    text = read_input_text(path)
     ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
     return cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
 

@@ -68,12 +68,10 @@ class Divergence:
 
     def print_of(self, source: Path, output: Path) -> None:
         """Measure an output, and print the result."""
-        from gguf_tools.progress import LayerBar
         from quality.evaluation import evaluation_lines
         from quality.pipeline import evaluate
 
-        with LayerBar("layers of all models") as bar:
-            evaluation = evaluate(source, self.text, [output], self.options, bar)
+        evaluation = evaluate(source, self.text, [output], self.options, progress=True)
         for line in evaluation_lines(evaluation):
             print(line)
 

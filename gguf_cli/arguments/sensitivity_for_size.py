@@ -11,7 +11,6 @@ from gguf_cli.arguments.calibration import calibration_forward
 from gguf_cli.arguments.forward import cut_of
 from gguf_tools.errors import BadArgument
 from gguf_tools.hub.names import cached_name, folder_name
-from gguf_tools.progress import LayerBar
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Measurement:
         path = Path(f"{output or named}.losses.json")
         if measured_before(source, self.text, path, self.options) is not None:
             return path
-        with LayerBar("measuring what each tensor costs", quiet=self.silent) as bar:
-            sensitivity(source, self.text, path, self.options, bar)
+        sensitivity(source, self.text, path, self.options, progress=not self.silent)
         if not self.quiet:
             print(f"wrote {path}; --losses takes it for other sizes")
         return path

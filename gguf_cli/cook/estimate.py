@@ -1,23 +1,26 @@
 """What steps take, for a dry run.
 
-Sizes of file types are right but for a few bytes of the header. Times are those of the arithmetic, at the
-speed that this machine multiplies at and at the rates below. Expect a large model's to be right within a
-factor of two; of a small one, starting and compiling take longer than that.
+Sizes of file types are right but for a few bytes of the header. Times come from what `Probe` measures of this
+machine, and from the rates below. Starting and compiling are not in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from calibrate.estimate import Work, calibration_seconds, flops_per_second
+from calibrate.estimate import calibration_seconds, logit_seconds, pass_seconds
 from calibrate.footprint import Shapes
 from calibrate.options import CalibrationOptions, Coverage
+from calibrate.probe import Probe
+from calibrate.sensitivities.options import SensitivityOptions
+from calibrate.sensitivities.type_errors import CANDIDATES
 from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.text.tokens import Cut, Text
 from gguf_cli.cook.request import CookRequest, WantedFile
+from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.locks import usable_cores
 from quantize.prepare import Preparation
@@ -56,6 +59,7 @@ class Estimates:
 
     request: CookRequest
     runs: Mapping[str, Run]
+    _probes: dict[int, Probe] = field(default_factory=dict)
 
     def importances(self) -> Cost:
         matrices = [each for each in self._infos if len(each.shape) > 1 and layer_of(each.name) is not None]
@@ -63,7 +67,8 @@ class Estimates:
         return Cost(n_bytes, self._pass_seconds(self._text))
 
     def losses(self) -> Cost:
-        return Cost(800 * len(self._infos), (1 + BACKWARD_WORK) * self._pass_seconds(self._text))
+        passes = (1 + BACKWARD_WORK) * self._pass_seconds(self._text)
+        return Cost(800 * len(self._infos), passes + self._trying_seconds() / self.n_threads)
 
     def file(self, wanted: WantedFile) -> Cost:
         preparation = self.runs[wanted.label].preparation
@@ -107,26 +112,37 @@ class Estimates:
     def _read(self, text: Path, cut: Cut) -> Text:
         return CalibrationOptions(text, cut).read(self._first.outputs[0].layout.metadata, self._coverage)
 
-    @cached_property
-    def _speed(self) -> float:
-        return flops_per_second()
-
     def _pass_seconds(self, text: Text) -> float:
         """How long a pass through all layers and the output matrix takes."""
-        shapes, n_threads = self._shapes, self.n_threads
-        active = sum(info.n_elems * shapes.share(info) for info in shapes.infos if len(info.shape) > 1)
-        return Work(2 * active * text.inputs.size, 0.0).seconds_on(n_threads, self._speed, n_threads)
+        probe = self._probe(text)
+        layers = sum(pass_seconds(probe, text, layer) for layer in range(self._shapes.network.n_layers))
+        return (layers + logit_seconds(probe, text)) / self.n_threads
+
+    def _probe(self, text: Text) -> Probe:
+        """What measures this machine with chunks as long as a text's."""
+        size = text.chunk_size
+        if size not in self._probes:
+            self._probes[size] = Probe(self._shapes, size, self.request.forward)
+        return self._probes[size]
+
+    def _trying_seconds(self) -> float:
+        """How long one thread takes to encode some rows of every tensor at every candidate type."""
+        options = SensitivityOptions()
+        rows = [(min(each.n_rows, options.rows), each.n_cols) for each in self._infos if len(each.shape) > 1]
+        rates = [_rate(by_name(name)) for name in CANDIDATES]
+        return sum(n_rows * n_cols / rate for n_rows, n_cols in rows for rate in rates)
 
     def _making_seconds(self, preparation: Preparation) -> float:
         """How long a file takes: encoding, or with a calibration all that it computes."""
         request, infos = self.request, preparation.plan.infos
         if not request.calibrate:
-            return sum(info.n_elems / _rate(info) for info in infos) / self.n_threads
+            return sum(info.n_elems / _rate(info.type) for info in infos) / self.n_threads
         made = [each for each in infos if layer_of(each.name) is not None and len(each.shape) > 1]
         options = CalibrationOptions(request.text, request.cut, forward=request.forward)
         shapes = replace(self._shapes, infos=infos, made=made)
-        return calibration_seconds(options, shapes, self._text, self.n_threads, self._speed)
+        probe = Probe(shapes, self._text.chunk_size, request.forward, options.rounding)
+        return calibration_seconds(options, probe, self._text, self.n_threads)
 
 
-def _rate(info: TensorInfo) -> float:
-    return next((rate for start, rate in _RATES if info.type.name.startswith(start)), _OTHER_RATE)
+def _rate(type_: GGMLType) -> float:
+    return next((rate for start, rate in _RATES if type_.name.startswith(start)), _OTHER_RATE)

@@ -14,35 +14,32 @@ from gguf_cli.cook.request import CookRequest, WantedFile
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from gguf_tools.progress import Shown
 from quantize.importances.entries import ImportanceFile
 from quantize.padding.padding import PadChoice
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.plan.sensitivities import read_sensitivities
 from quantize.run import Run, execute_together
-from quantize.run_options import ProgressBar, RunOptions
+from quantize.run_options import RunOptions
 
 
-def make_files(request: CookRequest, wanted: Sequence[WantedFile], label: str) -> None:
+def make_files(request: CookRequest, wanted: Sequence[WantedFile], progress: Shown) -> None:
     """Make files, and resume those that an interrupted run has left in part.
 
-    raises  ToolkitError; finished work stays for the next run
+    progress  see gguf_tools/progress.py
+    raises    ToolkitError; finished work stays for the next run
     """
-    for group in [[each] for each in wanted] if request.calibrate else [wanted]:
-        names = ", ".join(each.label for each in group)
-        chosen = [_mixture_of(request, each) for each in group]
-        with ExitStack() as stack:
-            runs = [
-                stack.enter_context(
-                    _plan(request, mixture, request.output(each), request.calibration, pad=pad)
-                )
-                for each, (mixture, pad) in zip(group, chosen, strict=True)
-            ]
-            with ProgressBar(f"{label} {names}", quiet=request.quiet) as bar:
-                how = RunOptions(
-                    request.forward.n_threads, request.restart, compiling=bar.compiling, progress=bar.start,
-                    force=True,  # the folder's record has said what may be replaced
-                )  # fmt: skip
-                execute_together(runs, how)
+    chosen = [_mixture_of(request, each) for each in wanted]
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(_plan(request, mixture, request.output(each), request.calibration, pad=pad))
+            for each, (mixture, pad) in zip(wanted, chosen, strict=True)
+        ]
+        how = RunOptions(
+            request.forward.n_threads, request.restart, progress=progress,
+            force=True,  # the folder's record has said what may be replaced
+        )  # fmt: skip
+        execute_together(runs, how)
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.atomic_write import write_whole
-from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
+from gguf_tools.files.run_lock import JSONDifference, Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.text import for_json
 
 FOLDER = ".cook"
@@ -24,12 +25,13 @@ FOLDER = ".cook"
 class Record:
     """The record of a folder, which belongs to this process until `close`.
 
+    inputs  names of what this run reads, by what decides: "model", "text"
     raises  OutputError for a folder that can't be written or that another process works in, BadRequest for a
             record that can't be read
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, inputs: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.folder, self._inputs = folder, dict(inputs)
         self.work = folder / FOLDER
         try:
             self.work.mkdir(parents=True, exist_ok=True)
@@ -65,11 +67,30 @@ class Record:
             return False
         difference = first_difference(begun["decided_by"], plain(decided_by))
         if difference is not None:
-            raise BadRequest(
-                f"{outputs[0]}: was begun with another {difference.where} ({difference.old}, now"
-                f" {difference.new}); name another folder, or make all anew with --restart"
-            )
+            remedy = "name another folder, or make all anew with --restart"
+            raise BadRequest(f"{self._in_words(outputs[0], begun, difference)}; {remedy}")
         return len(there) == len(outputs)
+
+    def _in_words(self, output: Path, begun: Mapping[str, Any], difference: JSONDifference) -> str:
+        """Say what an output was begun with, and what this run has instead."""
+        what = difference.where.partition(",")[0]
+        old, new = begun.get("inputs", {}).get(what), self._inputs.get(what)
+        if new is None:
+            return f"{output}: was begun with another {what} ({difference.old}, now {difference.new})"
+        if old == new:
+            return f"{output}: was begun with another {what}: {new} has changed since"
+        return f"{output}: was begun with another {what} ({old or 'unknown'}, now {new})"
+
+    def refuse_another_model(self, model: Sequence[Any]) -> None:
+        """Raise BadRequest if what is here was made of another model; `model` decides, as in the steps."""
+        new = self._inputs.get("model", "another one")
+        for step in self._steps.values():
+            if first_difference(step["decided_by"].get("model", model), model) is not None:
+                old = step.get("inputs", {}).get("model", "another model")
+                since = f"{new}, which has changed since"
+                found = since if old == new else f"{old}, and this run is for {new}"
+                remedy = "name another folder, or make all anew with --restart"
+                raise BadRequest(f"{self.folder}: holds what was made of {found}; {remedy}")
 
     def knows(self, step: str) -> bool:
         """Whether a step was begun in this folder."""
@@ -82,7 +103,7 @@ class Record:
 
     def begin(self, step: str, decided_by: Mapping[str, Any]) -> None:
         """Note what decides the outputs of a step, before any of them is made."""
-        self._steps[step] = {"decided_by": plain(decided_by), "files": {}}
+        self._steps[step] = {"decided_by": plain(decided_by), "files": {}, "inputs": self._inputs}
         self._write()
 
     def forget(self, step: str, outputs: Sequence[Path]) -> None:

@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 
 from calibrate.calibration import Calibration
-from calibrate.size.parse import Size, parse_size
+from calibrate.size.parse import Size, names_size, parse_size
 from convert.checkpoint.streamed import StreamedFolder
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import folder_name
+from gguf_tools.progress import Shown
 from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _FLOAT = re.compile(r"[-._](BF16|F16|F32)$", re.IGNORECASE)
-_SIZE = re.compile(r"\d+(\.\d+)?([a-zA-Z]*)")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class CookRequest:
     cut            the part of `text` that is used
     held_out_cut   the part of `held_out` that is used
     force          replace files in the folder that were not cooked there, and use a text that is nonsense
+    progress       see gguf_tools/progress.py
     typed          the command line, for the card
     repo           OWNER/NAME of the model on the Hub, None: what the source knows
     streamed       the same model with its weights on the Hub, for a plan; None: it is here
@@ -67,7 +68,7 @@ class CookRequest:
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     force: bool = False
-    quiet: bool = False
+    progress: Shown = None
     typed: tuple[str, ...] = ()
     repo: str | None = None
     quantized_by: str | None = None
@@ -100,6 +101,11 @@ class CookRequest:
         numbers, page, chart = (self._path(f".evaluation.{ending}") for ending in ("json", "html", "svg"))
         return numbers, page, chart
 
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the run reads, by what the record calls it."""
+        return {"model": str(self.source.absolute()), "text": str(self.text.absolute())}
+
     def output(self, wanted: WantedFile) -> Path:
         return self._path(f"-{wanted.label}.gguf")
 
@@ -115,8 +121,7 @@ def parse_wanted(text: str) -> tuple[WantedFile, ...]:
     """
     wanted = []
     for word in filter(None, map(str.strip, text.split(","))):
-        match = _SIZE.fullmatch(word)
-        if match is not None and match[2] and not is_recipe_file(word):
+        if names_size(word):
             wanted.append(WantedFile(word, word, size=parse_size(word)))
         else:
             mixture = find_mixture(word)

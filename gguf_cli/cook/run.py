@@ -5,31 +5,38 @@ A dry run says sizes, about how long each step takes, and what the disk must hol
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 
 from calibrate.estimate import time_text
 from calibrate.plan import refuse_text
 from forward.gradients.forward_backward import forget_folders as forget_both_ways
 from forward.options import require_torch
 from forward.work.work_folder import forget
-from gguf_cli.cook.estimate import Cost, Estimates
+from gguf_cli.cook.estimate import Estimates
 from gguf_cli.cook.files import make_files, plans
 from gguf_cli.cook.record import Record
 from gguf_cli.cook.request import CookRequest
-from gguf_cli.cook.steps import CARD, Cooking, Step, steps_of, work_of_evaluation
-from gguf_tools.errors import BadRequest, MissingFile, OutputError
+from gguf_cli.cook.steps import CARD, Cooking, Step, costs_of, steps_of, work_of_evaluation
+from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.files.early_checks import nearest_folder, refuse_early
 from gguf_tools.files.overwriting import refuse_shared
+from gguf_tools.progress import WORK, Bar, Parts, Shown, clock_text
+from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text, table
 from quality.work_folders import forget_folders
 
 
-def cook(request: CookRequest) -> None:
-    """Make everything that is asked for and not there yet.
+def cook(request: CookRequest) -> dict[Path, float]:
+    """Make everything that is asked for and not there yet; return how long each file took, in seconds.
 
     The same call goes on after an interruption, and gives the same files. With more types in it, what is
     there stays, and the rest is added.
@@ -38,24 +45,81 @@ def cook(request: CookRequest) -> None:
     """
     refuse(request)
     steps = steps_of(request)
-    with Record(request.folder) as record:
+    with Record(request.folder, request.inputs) as record:
         cooking = Cooking(request, record)
         _refuse_shared(request, steps)
+        if not request.restart:
+            record.refuse_another_model(cooking.model)
         for step in steps:
             _refuse_foreign(request, step, record)
-        _refuse_what_does_not_fit(request)
+        costs = _refuse_what_does_not_fit(request, steps)
         for step in steps:
             if step.decided_by is not None and (request.restart or not record.knows(step.name)):
                 record.forget(step.name, step.outputs)
         if request.restart:
             record.clear()
             forget_folders(work_of_evaluation(request))
-        number = 0
+        seconds = _carry_out_all(cooking, steps, costs)
+        _tidy_up(request, steps)
+    return seconds
+
+
+def _carry_out_all(
+    cooking: Cooking, steps: Sequence[Step], costs: Mapping[str, float]
+) -> dict[Path, float]:
+    """Carry out all steps under one bar; return how long each file took, those made together together."""
+    request, number, seconds = cooking.request, 0, dict[Path, float]()
+    with Bar(f"cooking {request.name}", WORK, request.progress) as bar:
+        bar.start(sum(costs.values()))
         for group in _together(steps, request):
             first, number = number + 1, number + len(group)
             label = f"[{first}/{len(steps)}]" if first == number else f"[{first}-{number}/{len(steps)}]"
-            _carry_out(group, cooking, label)
-        _tidy_up(request, steps)
+            started = time.monotonic()
+            with (
+                _interruptible(first - 1, len(steps)),
+                Parts(bar).part(sum(costs[step.name] for step in group)) as progress,
+            ):
+                made = _carry_out(group, cooking, partial(_say, bar, label), progress)
+            took = time.monotonic() - started
+            seconds |= {output: took for step in made if step.wanted for output in step.outputs}
+    return seconds
+
+
+@contextmanager
+def _interruptible(n_done: int, n_steps: int) -> Iterator[None]:
+    """Have ctrl-C say what is kept, where the step that it ends does not say more."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if n_done and not getattr(error, "__notes__", []):
+            error.add_note(
+                f"{n_done} of {n_steps} steps are done and kept: the same command resumes from there"
+            )
+        raise
+
+
+def _say(bar: Bar, label: str, text: str) -> None:
+    bar.say(f"{label} {text}")
+
+
+def made_lines(request: CookRequest, seconds: Mapping[Path, float]) -> Iterator[str]:
+    """Yield a table of the files: size, bits per weight, divergence, and how long each took.
+
+    seconds  of the files that were made in this run
+    """
+    from convert.card.facts import read_facts
+
+    divergence = dict[str, float]()
+    if request.held_out is not None:
+        models = json.loads(request.report[0].read_text(encoding="utf-8"))["models"]
+        divergence = {Path(model["path"]).name: model["kld"]["mean"] for model in models}
+    rows = [("file", "size", "bits per weight", *(["KLD"] if divergence else []), "time")]
+    for path in map(request.output, request.wanted):
+        facts = read_facts(path)
+        measured = [f"{divergence[path.name]:.5f}"] if divergence else []
+        time_ = clock_text(seconds[path]) if path in seconds else "there already"
+        rows.append((path.name, size_text(facts.n_bytes), f"{facts.bits_per_weight:.2f}", *measured, time_))
+    yield from table(rows, right=range(1, len(rows[0])))
 
 
 def _tidy_up(request: CookRequest, steps: Sequence[Step]) -> None:
@@ -76,9 +140,7 @@ def refuse(request: CookRequest) -> None:
         raise BadRequest(f"{request.folder}: is the model's own folder; name another one for the outputs")
     if not request.force:
         refuse_foreign(request.folder / CARD_NAME)
-    for text in (request.text, request.held_out):
-        if text is not None and not text.is_file():
-            raise MissingFile(f"{text}: no such file, expected a text")
+    refuse_early([nearest_folder(request.folder)], [request.text, request.held_out])
     if request.held_out is not None:
         from quality.report.charts import require_matplotlib
 
@@ -117,8 +179,10 @@ def _together(steps: Sequence[Step], request: CookRequest) -> Iterator[list[Step
             yield from ([step] for step in group)
 
 
-def _carry_out(group: Sequence[Step], cooking: Cooking, label: str) -> None:
-    """Make what is not finished of steps that are made together, and note what is."""
+def _carry_out(
+    group: Sequence[Step], cooking: Cooking, say: Callable[[str], None], progress: Shown
+) -> list[Step]:
+    """Make what is not finished of steps that are made together, and note what is; return what was made."""
     request, record, open_steps = cooking.request, cooking.record, []
     for step in group:
         decided_by = None if step.decided_by is None else step.decided_by(cooking)
@@ -126,30 +190,37 @@ def _carry_out(group: Sequence[Step], cooking: Cooking, label: str) -> None:
             record.forget(step.name, step.outputs)
         if decided_by is None or not record.is_finished(step.name, decided_by, step.outputs):
             open_steps.append((step, decided_by))
-    if not request.quiet:
-        titles = ", ".join(step.title for step, _ in open_steps) or "there already"
-        print(f"{label} {titles}", file=sys.stderr, flush=True)
+    say(", ".join(step.title for step, _ in open_steps) or "there already")
     for step, decided_by in open_steps:
         if decided_by is not None or not record.knows(step.name):
             record.begin(step.name, decided_by or {})
     if len(open_steps) > 1:
-        make_files(request, [step.wanted for step, _ in open_steps if step.wanted is not None], label)
+        make_files(request, [step.wanted for step, _ in open_steps if step.wanted is not None], progress)
     else:
         for step, _ in open_steps:
-            step.make(cooking, label)
+            step.make(cooking, progress)
     for step in group:
         if step.decided_by is not None:
             record.finish(step.name, step.outputs)
+    return [step for step, _ in open_steps]
 
 
-def _refuse_what_does_not_fit(request: CookRequest) -> None:
-    """Raise BadRequest for a text that is no good, and OutputError for a disk that is too small."""
+def _refuse_what_does_not_fit(request: CookRequest, steps: Sequence[Step]) -> dict[str, float]:
+    """Raise BadRequest for a text that is no good, and OutputError for a disk that is too small.
+
+    returns  the seconds that each step will take, about
+    """
     with plans(request) as runs:
         sizes = {label: run.preparation.total_bytes for label, run in runs.items()}
         first = next(iter(runs.values())).preparation
         refuse_text(request.text, request.cut, first)
         if request.held_out is not None:
             refuse_text(request.held_out, request.held_out_cut, first, measured=True)
+        costs = costs_of(steps, Estimates(request, runs))
+        seconds = {
+            step.name: 0.0 if _is_there(step) else cost.seconds
+            for step, cost in zip(steps, costs, strict=True)
+        }
     missing = [each for each in request.wanted if not request.output(each).exists()]
     n_bytes = sum(sizes[each.label] for each in missing)
     free = shutil.disk_usage(request.folder).free
@@ -158,6 +229,11 @@ def _refuse_what_does_not_fit(request: CookRequest) -> None:
             f"{request.folder}: {counted(len(missing), 'file')} of {size_text(n_bytes)} in all, and its disk"
             f" has {size_text(free)} left"
         )
+    return seconds
+
+
+def _is_there(step: Step) -> bool:
+    return step.decided_by is not None and all(output.exists() for output in step.outputs)
 
 
 def plan_lines(request: CookRequest) -> Iterator[str]:
@@ -167,12 +243,11 @@ def plan_lines(request: CookRequest) -> Iterator[str]:
     """
     require_torch("cooking")
     refuse(request)
-    folder = next(path for path in (request.folder, *request.folder.absolute().parents) if path.exists())
-    steps, costs = steps_of(request), list[Cost]()
+    folder = nearest_folder(request.folder)
+    steps = steps_of(request)
     with plans(replace(request, folder=folder)) as runs:
         estimates = Estimates(request, runs)
-        for step in steps:
-            costs.append(step.cost(estimates, costs))
+        costs = costs_of(steps, estimates)
     rows, missing = [("step", "output", "size", "time")], []
     for number, (step, cost) in enumerate(zip(steps, costs, strict=True), 1):
         output, size = step.outputs[0], size_text(cost.n_bytes)
@@ -184,7 +259,8 @@ def plan_lines(request: CookRequest) -> Iterator[str]:
     yield from table(rows, right=(2,))
     yield (
         f"{len(missing)} of {len(steps)} steps are left:"
-        f" {_time(sum(cost.seconds for cost in missing))} on {estimates.n_threads} threads,"
+        f" {_time(sum(cost.seconds for cost in missing))} with {counted(estimates.n_threads, 'thread')} on"
+        f" {counted(usable_cores(), 'core')},"
         f" {size_text(sum(cost.n_bytes for cost in missing))} in {request.folder}"
         f" ({size_text(shutil.disk_usage(folder).free)} are free)"
     )

@@ -21,7 +21,7 @@ from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.inputs import InputWatch, gguf_inputs
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.hub.upload import files_of_a_model
-from gguf_tools.progress import LayerBar
+from gguf_tools.progress import Shown, reporting
 from gguf_tools.text import json_text
 from imatrix.collecting import collect
 from imatrix.options import CollectOptions
@@ -65,7 +65,7 @@ class Step:
     name        in the record
     title       for people
     outputs     files that appear whole
-    make        makes the outputs; gets a label for its bar
+    make        makes the outputs; gets a `progress`
     cost        estimates what it takes; gets the costs of the steps before it, too
     decided_by  what the outputs depend on; None: made anew in every run, from what the folder holds
     planned     title in a dry run; "": `title`
@@ -77,7 +77,7 @@ class Step:
     name: str
     title: str
     outputs: tuple[Path, ...]
-    make: Callable[[Cooking, str], None]
+    make: Callable[[Cooking, Shown], None]
     cost: Callable[[Estimates, Sequence[Cost]], Cost]
     decided_by: Callable[[Cooking], Mapping[str, Any]] | None = None
     planned: str = ""
@@ -89,6 +89,14 @@ class Step:
 def steps_of(request: CookRequest) -> tuple[Step, ...]:
     """List the steps of a request, in order."""
     return tuple(_steps(request))
+
+
+def costs_of(steps: Sequence[Step], estimates: Estimates) -> list[Cost]:
+    """Estimate what each step takes."""
+    costs: list[Cost] = []
+    for step in steps:
+        costs.append(step.cost(estimates, costs))
+    return costs
 
 
 def work_of_evaluation(request: CookRequest) -> Path:
@@ -139,7 +147,7 @@ def _file_step(wanted: WantedFile, request: CookRequest) -> Step:
 
     return Step(
         f"file {wanted.label}", wanted.label, (request.output(wanted),),
-        lambda cooking, label: make_files(request, [wanted], label),
+        lambda cooking, progress: make_files(request, [wanted], progress),
         lambda estimates, before: estimates.file(wanted),
         decided_by,
         wanted=wanted,
@@ -159,7 +167,7 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
 
     return Step(
         "evaluation", f"divergence on {text.name}", request.report,
-        lambda cooking, label: _evaluate(request, text, label),
+        lambda cooking, progress: _evaluate(request, text, progress),
         lambda estimates, before: estimates.evaluation(text),
         decided_by,
         planned="divergence",
@@ -167,24 +175,23 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
     )  # fmt: skip
 
 
-def _collect(cooking: Cooking, label: str) -> None:
+def _collect(cooking: Cooking, progress: Shown) -> None:
     request = cooking.request
     options = CollectOptions(
         cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True
     )
-    collect(request.source, request.text, request.matrix, options, progress=not request.quiet)
+    collect(request.source, request.text, request.matrix, options, progress=progress)
 
 
-def _measure_losses(cooking: Cooking, label: str) -> None:
+def _measure_losses(cooking: Cooking, progress: Shown) -> None:
     request = cooking.request
     options = SensitivityOptions(
         cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True
     )
-    with LayerBar(f"{label} layers there and back", quiet=request.quiet) as bar:
-        sensitivity(request.source, request.text, request.losses, options, bar)
+    sensitivity(request.source, request.text, request.losses, options, progress)
 
 
-def _evaluate(request: CookRequest, text: Path, label: str) -> None:
+def _evaluate(request: CookRequest, text: Path, progress: Shown) -> None:
     from quality.report.page import report_page
     from quality.report.standalone import size_chart_file
 
@@ -197,14 +204,14 @@ def _evaluate(request: CookRequest, text: Path, label: str) -> None:
     )
     numbers, page, chart = request.report
     with ExitStack() as opened:
-        with LayerBar(f"{label} layers of all models", quiet=request.quiet) as bar:
-            evaluation = opened.enter_context(evaluating(request.source, text, files, options, bar))
+        with reporting(progress, "evaluating") as report:
+            evaluation = opened.enter_context(evaluating(request.source, text, files, options, report))
         write_whole(page, report_page(evaluation).encode())
         write_whole(numbers, (json_text(evaluation.to_json()) + "\n").encode())
         write_whole(chart, size_chart_file(numbers).encode())
 
 
-def _write_card(cooking: Cooking, label: str) -> None:
+def _write_card(cooking: Cooking, progress: Shown) -> None:
     request = cooking.request
     files = [request.output(each) for each in request.wanted]
     numbers, page, chart = request.report
@@ -224,7 +231,7 @@ def _write_card(cooking: Cooking, label: str) -> None:
     write_card(files, card, commands, force=request.force)
 
 
-def _write_sums(cooking: Cooking, label: str) -> None:
+def _write_sums(cooking: Cooking, progress: Shown) -> None:
     """Write the checksums of what belongs to the model in the folder, as `sha256sum -c` reads them."""
     folder, record = cooking.request.folder, cooking.record
     # Without the card, which its readers edit.

@@ -189,7 +189,7 @@ def _audited(request: AuditRequest) -> AuditReport:
         from forward.options import require_torch
 
         require_torch("measuring the divergence")
-    with Bar("comparing tensors", quiet=request.quiet) as bar:
+    with Bar("comparing tensors", show=not request.quiet) as bar:
         report = audit(request.file, base, request.options, bar.start)
     return report.with_evaluation(_evaluated(request)) if is_evaluated else report
 
@@ -197,15 +197,15 @@ def _audited(request: AuditRequest) -> AuditReport:
 def _evaluated(request: AuditRequest) -> Evaluation | SuiteEvaluation:
     """Measure the file's divergence from the base, which is fetched if it is on the Hub."""
     from convert.sources import model_path
-    from gguf_tools.progress import LayerBar
     from quality.options import EvaluateOptions
     from quality.pipeline import evaluate, evaluate_suite
     from quality.suite.suite import read_suite
 
     base = model_path(request.base, quiet=request.quiet)
-    with LayerBar("layers of both models", quiet=request.quiet) as bar:
-        if request.suite is not None:
-            return evaluate_suite(base, read_suite(request.suite, request.quick), [request.file], report=bar)
-        assert request.cut is not None
-        options = EvaluateOptions(cut=request.cut)
-        return evaluate(base, request.text, [request.file], options, bar)
+    progress = not request.quiet
+    if request.suite is not None:
+        suite = read_suite(request.suite, request.quick)
+        return evaluate_suite(base, suite, [request.file], progress=progress)
+    assert request.cut is not None
+    options = EvaluateOptions(cut=request.cut)
+    return evaluate(base, request.text, [request.file], options, progress=progress)

@@ -94,8 +94,10 @@ def cook(request: CookRequest, *, dry_run: bool) -> None:
         for line in run.plan_lines(request):
             print(line)
         return
-    run.cook(request)
-    if not request.quiet:
+    made = run.cook(request)
+    if request.progress:
+        for line in run.made_lines(request, made):
+            print(line)
         print(f"wrote {request.folder}")
 
 
@@ -106,6 +108,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
     from convert.sources import source_folder
     from forward.text.tokens import Cut
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
+    from gguf_tools.files.early_checks import nearest_folder, refuse_early
     from gguf_tools.hub.names import parse_hub_name
 
     wanted = parse_wanted(args.types)
@@ -115,6 +118,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
     is_name = args.name is None or (Path(args.name).name == args.name and args.name.isprintable())
     if not is_name or (args.name or "").startswith("."):
         raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
+    refuse_early([nearest_folder(args.output)], [args.text, args.evaluate])
     opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
     source = Path(opened)
     return CookRequest(
@@ -130,7 +134,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
         forward=forward_options(args),
         restart=args.restart,
         force=args.force,
-        quiet=args.quiet,
+        progress=not args.quiet,
         typed=args.typed,
         repo=None if hub_name is None else hub_name.repo,
         quantized_by=args.quantized_by,

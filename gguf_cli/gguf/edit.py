@@ -275,7 +275,7 @@ def edit(target: _Target, change: Edit, output: Path | None) -> None:
     if output is not None and not target.dry_run:
         refuse_inputs(output, [target.file])
         refuse_to_replace([output], force=target.force)
-    with Bar("copying", quiet=target.quiet) as bar:
+    with Bar("copying", show=not target.quiet) as bar:
         outcome = edit_model(
             target.file, change, output=output, dry_run=target.dry_run, progress=bar.start
         )
@@ -342,7 +342,7 @@ def split(target: _Target, parts: _Parts) -> None:
     max_tensors = parts.max_tensors
     if parts.max_bytes is None and max_tensors is None:
         max_tensors = DEFAULT_MAX_TENSORS
-    with open_gguf(target.file) as source, Bar("splitting", quiet=target.quiet) as bar:
+    with open_gguf(target.file) as source, Bar("splitting", show=not target.quiet) as bar:
         files = split_files(
             source, parts.prefix, max_bytes=parts.max_bytes, max_tensors=max_tensors,
             first_is_empty=parts.first_is_empty,
@@ -360,7 +360,7 @@ def merge(target: _Target, output: Path) -> None:
     from gguf_tools.progress import Bar
 
     restored = _recover(target)
-    with open_gguf(target.file) as source, Bar("merging", quiet=target.quiet) as bar:
+    with open_gguf(target.file) as source, Bar("merging", show=not target.quiet) as bar:
         files = [merged_file(source, output, replace=target.force)]
         if not target.dry_run:
             write_files(files, source.paths, bar.start)

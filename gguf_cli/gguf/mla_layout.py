@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,7 +115,6 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
 def _mla_layout(request: _Request) -> None:
     from gguf_tools.format.shards import open_gguf
     from quantize.mla_layout.pipeline import change_layout, change_lines, describe, prepare, result_lines
-    from quantize.run_options import ProgressBar
 
     path, to, options = request.source, request.to, request.options
     output = request.output or path.with_name(f"{path.stem}-{to}.gguf")
@@ -124,8 +123,8 @@ def _mla_layout(request: _Request) -> None:
             change = prepare(source, output, to, options)
         lines, data = change_lines(change), describe(change, written=False)
     else:
-        with ProgressBar(f"laying out as {to}", quiet=request.quiet) as bar:
-            result = change_layout(path, output, to, options, bar.shows(request.run))
+        how = replace(request.run, progress=not request.quiet, label=f"laying out as {to}")
+        result = change_layout(path, output, to, options, how)
         lines, data = result_lines(result), describe(result.change, written=result.written is not None)
     if request.json or not request.quiet:
         print(json_text(data) if request.json else "\n".join(lines))

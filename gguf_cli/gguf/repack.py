@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +104,6 @@ def carry_out(request: RepackRequest) -> None:
     from gguf_tools.format.shards import open_gguf
     from quantize.repack.pipeline import prepare, repack
     from quantize.report import found_lines
-    from quantize.run_options import ProgressBar
 
     source, output, options = request.source, request.output, request.options
     if request.dry_run or output is None:
@@ -112,8 +111,8 @@ def carry_out(request: RepackRequest) -> None:
             change = prepare(opened, output or source.with_name(f"{source.stem}-repacked.gguf"), options)
         lines, is_written, wrote = list(change.lines()), False, ""
     else:
-        with ProgressBar("regrouping", quiet=request.quiet) as bar:
-            result = repack(source, output, options, bar.shows(request.run))
+        how = replace(request.run, progress=not request.quiet, label="regrouping")
+        result = repack(source, output, options, how)
         change, is_written = result.change, result.written is not None
         first = result.paths[0] if is_written else ""
         more = f" and {len(result.paths) - 1} more parts" if len(result.paths) > 1 else ""

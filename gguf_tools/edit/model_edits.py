@@ -86,10 +86,14 @@ def edit_model(
 ) -> EditOutcome:
     """Change the header of a file, or of the files of a split set.
 
+        changes = [edit.parse_assignment("general.name=Lite")]
+        edit.edit_model("lite.gguf", lambda metadata, names: edit.set_values(metadata, changes))
+
     edit      see header_edits.py; called with the metadata of the first file and the names of all tensors
     output    None changes the files themselves; else the result is written there, a set as
               OUTPUT-00001-of-0000N.gguf, and the files stay as they are
     dry_run   find out what would be done, and do nothing
+    progress  called with the bytes to copy; what it returns is called with those of each piece
     raises    GGUFError, BadRequest; nothing is changed then
 
     Tensors that take names from other files are renamed in rounds (see `_rename_rounds`). A run that is
@@ -150,6 +154,8 @@ def _replace_headers(edits: Sequence[FileEdit], locks: Mapping[Path, int]) -> No
 
 def recover(path: str | os.PathLike[str], *, dry_run: bool = False) -> list[Path]:
     """Undo an interrupted edit of a file, or of the set that it belongs to; returns the files restored.
+
+        edit.recover("lite.gguf")
 
     dry_run  restore nothing
     raises   OutputError if something can't be restored, or under `dry_run` if something should be

@@ -113,7 +113,7 @@ def read_input_text(path: str | os.PathLike[str]) -> str:
     try:
         return read_input(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadRequest(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
 
 
 MAX_MEMORY = 160 << 20

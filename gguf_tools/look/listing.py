@@ -198,22 +198,26 @@ def kv_cache(source: GGUFSource) -> KVCache:
         key_length = key_length or embedding // n_heads
         value_length = value_length or embedding // n_heads
     has_kv_heads = hparams.key("head_count_kv") in source.metadata
-    n_kv_heads = _heads_of_all_layers(hparams.head_count_kv if has_kv_heads else n_heads, n_layers)
-    if not key_length or not value_length or n_kv_heads is None:
+    heads = hparams.head_count_kv if has_kv_heads else n_heads
+    if not key_length or not value_length or heads is None:
         return KVCache(None, None)
-    return KVCache(n_kv_heads * (key_length + value_length) * BYTES_PER_NUMBER, None)
+    by_layer = heads if isinstance(heads, tuple) else (heads,) * n_layers
+    windows = hparams.sliding_window_pattern or ()
+    lengths = key_length, value_length
+    swa = hparams.key_length_swa, hparams.value_length_swa
+    in_window = [_positive(size) or length for size, length in zip(swa, lengths, strict=True)]
+    # The last layers of some Gemmas attend to keys of others.
+    n_own = n_layers - (_positive(hparams.shared_kv_layers) or 0)
+    numbers = (
+        n_kv_heads * sum(in_window if layer < len(windows) and windows[layer] else lengths)
+        for layer, n_kv_heads in enumerate(by_layer[:n_own])
+    )
+    return KVCache(sum(numbers) * BYTES_PER_NUMBER, None)
 
 
 def _positive(size: Size) -> int | None:
     """Return a size that holds for all layers, None for any other or for 0."""
     return size if isinstance(size, int) and size > 0 else None
-
-
-def _heads_of_all_layers(heads: Size, n_layers: int) -> int | None:
-    """Return the KV heads of all layers together; None where they are not known."""
-    if isinstance(heads, tuple):
-        return sum(heads[:n_layers])
-    return None if heads is None else heads * n_layers
 
 
 @dataclass(frozen=True)

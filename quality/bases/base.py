@@ -142,7 +142,7 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
 
 def head_of(model: ForwardPass) -> LogitSource:
     """The logits of a model whose layers have been computed."""
-    return Head(model.load, model.last(), model.output_norm(), model.source.network.output)
+    return Head.of(model.source.network, model.load, model.last())
 
 
 @dataclass(frozen=True)

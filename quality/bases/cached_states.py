@@ -29,7 +29,7 @@ from forward.hidden_states import Rows
 from forward.layers.load import Loader
 from forward.layers.residual import RMSNorm
 from forward.logits import Head, LogitSource, Positions
-from forward.network import End
+from forward.network import End, LogitRule
 from forward.observe import Arrays
 from forward.run import ForwardPass
 from forward.work.owned_folder import (
@@ -46,7 +46,7 @@ from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
 from quality.bases.base import ModelFacts
 
-VERSION = 3
+VERSION = 4
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 _MATRIX = "output"
@@ -274,6 +274,7 @@ class KeptBase:
     device: torch.device
     dtype: torch.dtype
     norm_eps: float
+    rule: LogitRule
     n_layers: int
     hidden_size: int
     vocab_size: int
@@ -296,7 +297,7 @@ class KeptBase:
         shape = self.vocab_size, states.n_cols
         matrix = KeptMatrix(self.folder.matrix_path, shape, _DTYPES[self.dtype])
         load = Loader(self.path, {_MATRIX: matrix}, self.device, self.dtype)
-        return Head(load, states, end, _MATRIX)
+        return Head(load, states, end, _MATRIX, self.rule)
 
     def _before_output(self) -> tuple[KeptStates, End]:
         """Return the last states that are kept, and what makes of them what the output matrix multiplies."""
@@ -309,7 +310,9 @@ class KeptBase:
         return last, RMSNorm(weight, self.norm_eps)
 
 
-def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> Mapping[str, Any]:
+def about_states(
+    facts: ModelFacts, norm_eps: float, rule: LogitRule, run: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Describe what a folder has states of.
 
     run  what else decides the states
@@ -317,7 +320,8 @@ def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> 
     known = asdict(facts)
     if not facts.n_zeros:
         del known["n_zeros"]
-    return {**_KIND.mark, "version": VERSION, "run": run, "facts": known, "norm_eps": norm_eps}
+    end = {"norm_eps": norm_eps, "logits": asdict(rule)}
+    return {**_KIND.mark, "version": VERSION, "run": run, "facts": known, **end}
 
 
 def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:

@@ -15,9 +15,10 @@ import torch
 from forward.device import choose_device
 from forward.layers.load import SharedWeights
 from forward.logits import predicted_positions
+from forward.network import LogitRule
 from forward.open import ModelSource, open_model
 from forward.options import ForwardOptions
-from forward.run import ForwardPass, forward_pass
+from forward.run import ForwardPass, forward_pass, refuse_full_disk
 from forward.text.chunks import Chunks
 from forward.text.tokens import Cut, bos_of, read_text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
@@ -108,6 +109,8 @@ class SharedPass:
             work = WorkFolder(folder, about, restart=self.options.restart, watch=watch)
             works.append(self.opened.enter_context(work))
         settle(works)
+        places, sources = [work.folder for work in works], [each.source for each in models]
+        refuse_full_disk(places, sources, chunks, own)
         return [
             self.opened.enter_context(
                 forward_pass(each.source, chunks, forward, work, self.report.advance, n_workers, shared)
@@ -142,7 +145,7 @@ class ModelBase(OpenBase):
         source, keeper, files = self.source, None, self.source.watch.recognised_by()
         if self.kept is not None:
             run = {"base": files, "name": self.path.name, **_about_text(shared.chunks, self.options)}
-            about = about_states(self.facts, source.network.norm_eps, run)
+            about = about_states(self.facts, source.network.norm_eps, source.network.logits, run)
             if self.kept.about is not None:
                 self.kept.refuse_another(about)
             positions = predicted_positions(shared.chunks)
@@ -171,8 +174,12 @@ class StoredBase(OpenBase):
         chunks = Chunks.joined([text.chunks for text in read])
         files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
         run = {"base": files, "name": self.path.name, **_about_text(chunks, self.options)}
-        self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
+        self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], self._rule, run))
         return read
+
+    @property
+    def _rule(self) -> LogitRule:
+        return LogitRule(**self.about["logits"])
 
     def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
@@ -183,6 +190,7 @@ class StoredBase(OpenBase):
             device=choose_device(forward.device),
             dtype=getattr(torch, forward.dtype),
             norm_eps=self.about["norm_eps"],
+            rule=self._rule,
             n_layers=facts["n_layers"],
             hidden_size=facts["hidden_size"],
             vocab_size=facts["vocab_size"],

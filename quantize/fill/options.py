@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gguf_tools.findings import Tell, tell_nobody
-from gguf_tools.progress import StartProgress, StartSteps, no_start, no_steps
+from gguf_tools.progress import StartMoving, StartProgress, no_moving, no_start
 from gguf_tools.system.locks import refuse_thread_count, usable_cores
 
 
@@ -23,9 +23,8 @@ class FillOptions:
                None: threads of this process do
     compiling  called with the number of kernels, before they are loaded or compiled; what it returns is
                called with 1 for each of them, from any thread
-    gradients  called with the layers that a calibration computes and differentiates before it makes tensors,
-               a layer that is differentiated counted as four, and how many are done; what it returns is
-               called with each share of a layer, from any thread
+    calibrating  called with the seconds that a calibration would take one thread of this machine, and those
+               that an earlier run has left done; what it returns is told what is done, from any thread
     tell       told what a user should know of a calibration before it begins
     """
 
@@ -35,7 +34,7 @@ class FillOptions:
     verify: bool = False
     compiling: StartProgress = no_start
     scheduler: str | None = field(default=None, kw_only=True)
-    gradients: StartSteps = field(default=no_steps, kw_only=True)
+    calibrating: StartMoving = field(default=no_moving, kw_only=True)
     tell: Tell = field(default=tell_nobody, kw_only=True)
 
     def __post_init__(self) -> None:

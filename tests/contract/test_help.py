@@ -32,7 +32,7 @@ EXAMPLES = {
     "evaluate": 7, "sensitivity": 2, "gguf-tools": 24, "gguf-tools clean": 2,
     "gguf-tools show": 3, "gguf-tools diff": 2,
     "gguf-tools verify": 3, "gguf-tools hash": 2, "gguf-tools scan": 2,
-    "gguf-tools audit": 5, "gguf-tools set": 3,
+    "gguf-tools audit": 5, "gguf-tools refine": 2, "gguf-tools set": 3,
     "gguf-tools remove-key": 2, "gguf-tools rename": 3, "gguf-tools split": 2, "gguf-tools merge": 1,
     "gguf-tools mla-layout": 3, "gguf-tools repack": 4, "gguf-tools card": 3, "gguf-tools cook": 3,
     "gguf-tools upload": 2, "gguf-tools checkpoint": 2, "gguf-tools completion": 2,

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 import convert
+from forward.text.tokens import make_encoder
 from gguf_tools import GGUFFile, open_gguf
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
 from tests.end_to_end.arch_models import GOLDEN
+from tests.forward.hostile_text import HOSTILE
+from tests.support import oracle
 from tests.support.checkpoints import edit_config, edit_tensors, read_config, read_tensors
 from tests.support.published_models import PUBLISHED, write
 
@@ -51,6 +55,22 @@ def test_equals_llama_cpps_converter(name: str, tmp_path: Path) -> None:
         assert keys(file) == RECORDED[name]["keys"]
     assert len(lines) == RECORDED[name]["n_tensors"]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == RECORDED[name]["sha256_of_tensors"]
+
+
+@pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+def test_tokens_of_gemma_4_are_llama_cpps(tmp_path: Path) -> None:
+    """Its tokenizer has pieces as SentencePiece has them, and merges."""
+    folder = write("gemma-4", tmp_path / "model")
+    convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
+    with open_gguf(tmp_path / "out.gguf") as file:
+        encoder = make_encoder(file.metadata)
+    published = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with oracle.Model(tmp_path / "out.gguf", vocab_only=True) as model:
+        for text in (*HOSTILE, "a value of <eos> and <|tool_call>"):
+            ids = encoder.encode(text)
+            assert ids == model.tokenize(text)
+            if not {"<", "\n"} & set(text):
+                assert ids == published.encode(text, add_special_tokens=False).ids
 
 
 WITHOUT_SAMPLE = ("glm-4.6", "glm-5", "minimax-m2", "mistral", "youtu")

@@ -37,10 +37,13 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+_BESIDE_VISION = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", "Mistral3")
+
+
 def test_every_family_is_in_one_of_these_tests() -> None:
     """DeepSeek V4 has tests of its own, tests/forward/test_deepseek4.py.
 
-    Qwen 3.5 and Gemma 3 beside a vision part differ in names alone; see
+    Qwen 3.5 and Gemmas beside a vision part differ in names alone; see
     tests/end_to_end/test_published_compute.py.
     """
     tested = {variant.architecture for variant in VARIANTS.values()}
@@ -48,7 +51,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
     for case in CASES:
         tested |= set(json.loads((GOLDEN / "models" / case / "config.json").read_text())["architectures"])
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
-    tested |= {f"{name}ForConditionalGeneration" for name in ("Qwen3_5", "Qwen3_5Moe", "Gemma3")}
+    tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}
     assert set(ARCHITECTURES) - tested == {"DeepseekV4ForCausalLM"}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,9 @@ from tests.support.oracle.activations import Sums, observed
 from tests.support.published_models import PUBLISHED, write
 
 pytest.importorskip("torch")
+import forward.layers.ffn as ffn
+import forward.layers.gemma4 as gemma4
+
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
 CHUNK = 128
@@ -30,8 +35,9 @@ YARN_BETA_FAST = {"kimi-k2-thinking": 1.0}
 ALLOWED = {"glm-5": 0.01}
 """Models whose choice of positions depends on rounding, as llama.cpp rounds -> how far sums may be off."""
 
-TABLES = {"gemma-3": 0.01}
-"""Models whose GELU llama.cpp looks up in a table of F16 -> the same."""
+TABLES = {"gemma-3": 1e-3, "gemma-4": 1e-3, "gemma-4-moe": 1e-3, "gemma-4-e": 1e-3,
+          "gemma-4-12b": 1e-3}  # fmt: skip
+"""Models whose GELU llama.cpp looks up in a table of F16, as we do here -> the same."""
 
 QUICK = ("glm-5", "minimax-m2", "qwen3.5-moe")
 """Models that every run of the suite computes: one of each kind of attention."""
@@ -51,6 +57,11 @@ def collect(folder: Path) -> tuple[Path, list[int]]:
     return matrix, chunks.inputs[0].tolist()
 
 
+def in_half(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as llama.cpp has it, a table of F16."""
+    return lambda x, **how: function(x.half().float(), **how).half().float()
+
+
 def difference(entry: imatrix.Importance, sums: Sums) -> float:
     """Return the largest difference of sums, relative to the largest one; the counts must be the same."""
     found = entry.read().reshape(sums.squares.shape)
@@ -59,7 +70,11 @@ def difference(entry: imatrix.Importance, sums: Sums) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_importances_are_what_llama_cpp_multiplies(name: str, tmp_path: Path) -> None:
+def test_importances_are_what_llama_cpp_multiplies(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ffn, "gelu", in_half(ffn.gelu))
+    monkeypatch.setattr(gemma4, "gelu", in_half(gemma4.gelu))
     folder = write(name, tmp_path / "model")
     stored, tokens = collect(folder)
     convert.convert(folder, tmp_path / "f32.gguf", outtype="f32")

@@ -36,17 +36,17 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         yield started
 
 
-def interrupt_after(n_chunks: int) -> Callable[[object], Callable[[int], None]]:
+def interrupt_after(n_chunks: int) -> Callable[[object], None]:
     """Return a progress that raises KeyboardInterrupt when so many chunks are done."""
-    n_left = n_chunks
+    n_left = n_chunks + 1  # the first call says that none is
 
-    def count(n_bytes: int) -> None:
+    def count(state: object) -> None:
         nonlocal n_left
         n_left -= 1
         if not n_left:
             raise KeyboardInterrupt
 
-    return lambda preparation: count
+    return count
 
 
 def test_quantize_goes_from_threads_to_workers_and_back(

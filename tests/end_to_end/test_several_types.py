@@ -69,13 +69,10 @@ def test_an_interrupted_set_resumes(
 
     left = [100]
 
-    def count(preparation: object) -> Callable[[int], None]:
-        def one(n_bytes: int) -> None:
-            left[0] -= 1
-            if not left[0]:
-                raise Stop
-
-        return one
+    def count(state: object) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Stop
 
     with pytest.raises(Stop) as stopped:
         quantize.quantize_many(

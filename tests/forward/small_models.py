@@ -52,7 +52,7 @@ def run_all_layers(
     )
     here, there = (MemoryStates(chunks.size, network.state_size) for _ in range(2))
     middle = MemoryStates(chunks.size, network.hidden_size)
-    embed(load, text, here, network.n_handed, network.embedding_scale)
+    embed(load, text, here, network)
     sums: dict[str, Sums] = {}
     for layer in range(network.n_layers):
         observer = NaiveSums()
@@ -61,5 +61,5 @@ def run_all_layers(
         here, there = there, here
     norm = network.load_end(load)
     output = load.float32(network.output, network.vocab_size, network.hidden_size)
-    logits = norm(here.read(0, chunks.size)) @ output.T
+    logits = network.logits(norm(here.read(0, chunks.size)) @ output.T)
     return logits.numpy().reshape(*chunks.shape, -1), sums

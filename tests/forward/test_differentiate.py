@@ -87,11 +87,18 @@ def directions(n_tokens: int, hidden: int) -> Any:
 
 
 def differentiate(
-    model: ModelSource, observer: Any, *, n_workers: int = 1, last: Any = None, chunks: np.ndarray = CHUNKS
+    model: ModelSource,
+    observer: Any,
+    *,
+    n_workers: int = 1,
+    last: Any = None,
+    chunks: np.ndarray = CHUNKS,
+    behind_end: bool = False,
 ) -> np.ndarray:
     """Return the gradients at the embeddings, float32 (n_tokens, hidden_size).
 
-    last  gradients at the last hidden states, those of all strands; None: `directions`
+    last        gradients at the last hidden states, those of all strands; None: `directions`
+    behind_end  whether they are those at what the output matrix multiplies
     """
     torch.set_num_threads(1)
     network, n_tokens = model.network, chunks.size
@@ -112,14 +119,20 @@ def differentiate(
         return states(network.hidden_size)
 
     borders = [states() for _ in range(network.n_layers + 1)]
-    embed(load, text, borders[0], network.n_handed, network.embedding_scale)
+    embed(load, text, borders[0], network)
     for layer in range(network.n_layers):
         rows = LayerBuffers(borders[layer], scratch(), borders[layer + 1])
         run_layer(sweep, execution, layer, rows, Silent())
     above, below = states(), states()
     handed = torch.zeros((n_tokens, network.n_handed))
     own = directions(n_tokens, network.state_size - network.n_handed) if last is None else last
-    above.write(0, torch.cat((own, handed), 1))
+    if behind_end:
+        hidden = borders[-1].read(0, n_tokens).requires_grad_()
+        behind = network.load_end(load)(hidden)
+        (whole,) = torch.autograd.grad(behind, hidden, directions(*behind.shape))
+        above.write(0, whole)
+    else:
+        above.write(0, torch.cat((own, handed), 1))
     shares.clear()
     for layer in reversed(range(network.n_layers)):
         backward = BackwardStates(borders[layer], above, below, scratch(), scratch())

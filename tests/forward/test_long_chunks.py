@@ -16,7 +16,7 @@ def test_pieces_of_a_chunk_give_its_numbers(monkeypatch: pytest.MonkeyPatch) -> 
     chunks = np.random.default_rng(0).integers(0, 500, (2, 40))
     with open_model(EXAMPLE) as model:
         whole, of_whole = run_all_layers(model, chunks)
-        monkeypatch.setattr("forward.layer._BLOCK_ROWS", 16)
+        monkeypatch.setattr("forward.layers.ffn._BLOCK_ROWS", 16)
         found, of_pieces = run_all_layers(model, chunks)
     np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-4)
     assert of_pieces.keys() == of_whole.keys()

@@ -16,11 +16,12 @@ from tests.support.trained_model import EXAMPLE
 def interrupted(folder: Path) -> Path:
     """Leave what a run leaves that is interrupted after its first chunk; return the output."""
 
-    def stop(n_bytes: int) -> None:
-        raise KeyboardInterrupt
+    def stop(state: gguf_tools.ProgressState) -> None:
+        if state.done:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as raised:
-        gguf_tools.quantize(EXAMPLE, folder / "out.gguf", "Q8_0", progress=lambda _: stop)
+        gguf_tools.quantize(EXAMPLE, folder / "out.gguf", "Q8_0", progress=stop)
     assert "done and kept: the same command resumes from there" in raised.value.__notes__[0]
     return folder / "out.gguf"
 

@@ -26,6 +26,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files import journal as journal_module
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.shards import open_gguf
+from gguf_tools.progress import ProgressState
 from imatrix.store import save
 from quantize.fill.session import Session
 from quantize.importances.entries import Importance, ImportanceFile
@@ -71,17 +72,17 @@ def without_last_words() -> Iterator[None]:
             yield
 
 
-def after_chunks(count: int, act: Callable[[], object]) -> Callable[[Any], Callable[[int], None]]:
+def after_chunks(count: int, act: Callable[[], object]) -> Callable[[ProgressState], None]:
     """Return a progress that acts when so many chunks are done."""
-    n_done = 0
+    n_done = -1  # the first call says that none is
 
-    def progress(n_bytes: int) -> None:
+    def progress(state: ProgressState) -> None:
         nonlocal n_done
         n_done += 1
         if n_done == count:
             act()
 
-    return lambda preparation: progress
+    return progress
 
 
 def download_again(path: Path) -> None:
@@ -186,14 +187,11 @@ def test_chunks_of_a_source_that_was_changed_and_put_back_are_made_again(
     def zero() -> None:
         change(source, 0.1)
 
-    def two_acts(preparation: Any) -> Callable[[int], None]:
-        acts = after_chunks(2, zero)(preparation), after_chunks(6, kill)(preparation)
+    acts = after_chunks(2, zero), after_chunks(6, kill)
 
-        def progress(n_bytes: int) -> None:
-            for act in acts:
-                act(n_bytes)
-
-        return progress
+    def two_acts(state: ProgressState) -> None:
+        for act in acts:
+            act(state)
 
     with without_last_words():
         make(source, output, progress=two_acts)

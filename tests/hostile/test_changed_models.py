@@ -47,8 +47,8 @@ class After(NoReport):
     def __init__(self, layers: float, act: Callable[[], object]) -> None:
         self._left, self._act = layers, act
 
-    def advance(self, layers: float) -> None:
-        before, self._left = self._left, self._left - layers
+    def advance(self, amount: float) -> None:
+        before, self._left = self._left, self._left - amount
         if before > 0 >= self._left:
             self._act()
 

@@ -202,10 +202,10 @@ class KillAfter(NoReport):
     def __init__(self, n_calls: int) -> None:
         self.left, self.done = n_calls, -1
 
-    def start(self, n_layers: int, done: int) -> None:
+    def start(self, work: float, done: float) -> None:
         self.done = done
 
-    def advance(self, layers: float) -> None:
+    def advance(self, amount: float) -> None:
         self.left -= 1
         if self.left < 0:
             raise Killed
@@ -331,7 +331,7 @@ def test_the_command_does_not_overwrite_an_input(
     assert "is an input or another output of this command" in capsys.readouterr().err
     nowhere = text.parent / "none" / "e.json"
     assert main([str(made("F32")), str(made("F32")), "-f", str(text), "--json", str(nowhere)]) == 1
-    assert f"{nowhere}: can't be written (no such folder)" in capsys.readouterr().err
+    assert f"{nowhere}: there is no folder" in capsys.readouterr().err
 
 
 def test_equal_files_in_one_run_are_decoded_once(

@@ -11,13 +11,14 @@ import pytest
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.progress import ProgressState
 from quantize import run_options
 from quantize.fill.job import Output
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation
 from quantize.roles import Role
-from quantize.run_options import ProgressBar, RunOptions
+from quantize.run_options import RunBar, RunOptions
 
 
 @pytest.fixture
@@ -27,11 +28,12 @@ def preparation() -> Preparation:
     return Preparation(Plan(F32.name, (plan,)), (Output(Path("x.gguf"), FileLayout.of({}, (info,))),), 0)
 
 
-def compile_and_fill(preparation: Preparation) -> None:
-    with ProgressBar("quantizing") as bar:
+def compile_and_fill(preparation: Preparation, n_kernels: int = 6) -> None:
+    with RunBar("quantizing", show=True) as bar:
+        run = bar.told(RunOptions())
         advance = bar.start(preparation)
-        compiled = bar.compiling(6)
-        for _ in range(6):
+        compiled = run.compiling(n_kernels)
+        for _ in range(n_kernels):
             compiled(1)
         advance(preparation.plan.total_bytes)
 
@@ -57,29 +59,23 @@ def test_kernels_from_the_cache_are_not_mentioned(
     preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with ProgressBar("quantizing") as bar:
-        advance = bar.start(preparation)
-        bar.compiling(6)(6)
-        advance(preparation.plan.total_bytes)
+    compile_and_fill(preparation)
     shown = capsys.readouterr().err
     assert "quantizing: 100%" in shown
     assert "compiling" not in shown
 
 
-def test_a_quick_run_says_nothing(preparation: Preparation, capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar("quantizing") as bar:
-        bar.start(preparation)(10)
-    assert capsys.readouterr().err == ""
-
-
-def test_gradients_have_a_bar_of_their_own(
-    preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with ProgressBar("quantizing") as bar:
-        run = bar.shows(RunOptions(n_threads=3))
-        advance = run.gradients(15, 5)
-        for _ in range(20):
-            advance(0.5)
+def test_a_calibration_has_one_bar_over_all_of_its_work(preparation: Preparation) -> None:
+    states: list[ProgressState] = []
+    with RunBar("calibrating", states.append, is_calibrated=True) as bar:
+        run = bar.told(RunOptions(n_threads=3))
+        bytes_written = bar.start(preparation)
+        bytes_written(10)
+        work = run.calibrating(60.0, 15.0)
+        work.remark("gradients")
+        work.advance(15.0)
+        bytes_written(preparation.plan.total_bytes - 10)
     assert run.n_threads == 3
-    assert "gradients of the text's predictions: 100%" in capsys.readouterr().err
+    assert [state.done for state in states] == [15, 15, 30, 60]
+    assert {state.unit for state in states} == {"work"}
+    assert states[1].remark == "gradients"

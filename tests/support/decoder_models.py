@@ -23,6 +23,12 @@ _QWEN_EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }  # fmt: skip
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 16,
+    "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": 2, "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -63,12 +69,47 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {"num_hidden_layers": 4, "sliding_window": 16,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
+                                "original_max_position_embeddings": 64},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    ),
+    "phi4": ("Phi3", {"pad_token_id": 0}),
+    "phi4-mini": (
+        "Phi3",
+        {"tie_word_embeddings": True, "pad_token_id": 0, "max_position_embeddings": 512,
+         "original_max_position_embeddings": 40, "head_dim": 16,
+         "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                             "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+                             "long_factor": [1.0, 1.5, 3.0, 8.0, 20.0, 40.0]}},
+    ),
+    "ministral3": (
+        "Ministral3",
+        {"head_dim": 32,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0,
+                             "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+                             "llama_4_scaling_beta": 0.1}},
+    ),
     "gemma3": (
         "Gemma3",
         {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
          "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": 2,
          "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    ),
+    "gemma4": ("Gemma4", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-experts": (
+        "Gemma4", {**_GEMMA4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+                   "moe_intermediate_size": 32},
+    ),
+    "gemma4-small": (
+        "Gemma4", {**_GEMMA4, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2,
+                   "vocab_size_per_layer_input": 576, "use_double_wide_mlp": True},
     ),
     "qwen3next": ("Qwen3Next", {**_DELTA_NET, **_QWEN_EXPERTS, "norm_topk_prob": True}),
     "qwen35": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 6}),
@@ -101,15 +142,22 @@ OUR_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Models that llama.cpp can't load, or computes otherwise than transformers does."""
 
 
-def decoder_model(name: str, folder: Path) -> Any:
-    """Save a model in `folder`, with gpt-oss's tokenizer; return it in float32."""
+_FACTORS = ("router.scale", "per_expert_scale", "layer_scalar")
+"""Ends of the names of what numbers are multiplied by."""
+
+
+def decoder_model(name: str, folder: Path, **others: Any) -> Any:
+    """Save a model in `folder`, with gpt-oss's tokenizer; return it in float32.
+
+    others  sizes besides those of the name
+    """
     import torch
     import transformers
 
     kind, changes = {**MODELS, **OUR_MODELS}[name]
     torch.manual_seed(len(name))
     text = "Text" if hasattr(transformers, f"{kind}TextConfig") else ""
-    config = getattr(transformers, f"{kind}{text}Config")(**{**_SIZES, **changes})
+    config = getattr(transformers, f"{kind}{text}Config")(**{**_SIZES, **changes, **others})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
     with torch.no_grad():
@@ -120,7 +168,7 @@ def decoder_model(name: str, folder: Path) -> Any:
                 tensor.uniform_(-1, 0.5)
             elif tensor.dim() > 1 or "sinks" in parameter_name:
                 tensor.normal_(0, 0.12)
-            elif "norm" in parameter_name:
+            elif "norm" in parameter_name or parameter_name.endswith(_FACTORS):
                 tensor.normal_(float(tensor.mean()), 0.2)
     model.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from tests.support.checkpoints import Tensors, formula, write_checkpoint
+from tests.support.gemma_tokenizer import write_gemma_tokenizer
 from tests.support.packers import pack_low_first
+from tests.support.published_shapes import (
+    Config,
+    Shapes,
+    decoder,
+    delta_net,
+    gemma,
+    gemma4,
+    latent,
+    olmo,
+    phi,
+)
 
 MODELS = Path(__file__).parents[1] / "golden" / "arch" / "models"
-
-Config = dict[str, Any]
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 _COMMON: Config = {
     "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -52,6 +60,9 @@ _DELTA_NET: Config = {
     "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "intermediate_size": 96,
 }  # fmt: skip
+_QWEN_TOKENS: Config = {
+    **_COMMON, "vocab_size": 640, "bos_token_id": None, "eos_token_id": 538,
+}  # fmt: skip
 _QWEN_EXPERTS: Config = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
@@ -75,12 +86,14 @@ class Published:
 
     config     config.json, or the part of it that is about the text
     shapes     config -> name and shape of every tensor
-    tokenizer  name of the recorded model whose tokenizer it gets
+    tokenizer  name of the recorded model whose tokenizer it gets; "" for one in Gemma 4's form
     edit       what is done to the tensors before they are written
     around     the rest of a config.json whose text_config is `config`; None: `config` is all of it
     prefix     of all names
     extra      name and shape of tensors that have no prefix
     cutting    pre-tokenizer that takes the place of the recorded one's; "" for none
+    generation generation_config.json
+    tokenizer_class  that of the recorded one in tokenizer_config.json is replaced; "" for as it is
     """
 
     config: Config
@@ -91,185 +104,8 @@ class Published:
     prefix: str = ""
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cutting: str = ""
-
-
-def _mlp(prefix: str, width: int, hidden: int, names: tuple[str, str, str]) -> Shapes:
-    gate, up, down = names
-    yield f"{prefix}.{gate}.weight", (width, hidden)
-    yield f"{prefix}.{up}.weight", (width, hidden)
-    yield f"{prefix}.{down}.weight", (hidden, width)
-
-
-_PROJ = ("gate_proj", "up_proj", "down_proj")
-
-
-def _ends(config: Config) -> Shapes:
-    vocab, hidden = config["vocab_size"], config["hidden_size"]
-    yield "model.embed_tokens.weight", (vocab, hidden)
-    yield "model.norm.weight", (hidden,)
-    if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (vocab, hidden)
-
-
-def _mtp(prefix: str, hidden: int) -> Shapes:
-    """Yield what an MTP layer has besides the rest, without embeddings and output matrix, as in GLM-4.6."""
-    yield f"{prefix}.eh_proj.weight", (hidden, 2 * hidden)
-    for norm in ("enorm", "hnorm", "shared_head.norm"):
-        yield f"{prefix}.{norm}.weight", (hidden,)
-
-
-def _experts(prefix: str, config: Config) -> Shapes:
-    hidden, width = config["hidden_size"], config["moe_intermediate_size"]
-    yield f"{prefix}.gate.weight", (config["n_routed_experts"], hidden)
-    yield f"{prefix}.gate.e_score_correction_bias", (config["n_routed_experts"],)
-    for expert in range(config["n_routed_experts"]):
-        yield from _mlp(f"{prefix}.experts.{expert}", width, hidden, _PROJ)
-    yield from _mlp(f"{prefix}.shared_experts", config["n_shared_experts"] * width, hidden, _PROJ)
-
-
-def latent(config: Config) -> Shapes:
-    """Yield the tensors of a relative of DeepSeek V3."""
-    yield from _ends(config)
-    heads, hidden, q_lora = config["num_attention_heads"], config["hidden_size"], config["q_lora_rank"]
-    nope, rope, value = (config[f"{part}_head_dim"] for part in ("qk_nope", "qk_rope", "v"))
-    kv_lora, n_layers = config["kv_lora_rank"], config["num_hidden_layers"]
-    kinds = config.get("indexer_types")
-    for layer in range(n_layers + config.get("num_nextn_predict_layers", 0)):
-        prefix = f"model.layers.{layer}"
-        attention = f"{prefix}.self_attn"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        if q_lora is None:
-            yield f"{attention}.q_proj.weight", (heads * (nope + rope), hidden)
-        else:
-            yield f"{attention}.q_a_proj.weight", (q_lora, hidden)
-            yield f"{attention}.q_a_layernorm.weight", (q_lora,)
-            yield f"{attention}.q_b_proj.weight", (heads * (nope + rope), q_lora)
-        yield f"{attention}.kv_a_proj_with_mqa.weight", (kv_lora + rope, hidden)
-        yield f"{attention}.kv_a_layernorm.weight", (kv_lora,)
-        yield f"{attention}.kv_b_proj.weight", (heads * (nope + value), kv_lora)
-        yield f"{attention}.o_proj.weight", (hidden, heads * value)
-        if kinds is not None and (layer >= len(kinds) or kinds[layer] == "full"):
-            n_heads, n_cols = config["index_n_heads"], config["index_head_dim"]
-            yield f"{attention}.indexer.wq_b.weight", (n_heads * n_cols, q_lora)
-            yield f"{attention}.indexer.wk.weight", (n_cols, hidden)
-            yield f"{attention}.indexer.k_norm.weight", (n_cols,)
-            yield f"{attention}.indexer.k_norm.bias", (n_cols,)
-            yield f"{attention}.indexer.weights_proj.weight", (n_heads, hidden)
-        if "n_routed_experts" not in config or layer < config["first_k_dense_replace"]:
-            yield from _mlp(f"{prefix}.mlp", config["intermediate_size"], hidden, _PROJ)
-        else:
-            yield from _experts(f"{prefix}.mlp", config)
-        if layer >= n_layers:
-            yield from _mtp(prefix, hidden)
-
-
-def decoder(config: Config) -> Shapes:
-    """Yield the tensors of an ordinary decoder: Mistral, GLM-4.6, MiniMax-M2."""
-    yield from _ends(config)
-    heads, kv_heads, hidden = (config[key] for key in (
-        "num_attention_heads", "num_key_value_heads", "hidden_size",
-    ))  # fmt: skip
-    cols, n_layers = config["head_dim"] or hidden // heads, config["num_hidden_layers"]
-    for layer in range(n_layers + config.get("num_nextn_predict_layers", 0)):
-        prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        for part, rows in (("q", heads * cols), ("k", kv_heads * cols), ("v", kv_heads * cols)):
-            yield f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)
-            if config["attention_bias"]:
-                yield f"{prefix}.self_attn.{part}_proj.bias", (rows,)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * cols)
-        if config.get("use_qk_norm"):
-            every = config.get("qk_norm_type") == "per_layer"
-            yield f"{prefix}.self_attn.q_norm.weight", (heads * cols if every else cols,)
-            yield f"{prefix}.self_attn.k_norm.weight", (kv_heads * cols if every else cols,)
-        if "num_local_experts" in config:
-            block = f"{prefix}.block_sparse_moe"
-            yield f"{block}.gate.weight", (config["num_local_experts"], hidden)
-            yield f"{block}.e_score_correction_bias", (config["num_local_experts"],)
-            for expert in range(config["num_local_experts"]):
-                width = config["intermediate_size"]
-                yield from _mlp(f"{block}.experts.{expert}", width, hidden, ("w1", "w3", "w2"))
-        elif layer < config.get("first_k_dense_replace", n_layers):
-            yield from _mlp(f"{prefix}.mlp", config["intermediate_size"], hidden, _PROJ)
-        else:
-            yield from _experts(f"{prefix}.mlp", config)
-        if layer >= n_layers:
-            yield from _mtp(prefix, hidden)
-
-
-def gemma(config: Config) -> Shapes:
-    """Yield the tensors of a Gemma 3: an ordinary decoder with norms behind attention and block."""
-    for name, shape in decoder(config):
-        yield name, shape
-        if name.endswith(".post_attention_layernorm.weight"):
-            for norm in ("pre", "post"):
-                yield name.replace("post_attention", f"{norm}_feedforward"), shape
-
-
-def delta_net(config: Config) -> Shapes:
-    """Yield the tensors of a Qwen3-Next or a Qwen 3.5, with experts or without, and of its MTP layer."""
-    yield from _ends(config)
-    hidden, keys = config["hidden_size"], config["linear_num_key_heads"] * config["linear_key_head_dim"]
-    heads = config["linear_num_value_heads"]
-    values = heads * config["linear_value_head_dim"]
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
-        net = f"{prefix}.linear_attn"
-        if (layer + 1) % config["full_attention_interval"] == 0:
-            yield from _gated_layer(prefix, config)
-            continue
-        if config["model_type"] == "qwen3_next":
-            yield f"{net}.in_proj_qkvz.weight", (2 * keys + 2 * values, hidden)
-            yield f"{net}.in_proj_ba.weight", (2 * heads, hidden)
-        else:
-            yield f"{net}.in_proj_qkv.weight", (2 * keys + values, hidden)
-            yield f"{net}.in_proj_z.weight", (values, hidden)
-            yield f"{net}.in_proj_b.weight", (heads, hidden)
-            yield f"{net}.in_proj_a.weight", (heads, hidden)
-        yield f"{net}.conv1d.weight", (2 * keys + values, 1, config["linear_conv_kernel_dim"])
-        yield f"{net}.dt_bias", (heads,)
-        yield f"{net}.A_log", (heads,)
-        yield f"{net}.norm.weight", (config["linear_value_head_dim"],)
-        yield f"{net}.out_proj.weight", (hidden, values)
-        yield from _after_attention(prefix, config)
-    yield "mtp.fc.weight", (hidden, 2 * hidden)
-    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        yield f"mtp.{norm}.weight", (hidden,)
-    yield from _gated_layer("mtp.layers.0", config)
-
-
-def _gated_layer(prefix: str, config: Config) -> Shapes:
-    """Yield the tensors of a layer whose queries have a gate beside them."""
-    hidden, cols = config["hidden_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * cols, config["num_key_value_heads"] * cols
-    for part, shape in (
-        ("q_proj", (2 * queries, hidden)), ("k_proj", (keys, hidden)), ("v_proj", (keys, hidden)),
-        ("o_proj", (hidden, queries)), ("q_norm", (cols,)), ("k_norm", (cols,)),
-    ):  # fmt: skip
-        yield f"{prefix}.self_attn.{part}.weight", shape
-    yield from _after_attention(prefix, config)
-
-
-def _after_attention(prefix: str, config: Config) -> Shapes:
-    """Yield the norms of a layer, and its dense block or its experts, stacked or one by one."""
-    hidden, mlp = config["hidden_size"], f"{prefix}.mlp"
-    yield f"{prefix}.input_layernorm.weight", (hidden,)
-    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-    if "num_experts" not in config:
-        yield from _mlp(mlp, config["intermediate_size"], hidden, _PROJ)
-        return
-    n_experts, width = config["num_experts"], config["moe_intermediate_size"]
-    yield f"{mlp}.gate.weight", (n_experts, hidden)
-    if config["model_type"] == "qwen3_next":
-        for expert in range(n_experts):
-            yield from _mlp(f"{mlp}.experts.{expert}", width, hidden, _PROJ)
-    else:
-        yield f"{mlp}.experts.gate_up_proj", (n_experts, 2 * width, hidden)
-        yield f"{mlp}.experts.down_proj", (n_experts, hidden, width)
-    yield from _mlp(f"{mlp}.shared_expert", config["shared_expert_intermediate_size"], hidden, _PROJ)
-    yield f"{mlp}.shared_expert_gate.weight", (1, hidden)
+    generation: Config | None = None
+    tokenizer_class: str = ""
 
 
 def _beside_vision(tensors: Tensors) -> Tensors:
@@ -292,6 +128,32 @@ def _with_int4_experts(tensors: Tensors) -> Tensors:
         packed[f"{name}_scale"] = scale[..., 0]
         packed[f"{name}_shape"] = np.array(weight.shape, np.int64)
     return packed
+
+
+def _gemma4(sizes: Config, kind: str = "Gemma4", generation: Config | None = None) -> Published:
+    """Return a Gemma 4 of these sizes, beside a vision part."""
+    config = {
+        "model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
+        "sliding_window": 16, "vocab_size": 515, "vocab_size_per_layer_input": 515, "rms_norm_eps": 1e-6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "max_position_embeddings": 4096, "tie_word_embeddings": True, "attention_bias": False,
+        "attention_k_eq_v": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": False, "use_double_wide_mlp": False, "num_global_key_value_heads": None,
+        "moe_intermediate_size": None, "num_experts": None, "top_k_experts": None,
+        "final_logit_softcapping": 30.0, "torch_dtype": "bfloat16", "bos_token_id": 2, "eos_token_id": 1,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                               "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }, **sizes,
+    }  # fmt: skip
+    around = {"architectures": [f"{kind}ForConditionalGeneration"], "model_type": "gemma4",
+              "eos_token_id": [1, 8], "bos_token_id": 2,
+              "vision_config": {"model_type": "gemma4_vision"}}  # fmt: skip
+    extra = {"model.vision_tower.patch_embedder.input_proj.weight": (4, 4),
+             "model.embed_vision.embedding_projection.weight": (4, 4)}  # fmt: skip
+    return Published(config, gemma4, "", _beside_vision, around=around, extra=extra, generation=generation)
 
 
 _VISION = {"vision_tower.patch_embed.weight": (4, 4), "multi_modal_projector.linear_1.weight": (4, 4)}
@@ -370,6 +232,63 @@ PUBLISHED: Mapping[str, Published] = {
                 "vision_config": {"model_type": "siglip_vision_model"}},
         prefix="language_model.", extra=_VISION,
     ),
+    "gemma-4": _gemma4({
+        "num_attention_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    }),
+    "gemma-4-moe": _gemma4({
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True,
+        "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+    }),
+    "gemma-4-e": _gemma4({
+        "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    }),
+    "gemma-4-12b": _gemma4({"use_bidirectional_attention": "vision"}, "Gemma4Unified", {
+        "suppress_tokens": [1, 3, 6],
+    }),
+    "seed-oss": Published(
+        {**_QWEN_TOKENS, "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 32,
+         "num_key_value_heads": 2, "attention_bias": True, "attention_out_bias": False, "mlp_bias": False,
+         "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0},
+        decoder, "qwen3moe", cutting="seed-coder",
+    ),
+    "olmo-2": Published(
+        {**_QWEN_TOKENS, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2",
+         "head_dim": None, "rope_theta": 500000},
+        olmo, "qwen3moe", cutting="dbrx",
+    ),
+    "olmo-3": Published(
+        {**_QWEN_TOKENS, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "head_dim": None,
+         "num_hidden_layers": 4, "sliding_window": 16, "rope_theta": 500000,
+         "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512,
+                          "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.2079441541679836}},
+        olmo, "qwen3moe", cutting="dbrx",
+    ),
+    "phi-4": Published(
+        {**_QWEN_TOKENS, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "head_dim": None,
+         "num_key_value_heads": 2, "sliding_window": None, "original_max_position_embeddings": 4096,
+         "rope_theta": 250000, "partial_rotary_factor": 1.0},
+        phi, "qwen3moe", cutting="dbrx", tokenizer_class="GPT2Tokenizer",
+    ),
+    "phi-4-mini": Published(
+        {**_QWEN_TOKENS, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "head_dim": None,
+         "num_key_value_heads": 2, "sliding_window": 262144, "original_max_position_embeddings": 256,
+         "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
+         "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+                          "long_factor": [1.0, 1.5, 3.0, 8.0, 20.0, 40.0]}},
+        phi, "qwen3moe", cutting="dbrx", tokenizer_class="GPT2Tokenizer",
+    ),
+    "ministral-3": Published(
+        {**_COMMON, "model_type": "ministral3", "head_dim": 32, "num_key_value_heads": 2,
+         "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "yarn", "type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+                             "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+        decoder, "llama-r1-distill",
+        around={"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+                "tie_word_embeddings": True, "vision_config": {"model_type": "pixtral"}},
+        prefix="language_model.", extra=_VISION,
+    ),
     "qwen3-next": Published(
         {**_DELTA_NET, **_QWEN_EXPERTS, "architectures": ["Qwen3NextForCausalLM"],
          "model_type": "qwen3_next", "partial_rotary_factor": 0.25, "rope_theta": 10000000,
@@ -403,10 +322,16 @@ PUBLISHED: Mapping[str, Published] = {
 """Models by name: what the recorded ones lack."""
 
 
+_STAY_NULL = ("q_lora_rank", "num_global_key_value_heads", "moe_intermediate_size")
+"""Keys that config.json says null for; llama.cpp's converter asks for them."""
+
+
 def write(name: str, folder: Path) -> Path:
     """Write the checkpoint called `name` in PUBLISHED to a folder, and return that."""
     model = PUBLISHED[name]
-    config = {key: value for key, value in model.config.items() if value is not None or key == "q_lora_rank"}
+    config = {
+        key: value for key, value in model.config.items() if value is not None or key in _STAY_NULL
+    }
     tensors: Tensors = {}
     for seed, (tensor, shape) in enumerate(model.shapes(model.config)):
         values = formula(shape, seed)
@@ -418,9 +343,18 @@ def write(name: str, folder: Path) -> Path:
     tensors |= {tensor: formula(shape, 1) for tensor, shape in model.extra.items()}
     whole = config if model.around is None else {**model.around, "text_config": config}
     write_checkpoint(folder, whole, tensors)
+    if model.generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(model.generation))
+    if not model.tokenizer:
+        write_gemma_tokenizer(folder)
+        return folder
     for path in (MODELS / model.tokenizer).iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             shutil.copy(path, folder / path.name)
+    if model.tokenizer_class:
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text()) | {"tokenizer_class": model.tokenizer_class}
+        path.write_text(json.dumps(settings))
     if model.cutting:
         _cut_as(model.cutting, folder / "tokenizer.json")
     return folder
@@ -435,6 +369,10 @@ def _cut_as(name: str, path: Path) -> None:
 
 
 CUTS = {
+    "dbrx": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "seed-coder": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }

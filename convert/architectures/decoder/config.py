@@ -6,7 +6,7 @@ file says what the model computes. A missing size without a default is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ class DecoderConfig:
     sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
     sliding_theta          base of their rotation, which is not stretched; None where it is the model's
     unrotated_layers       layers that rotate nothing
-    attention_scale        scores are divided by the root of it; None: of head_dim
+    attention_scale        what scores are multiplied by; None: one over the root of head_dim
+    sharpness              s and n: the scores of the token at position p are multiplied by
+                           1 + s ln(1 + floor(p / n)); None for nothing
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
@@ -64,7 +66,8 @@ class DecoderConfig:
     sliding_layers: tuple[int, ...] = ()
     sliding_theta: float | None = None
     unrotated_layers: tuple[int, ...] = ()
-    attention_scale: int | None = None
+    attention_scale: float | None = None
+    sharpness: tuple[float, int] | None = None
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -181,6 +184,35 @@ def gemma_attention_scale(config: DecoderConfig) -> int:
     if config.num_hidden_layers == 62:
         return config.hidden_size // config.num_attention_heads
     return config.head_dim
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Values of layer_types."""
+
+
+def windows_of(read: ConfigReader, n_layers: int, default: Callable[[int], bool]) -> tuple[int, ...]:
+    """Return the layers that have a window, by layer_types; where that is missing, as `default` says."""
+    kinds = read.raw.get("layer_types")
+    if kinds is None:
+        return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if default(layer))
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {SLIDING, FULL}:
+        raise read.bad("layer_types", f"{SLIDING!r} or {FULL!r} for each of the {n_layers} layers")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
+
+
+def rotations_by_kind(raw: Mapping[str, Any], path: str | Path) -> tuple[float | None, dict[str, Any]]:
+    """Return theta of layers with a window, and config.json's keys about the rotation of the others.
+
+    transformers 5 has both in rope_parameters, by kind of layer; None and nothing where it has not.
+    """
+    parameters = raw.get("rope_parameters")
+    if not isinstance(parameters, dict) or FULL not in parameters:
+        return None, {}
+    local = parameters.get(SLIDING)
+    read = ConfigReader(local if isinstance(local, dict) else {}, path, f"rope_parameters.{SLIDING}.")
+    read.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
+    whole = {"rope_theta": 1e6, **(parameters[FULL] or {})}
+    return read.number("rope_theta", 10000.0), {"rope_parameters": whole}
 
 
 def window_fields(read: ConfigReader) -> dict[str, Any]:

@@ -33,20 +33,21 @@ def decoder(
 
 def decoder_notes(config: DecoderConfig) -> tuple[str, ...]:
     """Return a note for each way in which llama.cpp computes something else than the original."""
-    return tuple(note for note in (_window_note(config), *_rope_notes(config.rope)) if note)
+    return (*window_notes(config), *_rope_notes(config.rope))
 
 
-def _window_note(config: DecoderConfig) -> str | None:
+def window_notes(config: DecoderConfig) -> tuple[str, ...]:
+    """Return a note for windows that llama.cpp leaves out."""
     window = config.sliding_window
     if window is None or not config.sliding_layers or window >= config.max_position_embeddings:
-        return None
+        return ()
     return (
         f"{len(config.sliding_layers)} layers of the original see the last {window} positions; the file has"
-        " no place for that, and llama.cpp lets them see all"
+        " no place for that, and llama.cpp lets them see all",
     )
 
 
-def _rope_notes(rope: RopeConfig) -> tuple[str | None, ...]:
+def _rope_notes(rope: RopeConfig) -> tuple[str, ...]:
     if rope.kind == "dynamic":
         return (
             "RoPE of type dynamic: the file says nothing of it, so beyond max_position_embeddings llama.cpp"

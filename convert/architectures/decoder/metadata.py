@@ -8,13 +8,13 @@ they leave open is read as what llama.cpp computes:
     scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
     sliding layers   the even ones of gpt-oss; other families have no window in their files
     unrotated layers every fourth of smollm3
-    windows, scores  of gemma3: see config.py
+    windows, scores  of gemma3: see config.py; windows of olmo2 without a pattern: all but every fourth layer
     truncate         false for gpt-oss, all of whose models say so
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,21 @@ DENSE_LAYERS = Key(keys.LEADING_DENSE_BLOCK_COUNT, _u32, lambda c, o: c.first_k_
 SHARED_EXPERTS = Key(keys.EXPERT_SHARED_COUNT, _u32, lambda c, o: c.num_shared_experts)
 EXPERT_SCALE = Key(keys.EXPERT_WEIGHTS_SCALE, _f32, lambda c, o: c.routed_scaling_factor)
 EXPERT_NORM = Key(keys.EXPERT_WEIGHTS_NORM, _bool, lambda c, o: c.norm_topk_prob)
+SLIDING_PATTERN = Key(
+    keys.SLIDING_WINDOW_PATTERN,
+    Value.bools,
+    lambda c, o: None
+    if c.sliding_window is None
+    else [layer in c.sliding_layers for layer in range(c.num_hidden_layers)],
+)
 SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
 VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)
+
+
+def with_sliding_theta(metadata: Sequence[Key]) -> tuple[Key, ...]:
+    """Return the keys with that of the rotation of layers with a window behind the one of the others."""
+    at = next(number for number, key in enumerate(metadata) if key.name == keys.ROPE_FREQ_BASE) + 1
+    return *metadata[:at], Key(keys.ROPE_FREQ_BASE_SWA, _f32, lambda c, o: c.sliding_theta), *metadata[at:]
 
 
 _SIGMOID = ("glm4moe", "minimax-m2")
@@ -145,7 +158,8 @@ def read_decoder(
         **_expert_fields(hparams),
         num_nextn_predict_layers=n_mtp,
     )
-    return _with_gemma(config, hparams) if architecture == "gemma3" else config
+    change = _CHANGES.get(architecture)
+    return config if change is None else change(config, hparams)
 
 
 def _with_gemma(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
@@ -156,8 +170,46 @@ def _with_gemma(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
         sliding_window=window,
         sliding_layers=() if window is None else gemma_windows(config.num_hidden_layers),
         sliding_theta=hparams.number("rope_freq_base_swa", 10000.0),
-        attention_scale=gemma_attention_scale(config),
+        attention_scale=gemma_attention_scale(config) ** -0.5,
     )
+
+
+def _with_windows(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
+    """Return the configuration with the windows of an OLMo 3."""
+    window, n_layers = hparams.size("sliding_window", 0) or None, config.num_hidden_layers
+    pattern = hparams.sliding_window_pattern or tuple(bool((layer + 1) % 4) for layer in range(n_layers))
+    if window is None:
+        return config
+    return replace(
+        config,
+        sliding_window=window,
+        sliding_layers=tuple(layer for layer in range(n_layers) if pattern[layer : layer + 1] == (True,)),
+        sliding_theta=hparams.rope_freq_base_swa,
+    )
+
+
+def _with_sharpness(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
+    """Return the configuration with what YaRN and positions do to the scores of a Ministral 3."""
+    grows, rope = hparams.temperature_scale, config.rope
+    rope = replace(rope, mscale=1.0, mscale_all_dim=hparams.rope_scaling_yarn_log_multiplier)
+    sharpness = (grows, rope.original_context) if grows and rope.original_context else None
+    return replace(config, rope=rope, sharpness=sharpness)
+
+
+def _with_long_rope(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
+    """Return the configuration with the rotation of a Phi 3 or 4, whose divisors are tensors."""
+    factor = hparams.rope_scaling_attn_factor
+    rope = replace(config.rope, kind="default" if factor is None else "longrope", attention_factor=factor)
+    return replace(config, rope=rope)
+
+
+_CHANGES: Mapping[str, Callable[[DecoderConfig, HParams], DecoderConfig]] = {
+    "gemma3": _with_gemma,
+    "olmo2": _with_windows,
+    "mistral3": _with_sharpness,
+    "phi3": _with_long_rope,
+}
+"""What some architectures have besides, by their names."""
 
 
 def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.residual import RMSNorm
+from forward.layers.residual import UNNORMED, Norm, RMSNorm, unit_rows
 from forward.layers.rope import Rotation
 from forward.observe import Observer, watch
 
@@ -36,7 +36,10 @@ class HeadSizes:
     rotated              columns of a head that are rotated, the first ones
     eps                  of all norms
     gated                whether heads have gates
-    scale                scores are divided by the root of it; None: of head_dim
+    scale                what scores are multiplied by; None: one over the root of head_dim
+    normed               whether the hidden states are normed before
+    fused                whether one matrix has the rows of queries, keys and values
+    unit_values          whether values are normed, without a weight
     """
 
     hidden: int
@@ -46,7 +49,10 @@ class HeadSizes:
     rotated: int
     eps: float
     gated: bool = False
-    scale: int | None = None
+    scale: float | None = None
+    normed: bool = True
+    unit_values: bool = False
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,15 +87,18 @@ class SharedKeyAttention:
     sinks           float32 (n_heads,), None for none
     window          positions that are seen, the token's own with them; None for all
     post_norm       of what the layer adds; None for none
+    sharpness       float32 (n_positions,): what scores are multiplied by, too; None for nothing
+    k               makes the keys; None where they are another layer's
+    v               makes the values; None where they are what k makes, before its norm
     half_cache      whether keys and values are rounded as in llama.cpp's cache
     """
 
     sizes: HeadSizes
     rotate: Rotation | None
-    norm: RMSNorm
-    q: Projection
-    k: Projection
-    v: Projection
+    norm: Norm
+    q: Projection  # of queries, or of queries, keys and values
+    k: Projection | None
+    v: Projection | None
     output: Projection
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
@@ -97,6 +106,7 @@ class SharedKeyAttention:
     window: int | None
     half_cache: bool = False
     post_norm: RMSNorm | None = None
+    sharpness: torch.Tensor | None = None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
@@ -108,17 +118,54 @@ class SharedKeyAttention:
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Attend within one chunk; return what it adds, float32 (n_tokens, hidden_size)."""
-        dtype, sizes = self.output.weight.dtype, self.sizes
-        x = self.norm(hidden).to(dtype)
-        observer.rows((self.q.name, self.k.name, self.v.name), x)
-        query = self.q.heads(x, observer, sizes.n_heads)
+        x = self.normed(hidden, observer)
+        query, key, value = self.heads(x, observer)
+        assert key is not None
+        assert value is not None
+        return self.attend(query, *self.keys_and_values(key, value), observer)
+
+    def normed(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return what the matrices of queries, keys and values multiply."""
+        x = self.norm(hidden).to(self.output.weight.dtype)
+        observer.rows(tuple(each.name for each in (self.q, self.k, self.v) if each is not None), x)
+        return x
+
+    def heads(
+        self, x: torch.Tensor, observer: Observer
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return what the matrices make of `x`, (n_tokens, n_heads, n_cols) each; None for keys of others."""
+        n_heads, n_kv_heads = self.sizes.n_heads, self.sizes.n_kv_heads
+        if self.sizes.fused:
+            every = self.q.heads(x, observer, n_heads + 2 * n_kv_heads)
+            query, key, value = every.split((n_heads, n_kv_heads, n_kv_heads), 1)
+            return query, key, value
+        query = self.q.heads(x, observer, n_heads)
+        if self.k is None:
+            return query, None, None
+        key = self.k.heads(x, observer, n_kv_heads)
+        return query, key, key if self.v is None else self.v.heads(x, observer, n_kv_heads)
+
+    def keys_and_values(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, normed and rotated, and values, both (n_tokens, n_kv_heads, head_dim)."""
+        dtype = value.dtype
+        if self.sizes.unit_values:
+            value = unit_rows(value, self.sizes.eps).to(dtype)
+        key = self._rotated(_normed(key, self.k_norm)).to(dtype)
+        return (round_f16(key), round_f16(value)) if self.half_cache else (key, value)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, observer: Observer
+    ) -> torch.Tensor:
+        """Attend to keys and values; return what the layer adds, float32 (n_tokens, hidden_size).
+
+        query  as `heads` has it, with its gate
+        """
+        sizes, dtype = self.sizes, value.dtype
         gate = query[..., sizes.head_dim :].flatten(1)
-        query = _normed(query[..., : sizes.head_dim], self.q_norm)
-        key = _normed(self.k.heads(x, observer, sizes.n_kv_heads), self.k_norm)
-        value = self.v.heads(x, observer, sizes.n_kv_heads)
-        query, key = self._rotated(query).to(dtype), self._rotated(key).to(dtype)
-        if self.half_cache:
-            key, value = round_f16(key), round_f16(value)
+        query = self._rotated(_normed(query[..., : sizes.head_dim], self.q_norm))
+        if self.sharpness is not None:
+            query = query * self.sharpness[: len(query), None, None]
+        query = query.to(dtype)
         values = self._attend(query, key, value)
         if sizes.gated:
             values = values * torch.sigmoid(gate)
@@ -181,7 +228,7 @@ class SharedKeyAttention:
         """
         n_queries, n_kv_heads, group, n_cols = query.shape
         rows = query.permute(1, 2, 0, 3).reshape(n_kv_heads, group * n_queries, n_cols)
-        scores = torch.bmm(rows, key.permute(1, 2, 0)) * (self.sizes.scale or n_cols) ** -0.5
+        scores = torch.bmm(rows, key.permute(1, 2, 0)) * (self.sizes.scale or n_cols**-0.5)
         scores = scores.unflatten(1, (group, n_queries)) + unseen
         if self.sinks is None:
             shares = torch.softmax(scores, -1)
@@ -203,9 +250,18 @@ def _normed(heads: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
 
 
 def load_shared_key_attention(
-    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation | None, window: int | None
+    load: Loader,
+    layer: int,
+    sizes: HeadSizes,
+    rotate: Rotation | None,
+    window: int | None,
+    *,
+    own_keys: bool = True,
 ) -> SharedKeyAttention:
-    """Read the attention of a layer; biases, norms and sinks where the model has them."""
+    """Read the attention of a layer; biases, norms and sinks where the model has them.
+
+    own_keys  whether it makes keys and values
+    """
     name = f"blk.{layer}"
     q_rows, kv_rows = sizes.n_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
 
@@ -220,14 +276,20 @@ def load_shared_key_attention(
         n_cols = n_rows if load.tensor(weight).shape[-1] == n_rows else sizes.head_dim
         return RMSNorm(load.float32(weight, n_cols), sizes.eps)
 
+    has_keys = own_keys and not sizes.fused
+    keys_are_values = sizes.unit_values and not load.has(f"{name}.attn_v.weight")
     sinks = f"{name}.attn_sinks.weight"
     return SharedKeyAttention(
         sizes=sizes,
         rotate=rotate,
-        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps),
-        q=projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
-        k=projection("attn_k", kv_rows, sizes.hidden),
-        v=projection("attn_v", kv_rows, sizes.hidden),
+        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps)
+        if sizes.normed
+        else UNNORMED,
+        q=projection("attn_qkv", q_rows + 2 * kv_rows, sizes.hidden)
+        if sizes.fused
+        else projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
+        k=projection("attn_k", kv_rows, sizes.hidden) if has_keys else None,
+        v=projection("attn_v", kv_rows, sizes.hidden) if has_keys and not keys_are_values else None,
         output=projection("attn_output", sizes.hidden, q_rows),
         q_norm=norm_of("attn_q_norm", q_rows),
         k_norm=norm_of("attn_k_norm", kv_rows),

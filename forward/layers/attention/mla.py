@@ -304,17 +304,8 @@ def load_latent_attention(
         output=load.matrix(f"{name}.attn_output.weight", hidden, model.n_heads * model.value),
         indexer=indexer,
         rounding=_rounding(load, name, model.nope) if load.half_cache else None,
-        sharpness=_sharpness(model, rotate),
+        sharpness=rotate.sharpness(model.sharpness),
     )
-
-
-def _sharpness(model: LatentModel, rotate: Rotation) -> torch.Tensor | None:
-    """Compute what the scores of every position are multiplied by; None for a model that doesn't do so."""
-    if model.sharpness is None:
-        return None
-    scale, length = model.sharpness
-    whole = torch.arange(len(rotate.turns), device=rotate.turns.device) // length
-    return 1 + scale * torch.log1p(whole.float())
 
 
 def _rounding(load: Loader, name: str, nope: int) -> AttentionRounding:

@@ -278,7 +278,7 @@ def test_a_small_disk_is_refused_before_anything_is_computed(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 1 << 20))
     with pytest.raises(
-        OutputError, match=r"out\.work/backward\.work: 0\.0 GB free on this disk, expected 0\.0 GB"
+        OutputError, match=r"out\.work/backward\.work: hidden states and gradients need .* use fewer chunks"
     ):
         collect(model, tmp_path / "out")
     assert not list(tmp_path.glob("out.work/forward.work/hidden.*"))

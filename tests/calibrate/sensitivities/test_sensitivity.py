@@ -143,6 +143,33 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     assert 0.7 < losses.tensors["output.weight"].by_type["Q4_0"] / _damage_of_output(models[0]) < 1.4
 
 
+@pytest.mark.usefixtures("random_tokens")
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-experts", "gemma4-small"])
+def test_damages_of_a_gemma_are_those_of_the_whole_models_gradients(
+    name: str, tmp_path: Path, text: Path
+) -> None:
+    """Their logits are bounded, and their embeddings scaled, and the output matrix, too."""
+    torch.set_num_threads(1)
+    decoder_model(name, tmp_path / "hf")
+    losses = calibrate.sensitivity(tmp_path / "hf", text, tmp_path / "losses.json", EVERYTHING)
+    models = by_chunk(tmp_path / "hf", drawn_labels(tmp_path / "hf", tmp_path / "gradients")["labels"])
+    layer = "model.layers.5"
+    paths = {"attn_q": f"{layer}.self_attn.q_proj.weight", "ffn_down": f"{layer}.mlp.down_proj.weight"}
+    if name == "gemma4-small":
+        paths |= {"inp_gate": f"{layer}.per_layer_input_gate.weight"}
+    if name == "gemma4-experts":
+        paths |= {"ffn_gate_up_exps": f"{layer}.experts.gate_up_proj"}
+    for ours, path in paths.items():
+        weights = models[0].get_parameter(path).detach().numpy()
+        errors = stock_errors(weights.reshape(-1, weights.shape[-1]), "Q8_0", None).reshape(weights.shape)
+        total = 0.0
+        for model in models:
+            moved = (errors * model.get_parameter(path).grad.double().numpy()).sum(-1)
+            total += 0.5 * float(np.square(moved).sum()) / CHUNKS.size
+        assert losses.tensors[f"blk.5.{ours}.weight"].by_type["Q8_0"] == pytest.approx(total, rel=1e-3), ours
+    assert losses.tensors["token_embd.weight"].by_type["Q8_0"] > 0
+
+
 def _damage_of_output(model: Any) -> float:
     """Return the damage of the output matrix as Q4_0, by all probabilities instead of one label."""
     weights = model.lm_head.weight.detach().numpy()

@@ -81,7 +81,7 @@ def test_a_plan_writes_nothing(texts: Path, capsys: pytest.CaptureFixture[str]) 
     names = [line.split()[1] for line in lines[1:-1]]
     assert names == ["importances", "losses", "Q8_0", "3.4bpw", "divergence", "card", "checksums"]
     assert " 11.90 MiB  " in lines[3]
-    assert lines[-1].startswith("7 of 7 steps are left: less than a minute on ")
+    assert lines[-1].startswith("7 of 7 steps are left: less than a minute with ")
     assert sorted(path.name for path in texts.rglob("*")) == before
 
 
@@ -90,7 +90,7 @@ def test_a_plan_writes_nothing(texts: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["-o", str(EXAMPLE)], "is the model's own folder"),
         (["-o", "cal.txt"], "is a file, expected a folder"),
-        (["-o", "out", "--evaluate", "none.txt"], "none.txt: no such file"),
+        (["-o", "out", "--evaluate", "none.txt"], "none.txt: can't be read"),
         (["-o", "out", "--name", "a/b"], "expected the beginning of a file's name"),
         (["-o", "out", "--base-model", "tiny"], "expected OWNER/NAME"),
     ],
@@ -126,8 +126,32 @@ def test_another_text_is_refused(texts: Path, capsys: pytest.CaptureFixture[str]
     before = contents(texts / "out")
     (texts / "cal.txt").write_bytes(calibration_text()[30_000:50_000])
     assert gguf_cli.main.main(words("F16", "-o", "out", "-q")) == 1
-    assert "was begun with another text" in capsys.readouterr().err
+    assert "imatrix.gguf: was begun with another text: " in (err := capsys.readouterr().err)
+    assert f"{texts / 'cal.txt'} has changed since; name another folder" in err
     assert contents(texts / "out") == before
+
+
+def test_another_model_is_refused_in_words(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gguf_cli.main.main(words("F16", "-o", "out", "-q", "--name", "lite")) == 0
+    before = contents(texts / "out")
+    other = EXAMPLE.with_name("small-llama")
+    again = ["cook", str(other), *words("Q8_0", "-o", "out", "-q", "--calibrate")[2:]]
+    assert gguf_cli.main.main(again) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f" out: holds what was made of {EXAMPLE}, and this run is for {other}; name another" in line
+    assert contents(texts / "out") == before
+
+
+def test_ctrl_c_says_what_is_kept(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gguf_cli.cook.steps.write_card", stop)
+    assert gguf_cli.main.main(words("F16", "-o", "out", "-q")) == 130
+    said = capsys.readouterr().err
+    assert said.endswith("interrupted; 2 of 4 steps are done and kept: the same command resumes from there\n")
 
 
 def test_only_force_replaces_files_of_others(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:

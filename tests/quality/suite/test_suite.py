@@ -131,7 +131,7 @@ def classes(said: str) -> dict[str, str | bytes]:
         ({"s.yaml": "classes:\n  a: {texts: [a.txt, b*.md]}", "a.txt": "a"}, "line 2: .*b.*: no such file"),
         ({"s.yaml": "classes:\n  a: {texts: [t.jsonl, a.txt]}", "a.txt": "a", "t.jsonl": CHAT}, "say read:"),
         ({"s.yaml": "classes:\n  a: {texts: [[]]}"}, "line 2: classes.a.texts: expected a file or a list"),
-        ({"s.yaml": "title: x", "a.txt": b"ab\xff"}, "a.txt: not a text in UTF-8 .* at byte 2"),
+        ({"s.yaml": "title: x", "a.txt": b"ab\xff"}, "a.txt: not UTF-8 at byte 2; expected a text"),
         ({"s.yaml": "title: x", "a.txt": " \n"}, "a.txt: is empty, expected a text of class 'a'"),
         ({"s.yaml": "title: x", "a.txt": "a", "a.md": "a"}, "a.txt: another class 'a' is .*a.md"),
         ({"s.yaml": "title: x"}, "e.yaml: no texts"),

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.arrange import plus_one
 from convert.architectures.decoder.config import (
@@ -18,17 +17,16 @@ from convert.architectures.decoder.config import (
     decoder_fields,
     gemma_attention_scale,
     gemma_windows,
+    rotations_by_kind,
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.metadata import COMMON, SLIDING_WINDOW
+from convert.architectures.decoder.metadata import COMMON, SLIDING_WINDOW, with_sliding_theta
 from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer, layers
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Rule
 from convert.tokenizer.files import Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.format import keys
-from gguf_tools.format.values import Value
 
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -39,7 +37,8 @@ _DEFAULTS: Mapping[str, Any] = {
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Gemma 3."""
-    theta, rope = _rotations(raw, path)
+    stated, rope = rotations_by_kind(raw, path)
+    theta = ConfigReader(raw, path).number("rope_local_base_freq", 10000.0) if stated is None else stated
     read = with_defaults({**raw, **rope}, path, _DEFAULTS)
     why = "llama.cpp's gemma3 has none"
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -64,39 +63,33 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     )
     scale = gemma_attention_scale(config)
     read.fixed("query_pre_attn_scalar", scale, "llama.cpp's gemma3 divides scores by the root of this number")
-    return replace(config, attention_scale=scale)
+    return replace(config, attention_scale=scale**-0.5)
 
 
-def _rotations(raw: Mapping[str, Any], path: str | Path) -> tuple[float, dict[str, Any]]:
-    """Return theta of layers with a window, and config.json's keys about the rotation of the others.
-
-    transformers 5 has both in rope_parameters, by kind of layer.
-    """
-    parameters = raw.get("rope_parameters")
-    if not isinstance(parameters, dict) or "full_attention" not in parameters:
-        return ConfigReader(raw, path).number("rope_local_base_freq", 10000.0), {}
-    local = parameters.get("sliding_attention")
-    read = ConfigReader(local if isinstance(local, dict) else {}, path, "rope_parameters.sliding_attention.")
-    read.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    whole = {"rope_theta": 1e6, **(parameters["full_attention"] or {})}
-    return read.number("rope_theta", 10000.0), {"rope_parameters": whole}
-
-
-def _canonical_name(name: str) -> str:
+def text_name(name: str) -> str:
     """Return the name without what says that a vision part stands beside the text part."""
     return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
 
 
-def _drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
-    parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-    return INV_FREQ, Drop(lambda name: name.startswith(parts), "vision part; the file holds the text part")
+def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
+    """Return what a file of the text part leaves out."""
+    drop = Drop(
+        lambda name: name.removeprefix("model.").startswith(_OTHER_PARTS),
+        "part for images or sound; the file holds the text part",
+    )
+    return INV_FREQ, drop
+
+
+_OTHER_PARTS = (
+    "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "audio_tower.",
+    "embed_audio.",
+)  # fmt: skip
+"""Beginnings of names of weights that read images and sound."""
 
 
 def _norm(name: str, source: str) -> Rule:
     return in_layer(layers, f"{name}.weight", f"{source}.weight", "hidden_size", plus_one)
 
-
-_THETA = next(number for number, key in enumerate(COMMON) if key.name == keys.ROPE_FREQ_BASE)
 
 ARCHITECTURE = decoder(
     "Gemma3ForCausalLM",
@@ -111,14 +104,9 @@ ARCHITECTURE = decoder(
         _norm("post_ffw_norm", "post_feedforward_layernorm"),
         *dense_blocks(),
     ),
-    metadata=(
-        *COMMON[: _THETA + 1],
-        Key(keys.ROPE_FREQ_BASE_SWA, Value.f32, lambda c, o: c.sliding_theta),
-        *COMMON[_THETA + 1 :],
-        SLIDING_WINDOW,
-    ),
-    drops=_drops,
+    metadata=(*with_sliding_theta(COMMON), SLIDING_WINDOW),
+    drops=vision_drops,
     notes=lambda config, options: (),
-    canonical_name=_canonical_name,
+    canonical_name=text_name,
     quirks=Quirks(sentencepiece=True, space_prefix=False),
 )

@@ -1,0 +1,385 @@
+"""One refinement: the original's hidden states, steps downhill, and a file of the same types and size.
+
+    OUT.work/original.work  a forward pass of the original over the whole text, for the last hidden states
+    OUT.work/descent.work   where the scales have come, once a minute
+
+A run that was interrupted goes on from there, and makes the same file. The scales are written that were best
+on chunks held back. If no step was of use there, the scales stay as they were, and the run says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from calibrate.refine.descent import Descent, RefinedTensor
+from calibrate.refine.gradients import Original, Student
+from calibrate.refine.options import RefineOptions
+from calibrate.refine.scales import row_scales
+from calibrate.statistics.inputs import HoldoutSplit
+from forward.device import device_name, fast_products
+from forward.gradients.forward_backward import BACKWARD_WORK
+from forward.logits import Head
+from forward.observe import Silent
+from forward.open import ModelSource, open_model
+from forward.run import forward_pass
+from forward.text.quality import admit
+from forward.text.tokens import Text, read_text
+from forward.work import work_folder
+from forward.work.work_folder import WorkFolder, forget, run_identity
+from forward.workers import give_back, threads_for
+from gguf_tools.errors import BadRequest, ToolkitError
+from gguf_tools.files.inputs import gguf_inputs
+from gguf_tools.files.named_files import read_input
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
+from gguf_tools.progress import Reporter
+from quality.divergence import Estimate, mean_of
+from quantize.fill.encode import RowSources
+from quantize.fill.provenance import PROVENANCE_KEY
+from quantize.fill.sources import GGUFTensor, OpenSources, SourceTensor
+from quantize.importances.text_sketch import TextSketch
+from quantize.plan.decide import Decider, TensorPlan
+from quantize.plan.plan import Plan
+from quantize.prepare import Preparation, lay_out, parts_of
+from quantize.roles import tensor_role
+from quantize.run import Run
+from quantize.run_options import RunOptions
+
+REFINED_KEY = "gguf_tools.refine"
+"""Metadata key of a refined file: what decided its scales, a digest in hexadecimal."""
+
+_SAVE_SECONDS = 60.0
+
+_LOOKS = 8
+"""How many times the chunks that are held back are looked at while scales move."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What a refinement has done.
+
+    path      of the file; of a split set, of the first part
+    before    mean divergence on the chunks held back, before the first step
+    after     the same, of what was written
+    n_steps   steps that were made
+    best      step whose scales were written; 0: those of the file as it was
+    is_found  the file was there already, as asked, and nothing was measured
+    """
+
+    path: Path
+    before: Estimate | None = None
+    after: Estimate | None = None
+    n_steps: int = 0
+    best: int = 0
+    seconds: float = 0.0
+    is_found: bool = False
+
+    def lines(self) -> Iterator[str]:
+        """Tell what was done."""
+        if self.is_found or self.before is None or self.after is None:
+            yield f"{self.path}: is already there, as asked; --force makes it anew"
+            return
+        yield (
+            f"divergence from the original on chunks held back: KLD {self.before.value:.5f} +/-"
+            f" {self.before.error:.5f} before, {self.after.value:.5f} +/- {self.after.error:.5f} after"
+            f" {self.best} of {self.n_steps} steps"
+        )
+        if not self.best:
+            yield "note: no step was of use on chunks held back, so scales are as they were"
+        yield f"wrote {self.path} in {self.seconds:.1f} s"
+
+
+def run_refinement(
+    file: Path, original: Path, path: Path, output: Path, options: RefineOptions, report: Reporter
+) -> Refinement:
+    """Refine a file on the text at `path`; see `calibrate.refine.pipeline`."""
+    started = time.monotonic()
+    if options.forward.n_threads is not None:
+        torch.set_num_threads(options.forward.n_threads)
+    with ExitStack() as opened:
+        opened.enter_context(fast_products(device_name(options.forward.device)))
+        source = opened.enter_context(open_model(file))
+        base = opened.enter_context(open_model(original))
+        _refuse_strangers(source, base)
+        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
+        admit(text, str(path), report.tell, any_text=options.any_text)
+        run = _Run(source, base, text, output, options, report)
+        if not options.force and was_refined(output) == run.digest:
+            return Refinement(output, is_found=True)
+        if not is_unfinished(output):
+            refuse_to_replace([output], force=options.force)
+        tensors, best, n_steps = run.descend()
+        for each in (source, base):
+            each.watch.refuse_changed()
+        sketch = TextSketch.of(text.tokens.ravel(), hashlib.sha256(read_input(path)).hexdigest())
+        keys = {REFINED_KEY: Value.string(run.digest), **sketch.metadata()}
+        _write(file, output, tensors, keys, options)
+    forget_folders(output)
+    before, after, seconds = mean_of(best.before), mean_of(best.after), time.monotonic() - started
+    return Refinement(output, before, after, n_steps, best.step, seconds)
+
+
+def forget_folders(output: Path) -> None:
+    """Delete the work folders of `output`."""
+    for each in _places(output):
+        forget(each)
+    with suppress(OSError):  # it is not empty, or not there
+        _places(output)[0].parent.rmdir()
+
+
+def _places(output: Path) -> tuple[Path, Path]:
+    folder = output.with_name(output.name + ".work")
+    return folder / "original", folder / "descent"
+
+
+def _refuse_strangers(source: ModelSource, base: ModelSource) -> None:
+    """Raise BadRequest for an original whose vocabulary is another one."""
+    sizes = source.network.vocab_size, base.network.vocab_size
+    if sizes[0] != sizes[1]:
+        raise BadRequest(
+            f"{source.path} has a vocabulary of {sizes[0]} tokens, and {base.path} one of {sizes[1]}:"
+            " it is no file of that model"
+        )
+    if not any(row_scales(each.type, each.shape[-1]) for each in source.tensors.values()):
+        raise BadRequest(f"{source.path}: has no tensor of a type whose scales can be refined")
+
+
+def was_refined(output: Path) -> str | None:
+    """Read what decided the scales of a refined file; None for no such file."""
+    try:
+        with open_gguf(output) as there:
+            digest: str | None = there.get(REFINED_KEY)
+            return digest
+    except (OSError, ToolkitError):
+        return None
+
+
+def is_unfinished(output: Path) -> bool:
+    """Tell whether a run for `output` has left one of its work folders."""
+    return any(map(work_folder.is_unfinished, _places(output)))
+
+
+@dataclass
+class _Best:
+    """The scales with the smallest divergence on chunks held back, and those divergences.
+
+    before, after  float64 (n_tokens,)
+    """
+
+    before: npt.NDArray[np.float64]
+    after: npt.NDArray[np.float64]
+    changes: dict[str, npt.NDArray[np.float32]]
+    step: int = 0
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        kept = {f"best:{name}": values for name, values in self.changes.items()}
+        return {**kept, "before": self.before, "after": self.after, "best": np.array(self.step)}
+
+    @classmethod
+    def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> _Best:
+        kept = {key.removeprefix("best:"): arrays[key] for key in arrays if key.startswith("best:")}
+        return cls(arrays["before"], arrays["after"], kept, int(arrays["best"]))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A refinement at work."""
+
+    source: ModelSource
+    base: ModelSource
+    text: Text
+    output: Path
+    options: RefineOptions
+    report: Reporter
+
+    @cached_property
+    def about_original(self) -> dict[str, Any]:
+        """What decides the original's hidden states."""
+        watch = self.base.watch
+        return {"original": watch.recognised_by(), **run_identity(self.text.chunks, self.options.forward)}
+
+    @cached_property
+    def about_descent(self) -> dict[str, Any]:
+        """What decides where the scales go."""
+        options = self.options
+        how = {"batch": options.batch, "rate": options.rate, "seed": options.seed}
+        length = {"steps": options.steps, "minutes": options.minutes}
+        return {**self.about_original, "file": self.source.watch.recognised_by(), **how, **length}
+
+    @property
+    def digest(self) -> str:
+        """What decides the file, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self.about_descent, sort_keys=True).encode()).hexdigest()[:16]
+
+    def descend(self) -> tuple[dict[str, RefinedTensor], _Best, int]:
+        """Move the scales; return the tensors with the best ones, how good those are, and the steps made."""
+        options, source = self.options, self.source
+        tensors = {
+            name: RefinedTensor(tensor, scales)
+            for name, tensor in source.tensors.items()
+            if (scales := row_scales(tensor.type, tensor.shape[-1])) is not None
+        }
+        place = _places(self.output)[1]
+        place.parent.mkdir(exist_ok=True)
+        load = source.loader_for(options.forward)
+        load = replace(load, tensors={**source.tensors, **tensors})
+        about, restart = self.about_descent, options.restart
+        work = WorkFolder(place, about, restart=restart, may_skip=True, watch=source.watch)
+        threads = threads_for(options.batch, load.device)
+        with self._original() as original, work as folder, threads as n_workers:
+            shares = _Shares(self.report)
+            student = Student(source.network, load, tensors, self.text.chunks, n_workers, shares.advance)
+            best, n_steps = _Steps(Descent(tensors), student, original, folder, options, shares).run()
+        for name, tensor in tensors.items():
+            tensor.changes[:] = best.changes[name]
+        return tensors, best, n_steps
+
+    @contextmanager
+    def _original(self) -> Iterator[Original]:
+        """Give the original's end, once its last hidden states are there."""
+        place = _places(self.output)[0]
+        place.parent.mkdir(exist_ok=True)
+        forward, base = self.options.forward, self.base
+        with WorkFolder(place, self.about_original, restart=self.options.restart, watch=base.watch) as folder:
+            self.report.start(base.network.n_layers, max(0, folder.done + 1))
+            self.report.remark("the original")
+            with forward_pass(base, self.text.chunks, forward, folder, self.report.advance) as passing:
+                for _ in passing.layers(Silent):
+                    give_back()
+                yield Original(Head.of(base.network, passing.load, passing.last()))
+
+
+class _Shares:
+    """Turns shares of layers into what a bar of steps counts."""
+
+    def __init__(self, report: Reporter) -> None:
+        self.report = report
+        self.per_layer = 0.0
+
+    def advance(self, share: float) -> None:
+        self.report.advance(share * self.per_layer)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a descent, and looks at what they are worth."""
+
+    descent: Descent
+    student: Student
+    original: Original
+    folder: WorkFolder
+    options: RefineOptions
+    shares: _Shares
+
+    def run(self) -> tuple[_Best, int]:
+        """Make all steps that are left; return the best scales, and how many steps there were."""
+        chunks, descent = self.student.chunks, self.descent
+        split = HoldoutSplit.of(chunks.n_chunks, chunks.longest)
+        summed = np.array([chunk for chunk in range(chunks.n_chunks) if split.is_summed(chunk)])
+        n_steps, best = self._begin(split, len(summed))
+        saved = time.monotonic()
+        report = self.shares.report
+        report.start(n_steps, descent.n_steps)
+        self.shares.per_layer = 1 / (self.student.network.n_layers * (1 + BACKWARD_WORK))
+        while descent.n_steps < n_steps:
+            number = descent.n_steps
+            batch = _batch(summed, self.options, number)
+            divergence, gradients = self.student.gradients(self.original, batch)
+            descent.step(gradients, self._rate(number, n_steps))
+            report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
+            is_last = descent.n_steps == n_steps
+            if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
+                best = self._looked(best, split)
+            if is_last or time.monotonic() - saved > _SAVE_SECONDS:
+                self._save(best, n_steps)
+                saved = time.monotonic()
+            give_back()
+        return best, n_steps
+
+    def _begin(self, split: HoldoutSplit, n_summed: int) -> tuple[int, _Best]:
+        """Take up what an earlier run has left, or look at the file as it is and decide on the steps."""
+        if self.folder.done >= 0:
+            arrays = self.folder.arrays(0)
+            self.descent.load(arrays)
+            return int(arrays["n_steps"]), _Best.load(arrays)
+        began = time.monotonic()
+        before = self._held(split)
+        best = _Best(before, before, self.descent.changes())
+        if self.options.steps is not None:
+            return self.options.steps, best
+        if self.options.minutes is None:
+            return max(1, n_summed // self.options.batch), best
+        # A look is a forward pass, and a step as much as five.
+        of_chunk = (time.monotonic() - began) / len(split.held)
+        of_step = of_chunk * self.options.batch * (1 + BACKWARD_WORK)
+        seconds = 60 * self.options.minutes - _LOOKS * of_chunk * len(split.held)
+        return max(1, math.floor(seconds / of_step)), best
+
+    def _looked(self, best: _Best, split: HoldoutSplit) -> _Best:
+        """Return what is best now."""
+        now = self._held(split)
+        if now.mean() >= best.after.mean():
+            return best
+        return _Best(best.before, now, self.descent.changes(), self.descent.n_steps)
+
+    def _held(self, split: HoldoutSplit) -> npt.NDArray[np.float64]:
+        advance, self.shares.per_layer = self.shares.per_layer, 0.0
+        found = [self.student.divergences(self.original, [chunk]) for chunk in split.held]
+        self.shares.per_layer = advance
+        return np.concatenate(found)
+
+    def _rate(self, step: int, n_steps: int) -> float:
+        warm = min(1.0, (step + 1) / 3)
+        return self.options.rate * warm * 0.5 * (1 + math.cos(math.pi * step / n_steps))
+
+    def _save(self, best: _Best, n_steps: int) -> None:
+        arrays = {**self.descent.arrays(), **best.arrays(), "n_steps": np.array(n_steps)}
+        self.folder.finish_layer(0, arrays)
+
+
+def _batch(chunks: npt.NDArray[np.int64], options: RefineOptions, step: int) -> list[int]:
+    """Return the chunks of a step: all come once before any comes again, in an order that a seed decides."""
+    size = min(options.batch, len(chunks))
+    per_pass = len(chunks) // size
+    order = np.random.default_rng([options.seed, step // per_pass]).permutation(chunks)
+    at = step % per_pass * size
+    return sorted(order[at : at + size].tolist())
+
+
+def _write(
+    file: Path, output: Path, tensors: Mapping[str, RefinedTensor], keys: Metadata, options: RefineOptions
+) -> None:
+    """Write the file with other scales; all else stays, but the provenance of other bytes."""
+    with open_gguf(file) as opened:
+        metadata = {key: value for key, value in opened.metadata.items() if key != PROVENANCE_KEY}
+        plan = Plan("refine", tuple(map(_kept, opened.tensors.values())))
+        parts = parts_of(opened, ((info, info.name) for info in plan.infos), keep_split=len(opened.paths) > 1)
+        outputs = lay_out(output, {**metadata, **keys}, parts, opened.endian)
+        sources: dict[str, SourceTensor] = {
+            name: tensors.get(name) or GGUFTensor(opened, name) for name in opened.tensors
+        }
+        rows = RowSources(sources, {}, OpenSources(sources))
+        n_bytes = sum(info.n_bytes for info in plan.infos)
+        planned = Run(Preparation(plan, outputs, n_bytes), rows, gguf_inputs(opened), time.monotonic())
+        planned.execute(RunOptions(options.forward.n_threads, restart=True, force=True))
+
+
+def _kept(info: TensorInfo) -> TensorPlan:
+    role = tensor_role(info.name, info.shape).role
+    types = info.type, info.type
+    return TensorPlan(info.name, info.shape, role, info.name, *types, Decider.KEPT, "as it is")

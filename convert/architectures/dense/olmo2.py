@@ -1,0 +1,67 @@
+"""OLMo 2 and 3: norms behind attention and block and none before, queries and keys normed over all heads.
+
+OLMo 3 has windows in three of four layers, whose rotation is not stretched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    rotations_by_kind,
+    windows_of,
+    with_defaults,
+)
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.metadata import COMMON, SLIDING_PATTERN, SLIDING_WINDOW, with_sliding_theta
+from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
+from convert.architectures.rules import Rule
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50304, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of an OLMo 2 or 3."""
+    theta, rope = rotations_by_kind(raw, path)
+    read = with_defaults({**raw, **rope}, path, _DEFAULTS)
+    why = "llama.cpp's olmo2 has no other"
+    for key, value in (("attention_bias", False), ("clip_qkv", None), ("head_dim", None)):
+        read.fixed(key, value, why)
+    has_windows = raw["architectures"][0] == "Olmo3ForCausalLM"
+    fields = decoder_fields(read, theta=500000.0 if has_windows else 10000.0)
+    windows: dict[str, Any] = {}
+    if has_windows:
+        n_layers = fields["num_hidden_layers"]
+        windows = {
+            "sliding_window": read.size("sliding_window", 4096),
+            "sliding_layers": windows_of(read, n_layers, lambda layer: bool((layer + 1) % 4)),
+            "sliding_theta": theta or fields["rope"].theta,
+        }
+    return DecoderConfig(**fields, **windows, qk_norm=True, norms_all_heads=True)
+
+
+def _without_first_norm(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    return tuple(rule for rule in rules if "attn_norm" not in rule.outputs[0].name)
+
+
+ARCHITECTURE = decoder(
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    gguf_name="olmo2",
+    read_config=read_config,
+    rules=(
+        *ends(),
+        *_without_first_norm(attention()),
+        in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        in_layer(layers, "post_ffw_norm.weight", "post_feedforward_layernorm.weight", "hidden_size"),
+        *dense_blocks(),
+    ),
+    metadata=(*with_sliding_theta(COMMON), SLIDING_WINDOW, SLIDING_PATTERN),
+    notes=lambda config, options: (),
+)

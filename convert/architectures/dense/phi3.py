@@ -1,0 +1,141 @@
+"""Phi 3 and 4: queries, keys and values are one matrix, gate and up another; long contexts have divisors.
+
+The divisors of frequencies are two tables, one for texts within the original context and one for longer ones.
+The file has both as tensors, and what rotated columns are multiplied by as a key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.architectures.base import Key
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, with_defaults
+from convert.architectures.decoder.family import decoder, window_notes
+from convert.architectures.decoder.metadata import SIZES
+from convert.architectures.decoder.rules import ends, in_layer, layers
+from convert.architectures.rules import Arrange, Computed, Output, OutputTensor, Rule
+from convert.weights.base import Weight
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Phi3Config(DecoderConfig):
+    """What a model is made of.
+
+    short_factor, long_factor  divisors of the frequencies; empty where the context is the original one
+    """
+
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @property
+    def qkv_rows(self) -> int:
+        """Rows of qkv_proj: those of queries, of keys, of values."""
+        return self.q_rows + 2 * self.kv_rows
+
+    @property
+    def both_rows(self) -> int:
+        """Rows of gate_up_proj: those of gate, then those of up."""
+        return 2 * self.intermediate_size
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> Phi3Config:
+    """Return the configuration of a Phi 3 or 4."""
+    read = with_defaults(raw, path, _DEFAULTS)
+    read.fixed("attention_bias", False, "llama.cpp's phi3 has none")
+    fields = decoder_fields(read)
+    cols = fields["hidden_size"] // fields["num_attention_heads"]
+    read.fixed("head_dim", cols, "llama.cpp's phi3 divides hidden_size by the heads")
+    rope, n_layers = fields["rope"], fields["num_hidden_layers"]
+    if rope.kind not in ("default", "longrope"):
+        raise read.bad("rope_scaling", "none, or one of type longrope")
+    stated = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    inside = ConfigReader(stated, path, "rope_scaling.")
+    context = read.size("original_max_position_embeddings")
+    if rope.kind == "default" or stated.get("original_max_position_embeddings") is not None:
+        context = inside.size("original_max_position_embeddings", context)
+    long, short = (
+        _divisors(inside, key, fields["rotated_cols"] // 2) if rope.kind == "longrope" else ()
+        for key in ("long_factor", "short_factor")
+    )
+    scale = fields["max_position_embeddings"] / context
+    magnitude = math.sqrt(1 + math.log(scale) / math.log(context)) if scale > 1 else 1.0
+    fields["rope"] = replace(rope, original_context=context, attention_factor=magnitude if long else None)
+    window = read.size_or_null("sliding_window", None)
+    return Phi3Config(
+        **fields,
+        sliding_window=window,
+        sliding_layers=tuple(range(n_layers)),
+        short_factor=short,
+        long_factor=long,
+    )
+
+
+def _divisors(inside: ConfigReader, key: str, count: int) -> tuple[float, ...]:
+    values = inside.raw.get(key)
+    if not isinstance(values, list) or len(values) != count:
+        raise inside.bad(key, f"{count} numbers, one for each pair of rotated columns")
+    return tuple(ConfigReader({key: value}, inside.path, inside.prefix).number(key) for value in values)
+
+
+def _table(values: Callable[[Phi3Config], tuple[float, ...]]) -> Arrange:
+    def made(name: str, weights: Sequence[Weight], config: Phi3Config) -> OutputTensor:
+        return Computed(name, np.array(values(config), np.float32))
+
+    return made
+
+
+def _stretched(config: Phi3Config, options: Any) -> Iterable[int | None]:
+    return (None,) if config.long_factor else ()
+
+
+_u32, _f32 = Value.u32, Value.f32
+_CONTEXT, _EMBEDDING, _WIDTH, _HEADS = SIZES
+
+ARCHITECTURE = decoder(
+    "Phi3ForCausalLM",
+    gguf_name="phi3",
+    read_config=read_config,
+    rules=(
+        Rule(_stretched, (
+            Output("rope_factors_long.weight", "", "", _table(lambda config: config.long_factor)),
+            Output("rope_factors_short.weight", "", "", _table(lambda config: config.short_factor)),
+        )),
+        *ends(),
+        in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
+        in_layer(layers, "attn_qkv.weight", "self_attn.qkv_proj.weight", "qkv_rows hidden_size"),
+        in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
+        in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        in_layer(layers, "ffn_up.weight", "mlp.gate_up_proj.weight", "both_rows hidden_size"),
+        in_layer(layers, "ffn_down.weight", "mlp.down_proj.weight", "hidden_size intermediate_size"),
+    ),
+    metadata=(
+        Key(keys.ROPE_SCALING_ATTN_FACTOR, _f32, lambda c, o: c.rope.attention_factor),
+        _CONTEXT,
+        Key(keys.ROPE_SCALING_ORIG_CTX_LEN, _u32, lambda c, o: c.rope.original_context),
+        _EMBEDDING,
+        _WIDTH,
+        Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
+        _HEADS,
+        Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
+        Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
+        Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.rotated_cols),
+        Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
+        Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window or 0),
+    ),
+    notes=lambda config, options: window_notes(config),
+)  # fmt: skip

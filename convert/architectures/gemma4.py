@@ -1,0 +1,419 @@
+"""Gemma 4: layers with a window and full ones have heads of different sizes, and values are normed.
+
+A full layer rotates the first columns of its heads alone. Its values may be its keys, before their norm. In
+the small models, each layer adds an embedding of its own, and the last ones attend to keys of another layer.
+In the 26B, routed experts stand beside the dense block.
+
+Facts of transformers' modeling_gemma4.py and llama.cpp's converter (Gemma4Model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.architectures.base import Key
+from convert.architectures.config_reader import MAX_EXPERTS, ConfigReader, shown
+from convert.architectures.decoder.config import (
+    FULL,
+    SLIDING,
+    DecoderConfig,
+    decoder_fields,
+    windows_of,
+    with_defaults,
+)
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.metadata import SIZES, SLIDING_PATTERN, SLIDING_WINDOW, read_decoder
+from convert.architectures.decoder.rules import (
+    dense_blocks,
+    ends,
+    in_layer,
+    layers,
+    layers_if,
+    once,
+    one,
+)
+from convert.architectures.dense.gemma3 import text_name, vision_drops
+from convert.architectures.rules import Computed, Output, Rule, Where
+from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.files import Quirks
+from convert.weights.base import Weight
+from gguf_tools.errors import BadConfig, FormatError
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+    "tie_word_embeddings": True, "sliding_window": 512,
+}  # fmt: skip
+_UNIFIED = "Gemma4UnifiedForConditionalGeneration"
+_UNROTATED = 1e30
+"""What llama.cpp divides the frequencies of columns by that are not rotated."""
+
+
+@dataclass(frozen=True)
+class Gemma4Config(DecoderConfig):
+    """What a model is made of; names as in config.json. Heads and keys of DecoderConfig are those of layers
+    with a window.
+
+    global_head_dim     columns of a head of full layers
+    global_kv_heads     heads of keys of full layers
+    states_global_kv    whether config.json says so
+    rotated_share       share of their columns that are rotated
+    attention_k_eq_v    whether the values of full layers are their keys
+    num_kv_shared_layers  last layers that attend to keys and values of the last one before them of their kind
+    use_double_wide_mlp whether these have blocks of twice the width
+    hidden_size_per_layer_input  columns of the embedding that each layer adds; 0 for none
+    vocab_size_per_layer_input   rows of its table
+    final_logit_softcapping      the size that logits can't reach; None for no bound
+    suppress_tokens     that are never generated; None where nothing says so
+    """
+
+    global_head_dim: int = 512
+    global_kv_heads: int = 4
+    states_global_kv: bool = False
+    rotated_share: float = 0.25
+    attention_k_eq_v: bool = False
+    num_kv_shared_layers: int = 0
+    use_double_wide_mlp: bool = False
+    hidden_size_per_layer_input: int = 0
+    vocab_size_per_layer_input: int = 0
+    final_logit_softcapping: float | None = None
+    suppress_tokens: tuple[int, ...] | None = None
+
+    @property
+    def global_q_rows(self) -> int:
+        """Rows of q_proj of full layers."""
+        return self.num_attention_heads * self.global_head_dim
+
+    @property
+    def global_kv_rows(self) -> int:
+        """Rows of k_proj and v_proj of full layers."""
+        return self.global_kv_heads * self.global_head_dim
+
+    @property
+    def double_intermediate_size(self) -> int:
+        """Width of the blocks of layers that have no keys of their own."""
+        return self.intermediate_size * (2 if self.use_double_wide_mlp else 1)
+
+    @property
+    def all_layers_input(self) -> int:
+        """Columns of the embeddings that all layers add, side by side."""
+        return self.num_hidden_layers * self.hidden_size_per_layer_input
+
+    @property
+    def n_own_keys(self) -> int:
+        """Number of layers that have keys of their own, the first ones."""
+        return self.num_hidden_layers - self.num_kv_shared_layers
+
+    @property
+    def one(self) -> int:
+        return 1
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
+    """Return the configuration of a Gemma 4."""
+    rotations = raw.get("rope_parameters") or {}
+    full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
+    plain = {key: value for key, value in raw.items() if key not in ("rope_parameters", "rope_scaling")}
+    read = with_defaults({"rope_theta": full.get("rope_theta", 1e6), **plain}, path, _DEFAULTS)
+    read.fixed("attention_bias", False, "llama.cpp's gemma4 has none")
+    read.fixed("use_bidirectional_attention", "vision", "llama.cpp's gemma4 reads text from left to right")
+    read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
+    fields = decoder_fields(read)
+    n_layers = fields["num_hidden_layers"]
+    in_full = ConfigReader(full, path, f"rope_parameters.{FULL}.")
+    in_full.fixed("rope_type", "proportional", "llama.cpp has no other for full layers")
+    in_local = ConfigReader(local, path, f"rope_parameters.{SLIDING}.")
+    in_local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
+    global_dim, global_kv, states_kv = _global_sizes(read, fields["num_key_value_heads"])
+    share = in_full.number("partial_rotary_factor", 0.25)
+    if global_dim % 2 or not 0 < share <= 1 or fields["num_attention_heads"] % global_kv:
+        raise read.bad("global_head_dim", "an even number, whose heads share keys, and a part is rotated")
+    return Gemma4Config(
+        **{**fields, "rotated_cols": global_dim, "stated_head_dim": global_dim},
+        qk_norm=True,
+        sliding_window=read.size("sliding_window"),
+        sliding_layers=windows_of(read, n_layers, lambda layer: layer + 1 < n_layers and (layer + 1) % 6 > 0),
+        sliding_theta=in_local.number("rope_theta", 10000.0),
+        attention_scale=1.0,
+        **_expert_fields(read),
+        global_head_dim=global_dim,
+        global_kv_heads=global_kv,
+        states_global_kv=states_kv,
+        rotated_share=share,
+        attention_k_eq_v=read.flag("attention_k_eq_v", False),
+        num_kv_shared_layers=read.size("num_kv_shared_layers", 0, least=0, most=n_layers - 1),
+        use_double_wide_mlp=read.flag("use_double_wide_mlp", False),
+        hidden_size_per_layer_input=read.size("hidden_size_per_layer_input", 0, least=0),
+        vocab_size_per_layer_input=read.size("vocab_size_per_layer_input", 262144),
+        final_logit_softcapping=read.number_or_null("final_logit_softcapping"),
+        suppress_tokens=_suppressed(read, path),
+    )
+
+
+def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
+    """Return the tokens that are never generated, of which llama.cpp's converter asks for the 12B alone."""
+    if read.raw["architectures"][0] != _UNIFIED:
+        return None
+    stated = read_json_object_if_there(Path(path).with_name("generation_config.json")).get("suppress_tokens")
+    if stated is None:
+        return None
+    if not isinstance(stated, list) or not all(type(token) is int and 0 <= token < 2**31 for token in stated):
+        raise BadConfig(f"{path}: generation_config.json: suppress_tokens are {shown(stated)}, expected ids")
+    return tuple(stated)
+
+
+def _global_sizes(read: ConfigReader, kv_heads: int) -> tuple[int, int, bool]:
+    """Return columns and number of the heads of full layers' keys, and whether config.json says the latter.
+
+    transformers 5 has both in per_layer_config, by layer.
+    """
+    stated = read.raw.get("per_layer_config")
+    each: Any = next(iter(stated.values()), {}) if isinstance(stated, dict) else {}
+    if not isinstance(each, dict):
+        raise read.bad("per_layer_config", "an object for each full layer")
+    inside = ConfigReader(
+        {
+            "global_head_dim": each.get("head_dim"),
+            "num_global_key_value_heads": each.get("num_key_value_heads"),
+            **{key: value for key, value in read.raw.items() if value is not None},
+        },
+        read.path,
+    )
+    heads = inside.size_or_null("num_global_key_value_heads", None)
+    used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
+    return inside.size("global_head_dim", 512), used, heads is not None
+
+
+def _expert_fields(read: ConfigReader) -> dict[str, Any]:
+    if not read.flag("enable_moe_block", False):
+        return {}
+    n_experts = read.size("num_experts", most=MAX_EXPERTS)
+    return {
+        "num_experts": n_experts,
+        "num_experts_per_tok": read.size("top_k_experts", most=n_experts),
+        "moe_intermediate_size": read.size("moe_intermediate_size"),
+    }
+
+
+def _norms(sources: Mapping[str, str], where: Where = layers) -> Iterator[Rule]:
+    """Yield the rules of norms of hidden states, by their names in the file."""
+    for name, source in sources.items():
+        yield in_layer(where, f"{name}.weight", f"{source}.weight", "hidden_size")
+
+
+def _kind(sliding: bool, where: Where = layers) -> Where:
+    """Return the layers of `where` that have a window, or that have none."""
+    return lambda c, o: [layer for layer in where(c, o) if (layer in c.sliding_layers) == sliding]
+
+
+def _own_keys(config: Gemma4Config, options: Any) -> range:
+    return range(config.n_own_keys)
+
+
+def _no_keys(config: Gemma4Config, options: Any) -> range:
+    return range(config.n_own_keys, config.num_hidden_layers)
+
+
+def _own_values(config: Gemma4Config, options: Any) -> Iterable[int | None]:
+    """Return the full layers whose values are not their keys."""
+    return () if config.attention_k_eq_v else _kind(False, _own_keys)(config, options)
+
+
+def _attention() -> tuple[Rule, ...]:
+    rules = [in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size")]
+    for sliding, q, kv, dim in (
+        (True, "q_rows", "kv_rows", "head_dim"),
+        (False, "global_q_rows", "global_kv_rows", "global_head_dim"),
+    ):  # fmt: skip
+        every, own = _kind(sliding), _kind(sliding, _own_keys)
+        key = in_layer(own, "attn_k.weight", "self_attn.k_proj.weight", f"{kv} hidden_size")
+        value = in_layer(own if sliding else _own_values, "attn_v.weight", "self_attn.v_proj.weight",
+                         f"{kv} hidden_size")  # fmt: skip
+        norm = in_layer(own, "attn_k_norm.weight", "self_attn.k_norm.weight", dim)
+        rules += [
+            in_layer(every, "attn_q.weight", "self_attn.q_proj.weight", f"{q} hidden_size"),
+            key, value, norm,
+            # Checkpoints may have what these layers do without.
+            *(replace(rule, where=_kind(sliding, _no_keys), optional=True) for rule in (key, value, norm)),
+            in_layer(every, "attn_output.weight", "self_attn.o_proj.weight", f"hidden_size {q}"),
+            in_layer(every, "attn_q_norm.weight", "self_attn.q_norm.weight", dim),
+        ]  # fmt: skip
+    return tuple(rules)
+
+
+def _blocks() -> tuple[Rule, ...]:
+    """Return the rules of the dense blocks, which all layers have."""
+    narrow = (replace(rule, where=_own_keys) for rule in dense_blocks())
+    wide = (
+        replace(rule, where=_no_keys, outputs=tuple(
+            replace(output, sizes=str(output.sizes).replace("intermediate_size", "double_intermediate_size"))
+            for output in rule.outputs
+        ))
+        for rule in dense_blocks()
+    )  # fmt: skip
+    return *narrow, *wide
+
+
+def _experts() -> tuple[Rule, ...]:
+    with_experts = layers_if("num_experts")
+    return (
+        in_layer(with_experts, "ffn_gate_inp.weight", "router.proj.weight", "num_experts hidden_size"),
+        in_layer(with_experts, "ffn_gate_inp.scale", "router.scale", "hidden_size"),
+        in_layer(with_experts, "ffn_down_exps.scale", "router.per_expert_scale", "num_experts"),
+        in_layer(with_experts, "ffn_gate_up_exps.weight", "experts.gate_up_proj",
+                 "num_experts gate_up_rows hidden_size"),
+        in_layer(with_experts, "ffn_down_exps.weight", "experts.down_proj",
+                 "num_experts hidden_size moe_intermediate_size"),
+        *_norms({
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        }, with_experts),
+    )  # fmt: skip
+
+
+def _has_embeddings(config: Gemma4Config, options: Any) -> Iterable[int | None]:
+    return (None,) if config.hidden_size_per_layer_input else ()
+
+
+def _layer_embeddings() -> tuple[Rule, ...]:
+    """Return the rules of the embeddings that layers add."""
+    added = layers_if("hidden_size_per_layer_input")
+    return (
+        one(_has_embeddings, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
+            "vocab_size_per_layer_input all_layers_input"),
+        one(_has_embeddings, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
+            "all_layers_input hidden_size"),
+        one(_has_embeddings, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",
+            "hidden_size_per_layer_input"),
+        in_layer(added, "inp_gate.weight", "per_layer_input_gate.weight",
+                 "hidden_size_per_layer_input hidden_size"),
+        in_layer(added, "proj.weight", "per_layer_projection.weight",
+                 "hidden_size hidden_size_per_layer_input"),
+        in_layer(added, "post_norm.weight", "post_per_layer_input_norm.weight", "hidden_size"),
+    )  # fmt: skip
+
+
+def _rope_freqs(name: str, weights: Sequence[Weight], config: Gemma4Config) -> Computed:
+    """Return the divisors of the frequencies of full layers, (global_head_dim / 2,)."""
+    n_pairs = config.global_head_dim // 2
+    n_rotated = int(config.global_head_dim * config.rotated_share / 2)
+    return Computed(name, np.where(np.arange(n_pairs) < n_rotated, 1, _UNROTATED).astype(np.float32))
+
+
+_u32, _f32 = Value.u32, Value.f32
+
+_METADATA: tuple[Key, ...] = (
+    Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
+    *SIZES[:2],
+    Key(keys.FEED_FORWARD_LENGTH, lambda value: _per_layer(value), lambda c, o: [
+        c.intermediate_size if layer < c.n_own_keys else c.double_intermediate_size
+        for layer in range(c.num_hidden_layers)
+    ] if c.use_double_wide_mlp else c.intermediate_size),
+    SIZES[3],
+    Key(keys.HEAD_COUNT_KV, lambda value: _per_layer(value), lambda c, o: [
+        c.num_key_value_heads if layer in c.sliding_layers else c.global_kv_heads
+        for layer in range(c.num_hidden_layers)
+    ] if c.states_global_kv else c.num_key_value_heads),
+    Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
+    Key(keys.ROPE_FREQ_BASE_SWA, _f32, lambda c, o: c.sliding_theta),
+    Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
+    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.num_experts or None),
+    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
+    Key(keys.KEY_LENGTH, _u32, lambda c, o: c.global_head_dim),
+    Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.global_head_dim),
+    Key(keys.FINAL_LOGIT_SOFTCAPPING, _f32, lambda c, o: c.final_logit_softcapping or None),
+    SLIDING_WINDOW,
+    Key(keys.SHARED_KV_LAYERS, _u32, lambda c, o: c.num_kv_shared_layers),
+    Key(keys.EMBEDDING_LENGTH_PER_LAYER_INPUT, _u32, lambda c, o: c.hidden_size_per_layer_input),
+    SLIDING_PATTERN,
+    Key(keys.KEY_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
+    Key(keys.VALUE_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
+    Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size or None),
+    Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.global_head_dim),
+    Key(keys.ROPE_DIMENSION_COUNT_SWA, _u32, lambda c, o: c.head_dim),
+    Key(keys.TOKENIZER_SUPPRESS, Value.i32s, lambda c, o: c.suppress_tokens),
+)  # fmt: skip
+
+
+def _per_layer(value: int | list[int]) -> Value:
+    return Value.i32s(value) if isinstance(value, list) else Value.u32(value)
+
+
+def read_gemma4_file(
+    architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> Gemma4Config:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
+    plain = read_decoder(architecture, metadata, shapes, path)
+    hparams = read_hparams(metadata, architecture, path)
+    windows, n_layers = hparams.sliding_window_pattern or (), plain.num_hidden_layers
+    kv_heads = hparams.head_count_kv
+    by_layer = kv_heads if isinstance(kv_heads, tuple) else (plain.num_key_value_heads,) * n_layers
+    if len(windows) != n_layers or len(by_layer) != n_layers:
+        raise FormatError(
+            f"{path}: {len(windows)} flags of windows and {len(by_layer)} counts of keys, expected {n_layers}"
+        )
+    sliding = tuple(layer for layer in range(n_layers) if windows[layer])
+    full = next((layer for layer in range(n_layers) if not windows[layer]), 0)
+    head_dim, n_shared = hparams.size("key_length_swa"), hparams.size("shared_kv_layers", 0)
+    width = hparams.size("feed_forward_length")
+    fields = {field.name: getattr(plain, field.name) for field in dataclass_fields(DecoderConfig)} | {
+        "head_dim": head_dim, "num_key_value_heads": by_layer[sliding[0] if sliding else full],
+        "qk_norm": True, "norms_all_heads": False, "sliding_window": hparams.size("sliding_window"),
+        "sliding_layers": sliding, "sliding_theta": hparams.number("rope_freq_base_swa", 10000.0),
+        "attention_scale": 1.0, "intermediate_size": width,
+    }  # fmt: skip
+    return Gemma4Config(
+        **fields,
+        global_head_dim=plain.head_dim,
+        global_kv_heads=by_layer[full],
+        states_global_kv=isinstance(kv_heads, tuple),
+        attention_k_eq_v=f"blk.{full}.attn_v.weight" not in shapes,
+        num_kv_shared_layers=n_shared,
+        use_double_wide_mlp=isinstance(hparams.feed_forward_length, tuple),
+        hidden_size_per_layer_input=hparams.size("embedding_length_per_layer_input", 0),
+        final_logit_softcapping=hparams.number("final_logit_softcapping", 0.0) or None,
+    )
+
+
+_VISIBLE = (
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>",
+    '<|"|>',
+)  # fmt: skip
+"""Tokens that llama.cpp's programs print, so that answers can be taken apart."""
+
+ARCHITECTURE = decoder(
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    _UNIFIED,
+    gguf_name="gemma4",
+    read_config=read_config,
+    rules=(
+        Rule(once, (Output("rope_freqs.weight", "", "", _rope_freqs),)),
+        *ends(),
+        *_attention(),
+        *_norms({
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        }),
+        in_layer(layers, "layer_output_scale.weight", "layer_scalar", "one"),
+        *_blocks(),
+        *_experts(),
+        *_layer_embeddings(),
+    ),
+    metadata=_METADATA,
+    drops=vision_drops,
+    notes=lambda config, options: (),
+    canonical_name=text_name,
+    quirks=Quirks(merged_pieces=_VISIBLE),
+)  # fmt: skip

@@ -1,0 +1,263 @@
+"""Names and shapes of the tensors of published models, by what their config.json says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Config = dict[str, Any]
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def _mlp(prefix: str, width: int, hidden: int, names: tuple[str, str, str]) -> Shapes:
+    gate, up, down = names
+    yield f"{prefix}.{gate}.weight", (width, hidden)
+    yield f"{prefix}.{up}.weight", (width, hidden)
+    yield f"{prefix}.{down}.weight", (hidden, width)
+
+
+_PROJ = ("gate_proj", "up_proj", "down_proj")
+
+
+def _ends(config: Config) -> Shapes:
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocab, hidden)
+
+
+def _mtp(prefix: str, hidden: int) -> Shapes:
+    """Yield what an MTP layer has besides the rest, without embeddings and output matrix, as in GLM-4.6."""
+    yield f"{prefix}.eh_proj.weight", (hidden, 2 * hidden)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        yield f"{prefix}.{norm}.weight", (hidden,)
+
+
+def _experts(prefix: str, config: Config) -> Shapes:
+    hidden, width = config["hidden_size"], config["moe_intermediate_size"]
+    yield f"{prefix}.gate.weight", (config["n_routed_experts"], hidden)
+    yield f"{prefix}.gate.e_score_correction_bias", (config["n_routed_experts"],)
+    for expert in range(config["n_routed_experts"]):
+        yield from _mlp(f"{prefix}.experts.{expert}", width, hidden, _PROJ)
+    yield from _mlp(f"{prefix}.shared_experts", config["n_shared_experts"] * width, hidden, _PROJ)
+
+
+def latent(config: Config) -> Shapes:
+    """Yield the tensors of a relative of DeepSeek V3."""
+    yield from _ends(config)
+    heads, hidden, q_lora = config["num_attention_heads"], config["hidden_size"], config["q_lora_rank"]
+    nope, rope, value = (config[f"{part}_head_dim"] for part in ("qk_nope", "qk_rope", "v"))
+    kv_lora, n_layers = config["kv_lora_rank"], config["num_hidden_layers"]
+    kinds = config.get("indexer_types")
+    for layer in range(n_layers + config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{layer}"
+        attention = f"{prefix}.self_attn"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        if q_lora is None:
+            yield f"{attention}.q_proj.weight", (heads * (nope + rope), hidden)
+        else:
+            yield f"{attention}.q_a_proj.weight", (q_lora, hidden)
+            yield f"{attention}.q_a_layernorm.weight", (q_lora,)
+            yield f"{attention}.q_b_proj.weight", (heads * (nope + rope), q_lora)
+        yield f"{attention}.kv_a_proj_with_mqa.weight", (kv_lora + rope, hidden)
+        yield f"{attention}.kv_a_layernorm.weight", (kv_lora,)
+        yield f"{attention}.kv_b_proj.weight", (heads * (nope + value), kv_lora)
+        yield f"{attention}.o_proj.weight", (hidden, heads * value)
+        if kinds is not None and (layer >= len(kinds) or kinds[layer] == "full"):
+            n_heads, n_cols = config["index_n_heads"], config["index_head_dim"]
+            yield f"{attention}.indexer.wq_b.weight", (n_heads * n_cols, q_lora)
+            yield f"{attention}.indexer.wk.weight", (n_cols, hidden)
+            yield f"{attention}.indexer.k_norm.weight", (n_cols,)
+            yield f"{attention}.indexer.k_norm.bias", (n_cols,)
+            yield f"{attention}.indexer.weights_proj.weight", (n_heads, hidden)
+        if "n_routed_experts" not in config or layer < config["first_k_dense_replace"]:
+            yield from _mlp(f"{prefix}.mlp", config["intermediate_size"], hidden, _PROJ)
+        else:
+            yield from _experts(f"{prefix}.mlp", config)
+        if layer >= n_layers:
+            yield from _mtp(prefix, hidden)
+
+
+def decoder(config: Config) -> Shapes:
+    """Yield the tensors of an ordinary decoder: Mistral, GLM-4.6, MiniMax-M2."""
+    yield from _ends(config)
+    heads, kv_heads, hidden = (config[key] for key in (
+        "num_attention_heads", "num_key_value_heads", "hidden_size",
+    ))  # fmt: skip
+    cols, n_layers = config["head_dim"] or hidden // heads, config["num_hidden_layers"]
+    for layer in range(n_layers + config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        for part, rows in (("q", heads * cols), ("k", kv_heads * cols), ("v", kv_heads * cols)):
+            yield f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)
+            if config["attention_bias"]:
+                yield f"{prefix}.self_attn.{part}_proj.bias", (rows,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * cols)
+        if config.get("use_qk_norm"):
+            every = config.get("qk_norm_type") == "per_layer"
+            yield f"{prefix}.self_attn.q_norm.weight", (heads * cols if every else cols,)
+            yield f"{prefix}.self_attn.k_norm.weight", (kv_heads * cols if every else cols,)
+        if "num_local_experts" in config:
+            block = f"{prefix}.block_sparse_moe"
+            yield f"{block}.gate.weight", (config["num_local_experts"], hidden)
+            yield f"{block}.e_score_correction_bias", (config["num_local_experts"],)
+            for expert in range(config["num_local_experts"]):
+                width = config["intermediate_size"]
+                yield from _mlp(f"{block}.experts.{expert}", width, hidden, ("w1", "w3", "w2"))
+        elif layer < config.get("first_k_dense_replace", n_layers):
+            yield from _mlp(f"{prefix}.mlp", config["intermediate_size"], hidden, _PROJ)
+        else:
+            yield from _experts(f"{prefix}.mlp", config)
+        if layer >= n_layers:
+            yield from _mtp(prefix, hidden)
+
+
+def gemma(config: Config) -> Shapes:
+    """Yield the tensors of a Gemma 3: an ordinary decoder with norms behind attention and block."""
+    for name, shape in decoder(config):
+        yield name, shape
+        if name.endswith(".post_attention_layernorm.weight"):
+            for norm in ("pre", "post"):
+                yield name.replace("post_attention", f"{norm}_feedforward"), shape
+
+
+def olmo(config: Config) -> Shapes:
+    """Yield the tensors of an OLMo 2 or 3: norms behind attention and block, and over all heads."""
+    hidden = config["hidden_size"]
+    for name, shape in decoder(config):
+        if not name.endswith(".input_layernorm.weight"):
+            yield name, shape
+        if name.endswith(".post_attention_layernorm.weight"):
+            yield name.replace("post_attention", "post_feedforward"), shape
+            for part in ("q", "k"):
+                rows = hidden // config["num_attention_heads"]
+                rows *= config["num_attention_heads" if part == "q" else "num_key_value_heads"]
+                yield name.replace("post_attention_layernorm", f"self_attn.{part}_norm"), (rows,)
+
+
+def gemma4(config: Config) -> Shapes:
+    """Yield the tensors of a Gemma 4, large or small, dense or with experts."""
+    yield from _ends(config)
+    hidden, added = config["hidden_size"], config["hidden_size_per_layer_input"]
+    n_layers, n_shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    if added:
+        rows = n_layers * added
+        yield "model.embed_tokens_per_layer.weight", (config["vocab_size_per_layer_input"], rows)
+        yield "model.per_layer_model_projection.weight", (rows, hidden)
+        yield "model.per_layer_projection_norm.weight", (added,)
+    for layer, kind in enumerate(config["layer_types"]):
+        prefix, is_full = f"model.layers.{layer}", kind == "full_attention"
+        cols = config["global_head_dim" if is_full else "head_dim"]
+        heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
+        keys = (config["num_global_key_value_heads"] or keys) if is_full else keys
+        yield f"{prefix}.self_attn.q_proj.weight", (heads * cols, hidden)
+        yield f"{prefix}.self_attn.q_norm.weight", (cols,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * cols)
+        if layer < n_layers - n_shared or layer == n_layers - 1:  # the last one's are stored and not used
+            yield f"{prefix}.self_attn.k_proj.weight", (keys * cols, hidden)
+            yield f"{prefix}.self_attn.k_norm.weight", (cols,)
+            if not (is_full and config["attention_k_eq_v"]):
+                yield f"{prefix}.self_attn.v_proj.weight", (keys * cols, hidden)
+        is_wide = config["use_double_wide_mlp"] and layer >= n_layers - n_shared
+        yield from _mlp(f"{prefix}.mlp", config["intermediate_size"] * (1 + is_wide), hidden, _PROJ)
+        norms = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+                 "post_feedforward_layernorm"]  # fmt: skip
+        yield f"{prefix}.layer_scalar", (1,)
+        if config["enable_moe_block"]:
+            n_experts, width = config["num_experts"], config["moe_intermediate_size"]
+            yield f"{prefix}.router.proj.weight", (n_experts, hidden)
+            yield f"{prefix}.router.scale", (hidden,)
+            yield f"{prefix}.router.per_expert_scale", (n_experts,)
+            yield f"{prefix}.experts.gate_up_proj", (n_experts, 2 * width, hidden)
+            yield f"{prefix}.experts.down_proj", (n_experts, hidden, width)
+            norms += [f"{part}_feedforward_layernorm_{number}" for part, number in (
+                ("pre", 2), ("post", 1), ("post", 2),
+            )]  # fmt: skip
+        if added:
+            yield f"{prefix}.per_layer_input_gate.weight", (added, hidden)
+            yield f"{prefix}.per_layer_projection.weight", (hidden, added)
+            norms.append("post_per_layer_input_norm")
+        for norm in norms:
+            yield f"{prefix}.{norm}.weight", (hidden,)
+
+
+def phi(config: Config) -> Shapes:
+    """Yield the tensors of a Phi 3 or 4: queries, keys and values are one matrix, gate and up another."""
+    yield from _ends(config)
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.self_attn.qkv_proj.weight", (heads * hidden // config["num_attention_heads"], hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)
+        yield f"{prefix}.mlp.gate_up_proj.weight", (2 * width, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, width)
+
+
+def delta_net(config: Config) -> Shapes:
+    """Yield the tensors of a Qwen3-Next or a Qwen 3.5, with experts or without, and of its MTP layer."""
+    yield from _ends(config)
+    hidden, keys = config["hidden_size"], config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    heads = config["linear_num_value_heads"]
+    values = heads * config["linear_value_head_dim"]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        net = f"{prefix}.linear_attn"
+        if (layer + 1) % config["full_attention_interval"] == 0:
+            yield from _gated_layer(prefix, config)
+            continue
+        if config["model_type"] == "qwen3_next":
+            yield f"{net}.in_proj_qkvz.weight", (2 * keys + 2 * values, hidden)
+            yield f"{net}.in_proj_ba.weight", (2 * heads, hidden)
+        else:
+            yield f"{net}.in_proj_qkv.weight", (2 * keys + values, hidden)
+            yield f"{net}.in_proj_z.weight", (values, hidden)
+            yield f"{net}.in_proj_b.weight", (heads, hidden)
+            yield f"{net}.in_proj_a.weight", (heads, hidden)
+        yield f"{net}.conv1d.weight", (2 * keys + values, 1, config["linear_conv_kernel_dim"])
+        yield f"{net}.dt_bias", (heads,)
+        yield f"{net}.A_log", (heads,)
+        yield f"{net}.norm.weight", (config["linear_value_head_dim"],)
+        yield f"{net}.out_proj.weight", (hidden, values)
+        yield from _after_attention(prefix, config)
+    yield "mtp.fc.weight", (hidden, 2 * hidden)
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        yield f"mtp.{norm}.weight", (hidden,)
+    yield from _gated_layer("mtp.layers.0", config)
+
+
+def _gated_layer(prefix: str, config: Config) -> Shapes:
+    """Yield the tensors of a layer whose queries have a gate beside them."""
+    hidden, cols = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * cols, config["num_key_value_heads"] * cols
+    for part, shape in (
+        ("q_proj", (2 * queries, hidden)), ("k_proj", (keys, hidden)), ("v_proj", (keys, hidden)),
+        ("o_proj", (hidden, queries)), ("q_norm", (cols,)), ("k_norm", (cols,)),
+    ):  # fmt: skip
+        yield f"{prefix}.self_attn.{part}.weight", shape
+    yield from _after_attention(prefix, config)
+
+
+def _after_attention(prefix: str, config: Config) -> Shapes:
+    """Yield the norms of a layer, and its dense block or its experts, stacked or one by one."""
+    hidden, mlp = config["hidden_size"], f"{prefix}.mlp"
+    yield f"{prefix}.input_layernorm.weight", (hidden,)
+    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+    if "num_experts" not in config:
+        yield from _mlp(mlp, config["intermediate_size"], hidden, _PROJ)
+        return
+    n_experts, width = config["num_experts"], config["moe_intermediate_size"]
+    yield f"{mlp}.gate.weight", (n_experts, hidden)
+    if config["model_type"] == "qwen3_next":
+        for expert in range(n_experts):
+            yield from _mlp(f"{mlp}.experts.{expert}", width, hidden, _PROJ)
+    else:
+        yield f"{mlp}.experts.gate_up_proj", (n_experts, 2 * width, hidden)
+        yield f"{mlp}.experts.down_proj", (n_experts, hidden, width)
+    yield from _mlp(f"{mlp}.shared_expert", config["shared_expert_intermediate_size"], hidden, _PROJ)
+    yield f"{mlp}.shared_expert_gate.weight", (1, hidden)
