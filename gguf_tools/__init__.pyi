@@ -157,6 +157,7 @@ from quantize.linting import LintReport as LintReport
 from quantize.linting import lint as lint
 from quantize.options import QuantizeOptions as QuantizeOptions
 from quantize.pipeline import quantize_many as quantize_many
+from quantize.plan.decide import KeptGrid as KeptGrid
 from quantize.plan.overrides import Override as Override
 from quantize.plan.overrides import parse_overrides as parse_overrides
 from quantize.plan.plan import PlanOptions as PlanOptions
