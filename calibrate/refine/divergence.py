@@ -49,6 +49,14 @@ def log_sums(heads: Sequence[Head], positions: Positions, n_workers: int) -> tor
 
 
 @dataclass(frozen=True)
+class _Rows:
+    """Rows of the file's output matrix, and the number of the first."""
+
+    first: int
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Predictions:
     """The predictions of an original and of a file at the same positions.
 
@@ -64,7 +72,7 @@ class Predictions:
     def divergences(self, workers: Workers) -> torch.Tensor:
         """Compute KL(p || q) of each position, float64 (n_positions,)."""
         found = torch.zeros(len(self.positions.tokens), dtype=torch.float64)
-        for at, _, here in self._sweep(workers, lambda chunk, first, weight, p, q: None):
+        for at, _, here in self._sweep(workers, lambda chunk, rows, p, q, slope: None):
             found[at] += here
         return found
 
@@ -78,12 +86,12 @@ class Predictions:
         n_positions = len(self.positions.tokens)
 
         def take_slice(
-            chunk: int, first: int, weight: torch.Tensor, p: torch.Tensor, q: torch.Tensor
+            chunk: int, rows: _Rows, p: torch.Tensor, q: torch.Tensor, slope: torch.Tensor | float
         ) -> torch.Tensor:
             at = self.positions.place(chunk)
-            at_logits = q.sub_(p).div_(n_positions).to(weight.dtype)
-            at_x = to_cpu((at_logits @ weight).float())
-            at_x = at_x if first == 0 else at_x + into.read(at.start, at.stop)[:, :n_behind]
+            at_logits = q.sub_(p).mul_(slope).div_(n_positions).to(rows.weight.dtype)
+            at_x = to_cpu((at_logits @ rows.weight).float())
+            at_x = at_x if rows.first == 0 else at_x + into.read(at.start, at.stop)[:, :n_behind]
             into.write(at.start, pad(at_x, (0, into.n_cols - n_behind)))
             return at_logits
 
@@ -96,7 +104,9 @@ class Predictions:
         return found
 
     def _sweep(
-        self, workers: Workers, make: Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], Any]
+        self,
+        workers: Workers,
+        make: Callable[[int, _Rows, torch.Tensor, torch.Tensor, torch.Tensor | float], Any],
     ) -> Iterator[tuple[slice, tuple[int, Any], torch.Tensor]]:
         """Yield, slice by slice and chunk by chunk, the positions, what `make` makes, and divergences."""
         for first, stop in slices(self.file.vocab_size):
@@ -107,10 +117,12 @@ class Predictions:
             ) -> tuple[slice, tuple[int, Any], torch.Tensor]:
                 at = self.positions.place(chunk)
                 tokens, sums = self.positions.tokens[at], self.sums[:, at, None].float()
-                pair = zip((self.original, self.file), weights, sums, strict=True)
-                logs = [to_cpu(head.logits(tokens, weight)).sub_(total) for head, weight, total in pair]
+                pair = zip((self.original, self.file), weights, strict=True)
+                logits = [to_cpu(head.logits(tokens, weight)) for head, weight in pair]
+                slope = self.file.rule.slope(logits[1])
+                logs = [each.sub_(total) for each, total in zip(logits, sums, strict=True)]
                 p, q = logs[0].exp(), logs[1].exp()
                 here = (p * logs[0].sub_(logs[1])).sum(-1).double()
-                return at, (first, make(chunk, first, weights[1], p, q)), here
+                return at, (first, make(chunk, _Rows(first, weights[1]), p, q, slope)), here
 
             yield from workers.each(take_chunk, range(self.positions.n_chunks))

@@ -10,7 +10,7 @@ the gradient at its product into derivatives by the matrix' scales.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -111,7 +111,7 @@ class Original:
         rows = self.head.states.rows(numbers)
         states = MemoryStates(*rows.shape)
         states.write(0, rows)
-        return Head(self.head.load, states, self.head.norm, self.head.matrix)
+        return replace(self.head, states=states)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Student:
         return _Batch(chunks, sweep, to_torch(numbers))
 
     def _embed(self, batch: _Batch, states: States) -> None:
-        embed(self.load, batch.chunks, states, self.network.n_handed, self.network.embedding_scale)
+        embed(self.load, batch.chunks, states, self.network)
 
     def _compute(self, batch: _Batch, layer: int, before: States, after: States) -> None:
         middle = batch.states(self.network.hidden_size, self.load.dtype)
@@ -202,7 +202,7 @@ class Student:
         run_layer(batch.sweep, execution, layer, LayerBuffers(before, middle, after), Silent())
 
     def _predictions(self, original: Original, batch: _Batch, last: States) -> Predictions:
-        own = Head(self.load, last, self.network.load_end(self.load), self.network.output)
+        own = Head.of(self.network, self.load, last)
         heads, positions = (original.of(batch.numbers), own), every_position(batch.chunks)
         return Predictions(*heads, positions, log_sums(heads, positions, self.n_workers))
 

@@ -261,8 +261,7 @@ class _Run:
             with forward_pass(base, self.text.chunks, forward, folder, self.report.advance) as passing:
                 for _ in passing.layers(Silent):
                     give_back()
-                end = passing.output_norm()
-                yield Original(Head(passing.load, passing.last(), end, base.network.output))
+                yield Original(Head.of(base.network, passing.load, passing.last()))
 
 
 class _Shares:

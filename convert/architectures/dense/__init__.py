@@ -1,0 +1,1 @@
+"""Dense decoders that are a Llama or a Qwen but for a part or two."""
