@@ -32,6 +32,10 @@ def _decoder(name: str) -> FamilyRow:
     return FamilyRow(f"convert.architectures.{name}")
 
 
+def _dense(name: str) -> FamilyRow:
+    return FamilyRow(f"convert.architectures.dense.{name}")
+
+
 def _latent(name: str) -> FamilyRow:
     return FamilyRow(f"convert.architectures.deepseek2.{name}", LatentOptions)
 
@@ -55,26 +59,26 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "LlamaForCausalLM": _decoder("llama"),
     "MistralForCausalLM": _decoder("llama"),
     "MixtralForCausalLM": _decoder("llama"),
-    "SmolLM3ForCausalLM": _decoder("smollm3"),
-    "Qwen2ForCausalLM": _decoder("qwen2"),
-    "Qwen3ForCausalLM": _decoder("qwen3"),
+    "SmolLM3ForCausalLM": _dense("smollm3"),
+    "Qwen2ForCausalLM": _dense("qwen2"),
+    "Qwen3ForCausalLM": _dense("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3moe"),
     "Qwen3NextForCausalLM": _delta_net("qwen3_next"),
     "Qwen3_5ForConditionalGeneration": _delta_net("qwen35"),
     "Qwen3_5ForCausalLM": _delta_net("qwen35"),
     "Qwen3_5MoeForConditionalGeneration": _delta_net("qwen35_moe"),
     "Qwen3_5MoeForCausalLM": _delta_net("qwen35_moe"),
-    "Gemma3ForCausalLM": _decoder("gemma3"),
-    "Gemma3ForConditionalGeneration": _decoder("gemma3"),
-    "Gemma4ForCausalLM": _decoder("gemma4"),
-    "Gemma4ForConditionalGeneration": _decoder("gemma4"),
-    "Gemma4UnifiedForConditionalGeneration": _decoder("gemma4"),
-    "SeedOssForCausalLM": _decoder("seed_oss"),
-    "Olmo2ForCausalLM": _decoder("olmo2"),
-    "Olmo3ForCausalLM": _decoder("olmo2"),
-    "Ministral3ForCausalLM": _decoder("ministral3"),
-    "Mistral3ForConditionalGeneration": _decoder("ministral3"),
-    "Phi3ForCausalLM": _decoder("phi3"),
+    "Gemma3ForCausalLM": _decoder("gemma.gemma3"),
+    "Gemma3ForConditionalGeneration": _decoder("gemma.gemma3"),
+    "Gemma4ForCausalLM": _decoder("gemma.gemma4"),
+    "Gemma4ForConditionalGeneration": _decoder("gemma.gemma4"),
+    "Gemma4UnifiedForConditionalGeneration": _decoder("gemma.gemma4"),
+    "SeedOssForCausalLM": _dense("seed_oss"),
+    "Olmo2ForCausalLM": _dense("olmo2"),
+    "Olmo3ForCausalLM": _dense("olmo2"),
+    "Ministral3ForCausalLM": _dense("ministral3"),
+    "Mistral3ForConditionalGeneration": _dense("ministral3"),
+    "Phi3ForCausalLM": _dense("phi3"),
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Glm4MoeForCausalLM": FamilyRow("convert.architectures.glm4moe", MTPOptions),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),

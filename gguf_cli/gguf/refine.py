@@ -115,7 +115,7 @@ def _read(args: argparse.Namespace) -> RefineRequest:
 
 def carry_out(request: RefineRequest) -> None:
     """Refine a file, and print what that gave."""
-    from calibrate.refine.refine import refine
+    from calibrate.refine.pipeline import refine
     from convert.sources import model_path
     from gguf_tools.progress import LayerBar
 

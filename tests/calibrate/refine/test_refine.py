@@ -21,7 +21,7 @@ from tests.support.decoder_models import decoder_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.refine import refine as front  # noqa: E402
+from calibrate.refine import pipeline as front  # noqa: E402
 from calibrate.refine import run  # noqa: E402
 from calibrate.refine.descent import Descent, RefinedTensor, RowGradients  # noqa: E402
 from calibrate.refine.gradients import Original, Student  # noqa: E402

@@ -15,7 +15,7 @@ from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.progress import Reporter, Shown, reporting
 
 if TYPE_CHECKING:
-    from calibrate.refine.run import Refinement
+    from calibrate.refine.result import Refinement
 
 
 def refine(
