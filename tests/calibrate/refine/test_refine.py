@@ -191,8 +191,9 @@ def test_an_interrupted_run_makes_the_same_file(
         step(self, gradients, rate)
 
     monkeypatch.setattr(Descent, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         refine(*inputs, tmp_path / "out.gguf", **choices)
+    assert "2 of 5 steps are kept: the same command resumes from there" in caught.value.__notes__
     assert not (tmp_path / "out.gguf").exists()
     refine(*inputs, tmp_path / "out.gguf", **choices)
     assert taken == [0, 1, 2, 2, 3, 4]
