@@ -258,23 +258,26 @@ class _Steps:
         split = HoldoutSplit.of(chunks.n_chunks, chunks.longest)
         summed = np.array([chunk for chunk in range(chunks.n_chunks) if split.is_summed(chunk)])
         n_steps, best = self._begin(split, len(summed))
-        saved = time.monotonic()
-        report = self.shares.report
+        saved, n_saved, report = time.monotonic(), descent.n_steps, self.shares.report
         report.start(n_steps, descent.n_steps)
         self.shares.per_layer = 1 / (self.student.network.n_layers * (1 + BACKWARD_WORK))
-        while descent.n_steps < n_steps:
-            number = descent.n_steps
-            batch = _batch(summed, self.options, number)
-            divergence, gradients = self.student.gradients(self.original, batch)
-            descent.step(gradients, self._rate(number, n_steps))
-            report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
-            is_last = descent.n_steps == n_steps
-            if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
-                best = self._looked(best, split)
-            if is_last or time.monotonic() - saved > _SAVE_SECONDS:
-                self._save(best, n_steps)
-                saved = time.monotonic()
-            give_back()
+        try:
+            while descent.n_steps < n_steps:
+                number = descent.n_steps
+                batch = _batch(summed, self.options, number)
+                divergence, gradients = self.student.gradients(self.original, batch)
+                descent.step(gradients, self._rate(number, n_steps))
+                report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
+                is_last = descent.n_steps == n_steps
+                if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
+                    best = self._looked(best, split)
+                if is_last or time.monotonic() - saved > _SAVE_SECONDS:
+                    self._save(best, n_steps)
+                    saved, n_saved = time.monotonic(), descent.n_steps
+                give_back()
+        except KeyboardInterrupt as error:
+            error.add_note(f"{n_saved} of {n_steps} steps are kept: the same command resumes from there")
+            raise
         return best, n_steps
 
     def _begin(self, split: HoldoutSplit, n_summed: int) -> tuple[int, _Best]:
