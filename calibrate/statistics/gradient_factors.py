@@ -29,8 +29,8 @@ _TOKENS = 16384
 
 
 _MOST_LABELS = 4
-"""Number of labels that are drawn for a token of a short text, at most. The sample model at Q2_K, 4 chunks: KLD
-0.0172 with one, 0.0148 with 4 and 0.0152 with 10; 8 chunks: 0.0144 with one and 0.0134 with 4."""
+"""Number of labels that are drawn for a token of a short text, at most. The sample model at Q2_K, 4 chunks:
+KLD 0.0172 with one, 0.0148 with 4 and 0.0152 with 10; 8 chunks: 0.0144 with one and 0.0134 with 4."""
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def test_bad_input_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
         refine(base, base, text, output, chunk_size=64)
     with pytest.raises(BadRequest, match=r"is an input or another output of this command"):
         refine(file, base, text, file, chunk_size=64)
-    with pytest.raises(OutputError, match=r"no such folder"):
+    with pytest.raises(OutputError, match=r"create it first"):
         refine(file, base, text, tmp_path / "none" / "o.gguf", chunk_size=64)
     with pytest.raises(BadArgument, match=r"rate of -1, expected a number above 0"):
         refine(file, base, text, output, rate=-1)
