@@ -27,6 +27,7 @@ PRE = {
     "smollm3": "llama-bpe", "gemma-3": "qwen2", "gemma-4": "", "gemma-4-moe": "", "gemma-4-e": "",
     "gemma-4-12b": "", "seed-oss": "seed-coder", "olmo-2": "dbrx", "olmo-3": "dbrx",
     "ministral-3": "llama-bpe", "phi-4": "dbrx", "phi-4-mini": "dbrx",
+    "granite-3": "dbrx", "granite-3-moe": "dbrx", "granite-4": "dbrx", "granite-4-h": "dbrx",
     "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""

@@ -79,6 +79,10 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "Ministral3ForCausalLM": _dense("ministral3"),
     "Mistral3ForConditionalGeneration": _dense("ministral3"),
     "Phi3ForCausalLM": _dense("phi3"),
+    "GraniteForCausalLM": _decoder("granite"),
+    "GraniteMoeForCausalLM": _decoder("granite"),
+    "GraniteMoeSharedForCausalLM": _decoder("granite"),
+    "GraniteMoeHybridForCausalLM": _decoder("granite"),
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Glm4MoeForCausalLM": FamilyRow("convert.architectures.glm4moe", MTPOptions),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),
@@ -111,7 +115,9 @@ def find_architecture(
             f"{path}: architecture {name}, expected one of {', '.join(supported())};"
             f" {nearest(name, (row.module for row in ARCHITECTURES.values()), names)}"
         )
-    architecture: Architecture = import_module(ARCHITECTURES[name].module).ARCHITECTURE
+    module = import_module(ARCHITECTURES[name].module)
+    # A class of transformers may be several architectures of llama.cpp.
+    architecture: Architecture = module.choose(config) if hasattr(module, "choose") else module.ARCHITECTURE
     return architecture
 
 

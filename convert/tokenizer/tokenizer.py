@@ -76,6 +76,7 @@ class Tokenizer:
     model             "gpt2" (byte-level BPE), "llama" (SentencePiece) or "gemma4" (its pieces with merges)
     pre               name of the pre-tokenizer; "default" for SentencePiece, "" where the model says it
     add_space_prefix  False when a SentencePiece text gets no leading space; None: llama.cpp's default
+    prefix_first      whether add_space_prefix stands before all others, as tokenizer_config.json states it
     tokens_last       whether tokens stand behind merges and special ids, as in files made of tekken.json
     normalizer        the two settings that have keys: lowercase, strip_accents
     notes             one line for each thing that is not carried over as it stands, or had to be decided
@@ -87,6 +88,7 @@ class Tokenizer:
     special: SpecialTokens
     chat_templates: ChatTemplates
     add_space_prefix: bool | None = None
+    prefix_first: bool = False
     tokens_last: bool = False
     normalizer: Mapping[str, bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -96,6 +98,8 @@ class Tokenizer:
         return dict(self._entries())
 
     def _entries(self) -> Iterator[tuple[str, Value]]:
+        if self.add_space_prefix is not None and self.prefix_first:
+            yield keys.TOKENIZER_ADD_PREFIX, Value.bool_(self.add_space_prefix)
         yield keys.TOKENIZER_MODEL, Value.string(self.model)
         if self.pre:
             yield keys.TOKENIZER_PRE, Value.string(self.pre)
@@ -158,7 +162,7 @@ def _with_stated_prefix(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenize
         return replace(tokenizer, add_space_prefix=files.quirks.space_prefix)
     if not files.quirks.states_prefix or not isinstance(stated, bool):
         return tokenizer
-    return replace(tokenizer, add_space_prefix=stated)
+    return replace(tokenizer, add_space_prefix=stated, prefix_first=True)
 
 
 def _with_quirks_of_size(tokenizer: Tokenizer, quirks: Quirks) -> Tokenizer:

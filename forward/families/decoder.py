@@ -6,7 +6,7 @@ shared experts, factors of RoPE. A row of DECODERS says the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,15 +14,17 @@ from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.metadata import read_decoder
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.delta_net.metadata import read_delta_net_file
+from convert.architectures.granite import GraniteConfig, read_granite_file
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Attention, Layer
 from forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
+from forward.layers.attention.mamba2 import Mamba2Sizes, load_mamba2
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
-from forward.layers.residual import UNNORMED, Norm, RMSNorm
+from forward.layers.residual import PLAIN, UNNORMED, Norm, RMSNorm, Scaled
 from forward.layers.rope import Rope, Rotation
-from forward.network import Family, Network
+from forward.network import Family, LogitRule, Network
 from gguf_tools.errors import UnsupportedCheckpoint
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -40,6 +42,7 @@ class _Style:
     gated      whether attention has gates
     fused      whether queries, keys and values are one matrix, gate and up another
     gemma      whether it is Gemma 3's: GELU, scaled embeddings
+    read       reads its configuration; None: as of other decoders
     tiled      how heads of delta nets share keys, see DeltaNetSizes
     """
 
@@ -52,12 +55,14 @@ class _Style:
     fused: bool = False
     gemma: bool = False
     tiled: bool = False
+    read: Callable[..., DecoderConfig] | None = None
 
 
 def _network(style: _Style, config: DecoderConfig) -> Network:
     heads, feed_forwards = _head_sizes(config, style), _feed_forwards(config, style)
     rope, sliding = _rope(config, style), frozenset(config.sliding_layers)
-    linear = config.linear_layers if isinstance(config, DeltaNetConfig) else ()
+    linear = _linear_layers(config)
+    residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
         if number in sliding and style.local:
@@ -74,8 +79,10 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         return f"rope_factors_{'long' if is_long else 'short'}.weight"
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
-        if isinstance(config, DeltaNetConfig) and number in linear:
-            return load_delta_net(load, number, _delta_net_sizes(config, style))
+        if number in linear:
+            if isinstance(config, DeltaNetConfig):
+                return load_delta_net(load, number, _delta_net_sizes(config, style))
+            return load_mamba2(load, number, _mamba_sizes(config))
         window = config.sliding_window if number in sliding else None
         rotate_here = rotation_of(load, number, rotate)
         attention = load_shared_key_attention(load, number, heads, rotate_here, window)
@@ -93,12 +100,32 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
             weight = load.float32(f"blk.{number}.{style.ffn_norm}.weight", config.hidden_size)
             norm = RMSNorm(weight, config.rms_norm_eps)
         end = "ssm_out.weight" if number in linear else "attn_output.weight"
-        return Layer(
-            f"blk.{number}", attention, norm, *feed_forwards.load(load, number), attention_end=end
-        )
+        parts = feed_forwards.load(load, number)
+        return Layer(f"blk.{number}", attention, norm, *parts, residual, residual, attention_end=end)
 
-    scale = config.hidden_size**0.5 if style.gemma else 1.0
-    return network_of(config, rope, build, embedding_scale=scale)
+    scale = config.hidden_size**0.5 if style.gemma else config.embedding_scale or 1.0
+    rule = LogitRule(1 / (config.logit_scale or 1.0))
+    return network_of(config, rope, build, embedding_scale=scale, logits=rule)
+
+
+def _linear_layers(config: DecoderConfig) -> tuple[int, ...]:
+    """Return the layers that have something else in place of attention."""
+    if isinstance(config, DeltaNetConfig):
+        return config.linear_layers
+    return config.mamba_layers if isinstance(config, GraniteConfig) else ()
+
+
+def _mamba_sizes(config: DecoderConfig) -> Mamba2Sizes:
+    assert isinstance(config, GraniteConfig)
+    return Mamba2Sizes(
+        hidden=config.hidden_size,
+        n_heads=config.mamba_n_heads,
+        n_cols=config.mamba_d_head,
+        n_groups=config.mamba_n_groups,
+        n_state=config.mamba_d_state,
+        kernel=config.mamba_d_conv,
+        eps=config.rms_norm_eps,
+    )
 
 
 def _delta_net_sizes(config: DeltaNetConfig, style: _Style) -> DeltaNetSizes:
@@ -167,7 +194,7 @@ def with_divisors(load: Loader, rope: Rope, rotate: Rotation, table: str = ROPE_
 
 
 def _family(name: str, style: _Style) -> Family:
-    read = read_delta_net_file if style.gated else read_decoder
+    read = style.read or (read_delta_net_file if style.gated else read_decoder)
     return Family(partial(read, name), partial(_network, style), {})
 
 
@@ -188,6 +215,9 @@ DECODERS: Mapping[str, Family] = {
         "olmo2": _Style(ffn_norm="", post_norms=True, local=True),
         "mistral3": _Style(halves=False),
         "phi3": _Style(fused=True),
+        "granite": _Style(halves=False, read=read_granite_file),
+        "granitemoe": _Style(halves=False, read=read_granite_file),
+        "granitehybrid": _Style(halves=False, read=read_granite_file),
         "qwen3next": _Style(ffn_norm="post_attention_norm", gated=True),
         "qwen35": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),
         "qwen35moe": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),

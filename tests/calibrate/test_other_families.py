@@ -27,6 +27,11 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim"
 
 MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "phi4": ({}, ("attn_qkv", "ffn_up", "ffn_down")),
+    "granite4-h": (
+        {"layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 256,
+         "mamba_n_heads": 8, "mamba_d_head": 64},
+        ("ssm_in", "ssm_out", "ffn_up_exps", "ffn_down_shexp"),
+    ),
     "olmo2": ({}, ("attn_q", "ffn_gate", "ffn_down")),
     "gemma3": ({"query_pre_attn_scalar": 64}, ("attn_q", "ffn_down")),
     "gemma4-experts": (

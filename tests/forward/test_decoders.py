@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 
 import forward.layers.attention.delta_net as delta_net  # noqa: E402
 import forward.layers.attention.gqa as gqa  # noqa: E402
+import forward.layers.attention.mamba2 as mamba2  # noqa: E402
 from tests.forward.test_differentiate import WeightGradients, differentiate, directions  # noqa: E402
 
 CASES = (
@@ -104,6 +105,24 @@ def test_gradients_of_fused_matrices_equal_those_of_transformers(tmp_path: Path)
     layer = original.model.layers[1]
     for ours, linear in {"attn_qkv": layer.self_attn.qkv_proj, "ffn_up": layer.mlp.gate_up_proj}.items():
         assert relative_error(observer.of(f"blk.1.{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+
+
+def test_gradients_of_mamba_2_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("granite4-h", tmp_path)
+    mamba, last = original.model.layers[1].mamba, original.model.layers[3]
+    pairs = {"blk.1.ssm_in": mamba.in_proj, "blk.1.ssm_out": mamba.out_proj}
+    pairs |= {"blk.3.attn_v": last.self_attn.v_proj, "blk.3.ffn_down_shexp": last.shared_mlp.output_linear}
+    for ours, linear in pairs.items():
+        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+
+
+def test_blocks_of_a_mamba_2_hand_on_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_model("granite4-h", tmp_path / "m")
+    with open_model(tmp_path / "m") as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+        monkeypatch.setattr(mamba2, "_BLOCK", 7)
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma4-experts", "gemma4-small"])

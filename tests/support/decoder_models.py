@@ -15,6 +15,13 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
 
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125,
+    "logits_scaling": 8.0,
+}  # fmt: skip
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": 16, "mamba_chunk_size": 16,
+}  # fmt: skip
 _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -78,6 +85,20 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
              "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
                                 "original_max_position_embeddings": 64},
              "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    ),
+    "granite": ("Granite", _GRANITE),
+    "granitemoe": ("GraniteMoe", {**_GRANITE, **_EXPERTS}),
+    "granitemoeshared": ("GraniteMoeShared", {**_GRANITE, **_EXPERTS, "shared_intermediate_size": 48}),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {**_GRANITE, **_MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0,
+         "shared_intermediate_size": 96, "layer_types": ["full_attention"] * 2,
+         "position_embedding_type": "rope"},
+    ),
+    "granite4-h": (
+        "GraniteMoeHybrid",
+        {**_GRANITE, **_MAMBA, **_EXPERTS, "shared_intermediate_size": 48, "num_hidden_layers": 4,
+         "layer_types": [*["linear_attention"] * 3, "full_attention"]},
     ),
     "phi4": ("Phi3", {"pad_token_id": 0}),
     "phi4-mini": (

@@ -25,6 +25,7 @@ from tests.support.published_shapes import (
     delta_net,
     gemma,
     gemma4,
+    granite,
     latent,
     olmo,
     phi,
@@ -62,6 +63,16 @@ _DELTA_NET: Config = {
 }  # fmt: skip
 _QWEN_TOKENS: Config = {
     **_COMMON, "vocab_size": 640, "bos_token_id": None, "eos_token_id": 538,
+}  # fmt: skip
+_GRANITE: Config = {
+    "head_dim": None, "num_key_value_heads": 2, "attention_multiplier": 0.125, "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22, "logits_scaling": 8.0,
+}  # fmt: skip
+_MAMBA: Config = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid",
+    "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
+    "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
 }  # fmt: skip
 _QWEN_EXPERTS: Config = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -277,6 +288,25 @@ PUBLISHED: Mapping[str, Published] = {
          "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
                           "long_factor": [1.0, 1.5, 3.0, 8.0, 20.0, 40.0]}},
         phi, "qwen3moe", cutting="dbrx", tokenizer_class="GPT2Tokenizer",
+    ),
+    "granite-3": Published(
+        {**_QWEN_TOKENS, **_GRANITE, "architectures": ["GraniteForCausalLM"], "model_type": "granite"},
+        granite, "qwen3moe", cutting="dbrx",
+    ),
+    "granite-3-moe": Published(
+        {**_QWEN_TOKENS, **_GRANITE, "architectures": ["GraniteMoeForCausalLM"],
+         "model_type": "granitemoe", "num_local_experts": 6, "num_experts_per_tok": 2},
+        granite, "qwen3moe", cutting="dbrx",
+    ),
+    "granite-4": Published(
+        {**_QWEN_TOKENS, **_GRANITE, **_MAMBA, "layer_types": ["attention"] * 3,
+         "num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"},
+        granite, "qwen3moe", cutting="dbrx",
+    ),
+    "granite-4-h": Published(
+        {**_QWEN_TOKENS, **_GRANITE, **_MAMBA, "layer_types": ["mamba", "mamba", "attention"],
+         "num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "nope"},
+        granite, "qwen3moe", cutting="dbrx",
     ),
     "ministral-3": Published(
         {**_COMMON, "model_type": "ministral3", "head_dim": 32, "num_key_value_heads": 2,

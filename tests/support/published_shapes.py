@@ -199,6 +199,41 @@ def phi(config: Config) -> Shapes:
         yield f"{prefix}.mlp.down_proj.weight", (hidden, width)
 
 
+def granite(config: Config) -> Shapes:
+    """Yield the tensors of a Granite 3 or 4: experts in two stacks, a shared block, a Mamba 2."""
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    n_experts, shared = config.get("num_local_experts"), config.get("shared_intermediate_size")
+    heads, inner = config.get("mamba_n_heads", 0), 2 * hidden
+    convolved = inner + 2 * config.get("mamba_n_groups", 0) * config.get("mamba_d_state", 0)
+    kinds = config.get("layer_types") or []
+    plain = {key: value for key, value in config.items() if n_experts or key != "num_local_experts"}
+    for name, shape in decoder(plain):
+        layer = int(name.split(".")[2]) if ".layers." in name else -1
+        is_mamba = layer >= 0 and kinds[layer : layer + 1] == ["mamba"]
+        is_replaced = (".mlp." in name and shared) or (".self_attn." in name and is_mamba)
+        if is_replaced or ".block_sparse_moe." in name:
+            continue
+        yield name, shape
+        if not name.endswith(".post_attention_layernorm.weight"):
+            continue
+        prefix = f"model.layers.{layer}"
+        if is_mamba:
+            yield f"{prefix}.mamba.in_proj.weight", (inner + convolved + heads, hidden)
+            yield f"{prefix}.mamba.conv1d.weight", (convolved, 1, 4)
+            yield f"{prefix}.mamba.conv1d.bias", (convolved,)
+            for part in ("dt_bias", "A_log", "D"):
+                yield f"{prefix}.mamba.{part}", (heads,)
+            yield f"{prefix}.mamba.norm.weight", (inner,)
+            yield f"{prefix}.mamba.out_proj.weight", (hidden, inner)
+        if n_experts:
+            yield f"{prefix}.block_sparse_moe.router.layer.weight", (n_experts, hidden)
+            yield f"{prefix}.block_sparse_moe.input_linear.weight", (n_experts, 2 * width, hidden)
+            yield f"{prefix}.block_sparse_moe.output_linear.weight", (n_experts, hidden, width)
+        if shared:
+            yield f"{prefix}.shared_mlp.input_linear.weight", (2 * shared, hidden)
+            yield f"{prefix}.shared_mlp.output_linear.weight", (hidden, shared)
+
+
 def delta_net(config: Config) -> Shapes:
     """Yield the tensors of a Qwen3-Next or a Qwen 3.5, with experts or without, and of its MTP layer."""
     yield from _ends(config)

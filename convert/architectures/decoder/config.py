@@ -34,9 +34,13 @@ class DecoderConfig:
     attention_scale        what scores are multiplied by; None: one over the root of head_dim
     sharpness              s and n: the scores of the token at position p are multiplied by
                            1 + s ln(1 + floor(p / n)); None for nothing
+    embedding_scale        what embeddings are multiplied by; None for nothing
+    residual_scale         what attention and block are multiplied by before they are added; None for nothing
+    logit_scale            what logits are divided by; None for nothing
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
+    shared_expert_intermediate_size  their width together; 0: as many times that of a routed one
     first_k_dense_replace  dense layers before those with experts
     scoring_func           of the router: "softmax", "sigmoid"; None where nothing is said
     norm_topk_prob         whether the weights of a token's experts are made to add up to one
@@ -68,10 +72,14 @@ class DecoderConfig:
     unrotated_layers: tuple[int, ...] = ()
     attention_scale: float | None = None
     sharpness: tuple[float, int] | None = None
+    embedding_scale: float | None = None
+    residual_scale: float | None = None
+    logit_scale: float | None = None
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     num_shared_experts: int | None = None
+    shared_expert_intermediate_size: int = 0
     first_k_dense_replace: int = 0
     n_group: int | None = None
     topk_group: int | None = None
@@ -108,7 +116,8 @@ class DecoderConfig:
     @property
     def shared_intermediate_size(self) -> int:
         """Width of the shared experts, which are stored as one."""
-        return (self.num_shared_experts or 0) * self.moe_intermediate_size
+        by_count = (self.num_shared_experts or 0) * self.moe_intermediate_size
+        return self.shared_expert_intermediate_size or by_count
 
     @property
     def concat_size(self) -> int:

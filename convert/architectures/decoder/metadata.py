@@ -156,6 +156,10 @@ def read_decoder(
         sliding_layers=tuple(range(0, n_layers, 2)) if is_gpt_oss else (),
         unrotated_layers=unrotated(n_layers) if architecture == "smollm3" else (),
         **_expert_fields(hparams),
+        attention_scale=hparams.attention_scale or None,
+        embedding_scale=hparams.embedding_scale or None,
+        residual_scale=hparams.residual_scale or None,
+        logit_scale=hparams.logit_scale or None,
         num_nextn_predict_layers=n_mtp,
     )
     change = _CHANGES.get(architecture)
@@ -242,6 +246,7 @@ def _expert_fields(hparams: HParams) -> dict[str, Any]:
         "num_experts_per_tok": size("expert_used_count", 0),
         "moe_intermediate_size": size("expert_feed_forward_length", size("feed_forward_length", 0)),
         "num_shared_experts": size("expert_shared_count", 0),
+        "shared_expert_intermediate_size": size("expert_shared_feed_forward_length", 0),
         "first_k_dense_replace": size("leading_dense_block_count", 0),
         "n_group": size("expert_group_count", 1) or 1,
         "topk_group": size("expert_group_used_count", 1) or 1,

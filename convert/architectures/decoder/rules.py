@@ -195,8 +195,8 @@ def expert_weights(where: Where) -> tuple[Rule, ...]:
     return (
         replace(one_by_one, unless=f"{_STACK}.gate_up_proj"),
         Rule(where, (
-            Output("blk.{layer}.ffn_gate_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, _gates),
-            Output("blk.{layer}.ffn_up_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, _ups),
+            Output("blk.{layer}.ffn_gate_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, gate_rows),
+            Output("blk.{layer}.ffn_up_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, up_rows),
         ), when=f"{_STACK}.gate_up_proj"),
         Rule(where, (
             Output("blk.{layer}.ffn_down_exps.weight", f"{_STACK}.down_proj",
@@ -205,16 +205,16 @@ def expert_weights(where: Where) -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-def _gates(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:
-    """Return the first half of every expert's rows of gate_up_proj, (experts, width, hidden_size)."""
+def gate_rows(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:
+    """Return the first half of the rows of a matrix, or of every expert's in a stack."""
     (weight,) = weights
-    n_experts, n_rows, n_cols = weight.shape
-    return HeadRows(name, (n_experts, n_rows // 2, n_cols), weight, n_rows, 0, n_rows // 2)
+    *stack, n_rows, n_cols = weight.shape
+    return HeadRows(name, (*stack, n_rows // 2, n_cols), weight, n_rows, 0, n_rows // 2)
 
 
-def _ups(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:
-    """Return the second half of every expert's rows of gate_up_proj."""
-    gates = _gates(name, weights, config)
+def up_rows(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:
+    """Return the second half of the rows of a matrix, or of every expert's in a stack."""
+    gates = gate_rows(name, weights, config)
     return replace(gates, first=gates.count)
 
 

@@ -54,7 +54,7 @@ class ColumnsMoved(Renamed):
         return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
 
 
-def _negative_power(numbers: np.ndarray) -> np.ndarray:
+def negative_power(numbers: np.ndarray) -> np.ndarray:
     """Return -exp of the numbers, rounded once: programs' own exponentials of float32 differ."""
     return -np.exp(numbers.astype(np.float64)).astype(np.float32)
 
@@ -64,7 +64,7 @@ def decay(arrange: Arrange) -> Arrange:
 
     def made(name: str, weights: Sequence[Weight], config: DeltaNetConfig) -> OutputTensor:
         moved = arrange(name, weights, config)
-        return Mapped(name, moved.shape, F32, moved, _negative_power)
+        return Mapped(name, moved.shape, F32, moved, negative_power)
 
     return made
 

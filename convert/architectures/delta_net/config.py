@@ -26,7 +26,6 @@ class DeltaNetConfig(DecoderConfig):
     linear_num_key_heads    heads of queries and keys of a delta net
     linear_num_value_heads  heads of its values, states and gates
     linear_conv_kernel_dim  tokens that its convolution sees
-    shared_expert_intermediate_size  width of the expert that every token goes through
     mrope_section           pairs of columns that time, height and width rotate; None for plain RoPE
     states_section          whether config.json says so
     """
@@ -38,7 +37,6 @@ class DeltaNetConfig(DecoderConfig):
     linear_key_head_dim: int = 128
     linear_value_head_dim: int = 128
     linear_conv_kernel_dim: int = 4
-    shared_expert_intermediate_size: int = 0
     mrope_section: tuple[int, ...] | None = None
     states_section: bool = False
 
@@ -76,10 +74,6 @@ class DeltaNetConfig(DecoderConfig):
     def gated_q_rows(self) -> int:
         """Rows of q_proj of attention: every head's query, and its gate behind it."""
         return 2 * self.q_rows
-
-    @property
-    def shared_intermediate_size(self) -> int:
-        return self.shared_expert_intermediate_size
 
 
 def read_delta_net(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> DeltaNetConfig:

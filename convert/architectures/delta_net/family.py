@@ -36,7 +36,7 @@ def family(
         check=check_mtp,
         resolve_options=partial(keep_mtp_of, MTP_PROJECTION),
         drops=_drops,
-        forced_type=_forced_type,
+        forced_type=float32_kernels,
         **differences,
     )
 
@@ -45,6 +45,6 @@ def _drops(config: DeltaNetConfig, options: MTPOptions) -> tuple[Drop, ...]:
     return INV_FREQ, DROP_VISION, *(() if n_mtp_layers(config, options) else (DROP_MTP,))
 
 
-def _forced_type(tensor: OutputTensor) -> GGMLType | None:
+def float32_kernels(tensor: OutputTensor) -> GGMLType | None:
     """Return F32 for the kernels of convolutions, as llama.cpp's converter stores them."""
     return F32 if tensor.name.endswith("ssm_conv1d.weight") else None

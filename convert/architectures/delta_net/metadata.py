@@ -79,7 +79,6 @@ def read_delta_net_file(
         linear_key_head_dim=hparams.size("ssm_state_size"),
         linear_value_head_dim=inner // n_value_heads,
         linear_conv_kernel_dim=hparams.size("ssm_conv_kernel"),
-        shared_expert_intermediate_size=hparams.size("expert_shared_feed_forward_length", 0),
     )
 
 

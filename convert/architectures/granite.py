@@ -1,0 +1,359 @@
+"""Granite 3 and 4: a Llama with factors of embeddings, scores, outputs and logits; experts, and Mamba 2.
+
+Granite 4's class (granitemoehybrid) has layers of a Mamba 2 in place of attention, or has none, and is then a
+`granite` or `granitemoe` to llama.cpp. In a model with Mamba 2, nothing is rotated.
+
+Facts of transformers' modeling_granitemoehybrid.py and llama.cpp's converter (GraniteModel and its heirs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.architectures.base import Architecture, Key
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.decoder.arrange import Mapped
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE, read_decoder
+from convert.architectures.decoder.rope import paired
+from convert.architectures.decoder.rules import (
+    attention,
+    dense_blocks,
+    ends,
+    gate_rows,
+    in_layer,
+    layers,
+    moe_layers,
+    up_rows,
+)
+from convert.architectures.delta_net.arrange import negative_power, squeezed
+from convert.architectures.delta_net.family import float32_kernels
+from convert.architectures.rules import Output, OutputTensor, Renamed, Rule, Where
+from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
+from convert.tokenizer.files import NO_QUIRKS
+from convert.weights.base import Weight
+from gguf_tools.errors import FormatError
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
+
+HYBRID = "GraniteMoeHybridForCausalLM"
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 32000, "max_position_embeddings": 2048, "num_local_experts": 0, "num_experts_per_tok": 0,
+}  # fmt: skip
+_NO_LIMITS: tuple[list[Any], ...] = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+_LONG_CONTEXT = 2**20
+"""Context of a model that rotates nothing, as llama.cpp's converter writes it."""
+
+
+@dataclass(frozen=True)
+class GraniteConfig(DecoderConfig):
+    """What a model is made of; names as in config.json.
+
+    is_hybrid        whether it is of Granite 4's class, with Mamba 2 or without
+    mamba_layers     layers that are a Mamba 2
+    """
+
+    is_hybrid: bool = False
+    mamba_layers: tuple[int, ...] = ()
+    mamba_n_heads: int = 0
+    mamba_n_groups: int = 1
+    mamba_d_head: int = 0
+    mamba_d_state: int = 0
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+
+    @property
+    def one(self) -> int:
+        return 1
+
+    @property
+    def mamba_rows(self) -> int:
+        """Columns of all heads of a Mamba 2."""
+        return self.mamba_n_heads * self.mamba_d_head
+
+    @property
+    def convolved_rows(self) -> int:
+        """Rows that go through the convolution: the heads', and those of B and C."""
+        return self.mamba_rows + 2 * self.mamba_n_groups * self.mamba_d_state
+
+    @property
+    def in_rows(self) -> int:
+        """Rows of in_proj: a gate, what is convolved, a step for each head."""
+        return self.mamba_rows + self.convolved_rows + self.mamba_n_heads
+
+    @property
+    def shared_rows(self) -> int:
+        """Rows of the shared block's gate and up, stored as one."""
+        return 2 * self.shared_expert_intermediate_size
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
+    """Return the configuration of a Granite."""
+    read = with_defaults(raw, path, _DEFAULTS)
+    for key in ("attention_bias", "mlp_bias", "mamba_proj_bias"):
+        read.fixed(key, False, "llama.cpp's converter has no place for such biases")
+    config = decoder_fields(read)
+    cols = config["hidden_size"] // config["num_attention_heads"]
+    read.fixed("head_dim", cols, "llama.cpp's granite divides hidden_size by the heads")
+    config |= {"rotated_cols": cols, "stated_head_dim": None}
+    factors: dict[str, Any] = {
+        name: read.number(key, 1.0)
+        for name, key in (
+            ("embedding_scale", "embedding_multiplier"), ("residual_scale", "residual_multiplier"),
+            ("attention_scale", "attention_multiplier"), ("logit_scale", "logits_scaling"),
+        )
+    }  # fmt: skip
+    if read.raw["num_local_experts"]:
+        width = config["intermediate_size"]
+        config |= {**expert_fields(read), "moe_intermediate_size": width, "scoring_func": None}
+    shared = read.size("shared_intermediate_size", 0, least=0)
+    made = GraniteConfig(**config, **factors, shared_expert_intermediate_size=shared)
+    return _with_mamba(made, read) if raw["architectures"][0] == HYBRID else made
+
+
+def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
+    if not config.num_experts:
+        read.fixed("shared_intermediate_size", config.intermediate_size, "llama.cpp has one width for blocks")
+    config = replace(config, is_hybrid=True)
+    n_layers = config.num_hidden_layers
+    names = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
+    kinds = read.raw.get("layer_types") or ["mamba"] * n_layers
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not {*map(str, kinds)} <= {*names}:
+        raise read.bad("layer_types", f"'mamba' or 'attention' for each of the {n_layers} layers")
+    expand, n_heads = read.size("mamba_expand", 2), read.size("mamba_n_heads", 128)
+    inner = expand * config.hidden_size
+    stated = read.raw.get("mamba_d_head", "auto")
+    if inner % n_heads or stated not in ("auto", inner // n_heads):
+        raise read.bad("mamba_d_head", f"'auto' or {inner // n_heads}")
+    mamba = tuple(layer for layer, kind in enumerate(kinds) if names[kind])
+    if mamba:
+        read.fixed("mamba_expand", 2, "llama.cpp's granitehybrid has no other")
+        read.fixed("mamba_conv_bias", True, "llama.cpp's granitehybrid has it")
+        limit = read.raw.get("time_step_limit")
+        if limit is not None and limit not in _NO_LIMITS:
+            raise read.bad("time_step_limit", "none: llama.cpp has no limit")
+    if (read.raw.get("position_embedding_type") == "rope") != (not mamba):
+        expected = "no 'rope' in a model with Mamba 2" if mamba else "'rope' in a model without Mamba 2"
+        raise read.bad("position_embedding_type", f"{expected}: llama.cpp has no other")
+    return replace(
+        config,
+        mamba_layers=mamba,
+        unrotated_layers=tuple(range(n_layers)) if mamba else (),
+        mamba_n_heads=n_heads,
+        mamba_n_groups=read.size("mamba_n_groups", 1),
+        mamba_d_head=inner // n_heads,
+        mamba_d_state=read.size("mamba_d_state", 256),
+        mamba_d_conv=read.size("mamba_d_conv", 4),
+        mamba_expand=expand,
+    )
+
+
+@dataclass(frozen=True)
+class _Folded(Renamed):
+    """A vector as a matrix, one row after the other, float32."""
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        whole = self.weight.read_rows(0, 1).astype(np.float32).reshape(self.shape)
+        return np.ascontiguousarray(whole[start:stop])
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
+
+
+def _column(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
+    """Return a number for each head of a Mamba 2 as a column."""
+    (weight,) = weights
+    return _Folded(name, (weight.shape[0], 1), F32, weight)
+
+
+def _decay(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
+    """Return -exp of the numbers as a column."""
+    folded = _column(name, weights, config)
+    return Mapped(name, folded.shape, F32, folded, negative_power)
+
+
+def _by_group(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
+    """Return the norm of a Mamba 2's output, a row for each group."""
+    (weight,) = weights
+    return _Folded(name, (config.mamba_n_groups, weight.shape[0] // config.mamba_n_groups), F32, weight)
+
+
+def _mamba(config: GraniteConfig, options: Any) -> tuple[int, ...]:
+    return config.mamba_layers
+
+
+def _attending(config: GraniteConfig, options: Any) -> list[int]:
+    return [layer for layer in range(config.num_hidden_layers) if layer not in config.mamba_layers]
+
+
+def _plain(config: GraniteConfig, options: Any) -> Iterable[int | None]:
+    """Return the layers with a dense block under its usual names."""
+    return () if config.num_experts or config.is_hybrid else layers(config, options)
+
+
+def _dense_shared(config: GraniteConfig, options: Any) -> Iterable[int | None]:
+    """Return the layers whose only block is called shared."""
+    return layers(config, options) if config.is_hybrid and not config.num_experts else ()
+
+
+def _shared(config: GraniteConfig, options: Any) -> Iterable[int | None]:
+    return moe_layers(config, options) if config.shared_expert_intermediate_size else ()
+
+
+def _two(where: Where, kind: str, source: str, rows: str) -> Rule:
+    """Return the rule of one matrix, or stack, that has the rows of gate and of up."""
+    name = f"model.layers.{{layer}}.{source}.weight"
+    return Rule(where, (
+        Output(f"blk.{{layer}}.ffn_gate{kind}.weight", name, rows, gate_rows),
+        Output(f"blk.{{layer}}.ffn_up{kind}.weight", name, rows, up_rows),
+    ))  # fmt: skip
+
+
+def _blocks() -> tuple[Rule, ...]:
+    down = "hidden_size shared_expert_intermediate_size"
+    return (
+        in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        *(replace(rule, where=_plain) for rule in dense_blocks()),
+        in_layer(moe_layers, "ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
+                 "num_experts hidden_size"),
+        _two(moe_layers, "_exps", "block_sparse_moe.input_linear", "num_experts gate_up_rows hidden_size"),
+        in_layer(moe_layers, "ffn_down_exps.weight", "block_sparse_moe.output_linear.weight",
+                 "num_experts hidden_size moe_intermediate_size"),
+        _two(_shared, "_shexp", "shared_mlp.input_linear", "shared_rows hidden_size"),
+        in_layer(_shared, "ffn_down_shexp.weight", "shared_mlp.output_linear.weight", down),
+        _two(_dense_shared, "", "shared_mlp.input_linear", "shared_rows hidden_size"),
+        in_layer(_dense_shared, "ffn_down.weight", "shared_mlp.output_linear.weight", down),
+    )  # fmt: skip
+
+
+def _mamba_rules() -> tuple[Rule, ...]:
+    rules = (
+        ("ssm_in.weight", "in_proj.weight", "in_rows hidden_size", _as_is),
+        ("ssm_conv1d.weight", "conv1d.weight", "convolved_rows one mamba_d_conv", squeezed),
+        ("ssm_conv1d.bias", "conv1d.bias", "convolved_rows", _as_is),
+        ("ssm_dt.bias", "dt_bias", "mamba_n_heads", _as_is),
+        ("ssm_a", "A_log", "mamba_n_heads", _decay),
+        ("ssm_d", "D", "mamba_n_heads", _column),
+        ("ssm_norm.weight", "norm.weight", "mamba_rows", _by_group),
+        ("ssm_out.weight", "out_proj.weight", "hidden_size mamba_rows", _as_is),
+    )
+    return tuple(
+        in_layer(_mamba, name, f"mamba.{source}", sizes, arrange) for name, source, sizes, arrange in rules
+    )
+
+
+def _as_is(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
+    (weight,) = weights
+    return Renamed(name, weight.shape, weight.type, weight)
+
+
+_u32, _f32 = Value.u32, Value.f32
+
+
+def _of_mamba(value: Callable[[GraniteConfig], Any]) -> Callable[[GraniteConfig, Any], Any]:
+    return lambda c, o: value(c) if c.is_hybrid else None
+
+
+def _counts(key: Key) -> Key:
+    """Return a key about experts that Granite 4's class writes though there are none."""
+    return replace(key, value=lambda c, o: (key.value(c, o) or 0) if c.is_hybrid else key.value(c, o))
+
+
+_CHANGED: Mapping[str, Callable[[Key], Key]] = {
+    keys.CONTEXT_LENGTH: lambda key: replace(
+        key, value=lambda c, o: _LONG_CONTEXT if c.mamba_layers else c.max_position_embeddings
+    ),
+    keys.HEAD_COUNT_KV: lambda key: Key(
+        key.name,
+        lambda value: Value.i32s(value) if isinstance(value, list) else _u32(value),
+        lambda c, o: [
+            0 if layer in c.mamba_layers else c.num_key_value_heads for layer in range(c.num_hidden_layers)
+        ] if c.is_hybrid else c.num_key_value_heads,
+    ),
+    keys.EXPERT_COUNT: _counts,
+    keys.EXPERT_USED_COUNT: _counts,
+}  # fmt: skip
+
+_METADATA: tuple[Key, ...] = (
+    *(_CHANGED.get(key.name, lambda key: key)(key) for key in COMMON),
+    VOCAB_SIZE,
+    ROTATED_COLS,
+    Key(keys.ATTENTION_SCALE, _f32, lambda c, o: c.attention_scale),
+    Key(keys.EMBEDDING_SCALE, _f32, lambda c, o: c.embedding_scale),
+    Key(keys.RESIDUAL_SCALE, _f32, lambda c, o: c.residual_scale),
+    Key(keys.LOGIT_SCALE, _f32, lambda c, o: c.logit_scale),
+    Key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.shared_expert_intermediate_size or None),
+    Key(keys.SSM_CONV_KERNEL, _u32, _of_mamba(lambda c: c.mamba_d_conv)),
+    Key(keys.SSM_STATE_SIZE, _u32, _of_mamba(lambda c: c.mamba_d_state)),
+    Key(keys.SSM_GROUP_COUNT, _u32, _of_mamba(lambda c: c.mamba_n_groups)),
+    Key(keys.SSM_INNER_SIZE, _u32, _of_mamba(lambda c: c.mamba_expand * c.hidden_size)),
+    Key(keys.SSM_TIME_STEP_RANK, _u32, _of_mamba(lambda c: c.mamba_n_heads)),
+    Key(keys.ROPE_SCALING_FINETUNED, Value.bool_, _of_mamba(lambda c: not c.mamba_layers)),
+)
+
+ARCHITECTURE = decoder(
+    "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", HYBRID,
+    gguf_name="granite",
+    read_config=read_config,
+    rules=(
+        *ends(),
+        *(replace(rule, where=_attending) for rule in attention(paired) if rule.where is layers
+          and "attn_norm" not in rule.outputs[0].name),
+        in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
+        *_mamba_rules(),
+        *_blocks(),
+    ),
+    metadata=_METADATA,
+    forced_type=float32_kernels,
+    quirks=LLAMA_QUIRKS,
+)  # fmt: skip
+
+
+def choose(config: Mapping[str, Any]) -> Architecture:
+    """Return the family under the name that llama.cpp has for a model with this config.json."""
+    name = config["architectures"][0]
+    if name != HYBRID:
+        gguf_name = "granite" if name == "GraniteForCausalLM" else "granitemoe"
+        return replace(ARCHITECTURE, gguf_name=gguf_name)
+    has_mamba = {*map(str, config.get("layer_types") or ["mamba"])} & {"mamba", "linear_attention"}
+    of_attention = "granitemoe" if config.get("num_experts_per_tok") else "granite"
+    return replace(ARCHITECTURE, gguf_name="granitehybrid" if has_mamba else of_attention, quirks=NO_QUIRKS)
+
+
+def read_granite_file(
+    architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> GraniteConfig:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
+    plain = read_decoder(architecture, metadata, shapes, path)
+    hparams = read_hparams(metadata, architecture, path)
+    known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
+    if architecture != "granitehybrid":
+        return GraniteConfig(**known)
+    inner, n_heads = hparams.size("ssm_inner_size"), hparams.size("ssm_time_step_rank")
+    kv_heads = hparams.head_count_kv
+    by_layer = isinstance(kv_heads, tuple) and len(kv_heads) == plain.num_hidden_layers
+    if not isinstance(kv_heads, tuple) or not by_layer or not n_heads or inner % n_heads:
+        raise FormatError(
+            f"{path}: {hparams.key('head_count_kv')} is {kv_heads!r:.60}, and {n_heads} heads have {inner}"
+            f" columns: expected a {architecture} model"
+        )
+    if not hparams.rope_scaling_finetuned:
+        known["unrotated_layers"] = tuple(range(plain.num_hidden_layers))
+    return GraniteConfig(
+        **known,
+        is_hybrid=True,
+        mamba_layers=tuple(layer for layer, count in enumerate(kv_heads) if not count),
+        mamba_n_heads=n_heads,
+        mamba_n_groups=hparams.size("ssm_group_count", 1),
+        mamba_d_head=inner // n_heads,
+        mamba_d_state=hparams.size("ssm_state_size"),
+        mamba_d_conv=hparams.size("ssm_conv_kernel"),
+    )
