@@ -189,7 +189,7 @@ _HOMES = {
     "QuantizeOptions": "quantize.options",
     "ProgressState": "gguf_tools.progress",
     "RefineOptions": "calibrate.refine.options",
-    "Refinement": "calibrate.refine.run",
+    "Refinement": "calibrate.refine.result",
     "Reporter": "gguf_tools.progress",
     "Result": "quantize.run",
     "RunOptions": "quantize.run_options",

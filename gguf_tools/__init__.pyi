@@ -4,7 +4,7 @@ import imatrix as imatrix
 from calibrate.calibration import Calibration as Calibration
 from calibrate.refine.options import RefineOptions as RefineOptions
 from calibrate.refine.pipeline import refine as refine
-from calibrate.refine.run import Refinement as Refinement
+from calibrate.refine.result import Refinement as Refinement
 from calibrate.sensitivities.measure import sensitivity as sensitivity
 from calibrate.sensitivities.options import SensitivityOptions as SensitivityOptions
 from convert.options import ConvertOptions as ConvertOptions

@@ -81,7 +81,7 @@ class Predictions:
             chunk: int, first: int, weight: torch.Tensor, by_logit: torch.Tensor
         ) -> torch.Tensor:
             at = self.positions.place(chunk)
-            at_logits = by_logit.div_(n_positions).to(weight.dtype)
+            at_logits = by_logit.div_(n_positions).to(weight.device, weight.dtype)
             at_x = to_cpu((at_logits @ weight).float())
             at_x = at_x if first == 0 else at_x + into.read(at.start, at.stop)[:, :n_behind]
             into.write(at.start, pad(at_x, (0, into.n_cols - n_behind)))

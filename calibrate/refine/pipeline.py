@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Unpack
 from calibrate.refine.options import RefineChoices, RefineOptions
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
-from gguf_tools.errors import OutputError
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.progress import Reporter, Shown, reporting
 
 if TYPE_CHECKING:
-    from calibrate.refine.run import Refinement
+    from calibrate.refine.result import Refinement
 
 
 def refine(
@@ -48,7 +48,6 @@ def refine(
     options = with_choices(options or RefineOptions(), choices)
     file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
     refuse_shared({"the output": output}, [file, base, text])
-    if not output.parent.is_dir():
-        raise OutputError(f"{output}: can't be written (no such folder)")
+    refuse_early([output], [text])
     with reporting(progress, "refining") as report:
         return run_refinement(file, base, text, output, options, report)

@@ -61,6 +61,7 @@ class Meter:
         self._left = 0.0
         if self._computed > before:
             self._estimated += seconds
+        if self._estimated:
             self._pace = self._computed / self._estimated
 
     def computed(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from convert.architectures.gemma4 import Gemma4Config, read_gemma4_file
+from convert.architectures.gemma.gemma4 import Gemma4Config, read_gemma4_file
 from forward.families.decoder import with_divisors
 from forward.families.parts import network_of, routing_of
 from forward.layer import Attention, Layer

@@ -31,10 +31,11 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     theta, rope = rotations_by_kind(raw, path)
     read = with_defaults({**raw, **rope}, path, _DEFAULTS)
     why = "llama.cpp's olmo2 has no other"
-    for key, value in (("attention_bias", False), ("clip_qkv", None), ("head_dim", None)):
+    for key, value in (("attention_bias", False), ("clip_qkv", None)):
         read.fixed(key, value, why)
     has_windows = raw["architectures"][0] == "Olmo3ForCausalLM"
     fields = decoder_fields(read, theta=500000.0 if has_windows else 10000.0)
+    read.fixed("head_dim", fields["hidden_size"] // fields["num_attention_heads"], why)
     windows: dict[str, Any] = {}
     if has_windows:
         n_layers = fields["num_hidden_layers"]

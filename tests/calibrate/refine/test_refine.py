@@ -191,8 +191,9 @@ def test_an_interrupted_run_makes_the_same_file(
         step(self, gradients, rate)
 
     monkeypatch.setattr(Descent, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         refine(*inputs, tmp_path / "out.gguf", **choices)
+    assert "2 of 5 steps are kept: the same command resumes from there" in caught.value.__notes__
     assert not (tmp_path / "out.gguf").exists()
     refine(*inputs, tmp_path / "out.gguf", **choices)
     assert taken == [0, 1, 2, 2, 3, 4]
@@ -225,7 +226,7 @@ def test_bad_input_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
         refine(base, base, text, output, chunk_size=64)
     with pytest.raises(BadRequest, match=r"is an input or another output of this command"):
         refine(file, base, text, file, chunk_size=64)
-    with pytest.raises(OutputError, match=r"no such folder"):
+    with pytest.raises(OutputError, match=r"create it first"):
         refine(file, base, text, tmp_path / "none" / "o.gguf", chunk_size=64)
     with pytest.raises(BadArgument, match=r"rate of -1, expected a number above 0"):
         refine(file, base, text, output, rate=-1)

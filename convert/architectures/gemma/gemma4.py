@@ -38,7 +38,7 @@ from convert.architectures.decoder.rules import (
     once,
     one,
 )
-from convert.architectures.dense.gemma3 import text_name, vision_drops
+from convert.architectures.gemma.gemma3 import text_name, vision_drops
 from convert.architectures.rules import Computed, Output, Rule, Where
 from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import Quirks
