@@ -39,7 +39,7 @@ from gguf_tools.look.listing import count_parameters
 from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.sources import SourceTensor
-from quantize.grids import with_grids
+from quantize.grids import lost_grids, with_grids
 from quantize.options import QuantizeOptions
 from quantize.padding.choose import Decide, decide_padded
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
@@ -231,7 +231,8 @@ def prepare(
     plan, metadata, padding = made.plan, made.metadata, made.padding
     plan = replace(plan, notes=(*notes, *conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
-    plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
+    lost = lost_grids(sources, options.types.grids) if options.keep_grid and options.types else ()
+    plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources), *lost))
     spec = partial(CheckpointSources, checkpoint.source, options.allow_pickle, options.family_choices)
     rows = row_sources(plan, sources, spec, padding)
     outputs = _outputs(path, metadata, plan, options)

@@ -6,8 +6,7 @@ more, because it makes each block's scale of the largest weight.
 
 Whether a tensor lies on a grid is tested on some of its rows. A type of 4 or 5 bits lies on it if it errs no
 more than Q8_0 there; of ordinary weights it errs ten times as much. Rows become Q4_0 with the scale of least
-error, which is the grid's. Where codes have zero points of their own, Q4_1 or Q4_K may do, and they are
-encoded as always.
+error, which is the grid's, and Q4_1 where codes have zero points. Q4_K is encoded as always.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_0, Q4_1, Q4_K, Q8_0, GGMLType
-from quantize.fill.sources import FLOAT_DTYPES, SourceSpec, SourceTensor
+from gguf_tools.text import counted
+from quantize.fill.sources import FLOAT_DTYPES, RowSource, SourceSpec, SourceTensor
 from quantize.formats import get_decoder, get_format
-from quantize.plan.decide import KeptGrid, PlanOptions
+from quantize.plan.decide import KEEPING, KeptGrid, PlanOptions
 from quantize.roles import tensor_role
 
 _ROWS = 16
@@ -33,9 +33,10 @@ _ROWS = 16
 
 @dataclass(frozen=True)
 class GridTensor:
-    """A tensor of the input as blocks of Q4_0 with the scales of its grid."""
+    """A tensor of the input as blocks with the scales of its grid."""
 
     tensor: SourceTensor
+    type: GGMLType
 
     @property
     def name(self) -> str:
@@ -46,10 +47,6 @@ class GridTensor:
         return self.tensor.shape
 
     @property
-    def type(self) -> GGMLType:
-        return Q4_0
-
-    @property
     def by_rows(self) -> bool:
         return self.tensor.by_rows
 
@@ -57,7 +54,7 @@ class GridTensor:
         return self.tensor.read_rows(start, stop)
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        return _encode(self.read_rows(start, stop), Q4_0).reshape(-1)
+        return _encode(self.read_rows(start, stop), self.type).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -65,21 +62,25 @@ class GridSources:
     """How another process opens tensors of which some keep their grid.
 
     spec   opens them as they are
-    names  in the output
+    types  by name in the output
     """
 
     spec: SourceSpec
-    names: Collection[str]
+    types: Mapping[str, GGMLType]
 
     @contextmanager
     def open(self) -> Iterator[Mapping[str, SourceTensor]]:
         with self.spec.open() as tensors:
-            yield keep_grids(tensors, self.names)
+            yield keep_grids(tensors, self.types)
 
 
-def keep_grids(tensors: Mapping[str, SourceTensor], names: Collection[str]) -> dict[str, SourceTensor]:
-    """Let the named tensors keep their grid; the keys stay."""
-    return {name: GridTensor(tensor) if name in names else tensor for name, tensor in tensors.items()}
+def keep_grids(
+    tensors: Mapping[str, SourceTensor], types: Mapping[str, GGMLType]
+) -> dict[str, SourceTensor]:
+    """Let tensors keep their grid as these types; the keys stay."""
+    return {
+        name: GridTensor(tensor, types[name]) if name in types else tensor for name, tensor in tensors.items()
+    }
 
 
 def with_grids(options: PlanOptions | None, tensors: Mapping[str, SourceTensor]) -> PlanOptions:
@@ -96,20 +97,49 @@ def _may_lie_on_one(tensor: SourceTensor) -> bool:
     return is_matrix and tensor.type in FLOAT_DTYPES and shape[-1] % Q4_0.block_elems == 0
 
 
-def find_grid(tensor: SourceTensor) -> KeptGrid | None:
+def find_grid(tensor: RowSource) -> KeptGrid | None:
     """Find the smallest type that errs no more than Q8_0 on some rows of a tensor; None for most tensors."""
-    n_rows = prod(tensor.shape[:-1])
-    numbers = sorted({n_rows * number // _ROWS for number in range(_ROWS)})
-    rows = np.concatenate([tensor.read_rows(row, row + 1) for row in numbers])
+    rows = _some_rows(tensor)
     limit = _error(rows, Q8_0)
-    for type_ in (Q4_0, Q4_K, Q4_1):
-        if rows.shape[1] % type_.block_elems:
-            continue
+    for type_ in _types_for(rows):
         error = _error(rows, type_)
         if error <= limit:
             how = "exactly" if error == 0 else f"to {100 * error:.2g} % ({100 * limit:.2g} % as Q8_0)"
+            n_rows = prod(tensor.shape[:-1])
             return KeptGrid(type_, f"{len(rows)} rows of {n_rows:,} lie on a grid of {type_}, {how}")
     return None
+
+
+def lost_grids(tensors: Mapping[str, RowSource], grids: Collection[str]) -> Iterator[str]:
+    """Say of integers of 4 bits that keep no grid by how much the types err, going by the first of each kind.
+
+    tensors  of a checkpoint, which say what they are stored as
+    grids    names of those that keep theirs
+    """
+    lost: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        stored = getattr(tensor, "stored_as", "")
+        if ("int4" in stored or " 4 bits" in stored) and name not in grids:
+            lost.setdefault(stored, []).append(name)
+    for stored, names in lost.items():
+        rows = _some_rows(tensors[names[0]])
+        errors = (f"{type_} {100 * _error(rows, type_):.2g} %" for type_ in (*_types_for(rows), Q8_0))
+        yield (
+            f"{counted(len(names), 'tensor')} ({names[0]} ...): {stored} in the checkpoint, which no type of"
+            f" 4 bits holds as well as Q8_0: {', '.join(errors)}"
+        )
+
+
+def _some_rows(tensor: RowSource) -> npt.NDArray[Any]:
+    """Read rows from all over a tensor, (n_rows, n_cols)."""
+    n_rows = prod(tensor.shape[:-1])
+    numbers = sorted({n_rows * number // _ROWS for number in range(_ROWS)})
+    return np.concatenate([tensor.read_rows(row, row + 1) for row in numbers])
+
+
+def _types_for(rows: npt.NDArray[Any]) -> list[GGMLType]:
+    """List the types that rows are tried at, from few bits to more."""
+    return [type_ for type_ in (Q4_0, Q4_K, Q4_1) if rows.shape[1] % type_.block_elems == 0]
 
 
 def _error(rows: npt.NDArray[Any], type_: GGMLType) -> float:
@@ -121,7 +151,7 @@ def _error(rows: npt.NDArray[Any], type_: GGMLType) -> float:
 
 
 def _encode(rows: npt.NDArray[Any], type_: GGMLType) -> npt.NDArray[np.uint8]:
-    """Encode rows, as Q4_0 with the scales of least error: uint8 (n_rows, row bytes)."""
+    """Encode rows, where the type can with the scales of least error: uint8 (n_rows, row bytes)."""
     from quantize.formats.blocks_of_32.on_grid import encode_on_grid  # loads numba
 
-    return encode_on_grid(rows) if type_ == Q4_0 else get_format(type_).encode(rows, None)
+    return encode_on_grid(rows, type_) if type_ in KEEPING else get_format(type_).encode(rows, None)

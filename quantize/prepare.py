@@ -171,7 +171,7 @@ def row_sources(
     """
     names = {tensor.name: tensor.source_name for tensor in plan.tensors}
     made_of = padding.tensors({name: tensors[source] for name, source in names.items()})
-    on_grid = [tensor.name for tensor in plan.tensors if tensor.keeps_codes]
+    on_grid = {tensor.name: tensor.target_type for tensor in plan.tensors if tensor.keeps_codes}
     known = {
         name: resolved
         for name, resolved in plan.weighed.items()

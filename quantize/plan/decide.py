@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
-from gguf_tools.format.ggml_types import Q4_0, GGMLType, by_name
+from gguf_tools.format.ggml_types import Q4_0, Q4_1, GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.fallback import describe_misfit, fit, without_interleaving
@@ -37,6 +37,9 @@ from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.recipe import V_LIKE, Recipe, Situation
 from quantize.roles import Program, Role, TensorRole, file_order, in_layer_ranges
+
+KEEPING = (Q4_0, Q4_1)
+"""Types that can keep a grid code by code."""
 
 
 @dataclass(frozen=True)
@@ -364,7 +367,7 @@ class TensorPlan:
     @property
     def keeps_codes(self) -> bool:
         """Whether its weights become the codes that they are, whatever its importances say."""
-        return self.decider is Decider.GRID and self.target_type == Q4_0
+        return self.decider is Decider.GRID and self.target_type in KEEPING
 
     @property
     def counts_as(self) -> GGMLType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,9 +12,13 @@ import convert
 import quality
 from convert.sources import SourceOptions, plan_source
 from gguf_tools import open_gguf
+from gguf_tools.format.ggml_types import Q4_0
 from quantize.fill.sources import GGUFTensor
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
+from tests.quantize.codecs import decode, encode
+from tests.support.checkpoints import Tensors, edit_tensors
+from tests.support.decoder_models import decoder_model
 from tests.support.published_models import write
 
 
@@ -58,3 +63,26 @@ def test_nothing_is_lost_of_the_source(folder: Path, tmp_path: Path) -> None:
             files.append(run.execute().paths[0])
     kept, again = quality.evaluate(base, text, files, chunk_size=64, n_chunks=2).models
     assert kept.divergence.kld.mean.value < 1e-12 < again.divergence.kld.mean.value
+
+
+def test_a_checkpoint_in_bfloat16_that_was_trained_for_q4_0(tmp_path: Path) -> None:
+    """As Gemma's QAT checkpoints: each product of code and scale is rounded once more."""
+    pytest.importorskip("transformers")
+    decoder_model("gemma3", tmp_path / "hf")
+
+    def onto_grid(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            weight = tensors[name].astype(np.float32)
+            decoded = decode(Q4_0, encode(Q4_0, weight, None))
+            tensors[name] = decoded.astype(ml_dtypes.bfloat16)
+
+    folder = edit_tensors(tmp_path / "hf", onto_grid)
+    exact = convert.convert(folder, tmp_path / "f32.gguf", outtype="f32").paths[0]
+    with plan_source(folder, tmp_path / "kept.gguf", "Q8_0", SourceOptions(keep_grid=True)) as run:
+        types = {tensor.name: tensor.target_type.name for tensor in run.preparation.plan.tensors}
+        kept = run.execute().paths[0]
+    on_grid = [name for name, type_ in types.items() if type_ == "Q4_0"]
+    assert len(on_grid) == 7 * sum(name.endswith("attn_q.weight") for name in types)
+    assert types["token_embd.weight"] == "Q8_0"
+    for name in on_grid:
+        np.testing.assert_allclose(rows_of(kept, name), rows_of(exact, name), rtol=2.0**-7)

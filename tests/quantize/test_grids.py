@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -18,6 +19,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize import QuantizeOptions, quantize
 from quantize.fill.sources import GGUFTensor
+from quantize.grids import find_grid, lost_grids
 from quantize.importances.entries import Importance
 from quantize.pipeline import plan_run
 from quantize.plan.decide import PlanOptions
@@ -31,8 +33,6 @@ METADATA = {"general.architecture": Value.string("llama"), "llama.block_count": 
 def grid(seed: int, low: int, high: int) -> np.ndarray:
     random = np.random.default_rng(seed)
     codes = random.integers(low, high, (ROWS, COLS // 32, 32), endpoint=True)
-    if low == 0:  # the reference's Q4_1 finds a grid by its ends
-        codes[..., 3], codes[..., 20] = low, high
     scales = (0.01 * random.random((ROWS, COLS // 32, 1)) + 0.001).astype(np.float16).astype(np.float32)
     return (codes * scales).reshape(ROWS, COLS).astype(np.float32)
 
@@ -97,3 +97,20 @@ def test_what_does_not_go_together(model: Path, tmp_path: Path, capsys: pytest.C
         quantize(model, tmp_path / "o.gguf", "Q8_0", keep_grid=True, types=PlanOptions(prune_layers=(0,)))
     assert main(["--size", "4bpw", "--losses", "x.json", "--keep-grid", str(model)])
     assert "--size chooses the types of all tensors" in capsys.readouterr().err
+
+
+class Int4:
+    """Integers of 4 bits whose groups are scattered over the columns, as a checkpoint has them."""
+
+    name, shape, type, by_rows, stored_as = SHIFTED, (ROWS, COLS), F32, True, "int4 in groups, act-order"
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return WEIGHTS[SHIFTED][:, np.random.default_rng(4).permutation(COLS)][start:stop]
+
+
+def test_integers_that_no_type_holds_are_told_with_their_errors() -> None:
+    assert find_grid(Int4()) is None
+    (note,) = lost_grids({SHIFTED: Int4()}, ())
+    assert re.search(r"^1 tensor \(blk\.0\.ffn_down.*act-order in the checkpoint", note)
+    assert re.search(r": Q4_0 [\d.]+ %, Q4_K [\d.]+ %, Q4_1 [\d.]+ %, Q8_0 0\.\d+ %$", note)
+    assert not list(lost_grids({SHIFTED: Int4()}, {SHIFTED}))

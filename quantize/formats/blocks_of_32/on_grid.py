@@ -1,4 +1,4 @@
-"""Q4_0 for weights that are whole numbers times a scale: the codes are found, whatever the largest one is.
+"""Q4_0 and Q4_1 for weights that are whole numbers times a scale: the codes are found, whichever there are.
 
 The reference takes the weight of largest magnitude for -8 scales. Weights on a grid rarely have a -8 in every
 block, so all their codes are rounded anew. Here each code from 8 to 1 is tried for the largest weight, and
@@ -6,15 +6,28 @@ the scale of least error, as a float16, is kept. Where one of them meets every w
 
 A checkpoint that was rounded to bfloat16 holds each product of scale and code with an error of its own. So
 every scale is tried once more as the least squares of the weights over its codes, which averages them.
+
+Q4_1 is for codes with a zero point. Its reference takes the range of a block for 15 scales. Here the range is
+every number of scales from 15 to 1. The minimum, a product of scale and zero point, has to be a float16, too,
+and is one to 11 bits.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gguf_tools.format.ggml_types import Q4_0
+from gguf_tools.format.ggml_types import Q4_0, Q4_1, GGMLType
 from quantize.formats.base import Bytes, Rows, encode_blocks
-from quantize.formats.blocks_of_32.q4_q5 import Q4_0_BYTES, Q4_0_HALF, Q4_0_WORDS, store_q4_0
+from quantize.formats.blocks_of_32.q4_q5 import (
+    Q4_0_BYTES,
+    Q4_0_HALF,
+    Q4_0_WORDS,
+    Q4_1_BYTES,
+    Q4_1_TOP,
+    Q4_1_WORDS,
+    store_q4_0,
+    store_q4_1,
+)
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.simd.floats import (
     INFINITY,
@@ -27,21 +40,22 @@ from quantize.simd.floats import (
 )
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile
-from quantize.simd.lanes import LANES, Floats, absolute, any_lane, select, splat
+from quantize.simd.lanes import LANES, Floats, absolute, any_lane, maximum, minimum, select, splat
 from quantize.simd.tiles import first_not_finite, load_blocks
 
 
-def encode_on_grid(rows: Rows) -> Bytes:
-    """Encode rows as Q4_0 with the scales of least squared error, uint8 (n_rows, row bytes).
+def encode_on_grid(rows: Rows, type_: GGMLType) -> Bytes:
+    """Encode rows with the scales of least squared error, uint8 (n_rows, row bytes).
 
     rows    (n_rows, n_cols) of ROW_DTYPES
+    type_   one of ON_GRID
     raises  ShapeError for rows that are no whole blocks, BlockRefused for a NaN or infinity
     """
-    return encode_blocks(rows, None, Q4_0, _quantize)
+    return encode_blocks(rows, None, type_, ON_GRID[type_])
 
 
 @kernel
-def _quantize(source: Rows, out: Bytes) -> int:
+def _quantize_q4_0(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(Q4_0_WORDS)
     for first in range(0, out.size // Q4_0_BYTES, LANES):
@@ -92,6 +106,43 @@ def _try(x: FloatTile, d: Floats) -> tuple[Floats, Floats]:
     return cost, select(squares == ZERO, ZERO, products / squares)
 
 
+@kernel
+def _quantize_q4_1(source: Rows, out: Bytes) -> int:
+    x = float_tile(ELEMS)
+    codes, words = int_tile(ELEMS), int_tile(Q4_1_WORDS)
+    for first in range(0, out.size // Q4_1_BYTES, LANES):
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // Q4_1_BYTES)
+        low, high = x[0], x[0]
+        for i in range(1, ELEMS):
+            low, high = minimum(x[i], low), maximum(x[i], high)
+        m = from_half_bits(to_half_bits(low))
+        d, least = splat(ZERO), splat(INFINITY)
+        for n_steps in range(Q4_1_TOP, 0, -1):
+            tried = from_half_bits(to_half_bits((high - low) / np.float32(n_steps)))
+            cost = _range_cost(x, tried, m)
+            d, least = select(cost < least, tried, d), minimum(cost, least)
+        inverse = _inverse(d)
+        for i in range(ELEMS):
+            codes[i] = nearest_int(nearest_float((x[i] - m) * inverse, 0, Q4_1_TOP))
+        store_q4_1(d, m, codes, words, out, first)
+    return -1
+
+
+@inlinable
+def _range_cost(x: FloatTile, d: Floats, m: Floats) -> Floats:
+    """Return the squared error of a block at a scale and a minimum."""
+    inverse, cost = _inverse(d), splat(ZERO)
+    for i in range(ELEMS):
+        error = x[i] - (m + d * nearest_float((x[i] - m) * inverse, 0, Q4_1_TOP))
+        cost = cost + error * error
+    return cost
+
+
 @inlinable
 def _inverse(d: Floats) -> Floats:
     return select(d == ZERO, ZERO, ONE / d)
+
+
+ON_GRID = {Q4_0: _quantize_q4_0, Q4_1: _quantize_q4_1}
+"""Types that can keep a grid, and what encodes them."""

@@ -150,9 +150,9 @@ def _store_q5_0(d: Floats, codes: IntTile, words: IntTile, out: Bytes, first: in
 
 # ---- Q4_1
 
-_Q4_1_TOP = 15
-_Q4_1_BYTES = Q4_1.block_bytes
-_Q4_1_WORDS = padded_words(_Q4_1_BYTES)
+Q4_1_TOP = 15
+Q4_1_BYTES = Q4_1.block_bytes
+Q4_1_WORDS = padded_words(Q4_1_BYTES)
 
 
 @kernel
@@ -166,8 +166,8 @@ def _decode_q4_1(data: Bytes, out: Floats32) -> None:
 
     weight[i] = d * q[i] + m
     """
-    for k in range(data.size // _Q4_1_BYTES):
-        start = k * _Q4_1_BYTES
+    for k in range(data.size // Q4_1_BYTES):
+        start = k * Q4_1_BYTES
         d = float_at(data, start)
         m = float_at(data, start + 2)
         packed = load(data, start + 4)
@@ -178,37 +178,37 @@ def _decode_q4_1(data: Bytes, out: Floats32) -> None:
 @kernel
 def _quantize_plain_q4_1(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q4_1_WORDS)
-    for first in range(0, out.size // _Q4_1_BYTES, LANES):
+    codes, words = int_tile(ELEMS), int_tile(Q4_1_WORDS)
+    for first in range(0, out.size // Q4_1_BYTES, LANES):
         if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // _Q4_1_BYTES)
-        d, m = fit_range(x, _Q4_1_TOP, codes)
-        _store_q4_1(d, m, codes, words, out, first)
+            return first_not_finite(x, ELEMS, first, out.size // Q4_1_BYTES)
+        d, m = fit_range(x, Q4_1_TOP, codes)
+        store_q4_1(d, m, codes, words, out, first)
     return -1
 
 
 @kernel
 def _quantize_weighted_q4_1(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q4_1_WORDS)
+    codes, words = int_tile(ELEMS), int_tile(Q4_1_WORDS)
     means = row_mean_squares(source, importances.size)
-    for first in range(0, out.size // _Q4_1_BYTES, LANES):
+    for first in range(0, out.size // Q4_1_BYTES, LANES):
         if not load_weighted(source, importances, means, first, x, weights):
-            return first_not_finite(x, ELEMS, first, out.size // _Q4_1_BYTES)
+            return first_not_finite(x, ELEMS, first, out.size // Q4_1_BYTES)
         d, minus_m, inverse, code_m = search_affine(
-            x, weights, ELEMS, _Q4_1_TOP, np.float32(-0.9), np.float32(0.05), 36
+            x, weights, ELEMS, Q4_1_TOP, np.float32(-0.9), np.float32(0.05), 36
         )
         for i in range(ELEMS):
-            codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, _Q4_1_TOP)
-        _store_q4_1(d, -minus_m, codes, words, out, first)
+            codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, Q4_1_TOP)
+        store_q4_1(d, -minus_m, codes, words, out, first)
     return -1
 
 
 @inlinable
-def _store_q4_1(d: Floats, m: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
+def store_q4_1(d: Floats, m: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
     words[0] = to_half_bits(d) | to_half_bits(m) << 16
     pack(codes, 0, 4, 16, 16, tail(words, 1))
-    store_blocks(words, out, first, _Q4_1_BYTES)
+    store_blocks(words, out, first, Q4_1_BYTES)
 
 
 # ---- Q5_1

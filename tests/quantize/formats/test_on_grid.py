@@ -1,4 +1,4 @@
-"""Q4_0 for weights on a grid: every code is found again."""
+"""Q4_0 and Q4_1 for weights on a grid: every code is found again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gguf_tools.format.ggml_types import Q4_0
+from gguf_tools.format.ggml_types import Q4_0, Q4_1
 from quantize.formats.base import BlockRefused
 from quantize.formats.blocks_of_32.on_grid import encode_on_grid
 from tests.quantize.codecs import decode, encode
@@ -27,7 +27,7 @@ def on_grid(largest: int, seed: int = 0) -> np.ndarray:
 def test_every_weight_is_met(largest: int, sign: int) -> None:
     """With any largest code; -8 on either side, where the scale is negative on one."""
     rows = sign * on_grid(largest)
-    np.testing.assert_array_equal(decode(Q4_0, encode_on_grid(rows)), rows)
+    np.testing.assert_array_equal(decode(Q4_0, encode_on_grid(rows, Q4_0)), rows)
 
 
 def test_the_reference_misses_them() -> None:
@@ -41,20 +41,34 @@ def test_scales_in_bfloat16() -> None:
     codes = random.integers(-8, 7, (N_ROWS, N_COLS), endpoint=True).reshape(N_ROWS, -1, 32)
     scales = (0.02 * random.random((N_ROWS, N_COLS // 32, 1)) + 1e-4).astype(ml_dtypes.bfloat16)
     rows = (codes * scales.astype(np.float32)).reshape(N_ROWS, N_COLS).astype(np.float32)
-    np.testing.assert_array_equal(decode(Q4_0, encode_on_grid(rows)), rows)
+    np.testing.assert_array_equal(decode(Q4_0, encode_on_grid(rows, Q4_0)), rows)
 
 
 def test_products_rounded_to_bfloat16_have_their_codes() -> None:
     rows = on_grid(8, seed=2)
-    values = decode(Q4_0, encode_on_grid(rows.astype(ml_dtypes.bfloat16)))
+    values = decode(Q4_0, encode_on_grid(rows.astype(ml_dtypes.bfloat16), Q4_0))
     np.testing.assert_allclose(values, rows, rtol=2.0**-8)
     np.testing.assert_array_equal(values == 0, rows == 0)
+
+
+@pytest.mark.parametrize("n_steps", range(16))
+def test_codes_with_zero_points(n_steps: int) -> None:
+    """With any range of codes; minima that a float16 has come out exactly, others to its 11 bits."""
+    random = np.random.default_rng(n_steps)
+    codes = random.integers(0, n_steps, (N_ROWS, N_COLS // 32, 32), endpoint=True)
+    codes[..., 5], codes[..., 9] = 0, n_steps
+    scales = np.exp2(random.integers(-9, 3, (N_ROWS, N_COLS // 32, 1))).astype(np.float32)
+    zeros = random.integers(0, 15, scales.shape, endpoint=True)
+    rows = ((codes - zeros) * scales).reshape(N_ROWS, N_COLS).astype(np.float32)
+    np.testing.assert_array_equal(decode(Q4_1, encode_on_grid(rows, Q4_1)), rows)
+    values = decode(Q4_1, encode_on_grid(rows * np.float32(1.0009), Q4_1))
+    np.testing.assert_allclose(values, rows, atol=0.002 * np.abs(rows).max(axis=1, keepdims=True).max())
 
 
 def test_other_weights_err_no_more_than_the_reference() -> None:
     rows = np.random.default_rng(3).standard_normal((N_ROWS, N_COLS)).astype(np.float32)
     ours, reference = (np.square(decode(Q4_0, data) - rows).reshape(-1, 32).sum(1)
-                       for data in (encode_on_grid(rows), encode(Q4_0, rows, None)))  # fmt: skip
+                       for data in (encode_on_grid(rows, Q4_0), encode(Q4_0, rows, None)))  # fmt: skip
     assert (ours <= reference * (1 + 1e-5)).all()
 
 
@@ -62,4 +76,4 @@ def test_a_weight_that_is_no_number() -> None:
     rows = on_grid(7)
     rows[3, 40] = np.nan
     with pytest.raises(BlockRefused):
-        encode_on_grid(rows)
+        encode_on_grid(rows, Q4_0)
