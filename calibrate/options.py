@@ -58,7 +58,7 @@ class Coverage:
         from forward.network import EMBEDDINGS, OUTPUT
 
         target = tensor.target_type
-        if tensor.is_copied or not target.is_quantized:
+        if tensor.is_copied or tensor.keeps_codes or not target.is_quantized:
             return False
         if tensor.name == EMBEDDINGS:
             return embedding and method.can_encode(target)

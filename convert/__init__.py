@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from quantize.calibration import Calibrating
+    from quantize.plan.decide import KeptGrid
     from quantize.plan.overrides import Override
     from quantize.plan.plan import PlanOptions
     from quantize.plan.recipe_files import Mixture
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Calibrating",
     "ConvertOptions",
+    "KeptGrid",
     "Mixture",
     "ModelWeights",
     "Override",
@@ -52,6 +54,7 @@ __all__ = [
 _HOMES = {
     "Calibrating": "quantize.calibration",
     "ConvertOptions": "convert.options",
+    "KeptGrid": "quantize.plan.decide",
     "Mixture": "quantize.plan.recipe_files",
     "ModelWeights": "convert.weights.model_weights",
     "Override": "quantize.plan.overrides",

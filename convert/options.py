@@ -42,7 +42,7 @@ class ConvertOptions:
     calibration      for such a file type: see QuantizeOptions
     program          the program that the file is for; None: ik_llama.cpp where a type is named that only it
                      reads, llama.cpp otherwise
-    pad, pad_hidden  see QuantizeOptions
+    pad, pad_hidden, keep_grid  see QuantizeOptions
 
     `mla`, `mtp` and `family` are options that a family declares. None leaves the family its default; one that
     the family of the checkpoint has not declared is refused.
@@ -68,6 +68,7 @@ class ConvertOptions:
     program: Program | None = None
     pad: PadChoice | None = None
     pad_hidden: bool = False
+    keep_grid: bool = False
 
     @property
     def family_choices(self) -> dict[str, object]:
@@ -99,3 +100,4 @@ class ConvertChoices(RunChoices, total=False):
     program: Program | None
     pad: PadChoice | None
     pad_hidden: bool
+    keep_grid: bool

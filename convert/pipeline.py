@@ -39,6 +39,7 @@ from gguf_tools.look.listing import count_parameters
 from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.sources import SourceTensor
+from quantize.grids import with_grids
 from quantize.options import QuantizeOptions
 from quantize.padding.choose import Decide, decide_padded
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
@@ -215,6 +216,9 @@ def prepare(
         folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
     )
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
+    sources = {tensor.name: tensor for tensor in conversion.tensors}
+    if options.keep_grid:
+        options = replace(options, types=with_grids(options.types, sources))
     decide = _decider(
         options,
         architecture,
@@ -227,7 +231,6 @@ def prepare(
     plan, metadata, padding = made.plan, made.metadata, made.padding
     plan = replace(plan, notes=(*notes, *conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
-    sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
     spec = partial(CheckpointSources, checkpoint.source, options.allow_pickle, options.family_choices)
     rows = row_sources(plan, sources, spec, padding)

@@ -78,6 +78,7 @@ def plan_source(
         program=options.program,
         pad=options.pad,
         pad_hidden=options.pad_hidden,
+        keep_grid=options.keep_grid,
     )
     return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
 

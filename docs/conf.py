@@ -54,8 +54,8 @@ def setup(app: Sphinx) -> None:
 def _homes() -> Mapping[str, Mapping[str, str]]:
     """Find the public names of every package, and the package whose page describes each.
 
-    Several packages export the same object, such as RunOptions. The lowest of them describes it: the one that
-    defines it, or the first by name.
+    Several packages export the same object, such as RunOptions. `gguf_tools`, from which pipelines import,
+    describes all that it has; the rest is described where it is defined, or in the first package by name.
     """
     packages = {
         path.parent.name: importlib.import_module(path.parent.name)
@@ -65,13 +65,16 @@ def _homes() -> Mapping[str, Mapping[str, str]]:
     exporters: dict[tuple[str, int], list[str]] = {}
     for package, module in packages.items():
         for name in module.__all__:
+            if getattr(getattr(module, name), "__name__", "") in packages:
+                continue  # a package, which has a page of its own
             exporters.setdefault((name, id(getattr(module, name))), []).append(package)
     homes: dict[str, dict[str, str]] = {package: {} for package in packages}
     for (name, _), those in exporters.items():
         origin = getattr(getattr(packages[those[0]], name), "__module__", "").partition(".")[0]
         for package in those:
             if not name.startswith("__"):
-                homes[package][name] = origin if origin in those else those[0]
+                others = origin if origin in those else those[0]
+                homes[package][name] = "gguf_tools" if "gguf_tools" in those else others
     return homes
 
 
@@ -98,6 +101,8 @@ def _directive(package: str, name: str) -> str:
     if inspect.isclass(value) and not isinstance(value, GenericAlias):
         kind = "exception" if issubclass(value, BaseException) else "class"
         return f".. auto{kind}:: {package}.{name}\n   :members:"
+    if inspect.ismodule(value):
+        return f".. automodule:: {value.__name__}\n   :members:"
     kind = "function" if inspect.isfunction(value) else "data"
     return f".. auto{kind}:: {package}.{name}"
 

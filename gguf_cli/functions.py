@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.progress import Bar, Shown
 from quantize.run_options import RunOptions, merge_choices
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from forward.options import ForwardOptions
     from forward.text.tokens import Cut
     from gguf_tools.hub.upload import Upload
-    from gguf_tools.progress import Shown
     from quantize.padding.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.plan.sensitivities import Sensitivities
@@ -231,12 +231,14 @@ def split(
     max_bytes: int | None = None,
     max_tensors: int | None = None,
     force: bool = False,
+    progress: Shown = None,
 ) -> list[Path]:
     """Split a GGUF file into PREFIX-00001-of-0000N.gguf and so on; return their paths.
 
         split("lite-Q8_0.gguf", "parts/lite-Q8_0", max_bytes=4 << 30)
 
     max_bytes, max_tensors  limits of a part; neither: 128 tensors
+    progress                True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     raises                  GGUFError, and OutputError for parts that are there without `force`
     """
     from gguf_tools.edit.rewrite import write_files
@@ -249,15 +251,17 @@ def split(
     with open_gguf(model) as source:
         files = split_files(source, Path(prefix), max_bytes=max_bytes, max_tensors=max_tensors)
         refuse_to_replace([file.path for file in files], force=force)
-        write_files(files, source.paths)
+        with Bar("splitting", show=progress) as bar:
+            write_files(files, source.paths, bar.start)
     return [file.path for file in files]
 
 
-def merge(part: AnyPath, output: AnyPath, *, force: bool = False) -> Path:
+def merge(part: AnyPath, output: AnyPath, *, force: bool = False, progress: Shown = None) -> Path:
     """Merge a split set, given any of its parts, into one file; return its path.
 
         merge("parts/lite-Q8_0-00001-of-00003.gguf", "lite-Q8_0.gguf")
 
+    progress  as in `split`
     raises  BadRequest for a file that is whole, GGUFError, and OutputError for an output that is there
             without `force`
     """
@@ -267,7 +271,8 @@ def merge(part: AnyPath, output: AnyPath, *, force: bool = False) -> Path:
 
     with open_gguf(part) as source:
         file = merged_file(source, Path(output), replace=force)
-        write_files([file], source.paths)
+        with Bar("merging", show=progress) as bar:
+            write_files([file], source.paths, bar.start)
     return file.path
 
 

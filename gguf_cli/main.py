@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from gguf_cli import command
 from gguf_cli.completion import SHELLS, completion_script, subparsers_of
-from gguf_cli.gguf import audit, clean, edit, look, mla_layout, publish, repack
+from gguf_cli.gguf import audit, clean, edit, look, mla_layout, publish, refine, repack
 from gguf_cli.roof import COMMANDS
 from gguf_tools import __version__
 from gguf_tools.findings import Finding
@@ -83,6 +83,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     edit.add_to(commands)
     mla_layout.add_to(commands)
     repack.add_to(commands)
+    refine.add_to(commands)
     publish.add_card(commands)
     _add_cook(commands, words)
     publish.add_upload(commands)

@@ -29,6 +29,7 @@ _CONTEXT = (("--ctx-size", "say -c N"),)
 _MATRIX = (("--imatrix", "say --imatrix FILE"),)
 _CHUNKS = (("--chunks", "say --chunks N"),)
 _DRY = (("--dry-run", "say --dry-run"),)
+_REFINE = (("--calibrate", "`gguf-tools refine FILE --base MODEL -f TEXT -o OUT` refines a finished file"),)
 
 _ANSWERS: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = {
     ("--resume", "--continue", "--resume-from", "--checkpoint"): _RESUME,
@@ -48,6 +49,7 @@ _ANSWERS: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = {
     ("--importance-matrix", "--imat", "--importances"): _MATRIX,
     ("--nsamples", "--n-samples", "--num-samples", "--samples", "--n-chunks", "--num-chunks"): _CHUNKS,
     ("--dryrun", "--simulate", "--plan", "--just-print"): _DRY,
+    ("--refine", "--finetune", "--tune", "--train-scales"): _REFINE,
 }  # fmt: skip
 """Other tools' words -> our options that do the same, and the sentence that says so."""
 

@@ -40,7 +40,7 @@ from gguf_cli.command import threads
 from gguf_cli.completion import completes
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.system.locks import MAX_THREADS
@@ -82,6 +82,7 @@ examples:
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
   quantize --pad auto in.gguf out.gguf Q2_K             zeros after inner sizes like 1408
+  quantize --keep-grid Kimi-K2-Thinking k2.gguf Q8_0    experts as Q4_0 with their own codes, the rest Q8_0
   quantize --custom-q 'ffn_down_exps=iq3_k,ffn_.*_exps=iq2_ks' in.gguf out.gguf IQ4_KS    for ik_llama.cpp
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
@@ -142,6 +143,11 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
         " ik_llama.cpp reads)",
     )  # fmt: skip
     add_pad_argument(file, "sizes stay as they are; auto with --size")
+    file.add_argument(
+        "--keep-grid", action="store_true",
+        help="tensors whose weights are 4-bit codes times a scale for every 32, as in Kimi K2's INT4 experts"
+        " and Gemma's QAT checkpoints, become Q4_0 with the same codes; TYPE is for the others",
+    )  # fmt: skip
     file.add_argument("--keep-split", action="store_true", help="write as many parts as the input has")
     file.add_argument(
         "--repack", action="store_true",
@@ -236,6 +242,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     check_plan_arguments(args, parser)
     is_llama_s = _is_llama_s(args, parser) and not Path(named).is_dir()
     size, types = read_size(args, type_), plan_options(args)
+    if size is not None and args.keep_grid:
+        raise BadArgument("--keep-grid is for a TYPE; --size chooses the types of all tensors")
     with parsing_arguments():
         layers = parse_layers(args.prune_layers) if args.prune_layers else ()
         kv_overrides = tuple(map(parse_kv_override, args.override_kv))
@@ -257,6 +265,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             program=None if size is None else size.rules.target,
             pad=args.pad,
             pad_hidden=args.pad_hidden,
+            keep_grid=args.keep_grid,
         ),
         size=size,
         measured=read_divergence(args),

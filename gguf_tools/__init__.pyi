@@ -2,6 +2,9 @@
 
 import imatrix as imatrix
 from calibrate.calibration import Calibration as Calibration
+from calibrate.refine.options import RefineOptions as RefineOptions
+from calibrate.refine.pipeline import refine as refine
+from calibrate.refine.result import Refinement as Refinement
 from calibrate.sensitivities.measure import sensitivity as sensitivity
 from calibrate.sensitivities.options import SensitivityOptions as SensitivityOptions
 from convert.options import ConvertOptions as ConvertOptions
@@ -154,6 +157,7 @@ from quantize.linting import LintReport as LintReport
 from quantize.linting import lint as lint
 from quantize.options import QuantizeOptions as QuantizeOptions
 from quantize.pipeline import quantize_many as quantize_many
+from quantize.plan.decide import KeptGrid as KeptGrid
 from quantize.plan.overrides import Override as Override
 from quantize.plan.overrides import parse_overrides as parse_overrides
 from quantize.plan.plan import PlanOptions as PlanOptions

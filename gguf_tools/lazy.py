@@ -27,7 +27,7 @@ def lazy_names(
         if hidden is not None:
             raise ImportError(hidden)
         home = import_module(homes[name])
-        return home if homes[name].rpartition(".")[2] == name else getattr(home, name)
+        return getattr(home, name, home) if homes[name].rpartition(".")[2] == name else getattr(home, name)
 
     def dir_() -> list[str]:
         hidden = {name for name in vars(sys.modules[package]) if name.startswith("__")}

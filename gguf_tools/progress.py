@@ -159,9 +159,11 @@ class Bar:
     def start(self, total: float, done: float = 0) -> Callable[[float], object]:
         """Show the bar, unless there is nothing to count, and return `advance`.
 
+        Work of several parts may start it again: then the bar before ends as it is.
         total  in units
         done   how many of them an earlier run has done
         """
+        self.close()
         if total:
             self._left = max(0.0, total - done)
             state = ProgressState(self._label, done, total, self._unit.name)

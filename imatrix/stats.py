@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,11 @@ from gguf_tools.files.atomic_write import whole_file
 from gguf_tools.text import printable, table
 from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
 from quantize.roles import layer_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 ACTIVE_ABOVE = 1e-5
 """Mean squared activation above which a column counts as active."""
@@ -178,6 +183,9 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_MOST_LABELS = 40
+"""Layers whose numbers stand beside a heat map."""
+
 _HEAD = (
     "layer", "tensor", "total", "min", "max", "mean", "sd", "active", "values", "entropy", "equal",
     "outliers", "similar",
@@ -289,42 +297,49 @@ def description_lines(contents: ImportanceFile) -> Iterator[str]:
 
 
 def plot(contents: ImportanceFile, path: Path) -> None:
-    """Write a PNG with two heat maps.
+    """Write a PNG with one heat map, or two for a model with experts.
 
-    Left: the mean squared activation, on a logarithmic scale. Right: for every layer with experts, each
-    expert's count as a multiple of what an even spread would give it.
+    The first has the mean squared activation of each tensor's input, with powers of ten as plain numbers. The
+    second has, for every layer with experts, each expert's count as a multiple of what an even spread would
+    give it.
     raises  BadRequest without matplotlib, OutputError when the file can't be written
     """
     if find_spec("matplotlib") is None:
         raise BadRequest("--plot needs matplotlib: pip install 'gguf-tools[plot]', or '.[plot]' in a clone")
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    entries = [entry for entry in entry_stats(contents) if entry.layer is not None]
+    means, kinds, layers = _means([entry for entry in entry_stats(contents) if entry.layer is not None])
     coverage = expert_coverage(contents)
-    figure = Figure(figsize=(15, 3 + 0.16 * max(10, *(1 + (entry.layer or 0) for entry in entries), 0)))
-    left, right = figure.subplots(1, 2)
-    energy, kinds, layers = _energy(entries)
-    image = left.imshow(energy, aspect="auto", cmap="viridis", interpolation="nearest")
+    width = 3 + 0.5 * len(kinds)
+    height = 2.2 + 0.2 * max(8, len(layers))
+    figure = Figure(figsize=(width + 8 * bool(coverage), height), layout="constrained")
+    ratios = [width, 8] if coverage else [width]
+    (left, *right) = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
+    norm = LogNorm() if np.isfinite(means).any() else None
+    image = left.imshow(means, aspect="auto", cmap="viridis", interpolation="nearest", norm=norm)
     left.set_xticks(range(len(kinds)), kinds, rotation=90)
-    left.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-    left.set_ylabel("layer")
-    left.set_title("mean squared activation, log10")
-    figure.colorbar(image, ax=left)
+    _label(figure, left, image, "mean squared activation", layers)
     if coverage:
         table = np.full((len(coverage), max(map(len, coverage.values()))), np.nan)
         for row, counts in enumerate(coverage.values()):
             table[row, : len(counts)] = counts
-        image = right.imshow(table, aspect="auto", cmap="magma", interpolation="nearest", vmin=0)
-        right.set_yticks(range(len(coverage)), [str(layer) for layer in coverage])
-        right.set_xlabel("expert")
-        right.set_title("times seen, 1 = evenly spread")
-        figure.colorbar(image, ax=right)
-    else:
-        right.set_axis_off()
-        right.set_title("no counts per expert")
-    figure.tight_layout()
+        image = right[0].imshow(table, aspect="auto", cmap="magma", interpolation="nearest", vmin=0)
+        right[0].set_xlabel("expert")
+        _label(figure, right[0], image, "times seen, 1 = evenly spread", list(coverage))
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
+
+
+def _label(figure: Figure, axes: Axes, image: AxesImage, title: str, layers: list[int]) -> None:
+    """Write a title, the numbers of layers where there is room, and what colours mean in plain numbers."""
+    step = -(-len(layers) // _MOST_LABELS) or 1
+    axes.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+    axes.set_ylabel("layer")
+    axes.set_title(title)
+    bar = figure.colorbar(image, ax=axes)
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")
+    bar.ax.yaxis.set_minor_formatter(lambda value, _: "")
 
 
 def expert_coverage(contents: ImportanceFile) -> dict[int, np.ndarray]:
@@ -338,12 +353,12 @@ def expert_coverage(contents: ImportanceFile) -> dict[int, np.ndarray]:
     return dict(sorted(coverage.items()))
 
 
-def _energy(entries: list[EntryStats]) -> tuple[np.ndarray, list[str], list[int]]:
-    """Return log10 of the means, (n_layers, n_kinds) with NaN for gaps, and the names of columns and rows."""
+def _means(entries: list[EntryStats]) -> tuple[np.ndarray, list[str], list[int]]:
+    """Return the means, (n_layers, n_kinds) with NaN for gaps, and the names of columns and rows."""
     kinds = sorted({entry.kind for entry in entries})
     layers = sorted({entry.layer for entry in entries if entry.layer is not None})
     table = np.full((max(1, len(layers)), max(1, len(kinds))), np.nan)
     for entry in entries:
         if entry.layer is not None and entry.mean > 0:
-            table[layers.index(entry.layer), kinds.index(entry.kind)] = np.log10(entry.mean)
+            table[layers.index(entry.layer), kinds.index(entry.kind)] = entry.mean
     return table, kinds, layers

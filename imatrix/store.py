@@ -41,6 +41,8 @@ def save(
 ) -> None:
     """Write `contents` to `path`; the file appears whole or not at all.
 
+        imatrix.save("lite.imatrix.dat", imatrix.load("lite.imatrix.gguf"))
+
     format  "gguf" or "dat"; None: dat for a name that ends with .dat, else gguf
     force   replace a file that is there
     raises  OutputError when it can't be written

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from quantize.linting import LintReport, lint
     from quantize.options import QuantizeOptions
     from quantize.pipeline import quantize, quantize_many
+    from quantize.plan.decide import KeptGrid
     from quantize.plan.model_facts import ModelFacts
     from quantize.plan.overrides import Override, parse_overrides
     from quantize.plan.plan import Plan, PlanOptions, build_plan
@@ -51,6 +52,7 @@ __all__ = [
     "Finding",
     "Importance",
     "ImportanceFile",
+    "KeptGrid",
     "LintReport",
     "Mixture",
     "ModelFacts",
@@ -80,6 +82,7 @@ _HOMES = {
     "Finding": "gguf_tools.findings",
     "Importance": "quantize.importances.entries",
     "ImportanceFile": "quantize.importances.entries",
+    "KeptGrid": "quantize.plan.decide",
     "LintReport": "quantize.linting",
     "Mixture": "quantize.plan.recipe_files",
     "ModelFacts": "quantize.plan.model_facts",

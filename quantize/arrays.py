@@ -66,6 +66,8 @@ def _checked(importances: npt.ArrayLike) -> npt.NDArray[np.float32]:
 def decode(data: npt.NDArray[np.uint8], type_: str | GGMLType) -> npt.NDArray[np.float32]:
     """Decode the bytes of a ggml type to float32 (..., n_cols); the inverse of `encode`.
 
+        values = decode(encode(weights, "Q4_K"), "Q4_K")
+
     data    uint8 (..., row_bytes)
     raises  QuantError for a type without a decoder, ShapeError for bytes that are no whole rows
     """

@@ -86,6 +86,10 @@ def lint(
 ) -> LintReport:
     """Report what `file_type` (Q4_K_M, or a recipe file) would do to the GGUF file `model`.
 
+        report = lint("mine.yaml", "lite-bf16.gguf", importances="lite.imatrix.gguf")
+        for finding in report.findings:
+            print(finding.text)
+
     importances  a path, what `imatrix.load` returns, or a mapping tensor name -> Importance
     options      on top of the recipe's own, as in `quantize`
     raises  ToolkitError for files that can't be read; whatever would stop a run is a finding

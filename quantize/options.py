@@ -27,6 +27,7 @@ class QuantizeOptions:
     pad           which inner sizes are made longer with zeros, so that rows are whole blocks: "auto", "256",
                   or "off", which takes such zeros away; None: sizes stay as they are
     pad_hidden    make the hidden size longer, too, which costs time and maybe memory for each token
+    keep_grid     let tensors whose weights lie on a grid of 4 bits keep it; see quantize/grids.py
     provenance    let the output say what its tensors are made of, so that a later run can reuse them
     """
 
@@ -38,6 +39,7 @@ class QuantizeOptions:
     calibration: Calibrating | None = None
     pad: PadChoice | None = None
     pad_hidden: bool = False
+    keep_grid: bool = False
 
     @property
     def matrix(self) -> ImportanceFile | None:

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import cached_name
 from quantize.fill.sources import GGUFSources, GGUFTensor
+from quantize.grids import with_grids
 from quantize.options import QuantizeOptions
 from quantize.padding.choose import decide_padded, refuse_overridden_sizes
 from quantize.plan.plan import PlanOptions, in_file_order
@@ -137,6 +139,11 @@ def prepare(
     tensors = tuple(source.tensors.values())
     if not options.keep_split:
         tensors = tuple(in_file_order(tensors))
+    if options.keep_grid:
+        if options.types is not None and options.types.prune_layers:
+            raise BadArgument("--keep-grid and --prune-layers can't be used together; prune in a run before")
+        weights = {info.name: GGUFTensor(source, info.name) for info in tensors}
+        options = replace(options, types=with_grids(options.types, weights))
     decide = partial(decide_file, mixture=mixture, options=options, allow_problems=allow_problems)
     sizes = source.metadata, tensors, options.pad, decide, str(source.path)
     made = decide_padded(*sizes, hidden=options.pad_hidden)

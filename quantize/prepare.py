@@ -25,6 +25,7 @@ from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.fill.sources import SourceSpec, SourceTensor
+from quantize.grids import GridSources, keep_grids
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 from quantize.options import QuantizeOptions
 from quantize.padding.counterparts import count_weights
@@ -170,12 +171,16 @@ def row_sources(
     """
     names = {tensor.name: tensor.source_name for tensor in plan.tensors}
     made_of = padding.tensors({name: tensors[source] for name, source in names.items()})
+    on_grid = [tensor.name for tensor in plan.tensors if tensor.keeps_codes]
     known = {
         name: resolved
         for name, resolved in plan.weighed.items()
         if not isinstance(resolved.matrix, PromisedImportance)
     }
-    return RowSources(made_of, known, padding.spec(spec)(names))
+    opened = padding.spec(spec)(names)
+    if on_grid:
+        made_of, opened = keep_grids(made_of, on_grid), GridSources(opened, on_grid)
+    return RowSources(made_of, known, opened)
 
 
 QUANTIZATION_VERSION = 2

@@ -77,6 +77,7 @@ class QuantizeChoices(RunChoices, total=False):
     calibration: Calibrating | None
     pad: PadChoice | None
     pad_hidden: bool
+    keep_grid: bool
 
 
 def merge_choices(

@@ -49,14 +49,6 @@ def log_sums(heads: Sequence[Head], positions: Positions, n_workers: int) -> tor
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows of the file's output matrix, and the number of the first."""
-
-    first: int
-    weight: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Predictions:
     """The predictions of an original and of a file at the same positions.
 
@@ -72,7 +64,7 @@ class Predictions:
     def divergences(self, workers: Workers) -> torch.Tensor:
         """Compute KL(p || q) of each position, float64 (n_positions,)."""
         found = torch.zeros(len(self.positions.tokens), dtype=torch.float64)
-        for at, _, here in self._sweep(workers, lambda chunk, rows, p, q, slope: None):
+        for at, _, here in self._sweep(workers, lambda chunk, first, weight, by_logit: None):
             found[at] += here
         return found
 
@@ -86,12 +78,12 @@ class Predictions:
         n_positions = len(self.positions.tokens)
 
         def take_slice(
-            chunk: int, rows: _Rows, p: torch.Tensor, q: torch.Tensor, slope: torch.Tensor | float
+            chunk: int, first: int, weight: torch.Tensor, by_logit: torch.Tensor
         ) -> torch.Tensor:
             at = self.positions.place(chunk)
-            at_logits = q.sub_(p).mul_(slope).div_(n_positions).to(rows.weight.dtype)
-            at_x = to_cpu((at_logits @ rows.weight).float())
-            at_x = at_x if rows.first == 0 else at_x + into.read(at.start, at.stop)[:, :n_behind]
+            at_logits = by_logit.div_(n_positions).to(weight.device, weight.dtype)
+            at_x = to_cpu((at_logits @ weight).float())
+            at_x = at_x if first == 0 else at_x + into.read(at.start, at.stop)[:, :n_behind]
             into.write(at.start, pad(at_x, (0, into.n_cols - n_behind)))
             return at_logits
 
@@ -104,11 +96,12 @@ class Predictions:
         return found
 
     def _sweep(
-        self,
-        workers: Workers,
-        make: Callable[[int, _Rows, torch.Tensor, torch.Tensor, torch.Tensor | float], Any],
+        self, workers: Workers, make: Callable[[int, int, torch.Tensor, torch.Tensor], Any]
     ) -> Iterator[tuple[slice, tuple[int, Any], torch.Tensor]]:
-        """Yield, slice by slice and chunk by chunk, the positions, what `make` makes, and divergences."""
+        """Yield, slice by slice and chunk by chunk, the positions, what `make` makes, and divergences.
+
+        make  is given the chunk, the slice's first row, the file's rows and the gradient at their products
+        """
         for first, stop in slices(self.file.vocab_size):
             weights = self.original.read(first, stop), self.file.read(first, stop)
 
@@ -117,12 +110,12 @@ class Predictions:
             ) -> tuple[slice, tuple[int, Any], torch.Tensor]:
                 at = self.positions.place(chunk)
                 tokens, sums = self.positions.tokens[at], self.sums[:, at, None].float()
-                pair = zip((self.original, self.file), weights, strict=True)
-                logits = [to_cpu(head.logits(tokens, weight)) for head, weight in pair]
-                slope = self.file.rule.slope(logits[1])
-                logs = [each.sub_(total) for each, total in zip(logits, sums, strict=True)]
-                p, q = logs[0].exp(), logs[1].exp()
-                here = (p * logs[0].sub_(logs[1])).sum(-1).double()
-                return at, (first, make(chunk, _Rows(first, weights[1]), p, q, slope)), here
+                expected = to_cpu(self.original.logits(tokens, weights[0])).sub_(sums[0])
+                logits = to_cpu(self.file.logits(tokens, weights[1]))
+                slope = self.file.rule.slope(logits)
+                found = logits.sub_(sums[1])
+                p, q = expected.exp(), found.exp()
+                here = (p * expected.sub_(found)).sum(-1).double()
+                return at, (first, make(chunk, first, weights[1], q.sub_(p).mul_(slope))), here
 
             yield from workers.each(take_chunk, range(self.positions.n_chunks))

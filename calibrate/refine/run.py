@@ -27,6 +27,7 @@ import torch
 from calibrate.refine.descent import Descent, RefinedTensor
 from calibrate.refine.gradients import Original, Student
 from calibrate.refine.options import RefineOptions
+from calibrate.refine.result import Refinement
 from calibrate.refine.scales import row_scales
 from calibrate.statistics.inputs import HoldoutSplit
 from forward.device import device_name, fast_products
@@ -48,7 +49,7 @@ from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
-from quality.divergence import Estimate, mean_of
+from quality.divergence import mean_of
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, OpenSources, SourceTensor
@@ -69,45 +70,10 @@ _LOOKS = 8
 """How many times the chunks that are held back are looked at while scales move."""
 
 
-@dataclass(frozen=True)
-class Refinement:
-    """What a refinement has done.
-
-    path      of the file; of a split set, of the first part
-    before    mean divergence on the chunks held back, before the first step
-    after     the same, of what was written
-    n_steps   steps that were made
-    best      step whose scales were written; 0: those of the file as it was
-    is_found  the file was there already, as asked, and nothing was measured
-    """
-
-    path: Path
-    before: Estimate | None = None
-    after: Estimate | None = None
-    n_steps: int = 0
-    best: int = 0
-    seconds: float = 0.0
-    is_found: bool = False
-
-    def lines(self) -> Iterator[str]:
-        """Tell what was done."""
-        if self.is_found or self.before is None or self.after is None:
-            yield f"{self.path}: is already there, as asked; --force makes it anew"
-            return
-        yield (
-            f"divergence from the original on chunks held back: KLD {self.before.value:.5f} +/-"
-            f" {self.before.error:.5f} before, {self.after.value:.5f} +/- {self.after.error:.5f} after"
-            f" {self.best} of {self.n_steps} steps"
-        )
-        if not self.best:
-            yield "note: no step was of use on chunks held back, so scales are as they were"
-        yield f"wrote {self.path} in {self.seconds:.1f} s"
-
-
 def run_refinement(
     file: Path, original: Path, path: Path, output: Path, options: RefineOptions, report: Reporter
 ) -> Refinement:
-    """Refine a file on the text at `path`; see `calibrate.refine.refine`."""
+    """Refine a file on the text at `path`; see `calibrate.refine.pipeline`."""
     started = time.monotonic()
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
@@ -292,23 +258,26 @@ class _Steps:
         split = HoldoutSplit.of(chunks.n_chunks, chunks.longest)
         summed = np.array([chunk for chunk in range(chunks.n_chunks) if split.is_summed(chunk)])
         n_steps, best = self._begin(split, len(summed))
-        saved = time.monotonic()
-        report = self.shares.report
+        saved, n_saved, report = time.monotonic(), descent.n_steps, self.shares.report
         report.start(n_steps, descent.n_steps)
         self.shares.per_layer = 1 / (self.student.network.n_layers * (1 + BACKWARD_WORK))
-        while descent.n_steps < n_steps:
-            number = descent.n_steps
-            batch = _batch(summed, self.options, number)
-            divergence, gradients = self.student.gradients(self.original, batch)
-            descent.step(gradients, self._rate(number, n_steps))
-            report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
-            is_last = descent.n_steps == n_steps
-            if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
-                best = self._looked(best, split)
-            if is_last or time.monotonic() - saved > _SAVE_SECONDS:
-                self._save(best, n_steps)
-                saved = time.monotonic()
-            give_back()
+        try:
+            while descent.n_steps < n_steps:
+                number = descent.n_steps
+                batch = _batch(summed, self.options, number)
+                divergence, gradients = self.student.gradients(self.original, batch)
+                descent.step(gradients, self._rate(number, n_steps))
+                report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
+                is_last = descent.n_steps == n_steps
+                if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
+                    best = self._looked(best, split)
+                if is_last or time.monotonic() - saved > _SAVE_SECONDS:
+                    self._save(best, n_steps)
+                    saved, n_saved = time.monotonic(), descent.n_steps
+                give_back()
+        except KeyboardInterrupt as error:
+            error.add_note(f"{n_saved} of {n_steps} steps are kept: the same command resumes from there")
+            raise
         return best, n_steps
 
     def _begin(self, split: HoldoutSplit, n_summed: int) -> tuple[int, _Best]:

@@ -59,8 +59,9 @@ class Meter:
         yield
         bar.advance(self._left)
         self._left = 0.0
-        if self._computed > before:
+        if seconds and self._computed > before:
             self._estimated += seconds
+        if self._estimated:
             self._pace = self._computed / self._estimated
 
     def computed(self, seconds: float) -> None:

@@ -32,6 +32,9 @@ def sensitivity(
 ) -> Sensitivities:
     """Measure the divergence that each tensor of a model adds at each type, and write it to a file.
 
+        losses = sensitivity("DeepSeek-V2-Lite", "calibration.txt", "lite.losses.json", n_chunks=40)
+        quantize("DeepSeek-V2-Lite", "lite.gguf", "3.4bpw", losses=losses)
+
     model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
     text     UTF-8 file
     output   where the sensitivities go. Work folders beside it keep finished layers until all is done

@@ -179,6 +179,10 @@ def map_lines(types: Mapping[str, str]) -> Iterator[str]:
         yield f"  {part:{width}}  {shown}"
 
 
+_POINTS = 504, 324
+"""Width and height of the picture, in points."""
+
+
 def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) -> None:
     """Write an SVG (or what else the path's ending says) of divergence against size, both logarithmic.
 
@@ -189,21 +193,22 @@ def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) ->
         raise BadRequest("--curve needs matplotlib: pip install matplotlib")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    from quality.report.charts import label_numbers, label_sizes
+
+    figure = Figure(figsize=(_POINTS[0] / 72, _POINTS[1] / 72), layout="constrained")
     axes = figure.subplots()
-    mebibytes = [n_bytes / 2**20 for n_bytes, _ in points]
-    axes.plot(mebibytes, [divergence for _, divergence in points], marker="o", label="best predicted")
+    axes.plot(*zip(*points, strict=True), marker="o", label="best predicted")
     axes.plot(
-        [sized.total_bytes / 2**20], [sized.chosen.predicted], marker="*", markersize=14,
+        [sized.total_bytes], [sized.chosen.predicted], marker="*", markersize=14,
         linestyle="", label=sized.mixture.name,
     )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("size of the file, MiB")
+    axes.set_xlabel("size of the file")
     axes.set_ylabel("predicted divergence, nats a token")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    axes.grid(which="both", alpha=0.3)
+    label_sizes(axes.xaxis, 0.85 * _POINTS[0])
+    label_numbers(axes.yaxis, 0.85 * _POINTS[1])
+    axes.grid(alpha=0.3)
     axes.legend()
     form = path.suffix.removeprefix(".") or "svg"
     known = figure.canvas.get_supported_filetypes()

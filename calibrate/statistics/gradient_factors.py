@@ -28,6 +28,11 @@ _TOKENS = 16384
 28672 the sample model at Q2_K came out the same: KLD 0.0111 and 0.0113 in two runs, 0.0113 with these."""
 
 
+_MOST_LABELS = 4
+"""Number of labels that are drawn for a token of a short text, at most. The sample model at Q2_K, 4 chunks:
+KLD 0.0172 with one, 0.0148 with 4 and 0.0152 with 10; 8 chunks: 0.0144 with one and 0.0134 with 4."""
+
+
 @dataclass(frozen=True)
 class OutputBlock:
     """Some rows of a matrix, and the covariance of the gradients at their products.
@@ -165,10 +170,15 @@ class _Report(NoReport):
 
 
 def gradient_chunks(text: Text) -> tuple[int, ...]:
-    """Choose the chunks of a text that gradients are taken of, none of them held out."""
+    """Choose the chunks of a text that gradients are taken of, none of them held out.
+
+    Those of a short text come several times, and other labels are drawn each time.
+    """
     holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size)
     chunks = [chunk for chunk in range(text.n_chunks) if holdout.is_summed(chunk)]
-    return tuple(chunks[: max(1, _TOKENS // text.chunk_size)])
+    n_wanted = max(1, _TOKENS // text.chunk_size)
+    n_times = max(1, min(_MOST_LABELS, n_wanted // len(chunks)))
+    return tuple(chunks[:n_wanted] * n_times)
 
 
 def gradient_text(text: Text) -> Text:

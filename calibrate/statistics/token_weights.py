@@ -26,7 +26,7 @@ class TokenWeights:
     """The weights of a text's tokens, layer by layer.
 
     gradients   of the predictions of some chunks
-    chunks      which chunks of the text these are
+    chunks      which chunks of the text these are; one that comes several times has the mean of its sizes
     chunk_size  in tokens
     n_tokens    of the whole text
     """
@@ -46,6 +46,8 @@ class TokenWeights:
         mean = 0.0 if sizes is None else float(sizes.mean(dtype=np.float64))
         if sizes is None or not mean:
             return None
-        roots = np.ones((self.n_tokens // self.chunk_size, self.chunk_size), np.float32)
-        roots[list(self.chunks)] = np.sqrt(sizes / mean).reshape(-1, self.chunk_size)
-        return to_torch(roots.reshape(-1))
+        weights = np.ones((self.n_tokens // self.chunk_size, self.chunk_size), np.float32)
+        by_chunk = (sizes / mean).reshape(-1, self.chunk_size)
+        for chunk in set(self.chunks):
+            weights[chunk] = by_chunk[np.equal(self.chunks, chunk)].mean(axis=0)
+        return to_torch(np.sqrt(weights).reshape(-1))

@@ -32,6 +32,10 @@ def _decoder(name: str) -> FamilyRow:
     return FamilyRow(f"convert.architectures.{name}")
 
 
+def _dense(name: str) -> FamilyRow:
+    return FamilyRow(f"convert.architectures.dense.{name}")
+
+
 def _latent(name: str) -> FamilyRow:
     return FamilyRow(f"convert.architectures.deepseek2.{name}", LatentOptions)
 
@@ -55,9 +59,9 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "LlamaForCausalLM": _decoder("llama"),
     "MistralForCausalLM": _decoder("llama"),
     "MixtralForCausalLM": _decoder("llama"),
-    "SmolLM3ForCausalLM": _decoder("dense.smollm3"),
-    "Qwen2ForCausalLM": _decoder("qwen2"),
-    "Qwen3ForCausalLM": _decoder("qwen3"),
+    "SmolLM3ForCausalLM": _dense("smollm3"),
+    "Qwen2ForCausalLM": _dense("qwen2"),
+    "Qwen3ForCausalLM": _dense("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3moe"),
     "Qwen3NextForCausalLM": _delta_net("qwen3_next"),
     "Qwen3_5ForConditionalGeneration": _delta_net("qwen35"),
@@ -69,12 +73,12 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "Gemma4ForCausalLM": _decoder("gemma.gemma4"),
     "Gemma4ForConditionalGeneration": _decoder("gemma.gemma4"),
     "Gemma4UnifiedForConditionalGeneration": _decoder("gemma.gemma4"),
-    "SeedOssForCausalLM": _decoder("dense.seed_oss"),
-    "Olmo2ForCausalLM": _decoder("dense.olmo2"),
-    "Olmo3ForCausalLM": _decoder("dense.olmo2"),
-    "Ministral3ForCausalLM": _decoder("dense.ministral3"),
-    "Mistral3ForConditionalGeneration": _decoder("dense.ministral3"),
-    "Phi3ForCausalLM": _decoder("dense.phi3"),
+    "SeedOssForCausalLM": _dense("seed_oss"),
+    "Olmo2ForCausalLM": _dense("olmo2"),
+    "Olmo3ForCausalLM": _dense("olmo2"),
+    "Ministral3ForCausalLM": _dense("ministral3"),
+    "Mistral3ForConditionalGeneration": _dense("ministral3"),
+    "Phi3ForCausalLM": _dense("phi3"),
     "GraniteForCausalLM": _decoder("granite"),
     "GraniteMoeForCausalLM": _decoder("granite"),
     "GraniteMoeSharedForCausalLM": _decoder("granite"),

@@ -38,7 +38,7 @@ MODULES: tuple[str, ...] = (
 def open_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> ModelWeights:
     """Open the checkpoint in `folder` to read its weights, whatever format they are stored in.
 
-        with convert.open_checkpoint("DeepSeek-V3") as weights:
+        with open_checkpoint("DeepSeek-V3") as weights:
             weights.names()                                # as in the unquantized model
             weights.read("lm_head.weight")                 # float32, the whole matrix
             weights.read_rows("lm_head.weight", 0, 128)    # float32, some rows

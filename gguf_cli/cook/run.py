@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -74,11 +75,27 @@ def _carry_out_all(
             first, number = number + 1, number + len(group)
             label = f"[{first}/{len(steps)}]" if first == number else f"[{first}-{number}/{len(steps)}]"
             started = time.monotonic()
-            with Parts(bar).part(sum(costs[step.name] for step in group)) as progress:
+            with (
+                _interruptible(first - 1, len(steps)),
+                Parts(bar).part(sum(costs[step.name] for step in group)) as progress,
+            ):
                 made = _carry_out(group, cooking, partial(_say, bar, label), progress)
             took = time.monotonic() - started
             seconds |= {output: took for step in made if step.wanted for output in step.outputs}
     return seconds
+
+
+@contextmanager
+def _interruptible(n_done: int, n_steps: int) -> Iterator[None]:
+    """Have ctrl-C say what is kept, where the step that it ends does not say more."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if n_done and not getattr(error, "__notes__", []):
+            error.add_note(
+                f"{n_done} of {n_steps} steps are done and kept: the same command resumes from there"
+            )
+        raise
 
 
 def _say(bar: Bar, label: str, text: str) -> None:

@@ -179,7 +179,6 @@ def carry_out(request: AuditRequest) -> int:
 
 def _audited(request: AuditRequest) -> AuditReport:
     from convert.sources import hub_name, source_folder
-    from gguf_tools.progress import Bar
     from quality.auditing.pipeline import audit
 
     is_remote = hub_name(request.base) is not None
@@ -189,8 +188,7 @@ def _audited(request: AuditRequest) -> AuditReport:
         from forward.options import require_torch
 
         require_torch("measuring the divergence")
-    with Bar("comparing tensors", show=not request.quiet) as bar:
-        report = audit(request.file, base, request.options, bar.start)
+    report = audit(request.file, base, request.options, progress=not request.quiet)
     return report.with_evaluation(_evaluated(request)) if is_evaluated else report
 
 

@@ -269,16 +269,14 @@ def edit(target: _Target, change: Edit, output: Path | None) -> None:
     """Change a file, or write the change to `output`, and print what was done."""
     from gguf_tools.edit.model_edits import edit_model
     from gguf_tools.files.partial_file import refuse_inputs
-    from gguf_tools.progress import Bar
 
     restored = _recover(target)
     if output is not None and not target.dry_run:
         refuse_inputs(output, [target.file])
         refuse_to_replace([output], force=target.force)
-    with Bar("copying", show=not target.quiet) as bar:
-        outcome = edit_model(
-            target.file, change, output=output, dry_run=target.dry_run, progress=bar.start
-        )
+    outcome = edit_model(
+        target.file, change, output=output, dry_run=target.dry_run, progress=not target.quiet
+    )
     if target.json:
         data = {
             "dry_run": target.dry_run,

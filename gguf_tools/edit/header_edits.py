@@ -68,6 +68,8 @@ class Assignment:
 def parse_assignment(argument: str) -> Assignment:
     """Parse KEY=TYPE:VALUE, KEY=TYPE@FILE or KEY=VALUE.
 
+        edit.parse_assignment("llama.context_length=u32:32768")
+
     raises  BadRequest if it is none of these, or if the file can't be read
     """
     key, equals, text = argument.partition("=")
@@ -204,6 +206,9 @@ Edit = Callable[[Metadata, Sequence[str]], Edited]
 def set_values(metadata: Metadata, assignments: Iterable[Assignment], *, force: bool = False) -> Edited:
     """Set keys: a known one keeps its place, a new one goes to the end, before any `split.*` keys.
 
+        changes = [edit.parse_assignment("general.name=Lite")]
+        edit.edit_model("lite.gguf", lambda metadata, names: edit.set_values(metadata, changes))
+
     force   allow a kind that llama.cpp doesn't read the key as, and another architecture
     raises  BadRequest for a value that doesn't fit its type, and for what would break the file
     """
@@ -228,7 +233,12 @@ def set_values(metadata: Metadata, assignments: Iterable[Assignment], *, force: 
 
 
 def remove_keys(metadata: Metadata, names: Iterable[str]) -> Edited:
-    """Remove keys; raises BadRequest for a key that isn't there, or that the file needs."""
+    """Remove keys.
+
+        edit.edit_model("lite.gguf", lambda metadata, names: edit.remove_keys(metadata, ["general.url"]))
+
+    raises  BadRequest for a key that isn't there, or that the file needs
+    """
     names = list(dict.fromkeys(names))
     for key in names:
         _refuse_split_key(key)
@@ -244,6 +254,9 @@ def rename_keys(
     metadata: Metadata, renames: Iterable[tuple[str, str]], *, regex: bool = False, force: bool = False
 ) -> Edited:
     """Rename keys, which keep their places and values.
+
+        renames = [("general.source.url", "general.url")]
+        edit.edit_model("lite.gguf", lambda metadata, names: edit.rename_keys(metadata, renames))
 
     renames  (old, new); see `new_names_of`
     force    allow a new name that llama.cpp reads as another kind
@@ -320,7 +333,16 @@ def _split_keys_last(old: Metadata, new: dict[str, Value]) -> dict[str, Value]:
 def rename_tensors(
     metadata: Metadata, names: Sequence[str], renames: Iterable[tuple[str, str]], *, regex: bool = False
 ) -> Edited:
-    """Rename tensors, which keep their places; raises BadRequest for names that are missing or taken."""
+    """Rename tensors, which keep their places.
+
+        renames = [(r"^model\\.", "")]
+        edit.edit_model(
+            "lite.gguf",
+            lambda metadata, names: edit.rename_tensors(metadata, names, renames, regex=True),
+        )
+
+    raises  BadRequest for names that are missing or taken
+    """
     new_names = new_names_of(names, renames, "tensor", regex=regex)
     changes = (Change("rename tensor", old, new_name=new) for old, new in new_names.items())
     return Edited(dict(metadata), new_names, tuple(changes))

@@ -30,7 +30,7 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.progress import StartProgress, no_start
+from gguf_tools.progress import Bar, Shown, StartProgress
 
 How = Literal["unchanged", "in place", "rewritten", "written"]
 
@@ -82,25 +82,37 @@ def edit_model(
     *,
     output: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
-    progress: StartProgress = no_start,
+    progress: Shown = None,
 ) -> EditOutcome:
     """Change the header of a file, or of the files of a split set.
+
+        changes = [edit.parse_assignment("general.name=Lite")]
+        edit.edit_model("lite.gguf", lambda metadata, names: edit.set_values(metadata, changes))
 
     edit      see header_edits.py; called with the metadata of the first file and the names of all tensors
     output    None changes the files themselves; else the result is written there, a set as
               OUTPUT-00001-of-0000N.gguf, and the files stay as they are
     dry_run   find out what would be done, and do nothing
+    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     raises    GGUFError, BadRequest; nothing is changed then
 
     Tensors that take names from other files are renamed in rounds (see `_rename_rounds`). A run that is
     killed between two of them leaves those of the first renamed.
     """
+    with Bar("copying", show=progress) as bar:
+        return _edit(path, edit, None if output is None else Path(output), bar.start, dry_run=dry_run)
+
+
+def _edit(
+    path: str | os.PathLike[str], edit: Edit, output: Path | None, progress: StartProgress, *, dry_run: bool
+) -> EditOutcome:
+    """Do what `edit_model` says."""
     with open_gguf(path) as source:
         first = _real(source.shards[0].path)
         edited = _edited(source, edit)
         rounds = [] if output is not None else _rounds(source, edited)
         if dry_run or output is not None:
-            outcome = _plan(source, edited, None if output is None else Path(output))
+            outcome = _plan(source, edited, output)
             if not dry_run:
                 write_files([file.new_file for file in outcome.files], source.paths, progress)
             return outcome
@@ -150,6 +162,8 @@ def _replace_headers(edits: Sequence[FileEdit], locks: Mapping[Path, int]) -> No
 
 def recover(path: str | os.PathLike[str], *, dry_run: bool = False) -> list[Path]:
     """Undo an interrupted edit of a file, or of the set that it belongs to; returns the files restored.
+
+        edit.recover("lite.gguf")
 
     dry_run  restore nothing
     raises   OutputError if something can't be restored, or under `dry_run` if something should be

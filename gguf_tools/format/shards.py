@@ -281,7 +281,13 @@ class GGUFSet(Opened):
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFSet:
-    """Open a model by the path of its file, or of any one of its parts."""
+    """Open a model by the path of its file, or of any one of its parts.
+
+        with open_gguf("lite-Q4_K_M.gguf") as file:
+            print(file.get("general.name"), len(file.tensors))
+
+    raises  GGUFError for a damaged file, MissingModel for one that isn't there
+    """
     return GGUFSet(path)
 
 

@@ -18,7 +18,7 @@ from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from gguf_tools.progress import StartProgress, no_start
+from gguf_tools.progress import Bar, Shown, StartProgress
 from quality.auditing.base import AuditBase, head_sizes, layout_in, open_audit_base
 from quality.auditing.diagnose import Diagnosis, Patience, diagnose
 from quality.auditing.expected import Encoder, Expected, encoder_of, expect, rise_of
@@ -37,7 +37,7 @@ def audit(
     file: str | os.PathLike[str],
     base: str | os.PathLike[str],
     options: AuditOptions | None = None,
-    started: StartProgress = no_start,
+    progress: Shown = None,
     **choices: Unpack[AuditChoices],
 ) -> AuditReport:
     """Compare a GGUF file with the model that it was made of, and say what is wrong with it.
@@ -46,13 +46,17 @@ def audit(
 
     file     any file of a split set
     base     a folder, a GGUF file, or what `convert.sources.source_folder` returns for a model on the Hub
-    started  is called with the bytes of the file's tensors; what it returns, with those of each
+    progress True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     choices  fields of AuditOptions as keyword arguments; they replace those of `options`
     raises   ToolkitError for a file or a base that can't be read; what is wrong with either is a finding
     """
     options = with_choices(options or AuditOptions(), choices)
-    with open_gguf(file) as opened, open_audit_base(base, opened, allow_pickle=options.allow_pickle) as of:
-        return _Audit(opened, of, options, match_layers(opened, of)).run(started)
+    with (
+        open_gguf(file) as opened,
+        open_audit_base(base, opened, allow_pickle=options.allow_pickle) as of,
+        Bar("comparing tensors", show=progress) as bar,
+    ):
+        return _Audit(opened, of, options, match_layers(opened, of)).run(bar.start)
 
 
 @dataclass(frozen=True)

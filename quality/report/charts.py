@@ -243,7 +243,7 @@ _IN_A_DECADE = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3),
 _IN_A_DOUBLING = ((1, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875), (1, 1.25, 1.5, 1.75), (1, 1.5), (1,))
 """Numbers to label between a power of the base and the next one, from many to few."""
 
-_POINTS_A_NUMBER_ACROSS, _POINTS_A_SIZE_ACROSS, _POINTS_UP = 44, 58, 36
+_POINTS_A_NUMBER_ACROSS, _POINTS_A_SIZE_ACROSS, _POINTS_UP = 56, 58, 36
 """The least distance of two labels, in points."""
 
 
@@ -315,12 +315,12 @@ def _label_axis(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]
 
 
 def number_text(value: float) -> str:
-    """Return a number as people write it.
+    """Write a number with its digits, and no power of ten.
 
-    >>> number_text(1e-5), number_text(0.002), number_text(0.30000000000000004)
-    ('1e-5', '0.002', '0.3')
+    >>> number_text(1e-5), number_text(0.002), number_text(0.30000000000000004), number_text(2e6)
+    ('0.00001', '0.002', '0.3', '2000000')
     """
-    return f"{value:.6g}".replace("e-0", "e-")
+    return np.format_float_positional(value, precision=6, fractional=False, trim="-")
 
 
 def _size_label(n_bytes: float) -> str:

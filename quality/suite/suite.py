@@ -115,6 +115,9 @@ class Suite:
 def read_suite(name_or_path: str | PathLike[str], quick: bool = False) -> Suite:
     """Read a suite: `default`, a folder, or a YAML file.
 
+        suite = read_suite("our-texts", quick=True)
+        evaluate_suite("lite-bf16.gguf", suite, ["lite-Q4_K_M.gguf"])
+
     quick   take a tenth of each class
     raises  BadRequest, in one line with file and line, for whatever is wrong
     """

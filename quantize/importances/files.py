@@ -192,7 +192,10 @@ def importance_file(source: ImportanceSource | None) -> ImportanceFile | None:
 
 
 def load(path: str | os.PathLike[str]) -> ImportanceFile:
-    """Return the contents of an importance matrix file in either form, their values unread.
+    """Read an importance matrix file in either form; values are read when they are used.
+
+        matrix = imatrix.load("lite.imatrix.gguf")
+        matrix.entries["blk.0.ffn_down.weight"].weights()
 
     raises  BadImportance when it is neither, contradicts itself or holds nothing;
             GGUFError when it is a damaged GGUF file

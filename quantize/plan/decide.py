@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
-from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.ggml_types import Q4_0, GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.fallback import describe_misfit, fit, without_interleaving
@@ -37,6 +37,17 @@ from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.recipe import V_LIKE, Recipe, Situation
 from quantize.roles import Program, Role, TensorRole, file_order, in_layer_ranges
+
+
+@dataclass(frozen=True)
+class KeptGrid:
+    """The type that holds a tensor's weights as they were stored or trained, on a grid of few bits.
+
+    text  what was found, in a phrase
+    """
+
+    type: GGMLType
+    text: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class PlanOptions:
     keep_order        count positions in the order of the input (llama-quantize --keep-split), not by layer
                       and name
     types             types by tensor name, as they were chosen for a size; they go before `overrides`
+    grids             tensors by name that lie on a grid, which they keep unless `types` or `overrides` say
+                      something else
     """
 
     overrides: tuple[Override, ...] = ()
@@ -66,6 +79,7 @@ class PlanOptions:
     allow_requantize: bool = False
     keep_order: bool = False
     types: Mapping[str, GGMLType] = field(default_factory=dict)
+    grids: Mapping[str, KeptGrid] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,7 @@ class Decider(Enum):
     OPTION = "option"
     FLOAT_RECIPE = "float recipe"
     OVERRIDE = "override"
+    GRID = "grid"
     PURE = "pure"
     RULES = "rules"
 
@@ -201,6 +216,9 @@ def _decide_without_rules(tensor: Candidate, recipe: Recipe, options: PlanOption
         return Decision(chosen, Decider.OVERRIDE, "chosen for the size")
     if override is not None:
         return Decision(override.type, Decider.OVERRIDE, f"override {override.text}")
+    grid = options.grids.get(tensor.name)
+    if grid is not None:
+        return Decision(grid.type, Decider.GRID, grid.text)
     if options.pure:
         return Decision(default, Decider.PURE, f"{recipe.name}: --pure")
     return None
@@ -344,6 +362,11 @@ class TensorPlan:
         return self.source_type == self.target_type
 
     @property
+    def keeps_codes(self) -> bool:
+        """Whether its weights become the codes that they are, whatever its importances say."""
+        return self.decider is Decider.GRID and self.target_type == Q4_0
+
+    @property
     def counts_as(self) -> GGMLType:
         """The type that the source counts as where types are decided."""
         return self.as_if or self.source_type
@@ -356,4 +379,4 @@ class TensorPlan:
     @property
     def is_weighed(self) -> bool:
         """Whether importances would make a difference to its bytes."""
-        return not self.stays and not ignores_importances(self.target_type.name)
+        return not self.stays and not self.keeps_codes and not ignores_importances(self.target_type.name)

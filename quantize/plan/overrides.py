@@ -70,8 +70,10 @@ def parse_override(text: str, *, must_match: bool = False) -> Override:
 def parse_overrides(words: Iterable[str], *, must_match: bool = False) -> tuple[Override, ...]:
     """Read one override per word, in order.
 
-    must_match  a rule that matches no tensor is a mistake, as of --tensor-type
+        types = PlanOptions(overrides=parse_overrides(["ffn_down=Q6_K", "attn_v=Q8_0"]))
+        quantize("lite-bf16.gguf", "lite.gguf", "Q4_K_M", types=types)
 
+    must_match  a rule that matches no tensor is a mistake, as of --tensor-type
     raises  BadOverride, as `parse_override`
     """
     return tuple(parse_override(word, must_match=must_match) for word in words)

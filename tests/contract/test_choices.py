@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from calibrate.options import CalibrationChoices, CalibrationOptions
+from calibrate.refine.options import RefineChoices, RefineOptions
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
@@ -33,6 +34,7 @@ CHOICES: dict[Any, tuple[Any, ...]] = {
     AuditChoices: (AuditOptions,),
     EvaluateChoices: (EvaluateOptions, Cut, ForwardOptions),
     SensitivityChoices: (SensitivityOptions, Cut, ForwardOptions),
+    RefineChoices: (RefineOptions, Cut, ForwardOptions),
     SourceChoices: (SourceOptions, RunOptions),
     CalibrationChoices: (CalibrationOptions, Cut, ForwardOptions),
 }

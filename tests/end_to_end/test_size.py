@@ -64,7 +64,7 @@ def test_several_sizes_from_one_set_of_losses(
     sizes = ["3.5bpw", "5bpw", "450KiB"]
     words = ["--size", ",".join(sizes), "--losses", losses, odd_model, tmp_path / "lite-{ftype}.gguf"]
     assert main([str(word) for word in words]) == 0
-    assert capsys.readouterr().out.count("types chosen") == len(sizes)
+    assert capsys.readouterr().out.count("types chosen: ") == len(sizes)
     made = [path.read_bytes() for path in tmp_path.glob("lite-*bpw.gguf")]
     assert len(made) == len(sizes)
     for size in sizes:

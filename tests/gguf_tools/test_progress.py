@@ -19,7 +19,7 @@ from gguf_tools.errors import BadArgument
 from gguf_tools.progress import WORK, Bar, Parts, ProgressState, Shown, Unit, reporting
 
 STEPS = Unit("step", pattern="{n:.1f}/{total_fmt}{postfix}")
-ROOT = Path(__file__).parents[2]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 
 
 @pytest.fixture
@@ -213,12 +213,34 @@ def test_a_reporter_is_told_itself() -> None:
         assert told is reporter
 
 
-LONG = {
+def prepared(folder: Path) -> Path:
+    return gguf_tools.convert(EXAMPLE, folder / "in.gguf", outtype="bf16").paths[0]
+
+
+def merged(folder: Path, show: Shown) -> None:
+    parts = gguf_tools.split(prepared(folder), folder / "part", max_tensors=20)
+    gguf_tools.merge(parts[0], folder / "out.gguf", progress=show)
+
+
+def named(folder: Path, show: Shown) -> None:
+    edit = gguf_tools.edit
+    changes = [edit.parse_assignment("general.name=Lite")]
+    edit.edit_model(
+        prepared(folder), lambda metadata, names: edit.set_values(metadata, changes),
+        output=folder / "out.gguf", progress=show,
+    )  # fmt: skip
+
+
+LONG: dict[str, Callable[[Path, Shown], object]] = {
+    "split": lambda folder, show: gguf_tools.split(prepared(folder), folder / "part", progress=show),
+    "merge": merged,
+    "edit": named,
+    "audit": lambda folder, show: gguf_tools.audit(prepared(folder), EXAMPLE, progress=show),
     "convert": lambda folder, show: gguf_tools.convert(
-        ROOT / "examples" / "tiny-deepseek-v3", folder / "out.gguf", outtype="bf16", progress=show
+        EXAMPLE, folder / "out.gguf", outtype="bf16", progress=show
     ),
     "quantize": lambda folder, show: gguf_tools.quantize(
-        ROOT / "examples" / "tiny-deepseek-v3", folder / "out.gguf", "Q8_0", progress=show
+        EXAMPLE, folder / "out.gguf", "Q8_0", progress=show
     ),
 }
 
@@ -233,7 +255,7 @@ def test_functions_tell_how_far_they_are(name: str, tmp_path: Path) -> None:
 
 
 def computing(folder: Path, text: Path) -> dict[str, Callable[[Shown], object]]:
-    model, cut = ROOT / "examples" / "tiny-deepseek-v3", {"chunk_size": 64, "n_chunks": 2}
+    model, cut = EXAMPLE, {"chunk_size": 64, "n_chunks": 2}
     return {
         "imatrix": lambda show: gguf_tools.imatrix.collect(model, text, progress=show, **cut),
         "sensitivity": lambda show: gguf_tools.sensitivity(
@@ -254,7 +276,7 @@ def computing(folder: Path, text: Path) -> dict[str, Callable[[Shown], object]]:
 def test_functions_that_compute_have_one_bar_that_ends_full(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     states: list[ProgressState] = []
-    computing(tmp_path, ROOT / "examples" / "tiny-deepseek-v3" / "calibration.txt")[name](states.append)
+    computing(tmp_path, EXAMPLE / "calibration.txt")[name](states.append)
     assert len({(state.label, state.total) for state in states}) == 1
     assert {state.unit for state in states} == {"work"}
     shares = [state.share for state in states]

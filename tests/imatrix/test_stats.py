@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_cli.imatrix import main
-from imatrix.stats import as_json, entry_stats, layer_stats, stats_lines
+from imatrix.stats import as_json, entry_stats, layer_stats, plot, stats_lines
 from imatrix.store import load
 from quantize.importances.entries import Importance, ImportanceFile
 
@@ -96,3 +96,19 @@ def test_plot_says_what_to_install(
     monkeypatch.setattr(imatrix.stats, "find_spec", lambda name: None)
     assert main(["stats", str(GOLDEN), "--plot", str(tmp_path / "m.png")]) == 1
     assert "pip install 'gguf-tools[plot]'" in capsys.readouterr().err
+
+
+def test_a_dense_model_fills_its_picture(tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    kinds = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    rows = np.arange(1, 65, dtype=np.float32)[None]
+    entries = {
+        f"blk.{layer}.{kind}.weight": Importance(rows * 10.0**layer, np.ones(1, np.float32))
+        for layer in range(4) for kind in kinds
+    }  # fmt: skip
+    plot(ImportanceFile(entries), tmp_path / "dense.png")
+    drawn = image.imread(tmp_path / "dense.png")[..., :3].min(2) < 0.99
+    columns = np.flatnonzero(drawn.mean(0) > 0.3)
+    assert columns[0] < 0.2 * drawn.shape[1]
+    assert columns[-1] > 0.8 * drawn.shape[1]
+    assert len(columns) > 0.6 * drawn.shape[1]

@@ -49,7 +49,7 @@ POINTS = [
     Point(f"DeepSeek-V2-Lite-{name}.gguf", round(2e9 * bits), kld, 0) for name, (bits, kld) in FILES.items()
 ]
 SVG = "{http://www.w3.org/2000/svg}"
-NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?( [KMG]iB)?")
+NUMBER = re.compile(r"\d+(\.\d+)?( [KMG]iB)?")
 CANVASES = pytest.mark.parametrize("canvas", [WIDE, NARROW], ids=lambda canvas: canvas.name)
 
 

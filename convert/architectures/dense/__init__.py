@@ -1,1 +1,1 @@
-"""Dense decoders that are a Llama or a Qwen but for a part or two."""
+"""Families without experts that are made of the parts of `convert.architectures.decoder`."""

@@ -26,9 +26,9 @@ from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, sto
 
 # ---- Q4_0
 
-_Q4_0_HALF = 8
-_Q4_0_BYTES = Q4_0.block_bytes
-_Q4_0_WORDS = padded_words(_Q4_0_BYTES)
+Q4_0_HALF = 8
+Q4_0_BYTES = Q4_0.block_bytes
+Q4_0_WORDS = padded_words(Q4_0_BYTES)
 
 
 @kernel
@@ -41,47 +41,47 @@ def _decode_q4_0(data: Bytes, out: Floats32) -> None:
 
     weight[i] = d * (q[i] - 8)
     """
-    for k in range(data.size // _Q4_0_BYTES):
-        start = k * _Q4_0_BYTES
+    for k in range(data.size // Q4_0_BYTES):
+        start = k * Q4_0_BYTES
         d = float_at(data, start)
         packed = load(data, start + 2)
-        store(out, k * ELEMS, d * to_float((packed & 0xF) - _Q4_0_HALF))
-        store(out, k * ELEMS + LANES, d * to_float((packed >> 4) - _Q4_0_HALF))
+        store(out, k * ELEMS, d * to_float((packed & 0xF) - Q4_0_HALF))
+        store(out, k * ELEMS + LANES, d * to_float((packed >> 4) - Q4_0_HALF))
 
 
 @kernel
 def _quantize_plain_q4_0(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q4_0_WORDS)
-    for first in range(0, out.size // _Q4_0_BYTES, LANES):
+    codes, words = int_tile(ELEMS), int_tile(Q4_0_WORDS)
+    for first in range(0, out.size // Q4_0_BYTES, LANES):
         if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // _Q4_0_BYTES)
-        d = fit_symmetric(x, _Q4_0_HALF, codes)
-        _store_q4_0(d, codes, words, out, first)
+            return first_not_finite(x, ELEMS, first, out.size // Q4_0_BYTES)
+        d = fit_symmetric(x, Q4_0_HALF, codes)
+        store_q4_0(d, codes, words, out, first)
     return -1
 
 
 @kernel
 def _quantize_weighted_q4_0(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q4_0_WORDS)
+    codes, words = int_tile(ELEMS), int_tile(Q4_0_WORDS)
     means = row_mean_squares(source, importances.size)
-    for first in range(0, out.size // _Q4_0_BYTES, LANES):
+    for first in range(0, out.size // Q4_0_BYTES, LANES):
         if not load_weighted(source, importances, means, first, x, weights):
-            return first_not_finite(x, ELEMS, first, out.size // _Q4_0_BYTES)
-        d, inverse = search_symmetric(x, weights, ELEMS, _Q4_0_HALF)
+            return first_not_finite(x, ELEMS, first, out.size // Q4_0_BYTES)
+        d, inverse = search_symmetric(x, weights, ELEMS, Q4_0_HALF)
         for i in range(ELEMS):
-            code = clamp(nearest_int(inverse * x[i]), -_Q4_0_HALF, _Q4_0_HALF - 1) + _Q4_0_HALF
+            code = clamp(nearest_int(inverse * x[i]), -Q4_0_HALF, Q4_0_HALF - 1) + Q4_0_HALF
             codes[i] = select(inverse == ZERO, 0, code)
-        _store_q4_0(d, codes, words, out, first)
+        store_q4_0(d, codes, words, out, first)
     return -1
 
 
 @inlinable
-def _store_q4_0(d: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
+def store_q4_0(d: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
     pack(codes, 0, 4, 16, 16, words)
     prepend_half(to_half_bits(d), words, 4)
-    store_blocks(words, out, first, _Q4_0_BYTES)
+    store_blocks(words, out, first, Q4_0_BYTES)
 
 
 # ---- Q5_0

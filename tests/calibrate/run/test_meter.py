@@ -70,6 +70,14 @@ def test_a_run_that_is_taken_up_again_begins_at_its_layer() -> None:
         assert states[0].done == pytest.approx(21)
 
 
+def test_work_that_nobody_expected_moves_nothing() -> None:
+    meter = Meter(Work(0, 0, 0, (0.0,), 0), lambda total, done: Bar("nothing", WORK, show=None))
+    with meter.layer(0):
+        meter.computed(1.0)
+    with meter.end():
+        meter.computed(1.0)
+
+
 class FixedProbe(Probe):
     """A machine whose speeds are known."""
 

@@ -310,7 +310,7 @@ def test_bad_input_is_one_line(
     assert "Q4_K_M is a mixture of types; Q4_K is" in fails(*output, "--types", "q4_k_m", code=2)
     assert "IQ1_BN: no codec for this type" in fails(*output, "--types", "IQ1_BN")
     assert "is a folder, expected a file to write" in fails("-o", str(tmp_path), "--force")
-    assert "no such folder" in fails("-o", str(tmp_path / "no" / "a.json"))
+    assert "create it first" in fails("-o", str(tmp_path / "no" / "a.json"))
     assert "expected a chunk of 100000 or more" in fails("-o", str(tmp_path / "a.json"), "-c", "100000")
     assert not list(tmp_path.glob("a.json*"))
 

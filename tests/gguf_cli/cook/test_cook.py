@@ -142,6 +142,18 @@ def test_another_model_is_refused_in_words(texts: Path, capsys: pytest.CaptureFi
     assert contents(texts / "out") == before
 
 
+def test_ctrl_c_says_what_is_kept(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gguf_cli.cook.steps.write_card", stop)
+    assert gguf_cli.main.main(words("F16", "-o", "out", "-q")) == 130
+    said = capsys.readouterr().err
+    assert said.endswith("interrupted; 2 of 4 steps are done and kept: the same command resumes from there\n")
+
+
 def test_only_force_replaces_files_of_others(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (texts / "out").mkdir()
     matrix = texts / "out" / "tiny-deepseek-v3.imatrix.gguf"

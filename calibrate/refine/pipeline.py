@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Unpack
 from calibrate.refine.options import RefineChoices, RefineOptions
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
-from gguf_tools.errors import OutputError
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.progress import Reporter, Shown, reporting
 
 if TYPE_CHECKING:
-    from calibrate.refine.run import Refinement
+    from calibrate.refine.result import Refinement
 
 
 def refine(
     file: str | os.PathLike[str],
-    original: str | os.PathLike[str],
+    base: str | os.PathLike[str],
     text: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: RefineOptions | None = None,
     progress: Shown | Reporter = None,
     **choices: Unpack[RefineChoices],
 ) -> Refinement:
-    """Move the scales of a quantized file to where its predictions are closer to the original's.
+    """Move the scales of a quantized file to where its predictions are closer to its base's.
 
         refine("lite-Q2_K.gguf", "DeepSeek-V2-Lite", "text.txt", "lite-Q2_K-refined.gguf", minutes=60)
 
     file      GGUF file or split set, whoever made it; types that can't be refined stay as they are
-    original  Hugging Face folder, or GGUF file
+    base      Hugging Face folder, or GGUF file: the original
     text      UTF-8 file. One chunk of eight, 8 at most, is held back to judge by
     output    a file of the same types and size, but for what it says of its text. A work folder beside it
               keeps what is done until all is
@@ -46,9 +46,8 @@ def refine(
     from calibrate.refine.run import run_refinement
 
     options = with_choices(options or RefineOptions(), choices)
-    file, original, text, output = Path(file), Path(original), Path(text), output_path(output)
-    refuse_shared({"the output": output}, [file, original, text])
-    if not output.parent.is_dir():
-        raise OutputError(f"{output}: can't be written (no such folder)")
+    file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
+    refuse_shared({"the output": output}, [file, base, text])
+    refuse_early([output], [text])
     with reporting(progress, "refining") as report:
-        return run_refinement(file, original, text, output, options, report)
+        return run_refinement(file, base, text, output, options, report)

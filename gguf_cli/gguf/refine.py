@@ -1,0 +1,126 @@
+"""`gguf-tools refine`: the scales of a finished file move to where it diverges less from its base."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_cli import command
+from gguf_cli.arguments.forward import add_context_argument, add_force_of_text, add_run_arguments
+from gguf_cli.command import StoreOnce, StoreOutput
+
+if TYPE_CHECKING:
+    from calibrate.refine.options import RefineOptions
+
+DETAIL = """
+Every block of a quantized tensor has a floating-point scale or two. They move downhill by the gradient of the
+divergence of FILE's predictions from BASE's, over a text, step by step; codes, types and size stay. FILE may
+be anybody's, with or without importances or calibration. It gains most at 2 and 3 bits, and little from 4 on.
+
+Text that FILE was not calibrated on does best, and more of it does better: a step takes 4 chunks, and once
+through the text is the default. One chunk of eight, 8 at most, is held back. The scales that are best there
+are written; if none is better than FILE's, they stay, and the run says so."""
+
+EPILOG = """\
+A step takes about five times as long as reading its chunks. Memory is that of BASE's and FILE's layers, and
+12 bytes for each scale. A run that was interrupted goes on from the last minute when it is called again in
+the same way; what it needs for that is in OUT.work until all is done.
+
+examples:
+  gguf-tools refine lite-Q2_K.gguf --base DeepSeek-V2-Lite -f text.txt -o lite-Q2_K-refined.gguf
+  gguf-tools refine lite-Q2_K.gguf --base lite-bf16.gguf -f text.txt -o out.gguf --minutes 60 --dtype bfloat16
+"""
+
+
+@dataclass(frozen=True)
+class RefineRequest:
+    """What the command line asks for; `base` is a path, or a name on the Hub."""
+
+    file: Path
+    base: str
+    text: Path
+    output: Path
+    options: RefineOptions
+    quiet: bool
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "refine", lambda args: carry_out(_read(args)), "move a file's scales to where it diverges less from"
+        " its base", DETAIL, epilog=EPILOG, json=False,
+    )  # fmt: skip
+    sub.add_argument("file", type=Path, metavar="FILE", help="a GGUF file, or any file of a split set")
+    what = sub.add_argument_group("what to do")
+    what.add_argument(
+        "--base", required=True, metavar="BASE", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
+    )
+    what.add_argument(
+        "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
+        help="UTF-8 text",
+    )  # fmt: skip
+    what.add_argument(
+        "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar="OUT.gguf",
+        help="where the file goes",
+    )  # fmt: skip
+    add_context_argument(what)
+    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    what.add_argument(
+        "--from-chunk", type=int, default=0, metavar="N", help="skip N chunks, those of a calibration say"
+    )
+    length = what.add_mutually_exclusive_group()
+    length.add_argument(
+        "--minutes", type=float, metavar="M", help="make as many steps as take about M minutes here"
+    )
+    length.add_argument(
+        "--steps", type=command.positive, metavar="N", help="make N steps (default: once through the text)"
+    )
+    what.add_argument(
+        "--batch", type=command.positive, default=4, metavar="N", help="chunks of a step (default: 4)"
+    )
+    what.add_argument(
+        "--rate", type=float, default=0.004, metavar="R",
+        help="about how far a scale moves in a step, relative to itself, at 2.5 bits per weight; it falls to"
+        " zero (default: 0.004)",
+    )  # fmt: skip
+    what.add_argument(
+        "--seed", type=command.seed, default=0, metavar="N", help="decides the order of chunks (default: 0)"
+    )
+    add_force_of_text(add_run_arguments(sub))
+
+
+def _read(args: argparse.Namespace) -> RefineRequest:
+    from calibrate.refine.options import RefineOptions
+    from forward.options import require_torch
+    from forward.text.tokens import Cut
+    from gguf_cli.arguments.forward import forward_options
+
+    require_torch("refining")
+    options = RefineOptions(
+        cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks),
+        minutes=args.minutes,
+        steps=args.steps,
+        batch=args.batch,
+        rate=args.rate,
+        seed=args.seed,
+        forward=forward_options(args),
+        restart=args.restart,
+        any_text=args.force,
+        force=args.force,
+    )
+    return RefineRequest(args.file, args.base, args.text, args.output, options, args.quiet)
+
+
+def carry_out(request: RefineRequest) -> None:
+    """Refine a file, and print what that gave."""
+    from calibrate.refine.pipeline import refine
+    from convert.sources import model_path
+    from gguf_tools.progress import LayerBar
+
+    base = model_path(request.base, quiet=request.quiet)
+    with LayerBar("refining", not request.quiet) as bar:
+        done = refine(request.file, base, request.text, request.output, request.options, bar)
+    if not request.quiet:
+        print("\n".join(done.lines()))
