@@ -209,11 +209,12 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from quality.suite.suite import read_suite
     from quality.work_folders import is_unfinished
 
+    _refuse_contradictions(parser, args)
     is_written = args.kl_divergence_base is not None and not args.kl_divergence
     logits = output_path(args.kl_divergence_base) if is_written else None
     outputs = [path for path in (args.json, args.html, logits) if path is not None]
     refuse_early([*outputs, args.keep, args.work], [args.text])
-    base, quants = _models(parser, args)
+    base, quants = _models(args)
     options = _options(args, logits)
     if options.work is None or not is_unfinished(options.work):
         refuse_to_replace(outputs, force=args.force)
@@ -244,13 +245,18 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
         page.refuse_other_bases(evaluation)
 
 
-def _models(
-    parser: argparse.ArgumentParser, args: argparse.Namespace
-) -> tuple[Path | LogitsFile, list[Path]]:
-    """Return the base and what to compare with it; end with arguments that contradict each other."""
+def _models(args: argparse.Namespace) -> tuple[Path | LogitsFile, list[Path]]:
+    """Return the base and what to compare with it."""
     from convert.sources import model_path
     from quality.options import LogitsFile
 
+    if args.kl_divergence:
+        return LogitsFile(args.kl_divergence_base), [Path(args.base), *args.quants]
+    return model_path(args.base, quiet=args.quiet), args.quants
+
+
+def _refuse_contradictions(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with arguments that contradict each other, or lack another."""
     if args.compare_with and args.html is None:
         parser.error("--compare-with is for the page: --html is missing")
     if args.losses and args.html is None:
@@ -259,12 +265,11 @@ def _models(
     if args.kl_divergence:
         if args.kl_divergence_base is None:
             parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
-        return LogitsFile(args.kl_divergence_base), [Path(args.base), *args.quants]
+        return
     if args.text is None and args.suite is None:
         parser.error("-f TEXT or --suite is missing")
     if not args.quants:
         parser.error(f"{args.base}: no model to compare with this one, the base")
-    return model_path(args.base, quiet=args.quiet), args.quants
 
 
 def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -201,18 +201,21 @@ def kv_cache(source: GGUFSource) -> KVCache:
     heads = hparams.head_count_kv if has_kv_heads else n_heads
     if not key_length or not value_length or heads is None:
         return KVCache(None, None)
-    by_layer = heads if isinstance(heads, tuple) else (heads,) * n_layers
     windows = hparams.sliding_window_pattern or ()
     lengths = key_length, value_length
     swa = hparams.key_length_swa, hparams.value_length_swa
     in_window = [_positive(size) or length for size, length in zip(swa, lengths, strict=True)]
     # The last layers of some Gemmas attend to keys of others.
-    n_own = n_layers - (_positive(hparams.shared_kv_layers) or 0)
-    numbers = (
+    n_own = max(0, n_layers - (_positive(hparams.shared_kv_layers) or 0))
+    # Only layers of which the file lists something are gone through: their number may be anything.
+    by_layer = heads if isinstance(heads, tuple) else (heads,) * min(n_own, len(windows))
+    numbers = sum(
         n_kv_heads * sum(in_window if layer < len(windows) and windows[layer] else lengths)
         for layer, n_kv_heads in enumerate(by_layer[:n_own])
     )
-    return KVCache(sum(numbers) * BYTES_PER_NUMBER, None)
+    if not isinstance(heads, tuple):
+        numbers += (n_own - len(by_layer)) * heads * sum(lengths)
+    return KVCache(numbers * BYTES_PER_NUMBER, None)
 
 
 def _positive(size: Size) -> int | None:
