@@ -47,6 +47,7 @@ _ROUTED = {**_DENSE, "routed": SizeRule(keys.EXPERT_FEED_FORWARD_LENGTH)}
 _COUNTED = {**_ROUTED, "shared": SizeRule(keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_COUNT)}
 _OWN_SHARED = {**_ROUTED, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH)}
 _MIXTRAL = {**_DENSE, "routed": SizeRule(keys.FEED_FORWARD_LENGTH)}
+_GRANITE_EXPERTS = {**_MIXTRAL, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH)}
 _MINIMAX = {"routed": SizeRule(keys.FEED_FORWARD_LENGTH, also=keys.EXPERT_FEED_FORWARD_LENGTH)}
 
 _RULES: Mapping[str, Mapping[str, SizeRule]] = {
@@ -61,8 +62,13 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "glm-dsa": _COUNTED,
     "glm4moe": _COUNTED,
     "gpt-oss": _ROUTED,
+    "granite": _DENSE,
+    "granitehybrid": _GRANITE_EXPERTS,
+    "granitemoe": _GRANITE_EXPERTS,
     "llama": _MIXTRAL,
     "minimax-m2": _MINIMAX,
+    "mistral3": _DENSE,
+    "olmo2": _DENSE,
     "phi3": _DENSE,
     "qwen2": _DENSE,
     "qwen2moe": _OWN_SHARED,
@@ -71,6 +77,7 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "qwen35moe": _OWN_SHARED,
     "qwen3moe": _ROUTED,
     "qwen3next": _OWN_SHARED,
+    "seed_oss": _DENSE,
     "smollm3": _DENSE,
 }
 """The rules by architecture and part. All activations among them give 0 for 0."""

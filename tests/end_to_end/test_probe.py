@@ -25,7 +25,7 @@ def folder_of(case: str, path: Path) -> Path:
     return v4_model(path) if case == "deepseek4" else path if case in MODELS else arch_models.model(case)
 
 
-@pytest.mark.parametrize("case", [*arch_models.CASES, "deepseek4", "gemma4-small", "qwen3next"])
+@pytest.mark.parametrize("case", [*arch_models.CASES, "deepseek4", "gemma4-small", "granite4-h", "qwen3next"])
 def test_layers_of_every_kind_are_timed(case: str, tmp_path: Path) -> None:
     options = ConvertOptions(outtype="f32")
     with plan_run(folder_of(case, tmp_path), tmp_path / "out.gguf", options) as run:
