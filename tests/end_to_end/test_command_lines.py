@@ -103,8 +103,9 @@ def test_refused_by_name(main: Main, words: str, part: str, capsys: pytest.Captu
 
 def test_llama_imatrix_s_flags_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Up to the model, which isn't there: what they mean is tested with each."""
+    (tmp_path / "text.txt").write_text("words")
     words = (
-        f"-m {tmp_path}/none.gguf -f {tmp_path}/none.txt --output-file {tmp_path}/m.gguf -ofreq 10 -t 2"
+        f"-m {tmp_path}/none.gguf -f {tmp_path}/text.txt --output-file {tmp_path}/m.gguf -ofreq 10 -t 2"
         " -ngl 99 -b 512 -ub 512 -fa on -lv 1 --no-mmap -s 42 -c 512 --chunks 3"
     )
     assert gguf_cli.imatrix.main(words.split()) == 1
