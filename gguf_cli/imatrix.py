@@ -139,7 +139,7 @@ def _add_stats(commands: _Subparsers) -> None:
     stats.add_argument("--json", action="store_true", help="as one JSON object")
     stats.add_argument(
         "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
-        help="draw it, too; needs matplotlib",
+        help="draw it, too, as PNG or SVG; needs matplotlib",
     )  # fmt: skip
     stats.set_defaults(body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
 

@@ -297,13 +297,17 @@ def description_lines(contents: ImportanceFile) -> Iterator[str]:
 
 
 def plot(contents: ImportanceFile, path: Path) -> None:
-    """Write a PNG with one heat map, or two for a model with experts.
+    """Write a picture, PNG or SVG, with one heat map, or two for a model with experts.
 
     The first has the mean squared activation of each tensor's input, with powers of ten as plain numbers. The
     second has, for every layer with experts, each expert's count as a multiple of what an even spread would
     give it.
-    raises  BadRequest without matplotlib, OutputError when the file can't be written
+    raises  BadRequest without matplotlib or for another kind of picture, OutputError when the file can't be
+            written
     """
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg"):
+        raise BadRequest(f"{path}: the picture is a PNG or an SVG; expected a name that ends in .png or .svg")
     if find_spec("matplotlib") is None:
         raise BadRequest("--plot needs matplotlib: pip install 'gguf-tools[plot]', or '.[plot]' in a clone")
     from matplotlib.colors import LogNorm
@@ -328,7 +332,7 @@ def plot(contents: ImportanceFile, path: Path) -> None:
         right[0].set_xlabel("expert")
         _label(figure, right[0], image, "times seen, 1 = evenly spread", list(coverage))
     with whole_file(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(file, format=kind, dpi=120)
 
 
 def _label(figure: Figure, axes: Axes, image: AxesImage, title: str, layers: list[int]) -> None:

@@ -84,6 +84,11 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stats", str(GOLDEN), "--plot", str(tmp_path / "m.png")]) == 0
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
+    assert main(["stats", str(GOLDEN), "--plot", str(tmp_path / "m.svg")]) == 0
+    assert b"<svg" in (tmp_path / "m.svg").read_bytes()
+    capsys.readouterr()
+    assert main(["stats", str(GOLDEN), "--plot", str(tmp_path / "m.html")]) == 1
+    assert "m.html: the picture is a PNG or an SVG; expected a name" in capsys.readouterr().err
     assert main(["stats", str(GOLDEN), "--plot", str(tmp_path / "no" / "m.png")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
