@@ -40,6 +40,9 @@ _HELD_PRODUCTS = 5
 _ALONE = 0.1
 """Share of the work that one thread does while others wait: 0.16 with 256 columns, 0.07 with 1024."""
 
+_START = 3.0
+"""Seconds until torch and the kernels are loaded."""
+
 _STOCK_RATE = 50e6
 """Weights a second that one thread encodes as the stock encoder does: scripts/bench_kernels.py."""
 
@@ -149,7 +152,7 @@ def enough_tokens(shapes: Shapes) -> int:
 
 def calibration_seconds(options: CalibrationOptions, probe: Probe, text: Text, n_threads: int) -> float:
     """Estimate how long a run takes on `n_threads`."""
-    return work_of(options, probe, text).seconds * (_ALONE + (1 - _ALONE) / n_threads)
+    return _START + work_of(options, probe, text).seconds * (_ALONE + (1 - _ALONE) / n_threads)
 
 
 def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:

@@ -2,11 +2,14 @@
 
 One chunk goes through one layer of each kind, with weights that are made up, by the code that a run uses. The
 rest is measured on small matrices: products, factors, copies, the softmax of logits, and rounding. All times
-are those of one thread's work: what other programs take of a busy machine is another matter.
+are those of one thread's work while the other cores are busy, as they are in a run; what other programs take
+of a machine is another matter.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -171,7 +174,7 @@ class Probe:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            with fast_products(self.device), torch.inference_mode():
+            with fast_products(self.device), torch.inference_mode(), _other_cores_busy():
                 yield
         finally:
             torch.set_num_threads(threads)
@@ -188,6 +191,27 @@ class Probe:
                 torch.accelerator.synchronize()
             times.append(clock() - started)
         return max(min(times), 1e-9)
+
+
+@contextmanager
+def _other_cores_busy() -> Iterator[None]:
+    """Have all cores but one multiply matrices: a run's threads share caches, memory and power."""
+    is_over = threading.Event()
+
+    def multiply() -> None:
+        x = torch.full((_ROUNDED, _ROUNDED), 0.5)
+        while not is_over.is_set():
+            x @ x
+
+    others = [threading.Thread(target=multiply, daemon=True) for _ in range((os.cpu_count() or 1) - 1)]
+    for each in others:
+        each.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for each in others:
+            each.join()
 
 
 def _up_to(layer: Layer, hidden: torch.Tensor, names: Sequence[str]) -> None:
