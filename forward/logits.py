@@ -207,6 +207,31 @@ def sweep_vocabulary(
                         visitor.finish_chunk(chunk)
 
 
+class _LogSums:
+    """A LogitVisitor that keeps the logarithm of the sum of exponentials of each position, for each model."""
+
+    def __init__(self, heads: Sequence[Head], n_positions: int) -> None:
+        self.values = [
+            torch.full((n_positions,), float("-inf"), dtype=torch.float64, device=head.load.device)
+            for head in heads
+        ]
+
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
+        for sums, each in zip(self.values, logits, strict=True):
+            values = sums[at]
+            values.copy_(torch.logaddexp(values, torch.logsumexp(each, -1).double()))
+
+    def finish_chunk(self, chunk: int) -> None:
+        """Nothing is left to do."""
+
+
+def log_sums(heads: Sequence[Head], positions: Positions, n_workers: int = 1) -> list[torch.Tensor]:
+    """Compute the logarithm of the sum of exponentials: for each model float64 (n_positions,)."""
+    sums = _LogSums(heads, len(positions.tokens))
+    sweep_vocabulary(heads, positions, [sums], n_workers)
+    return sums.values
+
+
 _LARGEST_LOSS = 700.0
 """Mean loss a little below what exp() can take; no model that makes sense comes near."""
 

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.refine.scales import Floats32, Octets, RowScales
+from calibrate.refine.scales import RowScales
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.fill.sources import DescribedTensor, SourceTensor
 from quantize.formats import get_decoder
+from quantize.formats.base import Bytes, Floats32
 
 _MEAN, _SQUARE = 0.9, 0.95
 """Decays of the two running means, for runs of a few dozen steps."""
@@ -59,12 +60,12 @@ class RefinedTensor(DescribedTensor):
     def type(self) -> GGMLType:
         return self.source.type
 
-    def stored_rows(self, start: int, stop: int) -> Octets:
+    def stored_rows(self, start: int, stop: int) -> Bytes:
         """Read rows as they are stored now, uint8 (n_rows, row bytes)."""
         rows = self.source.raw_rows(start, stop).reshape(stop - start, -1)
         return self.scales.replaced(rows, self.scales.read(rows) * (1 + self.changes[start:stop]))
 
-    def raw_rows(self, start: int, stop: int) -> Octets:
+    def raw_rows(self, start: int, stop: int) -> Bytes:
         return self.stored_rows(start, stop).reshape(-1)
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:

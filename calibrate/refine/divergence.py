@@ -7,7 +7,7 @@ memory. A first sweep finds the logarithm of the sum of exponentials of each pos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,49 +17,25 @@ from torch.nn.functional import pad
 from forward.device import to_cpu
 from forward.gradients.backward import through_norm
 from forward.hidden_states import States
-from forward.logits import Head, Positions, slices, sweep_vocabulary
+from forward.logits import Head, Positions, slices
 from forward.workers import Workers
 
 TakeProduct = Callable[[int, torch.Tensor, torch.Tensor], None]
 """Is given the first row of a slice of the head, what that multiplies, and the gradient at the product."""
 
 
-class LogSums:
-    """A LogitVisitor that keeps the logarithm of the sum of exponentials of each position, for some models.
-
-    values  float64 (n_models, n_positions)
-    """
-
-    def __init__(self, n_models: int, n_positions: int) -> None:
-        self.values = torch.full((n_models, n_positions), float("-inf"), dtype=torch.float64)
-
-    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
-        for values, each in zip(self.values[:, at], logits, strict=True):
-            values.copy_(torch.logaddexp(values, to_cpu(torch.logsumexp(each, -1)).double()))
-
-    def finish_chunk(self, chunk: int) -> None:
-        """Nothing is left to do."""
-
-
-def log_sums(heads: Sequence[Head], positions: Positions, n_workers: int) -> torch.Tensor:
-    """Compute the logarithm of the sum of exponentials, float64 (n_models, n_positions)."""
-    sums = LogSums(len(heads), len(positions.tokens))
-    sweep_vocabulary(heads, positions, [sums], n_workers)
-    return sums.values
-
-
 @dataclass(frozen=True)
 class Predictions:
     """The predictions of an original and of a file at the same positions.
 
-    sums       of both, see `log_sums`
     positions  of the tokens of both heads
+    sums       of both, float64 (n_positions,) on the CPU, see `log_sums`
     """
 
     original: Head
     file: Head
     positions: Positions
-    sums: torch.Tensor
+    sums: tuple[torch.Tensor, torch.Tensor]
 
     def divergences(self, workers: Workers) -> torch.Tensor:
         """Compute KL(p || q) of each position, float64 (n_positions,)."""
@@ -109,7 +85,7 @@ class Predictions:
                 chunk: int, first: int = first, weights: tuple[torch.Tensor, torch.Tensor] = weights
             ) -> tuple[slice, tuple[int, Any], torch.Tensor]:
                 at = self.positions.place(chunk)
-                tokens, sums = self.positions.tokens[at], self.sums[:, at, None].float()
+                tokens, sums = self.positions.tokens[at], [each[at, None].float() for each in self.sums]
                 expected = to_cpu(self.original.logits(tokens, weights[0])).sub_(sums[0])
                 logits = to_cpu(self.file.logits(tokens, weights[1]))
                 slope = self.file.rule.slope(logits)

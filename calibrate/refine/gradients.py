@@ -18,20 +18,20 @@ import numpy.typing as npt
 import torch
 
 from calibrate.refine.descent import RefinedTensor, RowGradients
-from calibrate.refine.divergence import Predictions, log_sums
-from calibrate.refine.scales import Floats32
+from calibrate.refine.divergence import Predictions
 from forward.device import to_cpu, to_numpy, to_torch
 from forward.gradients.differentiate import BackwardStates, differentiate_layer
 from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.hidden_states import MemoryStates, States
 from forward.layers.load import Loader
-from forward.logits import Head, every_position
+from forward.logits import Head, every_position, log_sums
 from forward.network import EMBEDDINGS, Network
 from forward.observe import Arrays, Silent
 from forward.run import embed
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
 from forward.text.chunks import Chunks
 from forward.workers import Workers
+from quantize.formats.base import Floats32
 
 
 class ScaleGradients(Silent):
@@ -102,16 +102,24 @@ class Original:
     """The original's end, and its last hidden states of a whole text.
 
     head  its `states` are those of the whole text
+    sums  see `Predictions`
     """
 
     head: Head
+    sums: torch.Tensor
 
-    def of(self, numbers: torch.Tensor) -> Head:
+    @classmethod
+    def of(cls, head: Head, chunks: Chunks, n_workers: int) -> Self:
+        """Compute the sums of all chunks."""
+        (sums,) = log_sums([head], every_position(chunks), n_workers)
+        return cls(head, to_cpu(sums))
+
+    def at(self, numbers: torch.Tensor) -> Self:
         """Return the same for some tokens, by their ascending numbers in the text."""
         rows = self.head.states.rows(numbers)
         states = MemoryStates(*rows.shape)
         states.write(0, rows)
-        return replace(self.head, states=states)
+        return type(self)(replace(self.head, states=states), self.sums[numbers])
 
 
 @dataclass(frozen=True)
@@ -202,9 +210,10 @@ class Student:
         run_layer(batch.sweep, execution, layer, LayerBuffers(before, middle, after), Silent())
 
     def _predictions(self, original: Original, batch: _Batch, last: States) -> Predictions:
-        own = Head.of(self.network, self.load, last)
-        heads, positions = (original.of(batch.numbers), own), every_position(batch.chunks)
-        return Predictions(*heads, positions, log_sums(heads, positions, self.n_workers))
+        own, here = Head.of(self.network, self.load, last), original.at(batch.numbers)
+        positions = every_position(batch.chunks)
+        (sums,) = log_sums([own], positions, self.n_workers)
+        return Predictions(here.head, own, positions, (here.sums, to_cpu(sums)))
 
     def _at_end(
         self, original: Original, batch: _Batch, last: States, into: States

@@ -210,9 +210,9 @@ class _Run:
         with self._original() as original, work as folder, threads as n_workers:
             shares = _Shares(self.report)
             student = Student(source.network, load, tensors, self.text.chunks, n_workers, shares.advance)
-            best, n_steps = _Steps(Descent(tensors), student, original, folder, options, shares).run()
-        for name, tensor in tensors.items():
-            tensor.changes[:] = best.changes[name]
+            descent = Descent(tensors)
+            best, n_steps = _Steps(descent, student, original, folder, options, shares).run()
+        descent.set_changes(best.changes)
         return tensors, best, n_steps
 
     @contextmanager
@@ -227,7 +227,8 @@ class _Run:
             with forward_pass(base, self.text.chunks, forward, folder, self.report.advance) as passing:
                 for _ in passing.layers(Silent):
                     give_back()
-                yield Original(Head.of(base.network, passing.load, passing.last()))
+                head = Head.of(base.network, passing.load, passing.last())
+                yield Original.of(head, self.text.chunks, passing.n_workers)
 
 
 class _Shares:

@@ -16,9 +16,7 @@ import numpy.typing as npt
 from gguf_tools.format.block_layouts import LAYOUTS, Field
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import decodable, get_decoder
-
-Floats32 = npt.NDArray[np.float32]
-Octets = npt.NDArray[np.uint8]
+from quantize.formats.base import Bytes, Floats32
 
 _DTYPES: dict[str, np.dtype[np.floating[Any]]] = {"f2": np.dtype("<f2"), "f4": np.dtype("<f4")}
 
@@ -45,19 +43,19 @@ class RowScales:
         n_groups, n_fields = self.places.shape
         return n_groups, n_fields
 
-    def read(self, rows: Octets) -> Floats32:
+    def read(self, rows: Bytes) -> Floats32:
         """Read the scales of rows, uint8 (n_rows, row bytes); float32 (n_rows, n_groups, n_fields)."""
         stored = np.ascontiguousarray(rows[:, self._bytes])
         scales: Floats32 = stored.view(self.dtype)[..., 0].astype(np.float32)
         return scales
 
-    def replaced(self, rows: Octets, scales: Floats32) -> Octets:
+    def replaced(self, rows: Bytes, scales: Floats32) -> Bytes:
         """Return a copy of rows with other scales, which are rounded to what the type stores."""
         rows = rows.copy()
         rows[:, self._bytes] = scales.astype(self.dtype)[..., None].view(np.uint8)
         return rows
 
-    def by_change(self, rows: Octets, by_weight: Floats32) -> Floats32:
+    def by_change(self, rows: Bytes, by_weight: Floats32) -> Floats32:
         """Compute the derivative of a loss by the relative change of each scale.
 
         rows       uint8 (n_rows, row bytes)

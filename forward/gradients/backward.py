@@ -18,7 +18,7 @@ finds the logarithm of the sum of exponentials, the second the labels and the gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 from forward.device import to_cpu, to_numpy, to_torch
 from forward.gradients.differentiate import BackwardStates, differentiate_layer
 from forward.hidden_states import FileStates, MemoryStates, States
-from forward.logits import Head, Positions, every_position, slices, sweep_vocabulary
+from forward.logits import Head, Positions, every_position, log_sums, slices
 from forward.network import Network
 from forward.observe import Arrays, Observer
 from forward.run import ForwardPass, LayerStates
@@ -71,12 +71,11 @@ def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_work
     raises     BadActivation for logits with NaN or infinity
     """
     n_tokens, positions = chunks.n_tokens, every_position(chunks)
-    log_sums = _LogSums(n_tokens, head.load.device)
-    sweep_vocabulary([head], positions, [log_sums], n_workers)
-    if not bool(torch.isfinite(log_sums.values).all()):
+    (sums,) = log_sums([head], positions, n_workers)
+    if not bool(torch.isfinite(sums).all()):
         raise BadActivation(f"{head.matrix}: the logits have NaN or infinity")
     numbers = to_torch(uniform(seed, n_tokens) * _SLACK, head.load.device)
-    drawing = _Drawing(head, positions, log_sums.values, numbers, gradients)
+    drawing = _Drawing(head, positions, sums, numbers, gradients)
     with Workers(n_workers) as workers:
         drawing.sweep(workers)
         through_norm(head, positions, gradients, drawing.n_behind, workers)
@@ -124,24 +123,6 @@ def through_norm(
 
     for _ in workers.each(take_chunk, range(positions.n_chunks), gradients=True):
         pass
-
-
-class _LogSums:
-    """A LogitVisitor that keeps the logarithm of the sum of exponentials of each position.
-
-    values  float64 (n_tokens,)
-    """
-
-    def __init__(self, n_tokens: int, device: torch.device) -> None:
-        self.values = torch.full((n_tokens,), float("-inf"), dtype=torch.float64, device=device)
-
-    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
-        (only,) = logits
-        values = self.values[at]
-        values.copy_(torch.logaddexp(values, torch.logsumexp(only, -1).double()))
-
-    def finish_chunk(self, chunk: int) -> None:
-        """Nothing is left to do."""
 
 
 class _Drawing:

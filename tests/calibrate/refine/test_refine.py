@@ -67,7 +67,8 @@ def pair(base: Path, file: Path) -> Iterator[tuple[Student, Original]]:
     with open_model(file) as opened, open_model(base) as original:
         teacher = student_of(original, CHUNKS)
         states = last_states(teacher, range(len(CHUNKS)))
-        yield student_of(opened, CHUNKS), Original(Head.of(original.network, teacher.load, states))
+        head = Head.of(original.network, teacher.load, states)
+        yield student_of(opened, CHUNKS), Original.of(head, teacher.chunks, 1)
 
 
 EVERY_EXPERT = {
