@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,8 +38,7 @@ from forward.open import ModelSource, open_model
 from forward.run import forward_pass
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
-from forward.work import work_folder
-from forward.work.work_folder import WorkFolder, forget, run_identity
+from forward.work.work_folder import WorkFolder, WorkParts, run_identity
 from forward.workers import give_back, threads_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
@@ -87,7 +86,7 @@ def run_refinement(
         run = _Run(source, base, text, output, options, report)
         if not options.force and was_refined(output) == run.digest:
             return Refinement(output, is_found=True)
-        if not is_unfinished(output):
+        if not _parts(output).is_unfinished:
             refuse_to_replace([output], force=options.force)
         tensors, best, n_steps = run.descend()
         for each in (source, base):
@@ -95,22 +94,13 @@ def run_refinement(
         sketch = TextSketch.of(text.tokens.ravel(), hashlib.sha256(read_input(path)).hexdigest())
         keys = {REFINED_KEY: Value.string(run.digest), **sketch.metadata()}
         _write(file, output, tensors, keys, options)
-    forget_folders(output)
+    _parts(output).forget()
     before, after, seconds = mean_of(best.before), mean_of(best.after), time.monotonic() - started
     return Refinement(output, before, after, n_steps, best.step, seconds)
 
 
-def forget_folders(output: Path) -> None:
-    """Delete the work folders of `output`."""
-    for each in _places(output):
-        forget(each)
-    with suppress(OSError):  # it is not empty, or not there
-        _places(output)[0].parent.rmdir()
-
-
-def _places(output: Path) -> tuple[Path, Path]:
-    folder = output.with_name(output.name + ".work")
-    return folder / "original", folder / "descent"
+def _parts(output: Path) -> WorkParts:
+    return WorkParts(output, ("original", "descent"))
 
 
 def _refuse_strangers(source: ModelSource, base: ModelSource) -> None:
@@ -133,11 +123,6 @@ def was_refined(output: Path) -> str | None:
             return digest
     except (OSError, ToolkitError):
         return None
-
-
-def is_unfinished(output: Path) -> bool:
-    """Tell whether a run for `output` has left one of its work folders."""
-    return any(map(work_folder.is_unfinished, _places(output)))
 
 
 @dataclass
@@ -200,11 +185,11 @@ class _Run:
             for name, tensor in source.tensors.items()
             if (scales := row_scales(tensor.type, tensor.shape[-1])) is not None
         }
-        place = _places(self.output)[1]
-        place.parent.mkdir(exist_ok=True)
+        _parts(self.output).make()
         load = source.loader_for(options.forward)
         load = replace(load, tensors={**source.tensors, **tensors})
         about, restart = self.about_descent, options.restart
+        _, place = _parts(self.output).paths
         work = WorkFolder(place, about, restart=restart, may_skip=True, watch=source.watch)
         threads = threads_for(options.batch, load.device)
         with self._original() as original, work as folder, threads as n_workers:
@@ -218,8 +203,7 @@ class _Run:
     @contextmanager
     def _original(self) -> Iterator[Original]:
         """Give the original's end, once its last hidden states are there."""
-        place = _places(self.output)[0]
-        place.parent.mkdir(exist_ok=True)
+        place, _ = _parts(self.output).paths
         forward, base = self.options.forward, self.base
         with WorkFolder(place, self.about_original, restart=self.options.restart, watch=base.watch) as folder:
             self.report.start(base.network.n_layers, max(0, folder.done + 1))

@@ -7,7 +7,7 @@ OUT.work/backward.work    gradients at the hidden states, and what observers kee
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,8 @@ from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.run import forward_pass
 from forward.text.tokens import Text
-from forward.work import work_folder
-from forward.work.work_folder import WorkFolder, forget
+from forward.work.work_folder import EMBEDDING, WorkFolder, WorkParts
 from forward.workers import give_back
-from gguf_tools.errors import OutputError
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.progress import Reporter
@@ -53,11 +51,9 @@ def work_folders(
     raises  BadRequest when another run has them, or began them with another `about`
     """
     with ExitStack() as opened:
-        there, back = _outputs(output)
-        try:
-            there.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{there.parent}: can't be written ({error.strerror})") from error
+        parts = _parts(output)
+        parts.make()
+        there, back = parts.paths
         yield Folders(
             opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True, watch=watch)),
             opened.enter_context(WorkFolder(back, about, restart=restart, watch=watch)),
@@ -66,15 +62,12 @@ def work_folders(
 
 def forget_folders(output: Path) -> None:
     """Delete the work folders of `output`."""
-    for each in _outputs(output):
-        forget(each)
-    with suppress(OSError):  # it is not empty, or not there
-        _outputs(output)[0].parent.rmdir()
+    _parts(output).forget()
 
 
 def is_unfinished(output: Path) -> bool:
     """Return whether a run for `output` has left one of its work folders."""
-    return any(map(work_folder.is_unfinished, _outputs(output)))
+    return _parts(output).is_unfinished
 
 
 def state_bytes(source: ModelSource, text: Text) -> int:
@@ -105,7 +98,7 @@ def forward_backward(
     observe  returns an observer for a layer of the forward pass
     """
     n_layers, drawing = source.network.n_layers, _DRAWING_WORK * source.head_layers
-    is_drawn = folders.back.done >= work_folder.EMBEDDING
+    is_drawn = folders.back.done >= EMBEDDING
     done = max(0, folders.there.done + 1) + BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
     report.start(n_layers * (1 + BACKWARD_WORK) + drawing, done + drawing * is_drawn)
     with ExitStack() as opened:
@@ -124,6 +117,5 @@ def forward_backward(
         yield backward
 
 
-def _outputs(output: Path) -> tuple[Path, Path]:
-    folder = output.with_name(output.name + ".work")
-    return folder / "forward", folder / "backward"
+def _parts(output: Path) -> WorkParts:
+    return WorkParts(output, ("forward", "backward"))

@@ -23,6 +23,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -291,6 +292,39 @@ def forget(output: Path) -> None:
             remove_files(folder, _KIND.names, but=_LOCK)
         (folder / _LOCK).unlink()
         folder.rmdir()
+
+
+@dataclass(frozen=True)
+class WorkParts:
+    """The work folders of a run that has several: all are in OUT.work, each under the name of its part."""
+
+    output: Path
+    names: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """What to open the work folder of each part with."""
+        return tuple(_folder_of(self.output) / name for name in self.names)
+
+    def make(self) -> None:
+        """Make OUT.work; raises OutputError."""
+        folder = _folder_of(self.output)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a run has left one of its parts."""
+        return any(map(is_unfinished, self.paths))
+
+    def forget(self) -> None:
+        """Delete all parts; whatever else is in OUT.work stays."""
+        for path in self.paths:
+            forget(path)
+        with suppress(OSError):  # it is not empty, or not there
+            _folder_of(self.output).rmdir()
 
 
 def _folder_of(output: Path) -> Path:
