@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import (
-    add_context_argument,
     add_force_of_text,
     add_run_arguments,
+    add_text_and_output,
     cut_of,
     forward_options,
 )
 from gguf_cli.arguments.types import parsing_arguments
-from gguf_cli.command import StoreOnce, StoreOutput
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
@@ -61,16 +60,7 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         "model", metavar="MODEL", help="Hugging Face folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
     )
     what = parser.add_argument_group("what to measure")
-    what.add_argument(
-        "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
-        help="UTF-8 text",
-    )  # fmt: skip
-    what.add_argument(
-        "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar="FILE.json",
-        help="where the losses go",
-    )  # fmt: skip
-    add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    add_text_and_output(what, "FILE.json", "where the losses go")
     what.add_argument(
         "--types", metavar="TYPE,TYPE...", help="candidate types (default: those of llama.cpp's recipes)"
     )

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
+from gguf_cli.command import StoreOnce, StoreOutput
 
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
     from forward.text.tokens import Cut
+
+
+def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
+    """Add -f, -o, -c and --chunks of a command that makes a file of a text; `what` is the help of -o."""
+    group.add_argument(
+        "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
+        help="UTF-8 text",
+    )  # fmt: skip
+    group.add_argument(
+        "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar=metavar,
+        help=what,
+    )  # fmt: skip
+    add_context_argument(group)
+    group.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
 
 
 def add_context_argument(group: argparse._ActionsContainer) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_cli.arguments.forward import add_context_argument, add_force_of_text, add_run_arguments
-from gguf_cli.command import StoreOnce, StoreOutput
+from gguf_cli.arguments.forward import add_force_of_text, add_run_arguments, add_text_and_output
 
 if TYPE_CHECKING:
     from calibrate.refine.options import RefineOptions
@@ -57,16 +56,7 @@ def add_to(commands: command.Subcommands) -> None:
     what.add_argument(
         "--base", required=True, metavar="BASE", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
     )
-    what.add_argument(
-        "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
-        help="UTF-8 text",
-    )  # fmt: skip
-    what.add_argument(
-        "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar="OUT.gguf",
-        help="where the file goes",
-    )  # fmt: skip
-    add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    add_text_and_output(what, "OUT.gguf", "where the file goes")
     what.add_argument(
         "--from-chunk", type=int, default=0, metavar="N", help="skip N chunks, those of a calibration say"
     )
@@ -94,12 +84,11 @@ def add_to(commands: command.Subcommands) -> None:
 def _read(args: argparse.Namespace) -> RefineRequest:
     from calibrate.refine.options import RefineOptions
     from forward.options import require_torch
-    from forward.text.tokens import Cut
-    from gguf_cli.arguments.forward import forward_options
+    from gguf_cli.arguments.forward import cut_of, forward_options
 
     require_torch("refining")
     options = RefineOptions(
-        cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks),
+        cut=replace(cut_of(args), from_chunk=args.from_chunk),
         minutes=args.minutes,
         steps=args.steps,
         batch=args.batch,
