@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_0, Q4_1, Q4_K, Q8_0, GGMLType
 from gguf_tools.text import counted
-from quantize.fill.sources import FLOAT_DTYPES, RowSource, SourceSpec, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, RowSource, SourceSpec, SourceTensor
 from quantize.formats import get_decoder, get_format
 from quantize.plan.decide import KEEPING, KeptGrid, PlanOptions
 from quantize.roles import tensor_role
@@ -32,23 +32,11 @@ _ROWS = 16
 
 
 @dataclass(frozen=True)
-class GridTensor:
+class GridTensor(MadeOfTensor):
     """A tensor of the input as blocks with the scales of its grid."""
 
     tensor: SourceTensor
     type: GGMLType
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def by_rows(self) -> bool:
-        return self.tensor.by_rows
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         return self.tensor.read_rows(start, stop)

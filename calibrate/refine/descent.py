@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from calibrate.refine.scales import RowScales
 from gguf_tools.format.ggml_types import GGMLType
-from quantize.fill.sources import DescribedTensor, SourceTensor
+from quantize.fill.sources import MadeOfTensor, SourceTensor
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes, Floats32
 
@@ -35,34 +35,24 @@ _LARGEST = 0.5
 """Relative change at which a scale stops."""
 
 
-class RefinedTensor(DescribedTensor):
+class RefinedTensor(MadeOfTensor):
     """A stored tensor whose scales change.
 
     changes  float32 (n_rows, n_groups, n_fields): the relative change of each scale
     """
 
-    by_rows = True
-
-    def __init__(self, source: SourceTensor, scales: RowScales) -> None:
-        self.source, self.scales = source, scales
-        self.n_rows = math.prod(source.shape[:-1])
+    def __init__(self, tensor: SourceTensor, scales: RowScales) -> None:
+        self.tensor, self.scales = tensor, scales
+        self.n_rows = math.prod(tensor.shape[:-1])
         self.changes: Floats32 = np.zeros((self.n_rows, *scales.shape), np.float32)
 
     @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
     def type(self) -> GGMLType:
-        return self.source.type
+        return self.tensor.type
 
     def stored_rows(self, start: int, stop: int) -> Bytes:
         """Read rows as they are stored now, uint8 (n_rows, row bytes)."""
-        rows = self.source.raw_rows(start, stop).reshape(stop - start, -1)
+        rows = self.tensor.raw_rows(start, stop).reshape(stop - start, -1)
         return self.scales.replaced(rows, self.scales.read(rows) * (1 + self.changes[start:stop]))
 
     def raw_rows(self, start: int, stop: int) -> Bytes:

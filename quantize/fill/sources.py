@@ -146,6 +146,27 @@ class DescribedTensor:
         return self._info.type
 
 
+class MadeOfTensor:
+    """Name and shape of a tensor that is made of another, row by row.
+
+    tensor  the other
+    """
+
+    tensor: SourceTensor
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def by_rows(self) -> bool:
+        return self.tensor.by_rows
+
+
 class GGUFTensor(DescribedTensor):
     """A tensor of an open GGUF file, or of a split set, as a SourceTensor."""
 

@@ -35,6 +35,7 @@ from quantize.fill.encode import RowSources, encode_rows
 from quantize.fill.sources import (
     FLOAT_DTYPES,
     HeadRows,
+    MadeOfTensor,
     SourceTensor,
     TransposedHeads,
     float_type,
@@ -239,7 +240,7 @@ def refuse_uncodable(moves: Iterable[Move], path: Path, wanted: MLALayout) -> No
 
 
 @dataclass(frozen=True)
-class Encoded:
+class Encoded(MadeOfTensor):
     """A tensor of floats as rows of a quantized type, encoded when they are read.
 
     importance  of its rows; a read crosses no border between its groups of rows
@@ -248,18 +249,6 @@ class Encoded:
     tensor: SourceTensor
     type: GGMLType
     importance: ResolvedImportance | None = None
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def by_rows(self) -> bool:
-        return self.tensor.by_rows
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         codec = get_format(self.type)

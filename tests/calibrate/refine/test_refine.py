@@ -125,7 +125,7 @@ def test_steps_are_as_long_as_they_should_be(tmp_path: Path) -> None:
         assert np.all(moved[4:6] < 0)
         assert not np.any(np.delete(moved, [4, 5], axis=0))
         assert not any(np.any(other.changes) for name, other in tensors.items() if name != tensor.name)
-        again = Descent({name: RefinedTensor(each.source, each.scales) for name, each in tensors.items()})
+        again = Descent({name: RefinedTensor(each.tensor, each.scales) for name, each in tensors.items()})
         again.load(descent.arrays())
         for each in (descent, again):
             each.step([RowGradients(tensor.name, 0, gradient)], 0.01)
