@@ -1,4 +1,4 @@
-"""Train a small model, whose activations have structure, within an hour on two cores.
+"""Train a small model, whose activations have structure, in an hour of a core.
 
     python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER [--minutes 50]
     python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER --kind deepseek-v3 --inner 352 \
@@ -14,8 +14,8 @@ two models can be compared on the same tokens.
 With --start, it begins with the weights of a trained model with other inner sizes; new channels are random.
 
 The learning rate rises for 5 % of the training and falls to a tenth along a cosine. Training ends with the
-text or with the minutes, whichever is first; the schedule follows the share of both that is used up. Needs
-transformers.
+text or with the minutes, whichever is first; the schedule follows the share of both that is used up. Minutes
+are those of processors, so other work on the machine changes nothing but the date. Needs transformers.
 """
 
 from __future__ import annotations
@@ -223,14 +223,14 @@ def learning_rate(share: float, peak: float) -> float:
 def train(
     model: PreTrainedModel, chunks: Iterator[tuple[float, torch.Tensor]], seconds: float, peak: float
 ) -> None:
-    """Train until the text or the time is used up."""
+    """Train until the text or the time, all threads' together, is used up."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    started, losses = time.monotonic(), []
+    started, losses = time.process_time(), []
     for number, (share, batch) in enumerate(chunks):
-        share = max(share, (time.monotonic() - started) / seconds)
+        share = max(share, (time.process_time() - started) / seconds)
         if share >= 1:
             break
         for group in optimizer.param_groups:
@@ -252,7 +252,7 @@ def main() -> None:
     )
     parser.add_argument("tokenizer", type=Path, metavar="TOKENIZER_FOLDER")
     parser.add_argument("output", type=Path, metavar="OUTPUT_FOLDER")
-    parser.add_argument("--minutes", type=float, default=50)
+    parser.add_argument("--minutes", type=float, default=50, help="of all cores together (default: 50)")
     parser.add_argument("--kind", choices=KINDS, default="llama")
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin with these weights")
     parser.add_argument("--inner", type=int, help="inner channels (default: each kind has its own)")
