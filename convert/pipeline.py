@@ -301,10 +301,11 @@ def _decider(
         )
     types = ((tensor.name, architecture.forced_type(tensor)) for tensor in tensors)
     forced = {name: type_ for name, type_ in types if type_ is not None}
+    grids = {} if options.types is None else options.types.grids
 
     def decide(metadata: Metadata, infos: Sequence[TensorInfo]) -> tuple[Plan, Metadata]:
         wanted = resolve_outtype(outtype, infos, decoded=decoded)
-        plan = outtype_plan(infos, wanted, architecture.kept, forced)
+        plan = outtype_plan(infos, wanted, architecture.kept, forced, grids)
         return plan, {**metadata, keys.FILE_TYPE: Value.u32(_file_type(plan.file_type))}
 
     return decide

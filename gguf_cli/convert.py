@@ -16,6 +16,7 @@ from gguf_cli import command
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.padding import add_pad_argument
 from gguf_cli.arguments.types import (
+    add_grid_argument,
     add_matrix_arguments,
     add_output_arguments,
     add_plan_arguments,
@@ -51,6 +52,7 @@ examples:
   convert-hf-to-gguf DeepSeek-V2-Lite --outfile lite-bf16.gguf --outtype bf16
   convert-hf-to-gguf DeepSeek-V3 --outfile 'v3-{ftype}.gguf' --split-max-size 50G
   convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
+  convert-hf-to-gguf Kimi-K2-Thinking --outtype q8_0 --keep-grid       experts as Q4_0 with their own codes
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
   convert-hf-to-gguf deepseek-ai/DeepSeek-V2-Lite --outtype Q8_0      fetched from the Hub first
   convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   never on the disk as a whole
@@ -112,6 +114,7 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
     )
     add_pad_argument(parser)
+    add_grid_argument(parser, "--outtype")
     _add_file_arguments(parser)
     command.add_threads(parser)
     parser.add_argument(
@@ -301,6 +304,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         tensor_first_split=not args.no_tensor_first_split,
         pad=args.pad,
         pad_hidden=args.pad_hidden,
+        keep_grid=args.keep_grid,
     )
 
 
