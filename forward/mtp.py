@@ -117,13 +117,28 @@ def _load_entry(network: Network, load: Loader) -> MTPEntry:
     )
 
 
+@dataclass(frozen=True)
+class DraftEnd:
+    """The end of the MTP layer, up to the output matrix: a norm of the hidden states alone."""
+
+    norm: RMSNorm
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden[:, : len(self.norm.weight)])
+
+
+def draft_norm(network: Network, load: Loader) -> RMSNorm:
+    """Load the norm behind the MTP layer."""
+    name = MTPNames.of(network.n_layers).head_norm
+    name = name if load.has(name) else OUTPUT_NORM
+    return RMSNorm(load.float32(name, network.hidden_size), network.norm_eps)
+
+
 def draft_head(network: Network, load: Loader, states: Rows) -> Head:
     """Load what makes the draft's logits; `states` are the hidden states after the MTP layer."""
-    names, size = MTPNames.of(network.n_layers), network.hidden_size
-    norm_name = names.head_norm if load.has(names.head_norm) else OUTPUT_NORM
-    norm = RMSNorm(load.float32(norm_name, size), network.norm_eps)
-    matrix = names.head if load.has(names.head) else network.output
-    return Head(load, states, lambda hidden: norm(hidden[:, :size]), matrix, network.logits)
+    name = MTPNames.of(network.n_layers).head
+    matrix = name if load.has(name) else network.output
+    return Head(load, states, DraftEnd(draft_norm(network, load)), matrix, network.logits)
 
 
 def own_embeddings(network: Network, load: Loader) -> tuple[str, torch.Tensor] | None:

@@ -23,6 +23,8 @@ from forward.cluster import open_layer_cluster
 from forward.device import to_cpu, to_torch
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layers.load import Loader, SharedWeights
+from forward.logits import Head
+from forward.mtp import draft_head
 from forward.network import EMBEDDINGS, End, Network
 from forward.observe import Arrays, Observer
 from forward.open import ModelSource
@@ -189,6 +191,10 @@ class ForwardPass:
     def drafted(self) -> States:
         """Return the hidden states after the MTP layer; those of `last` are there, too."""
         return self.states.after(self.source.network.n_layers)
+
+    def draft_head(self) -> Head:
+        """Load what makes the MTP layer's logits."""
+        return draft_head(self.source.network, self.load, self.drafted())
 
     def output_norm(self) -> End:
         """Load the part between the last hidden states and the output matrix: in most models a norm."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from forward.logits import SCORED, Head, Perplexity, measure
-from forward.mtp import draft_head, own_embeddings
+from forward.mtp import own_embeddings
 from forward.network import OUTPUT
 from forward.observe import Accumulator, Sums, sums_of
 from forward.open import ModelSource, open_model
@@ -137,7 +137,7 @@ def _observe_head(head: Head, chunks: Chunks, observer: Accumulator) -> None:
 def _observe_draft(forward: ForwardPass, observer: Accumulator) -> None:
     """Show the observer what counts at the MTP layer's own output matrix and embeddings, if it has them."""
     network, load = forward.source.network, forward.load
-    head = draft_head(network, load, forward.drafted())
+    head = forward.draft_head()
     if head.matrix != network.output:
         _observe_head(head, forward.chunks, observer)
     table = own_embeddings(network, load)
