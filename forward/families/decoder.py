@@ -148,7 +148,7 @@ def _head_sizes(config: DecoderConfig, style: _Style) -> HeadSizes:
 def _feed_forwards(config: DecoderConfig, style: _Style) -> FeedForwards:
     return FeedForwards(
         hidden=config.hidden_size,
-        n_dense=config.first_k_dense_replace if config.num_experts else config.num_hidden_layers,
+        n_dense=config.first_k_dense_replace if config.num_experts else None,
         dense_width=config.intermediate_size,
         shared_width=config.shared_intermediate_size,
         n_experts=config.num_experts,

@@ -63,7 +63,7 @@ def mamba_sizes(config: MambaConfig) -> Mamba2Sizes:
 class FeedForwards:
     """The feed-forward part of all layers: a dense block in the first ones, experts in the others.
 
-    n_dense       leading layers with a dense block
+    n_dense       leading layers with a dense block; None: all
     dense_width   of that block
     shared_width  of the shared experts together; 0 for none
     n_experts     routed experts of a layer, each of expert_width
@@ -75,7 +75,7 @@ class FeedForwards:
     """
 
     hidden: int
-    n_dense: int
+    n_dense: int | None
     dense_width: int
     shared_width: int
     n_experts: int
@@ -89,7 +89,7 @@ class FeedForwards:
 
     def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
         """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
-        is_dense = number < self.n_dense
+        is_dense = self.n_dense is None or number < self.n_dense
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
         if is_dense and self.fused:
