@@ -14,6 +14,14 @@ from forward.observe import Observer
 from gguf_tools.errors import BadActivation
 
 
+class LayerEntry(Protocol):
+    """What makes a layer's rows of the hidden states before it, where these alone are not enough."""
+
+    def __call__(self, hidden: torch.Tensor, tokens: torch.Tensor, observer: Observer, /) -> torch.Tensor:
+        """Make the rows of one chunk, which has these tokens, int64 (n_tokens,)."""
+        ...
+
+
 class Attention(Protocol):
     """The attention of one layer, with its norm."""
 
@@ -24,6 +32,16 @@ class Attention(Protocol):
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
         ...
+
+
+class NoAttention:
+    """In place of attention in a layer that has none."""
+
+    def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        return torch.zeros_like(hidden)
+
+    def work(self, n_tokens: int) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,7 @@ class Layer:
     around_block       how they go past block and experts together
     attention_end      what the last tensor of the attention is called in the layer
     router_norm        of what the router multiplies; None where that is what the experts multiply
+    entry              makes the rows that the layer begins with; None: those are the hidden states before it
     """
 
     name: str
@@ -50,6 +69,15 @@ class Layer:
     around_block: Residual = PLAIN
     attention_end: str = "attn_output.weight"
     router_norm: RMSNorm | None = None
+    entry: LayerEntry | None = None
+
+    def enter(self, hidden: torch.Tensor, tokens: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return what the layer begins with, as wide as `hidden`.
+
+        hidden  one chunk's hidden states before the layer
+        tokens  the chunk's, int64 (n_tokens,)
+        """
+        return hidden if self.entry is None else self.entry(hidden, tokens, observer)
 
     def attention_block(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         """Take one chunk's hidden states through the attention, up to the block.

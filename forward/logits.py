@@ -75,8 +75,12 @@ class Head:
 
     def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the float32 logits after some tokens for some rows of the matrix."""
+        return self.rule(linear(self.inputs(tokens), weight).float())
+
+    def inputs(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the matrix multiplies after some tokens, (n_tokens, n_cols)."""
         hidden = self.states.rows(tokens).to(self.load.device)
-        return self.rule(linear(self.norm(hidden).to(self.load.dtype), weight).float())
+        return self.norm(hidden).to(self.load.dtype)
 
 
 class LogitSource(Protocol):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from convert.checkpoint.checkpoint import Checkpoint
 from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.layers.residual import RMSNorm
@@ -59,7 +60,7 @@ class End(Protocol):
 class Network:
     """A model as the forward pass sees it.
 
-    n_layers    layers to compute; those for multi-token prediction are left out
+    n_layers    layers up to the output matrix
     output      name of the matrix that makes logits of hidden states
     norm_eps    epsilon of the norm before it
     build       (loader, layer number, rotation) -> the layer with its weights
@@ -72,6 +73,7 @@ class Network:
     logits      what becomes of the output matrix's product
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
+    n_mtp       layers for multi-token prediction behind those, 0 or 1; see forward/mtp.py
     """
 
     n_layers: int
@@ -88,6 +90,12 @@ class Network:
     embedding_scale: float = 1.0
     logits: LogitRule = AS_THEY_ARE
     end: Callable[[Loader, RMSNorm], End] | None = None
+    n_mtp: int = 0
+
+    @property
+    def n_all_layers(self) -> int:
+        """Layers up to the output matrix, and the MTP layer behind them."""
+        return self.n_layers + self.n_mtp
 
     @property
     def state_size(self) -> int:
@@ -122,8 +130,11 @@ class Family:
     read     (metadata, tensor name -> shape, path) -> the family's configuration
     build    configuration -> the network
     choices  options of the converter for a folder: "mla" "none" gives plain attention
+    has_mtp  whether a folder has an MTP layer, which the converter may leave out by default; None: it keeps
+             the layer where there is one
     """
 
     read: Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], Any]
     build: Callable[[Any], Network]
     choices: Mapping[str, object]
+    has_mtp: Callable[[Checkpoint], bool] | None = None

@@ -26,6 +26,7 @@ from forward.device import choose_device
 from forward.families import find_family
 from forward.layers.llama_rounding import rounding_of
 from forward.layers.load import Loader
+from forward.mtp import with_mtp
 from forward.network import Network
 from forward.options import ForwardOptions
 from forward.text.tokens import tokenizer_keys
@@ -135,11 +136,14 @@ def _open_folder(folder: Path) -> ModelSource:
     try:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
         family = find_family(folder, architecture.gguf_name)
-        conversion = build(architecture, open_weights(checkpoint), family.choices)
+        choices = dict(family.choices)
+        if family.has_mtp is not None:
+            choices["mtp"] = family.has_mtp(checkpoint)
+        conversion = build(architecture, open_weights(checkpoint), choices)
         tensors = {tensor.name: tensor for tensor in conversion.tensors}
         return ModelSource(
             path=folder,
-            network=family.build(conversion.config),
+            network=with_mtp(family.build(conversion.config), tensors),
             tensors=tensors,
             vocab=lambda: read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(),
             inputs=checkpoint.inputs(),
@@ -159,7 +163,7 @@ def _open_gguf(path: Path) -> ModelSource:
         vocab = tokenizer_keys(file.metadata)
         return ModelSource(
             path=path,
-            network=family.build(family.read(file.metadata, shapes, path)),
+            network=with_mtp(family.build(family.read(file.metadata, shapes, path)), tensors),
             tensors=tensors,
             vocab=lambda: vocab,
             inputs=gguf_inputs(file),

@@ -23,6 +23,8 @@ from forward.cluster import open_layer_cluster
 from forward.device import to_cpu, to_torch
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layers.load import Loader, SharedWeights
+from forward.logits import Head
+from forward.mtp import draft_head
 from forward.network import EMBEDDINGS, End, Network
 from forward.observe import Arrays, Observer
 from forward.open import ModelSource
@@ -44,6 +46,7 @@ class LayerStates:
     size   (n_tokens, n_strands * hidden_size + n_handed)
     dtype  of what experts multiply, (n_tokens, hidden_size)
     inner  hidden_size
+    mtp    number of the MTP layer, after which its input is wanted, too; None: there is none
     """
 
     def __init__(
@@ -55,8 +58,9 @@ class LayerStates:
         in_memory: bool,
         opened: ExitStack,
         inner: int,
+        mtp: int | None = None,
     ) -> None:
-        self.in_memory = in_memory
+        self.in_memory, self._mtp = in_memory, mtp
         self._folder, self._size, self._dtype, self._opened = folder, size, dtype, opened
         self._files: dict[Path, FileStates] = {}
         self._sets = (MemoryStates(*size), MemoryStates(*size)) if in_memory else None
@@ -78,7 +82,12 @@ class LayerStates:
             first.sync()
             self._folder.finish_layer(EMBEDDING, arrays, [first.path])
         if self.in_memory:
-            copy(self.stored(self._folder.done), self.after(self._folder.done))
+            for layer in self._wanted_after(self._folder.done):
+                copy(self.stored(layer), self.after(layer))
+
+    def _wanted_after(self, layer: int) -> tuple[int, ...]:
+        """Return the layers whose output is wanted once `layer` is done."""
+        return (layer, layer - 1) if layer == self._mtp else (layer,)
 
     def stored(self, layer: int) -> FileStates:
         """Return the file of a layer's output."""
@@ -104,7 +113,8 @@ class LayerStates:
         if self.in_memory:
             copy(self.after(layer), stored)
         stored.sync()
-        self._folder.finish_layer(layer, arrays, [stored.path])
+        paths = [self.stored(each).path for each in self._wanted_after(layer)]
+        self._folder.finish_layer(layer, arrays, paths)
 
     def let_go(self) -> None:
         """Free what is in memory; from now on layers' outputs are those in their files."""
@@ -158,7 +168,7 @@ class ForwardPass:
 
         with ThreadPoolExecutor(1) as writer:
             saving: Future[int] | None = None
-            for layer in range(self.folder.done + 1, self.source.network.n_layers):
+            for layer in range(self.folder.done + 1, self.source.network.n_all_layers):
                 observer = observe()
                 try:
                     self.compute(layer, observer)
@@ -177,6 +187,14 @@ class ForwardPass:
     def last(self) -> States:
         """Return the hidden states after the last layer."""
         return self.states.after(self.source.network.n_layers - 1)
+
+    def drafted(self) -> States:
+        """Return the hidden states after the MTP layer; those of `last` are there, too."""
+        return self.states.after(self.source.network.n_layers)
+
+    def draft_head(self) -> Head:
+        """Load what makes the MTP layer's logits."""
+        return draft_head(self.source.network, self.load, self.drafted())
 
     def output_norm(self) -> End:
         """Load the part between the last hidden states and the output matrix: in most models a norm."""
@@ -231,7 +249,13 @@ def forward_pass(
         in_memory = chunks.n_tokens * row_bytes <= options.memory_bytes
         size = chunks.n_tokens, network.state_size
         states = LayerStates(
-            folder, size, load.dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
+            folder,
+            size,
+            load.dtype,
+            in_memory=in_memory,
+            opened=opened,
+            inner=network.hidden_size,
+            mtp=network.n_layers if network.n_mtp else None,
         )
         states.begin(lambda first: embed(load, chunks, first, network))
         rotate = network.rope.rotation(chunks.longest, load.device)

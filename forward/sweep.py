@@ -48,10 +48,14 @@ class Sweep:
     chunks: Chunks
     all_experts: bool
 
+    def tokens(self, chunk: int) -> torch.Tensor:
+        """Return the tokens of a chunk, int64 (n_tokens,)."""
+        start, stop = self.chunks.rows(chunk)
+        return to_torch(self.chunks.inputs[start:stop])
+
     def chosen_by_token(self, layer: Layer, chunk: int) -> torch.Tensor | None:
         """Return the experts of a chunk's tokens where their ids decide, (n_tokens, n_used); else None."""
-        start, stop = self.chunks.rows(chunk)
-        return layer.chosen_by(to_torch(self.chunks.inputs[start:stop]))
+        return layer.chosen_by(self.tokens(chunk))
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,8 @@ def take_chunk(
     hidden  float32 (n_tokens, n_strands * hidden_size)
     """
     routes, chosen = None, sweep.chosen_by_token(layer, chunk)
-    passed = layer.forward(hidden.to(sweep.device), sweep.dtype, observer, chosen)
+    entered = layer.enter(hidden.to(sweep.device), sweep.tokens(chunk), observer)
+    passed = layer.forward(entered, sweep.dtype, observer, chosen)
     if layer.experts is not None and passed.chosen is not None and passed.weights is not None:
         routes = Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
         observer.routes(layer.experts.router.name, routes.experts)

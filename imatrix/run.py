@@ -16,10 +16,12 @@ import numpy as np
 import torch
 
 from forward.logits import SCORED, Head, Perplexity, measure
+from forward.mtp import own_embeddings
 from forward.network import OUTPUT
 from forward.observe import Accumulator, Sums, sums_of
 from forward.open import ModelSource, open_model
 from forward.run import ForwardPass, forward_pass, refuse_full_disk
+from forward.text.chunks import Chunks
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
 from forward.work.work_folder import WorkFolder, run_identity
@@ -100,7 +102,7 @@ def _run(
     raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay in the folder
     """
     scored = SCORED * source.head_layers if options.perplexity else 0.0
-    report.start(source.network.n_layers + scored, max(0, folder.done + 1))
+    report.start(source.network.n_all_layers + scored, max(0, folder.done + 1))
 
     def contents(output: Mapping[str, Sums] = MappingProxyType({})) -> ImportanceFile:
         """Return the importances of finished layers, which take no memory until they are read here."""
@@ -116,18 +118,32 @@ def _run(
         if options.process_output and source.network.is_tied:
             notes.append(f"--process-output: the model has no {OUTPUT}, it uses its token embeddings")
         elif options.process_output:
-            _observe_output(forward, output)
+            head = Head.of(source.network, forward.load, forward.last())
+            _observe_head(head, forward.chunks, output)
+        if source.network.n_mtp:
+            _observe_draft(forward, output)
         perplexity = _measure(forward, report, scored) if options.perplexity else None
     return Collected(contents(output.sums()), perplexity, tuple(notes))
 
 
-def _observe_output(forward: ForwardPass, observer: Accumulator) -> None:
-    """Show the observer what the output matrix multiplies."""
-    states, norm, load = forward.last(), forward.output_norm(), forward.load
-    for chunk in range(forward.chunks.n_chunks):
-        hidden = states.read(*forward.chunks.rows(chunk)).to(load.device)
-        observer.rows((OUTPUT,), norm(hidden).to(load.dtype))
+def _observe_head(head: Head, chunks: Chunks, observer: Accumulator) -> None:
+    """Show the observer what an output matrix multiplies."""
+    for chunk in range(chunks.n_chunks):
+        tokens = torch.arange(*chunks.rows(chunk))
+        observer.rows((head.matrix,), head.inputs(tokens))
     observer.refuse_nonfinite()
+
+
+def _observe_draft(forward: ForwardPass, observer: Accumulator) -> None:
+    """Show the observer what counts at the MTP layer's own output matrix and embeddings, if it has them."""
+    network, load = forward.source.network, forward.load
+    head = forward.draft_head()
+    if head.matrix != network.output:
+        _observe_head(head, forward.chunks, observer)
+    table = own_embeddings(network, load)
+    if table is not None:
+        name, factors = table
+        observer.rows((name,), factors[None])
 
 
 def _measure(forward: ForwardPass, report: CollectReporter, work: float) -> Perplexity:

@@ -179,9 +179,9 @@ def measure(tokens: TokenValues, n_buckets: int = 4) -> Divergence:
         kld=_spread(tokens.kld, KLD_PERCENTILES),
         delta_p=_spread(delta_p, DELTA_PERCENTILES),
         rms_delta_p=Estimate(rms, 0.5 * squares.error / rms if rms else 0.0),
-        same_top=_share(tokens.same_top),
-        flips=_share(tokens.flipped),
-        flips_of_confident=_share(tokens.flipped[tokens.confident]),
+        same_top=share_of(tokens.same_top),
+        flips=share_of(tokens.flipped),
+        flips_of_confident=share_of(tokens.flipped[tokens.confident]),
         by_position=_by_position(tokens, n_buckets),
     )
 
@@ -222,7 +222,8 @@ def _spread(values: Values, percentiles: Mapping[str, float]) -> Spread:
     return Spread(mean_of(values), dict(zip(percentiles, found, strict=True)))
 
 
-def _share(hits: npt.NDArray[np.bool_]) -> Estimate:
+def share_of(hits: npt.NDArray[np.bool_]) -> Estimate:
+    """Return the share of hits, (n,), and its standard error."""
     share = float(hits.mean()) if hits.size else math.nan
     return Estimate(share, math.sqrt(share * (1 - share) / (hits.size - 1)) if hits.size > 1 else math.nan)
 

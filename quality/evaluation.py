@@ -17,6 +17,7 @@ from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.divergence import Divergence, Estimate, TokenValues
+from quality.drafts import Drafts
 from quality.noise_floor import NoiseFloor, noise_lines
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class EvaluatedModel:
     worst_layer      the layer that adds most to the drift, and the errors of its tensors; None without layers
     tokens           what was measured of each token
     tensors          all that the file has, in its order
+    drafts           what its MTP layer predicts; None where it or the base has none
     """
 
     path: Path
@@ -92,6 +94,7 @@ class EvaluatedModel:
     worst_layer: WorstLayer | None
     tokens: TokenValues = field(repr=False)
     tensors: tuple[TensorSize, ...] = field(repr=False)
+    drafts: Drafts | None = None
 
     def about_json(self) -> dict[str, Any]:
         """Return as JSON data which file it is."""
@@ -129,6 +132,7 @@ class EvaluatedModel:
                 for layer in self.layers
             ],
             "worst_layer": None if self.worst_layer is None else _worst_json(self.worst_layer),
+            **({} if self.drafts is None else {"drafts": self.drafts.to_json()}),
         }
 
 
@@ -201,6 +205,7 @@ class Evaluation:
                 "same_top": found.same_top.value,
                 "flips": found.flips.value,
                 "rms_delta_p": found.rms_delta_p.value,
+                **_draft_row(model.drafts),
             }
             for model in self.models
             for found in (model.divergence,)
@@ -241,7 +246,18 @@ def _worst_json(worst: WorstLayer) -> dict[str, Any]:
     }
 
 
+def _draft_row(drafts: Drafts | None) -> dict[str, float]:
+    if drafts is None:
+        return {}
+    return {
+        "draft_kld": drafts.kld.mean.value,
+        "draft_accepted": drafts.accepted.value,
+        "base_draft_accepted": drafts.base_accepted.value,
+    }
+
+
 _HEADINGS = ("model", "size", "bpw", "PPL", "ln ratio", "same top", "flips")
+_DRAFT_HEADINGS = ("model", "KLD", "median", "99%", "same draft", "accepted", "base's")
 _DIVERGENCE_HEADINGS = ("model", "KLD", "median", "90%", "99%", "99.9%", "max", "RMS dp")
 
 _N_TENSORS = 3
@@ -262,6 +278,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         *table([_HEADINGS, *map(_measures, models)], right=range(1, len(_HEADINGS))),
         "",
         *table([_DIVERGENCE_HEADINGS, *map(_divergences, models)], right=range(1, len(_DIVERGENCE_HEADINGS))),
+        *_draft_lines(models),
         *_noise_lines(evaluation),
         *comparison_lines(evaluation.comparisons),
     ]
@@ -276,6 +293,26 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         "layer that adds most to the drift, and its tensors that are farthest from the base (relative error)",
         *(line for model in models for line in _worst(model)),
     ]
+
+
+def _draft_lines(models: Sequence[EvaluatedModel]) -> Iterator[str]:
+    """Yield a table of those that draft."""
+    drafts = [_drafts(model.path, model.drafts) for model in models if model.drafts is not None]
+    if drafts:
+        yield ""
+        yield "drafts of the MTP layer, one token further; accepted if the model itself would choose it"
+        yield from table([_DRAFT_HEADINGS, *drafts], right=range(1, len(_DRAFT_HEADINGS)))
+
+
+def _drafts(path: Path, found: Drafts) -> Sequence[str]:
+    return (
+        path.name,
+        found.kld.mean.text(6),
+        *(f"{found.kld.percentiles[name]:.5f}" for name in ("median", "p99")),
+        f"{found.same_top.value:.2%}",
+        f"{found.accepted.value:.2%}",
+        f"{found.base_accepted.value:.2%}",
+    )
 
 
 def _noise_lines(evaluation: Evaluation) -> Iterator[str]:

@@ -15,6 +15,7 @@ import torch
 
 from forward.logits import SCORED, LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
+from forward.run import ForwardPass
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
 from gguf_tools.format.tensors import TensorInfo
@@ -25,6 +26,7 @@ from quality.bases.logits_file import write_logits
 from quality.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
 from quality.calibration_overlap import overlap_findings
 from quality.divergence import measure
+from quality.drafts import Drafts
 from quality.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
 from quality.noise_floor import NoiseFloor
 from quality.options import AnyPath, EvaluateOptions, LogitsFile
@@ -61,15 +63,18 @@ def evaluated(
         entrants = [*map(Entrant, models), *noise]
         with work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
             steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
-            heads = SCORED * sum(each.source.head_layers for each in (*steps.models, steps.models[0]))
-            report.start(steps.n_layers_in_all + heads, steps.n_layers_done)
+            heads, drafts = _head_layers(steps.models), _head_layers(steps.drafting)
+            report.start(steps.n_layers_in_all + heads + drafts, steps.n_layers_done)
             steps.run()
             head = steps.base_head()
-            visitor = _compare_logits(source, head, steps, report, heads)
+            visitor = _compare_logits(source, [head, *steps.heads()], steps.models, report, heads)
+            drafted = None
+            if steps.drafting:
+                drafted = _compare_logits(source, steps.draft_heads(), steps.drafting, report, drafts)
             if options.logits is not None:
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
-            models_by_text = zip(*_models(steps, visitor, tensors), strict=True)
+            models_by_text = zip(*_models(steps, visitor, drafted, tensors), strict=True)
             floors = _noise_floors(visitor, len(models), noise, chunks)
             source.refuse_changed()
             for model in models:
@@ -92,18 +97,30 @@ def _tell_doubts(text: EvaluatedText, models: Sequence[ModelSource], report: Rep
         report.tell(finding)
 
 
+def _head_layers(models: Sequence[ForwardPass]) -> float:
+    """Estimate how many layers the logits of models and of their base take as long as."""
+    return SCORED * sum(each.source.head_layers for each in (*models, *models[:1]))
+
+
 def _compare_logits(
-    base: OpenBase, head: LogitSource, steps: Lockstep, report: Reporter, work: float
+    base: OpenBase,
+    heads: Sequence[LogitSource],
+    models: Sequence[ForwardPass],
+    report: Reporter,
+    work: float,
 ) -> DivergenceVisitor:
-    """Compare the logits of all models, which is as much work as so many layers."""
-    first = steps.models[0]
-    paths = [base.path, *(each.source.path for each in steps.models)]
+    """Compare the logits of models with the base's, which is as much work as so many layers.
+
+    heads  the base's, then those of the models
+    """
+    first = models[0]
+    paths = [base.path, *(each.source.path for each in models)]
 
     def comparing(chunk: int, n_chunks: int) -> None:
         report.remark(f"comparing logits, chunk {chunk} of {n_chunks}")
 
     visitor = DivergenceVisitor(first.chunks, paths, first.load.device, comparing, base.floor)
-    heads = [head, *steps.heads()]
+
     def told(share: float) -> None:
         report.advance(work * share)
 
@@ -119,11 +136,19 @@ def _tensors(source: ModelSource) -> tuple[TensorSize, ...]:
 
 
 def _models(
-    steps: Lockstep, visitor: DivergenceVisitor, tensors: Sequence[tuple[TensorSize, ...]]
+    steps: Lockstep,
+    visitor: DivergenceVisitor,
+    drafted: DivergenceVisitor | None,
+    tensors: Sequence[tuple[TensorSize, ...]],
 ) -> Iterator[tuple[EvaluatedModel, ...]]:
-    """Yield what was measured of each model on each text."""
+    """Yield what was measured of each model on each text.
+
+    drafted  of the drafts, where some have been compared
+    """
     for number, model in enumerate(steps.models[: len(tensors)], 1):
-        tokens, source = visitor.values(number), model.source
+        tokens, source, drafts = visitor.values(number), model.source, None
+        if drafted is not None and model in steps.drafting:
+            drafts = drafted.values(1 + steps.drafting.index(model))
         worst, bits = WorstLayers(steps.weights, model), _bits_per_weight(source)
         n_bytes = sum(digest.n_bytes for digest in source.watch.digests.values())
         of_texts = []
@@ -139,6 +164,7 @@ def _models(
                     worst_layer=worst.of(layers),
                     tokens=here,
                     tensors=tensors[number - 1],
+                    drafts=None if drafts is None else Drafts.of(here, drafts.of_chunks(chunks)),
                 )
             )
         yield tuple(of_texts)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek2.deepseek32 import V32, metadata_reader
 from convert.architectures.deepseek2.glm_moe_dsa import GLM_DSA
 from convert.architectures.deepseek2.mistral_large3 import read_metadata
+from convert.checkpoint.checkpoint import Checkpoint
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
 from forward.layers.attention.indexer import IndexerSizes, load_indexer
@@ -33,12 +35,16 @@ def _network(config: DeepseekConfig) -> Network:
     around_block: Residual = WithSidecar(hidden) if n_handed else PLAIN
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
-        chooses = indexer is not None and indexer.is_in(number)
+        # An MTP layer attends to all positions, as in llama.cpp.
+        is_mtp = number >= config.num_hidden_layers
+        chooses = indexer is not None and not is_mtp and indexer.is_in(number)
         chooser = load_indexer(load, number, index, rotate) if index is not None and chooses else None
-        attention = load_latent_attention(load, number, model, rotate, chooser)
+        own = replace(model, n_handed=0) if is_mtp else model
+        attention = load_latent_attention(load, number, own, rotate, chooser)
         norm = RMSNorm(load.float32(f"blk.{number}.ffn_norm.weight", hidden), eps)
         block, experts = feed_forwards.load(load, number)
-        return Layer(f"blk.{number}", attention, norm, block, experts, around_block=around_block)
+        around_attention = around_block if is_mtp else PLAIN
+        return Layer(f"blk.{number}", attention, norm, block, experts, around_attention, around_block)
 
     n_chosen = None if indexer is None else indexer.n_chosen
     return network_of(config, _rope(config), build, n_chosen=n_chosen, n_handed=n_handed)
@@ -108,12 +114,21 @@ def _softmax_scale(config: DeepseekConfig) -> float:
     return scale * sharper * sharper
 
 
-_NO_LAYOUT = {"mla": "none", "mtp": False}
-"""Options of the converter for a folder that is computed: no layout of latent attention, no MTP layers."""
+_NO_LAYOUT = {"mla": "none"}
+"""Options of the converter for a folder that is computed: no layout of latent attention."""
+
+
+def _has_mtp(checkpoint: Checkpoint) -> bool:
+    """Tell whether a folder has the MTP layer that its config.json promises."""
+    config = checkpoint.config
+    n_mtp = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
+    return bool(n_mtp) and f"model.layers.{config.get('num_hidden_layers')}.enorm.weight" in checkpoint
+
+
 
 DEEPSEEK2: Mapping[str, Family] = {
-    "deepseek2": Family(read_metadata, _network, _NO_LAYOUT),
-    "deepseek32": Family(metadata_reader("deepseek32", V32), _network, _NO_LAYOUT),
-    "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _network, _NO_LAYOUT),
+    "deepseek2": Family(read_metadata, _network, _NO_LAYOUT, _has_mtp),
+    "deepseek32": Family(metadata_reader("deepseek32", V32), _network, _NO_LAYOUT, _has_mtp),
+    "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _network, _NO_LAYOUT, _has_mtp),
 }
 """DeepSeek V2 to V3.2 and their relatives, by the name that general.architecture gives them."""

@@ -8,6 +8,8 @@ from typing import Any, cast
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek4 import V4Config
+from convert.architectures.mamba2 import MambaConfig
+from forward.layers.attention.mamba2 import Mamba2Sizes
 from forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
 from forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from forward.layers.load import Loader
@@ -44,11 +46,24 @@ def routing_of(config: ModelConfig, groups: Groups | None = None) -> Routing:
     )
 
 
+def mamba_sizes(config: MambaConfig) -> Mamba2Sizes:
+    """Read the sizes of a model's layers of Mamba 2."""
+    return Mamba2Sizes(
+        hidden=config.hidden_size,
+        n_heads=config.mamba_n_heads,
+        n_cols=config.mamba_d_head,
+        n_groups=config.mamba_n_groups,
+        n_state=config.mamba_d_state,
+        kernel=config.mamba_d_conv,
+        eps=config.rms_norm_eps,
+    )
+
+
 @dataclass(frozen=True)
 class FeedForwards:
     """The feed-forward part of all layers: a dense block in the first ones, experts in the others.
 
-    n_dense       leading layers with a dense block
+    n_dense       leading layers with a dense block; None: all
     dense_width   of that block
     shared_width  of the shared experts together; 0 for none
     n_experts     routed experts of a layer, each of expert_width
@@ -60,7 +75,7 @@ class FeedForwards:
     """
 
     hidden: int
-    n_dense: int
+    n_dense: int | None
     dense_width: int
     shared_width: int
     n_experts: int
@@ -74,7 +89,7 @@ class FeedForwards:
 
     def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
         """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
-        is_dense = number < self.n_dense
+        is_dense = self.n_dense is None or number < self.n_dense
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
         if is_dense and self.fused:

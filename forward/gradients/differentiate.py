@@ -146,6 +146,7 @@ class _Backward:
         def take_chunk(chunk: int) -> Routes:
             start, stop = sweep.chunks.rows(chunk)
             hidden = states.before.read(start, stop).to(sweep.device)
+            hidden = layer.enter(hidden, sweep.tokens(chunk), Silent())
             passed = layer.forward(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, chunk))
             assert passed.chosen is not None
             assert passed.weights is not None
@@ -202,7 +203,8 @@ class _Backward:
 
             hidden = here(states.before).detach().requires_grad_()
             chosen = None if routed is None else routed.routes.experts[rows].to(sweep.device)
-            passed = layer.forward(hidden, sweep.dtype, task.observer, chosen)
+            entered = layer.enter(hidden, sweep.tokens(task.item), task.observer)
+            passed = layer.forward(entered, sweep.dtype, task.observer, chosen)
             values, gradients = [passed.hidden], [here(states.after_gradients)]
             if routed is not None and passed.weights is not None:
                 values += [passed.x, passed.weights]

@@ -137,6 +137,11 @@ class Loader:
     splits_kv_b: bool = False
     shared: SharedWeights | None = None
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the model is computed as another file of it would be, see ForwardOptions.rounded."""
+        return self.as_bf16 or self.as_quantized
+
     def tensor(self, name: str) -> SourceTensor:
         """Return the tensor called `name`; MissingTensor if there is none."""
         try:

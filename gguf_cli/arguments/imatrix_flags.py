@@ -89,6 +89,7 @@ FOREIGN_FLAGS = (
     *_idle("there is no log", [("--log-prefix", "--no-log-prefix")], 0),
     *_idle("there is no log", [("--log-timestamps", "--no-log-timestamps")], 0),
     *_idle("colours are those of the terminal", [("--log-colors",)], "?"),
+    *_idle("an MTP layer is computed wherever there is one", [("--nextn",)], 0),
     *_idle("nothing is random", [("-s", "--seed")]),
     *_idle("there is one way to say less, -q", [("-lv", "--verbosity", "--log-verbosity")]),
     *_idle("one layer is read at a time", [("--mmap",), ("--no-mmap",), ("--mlock",)], 0),
@@ -114,5 +115,4 @@ FOREIGN_FLAGS = (
     ForeignFlag(("--completion-bash",), "gguf-tools completion bash prints it, for all commands"),
     ForeignFlag(("--log-file",), "2> FILE keeps what is said", 1),
     ForeignFlag(("--usage",), "--help explains all options"),
-    ForeignFlag(("--nextn",), "layers for multi-token prediction are not computed"),
 )

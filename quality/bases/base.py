@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -84,6 +85,20 @@ class LayeredBase(Protocol):
         """The base's logits, once all layers are computed."""
         ...
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether it has an MTP layer: the one behind the others, for `compute`."""
+        ...
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its states are kept for later runs, which may want its drafts."""
+        ...
+
+    def draft_head(self) -> LogitSource:
+        """The logits of its MTP layer, once that is computed."""
+        ...
+
 
 class Keeper(Protocol):
     """Keeps what later runs need of a base."""
@@ -125,6 +140,17 @@ class ComputedBase:
         if self.keeper is not None:
             self.keeper.keep_head(self.forward)
         return head_of(self.forward)
+
+    @property
+    def is_kept(self) -> bool:
+        return self.keeper is not None
+
+    @property
+    def has_draft(self) -> bool:
+        return self.forward.source.network.n_mtp > 0
+
+    def draft_head(self) -> LogitSource:
+        return self.forward.draft_head()
 
 
 def compute_layer(model: ForwardPass, layer: int) -> Arrays:
@@ -217,7 +243,22 @@ class Lockstep:
 
     @property
     def n_layers_in_all(self) -> int:
-        return self.n_layers * (len(self.models) + (self.base is not None))
+        n_drafts = len(self.drafting) + self._base_drafts
+        return self.n_layers * (len(self.models) + (self.base is not None)) + n_drafts
+
+    @cached_property
+    def drafting(self) -> tuple[ForwardPass, ...]:
+        """The models whose MTP layer is compared with the base's."""
+        if self.base is None or not self.base.has_draft:
+            return ()
+        return tuple(each for each in self.models if each.source.network.n_mtp and not each.load.is_rounded)
+
+    @property
+    def _base_drafts(self) -> bool:
+        """Whether the base's MTP layer is computed."""
+        if self.base is None or not self.base.has_draft:
+            return False
+        return bool(self.drafting) or self.base.is_kept
 
     def run(self) -> None:
         """Compute the layers that are not done.
@@ -235,6 +276,24 @@ class Lockstep:
                     routes = compute_layer(model, layer)
                     model.states.finish(layer, self._drift(model, layer, parts, routes))
             self._forget_weights()
+        self._draft()
+
+    def _draft(self) -> None:
+        """Compute the MTP layers that are not done."""
+        layer = self.n_layers
+        if self.base is not None and self._base_drafts:
+            self.base.compute(layer)
+        for model in self.drafting:
+            if model.folder.done < layer:
+                compute_layer(model, layer)
+                model.states.finish(layer, {})
+        self._forget_weights()
+
+    def draft_heads(self) -> list[LogitSource]:
+        """Return the ends of the base's MTP layer and of the models' in `drafting`; nothing without these."""
+        if self.base is None or not self.drafting:
+            return []
+        return [self.base.draft_head(), *(model.draft_head() for model in self.drafting)]
 
     def drift(self, model: ForwardPass, part: int) -> tuple[LayerDrift, ...]:
         """Return the drift of a model that has been computed, by layer; nothing without a layered base.

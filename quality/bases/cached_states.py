@@ -7,6 +7,8 @@ routes.00012.npz       the experts chosen there
 output                 the output matrix, in the type that matrices were multiplied in
 output_norm.npy        weight of the norm before it, float32
 output_input           what it multiplies, float32; only where more than a norm stands before it
+draft_norm.npy         weight of the norm behind the MTP layer, whose states are those of the last layer
+draft_output           the MTP layer's own output matrix, if it has one
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from forward.hidden_states import Rows
 from forward.layers.load import Loader
 from forward.layers.residual import RMSNorm
 from forward.logits import Head, LogitSource, Positions
+from forward.mtp import DraftEnd, draft_norm
 from forward.network import End, LogitRule
 from forward.observe import Arrays
 from forward.run import ForwardPass
@@ -49,7 +52,7 @@ from quality.bases.base import ModelFacts
 VERSION = 4
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
-_MATRIX = "output"
+_MATRIX, _DRAFT_MATRIX = "output", "draft_output"
 _RUN_BYTES = 32 << 20
 _LOCK, _WHOLE = "lock", "whole"
 _KIND = FolderKind(
@@ -57,6 +60,7 @@ _KIND = FolderKind(
     "about.json",
     re.compile(
         rf"{_LOCK}|about\.json|{RECORD}|states\.\d{{5}}|routes\.\d{{5}}\.npz|{_MATRIX}|output_norm\.npy|output_input"
+        rf"|draft_norm\.npy|{_DRAFT_MATRIX}"
     ),
 )
 
@@ -173,6 +177,14 @@ class KeptFolder:
         return self.folder / "output_norm.npy"
 
     @property
+    def draft_matrix_path(self) -> Path:
+        return self.folder / _DRAFT_MATRIX
+
+    @property
+    def draft_norm_path(self) -> Path:
+        return self.folder / "draft_norm.npy"
+
+    @property
     def input_path(self) -> Path:
         return self.folder / "output_input"
 
@@ -234,8 +246,8 @@ class StatesKeeper:
             file.write(to_bytes(rows if end is None else end(rows)))
 
     def keep_head(self, base: ForwardPass) -> None:
-        load, end, folder = base.load, base.output_norm(), self.folder
-        write_whole_of(folder.matrix_path, lambda file: _write_matrix(file, base))
+        load, end, folder, network = base.load, base.output_norm(), self.folder, base.source.network
+        write_whole_of(folder.matrix_path, lambda file: _write_matrix(file, load, network.output))
         if isinstance(end, RMSNorm):
             weight, second = to_numpy(end.weight), folder.norm_path
             folder.input_path.unlink(missing_ok=True)
@@ -249,14 +261,25 @@ class StatesKeeper:
                         file, base.last(), lambda rows: to_cpu(end(rows.to(load.device)))
                     ),
                 )
+        drafts = self._keep_draft(base) if network.n_mtp else []
         base.source.watch.refuse_changed()
-        folder.finish(self.about, [folder.matrix_path, second])
+        folder.finish(self.about, [folder.matrix_path, second, *drafts])
+
+    def _keep_draft(self, base: ForwardPass) -> list[Path]:
+        """Keep the end of the MTP layer, and return the files."""
+        network, load, folder = base.source.network, base.load, self.folder
+        weight, matrix = to_numpy(draft_norm(network, load).weight), base.draft_head().matrix
+        paths = [folder.draft_norm_path]
+        write_whole_of(paths[0], lambda file: np.save(file, weight))
+        if matrix != network.output:
+            paths.append(folder.draft_matrix_path)
+            write_whole_of(paths[1], lambda file: _write_matrix(file, load, matrix))
+        return paths
 
 
-def _write_matrix(file: IO[bytes], base: ForwardPass) -> None:
-    """Write the output matrix, some rows at a time."""
-    load = base.load
-    tensor = load.tensor(base.source.network.output)
+def _write_matrix(file: IO[bytes], load: Loader, name: str) -> None:
+    """Write an output matrix, some rows at a time."""
+    tensor = load.tensor(name)
     n_rows = prod(tensor.shape[:-1])
     step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
     for start in range(0, n_rows, step):
@@ -281,7 +304,7 @@ class KeptBase:
 
     @property
     def n_layers_done(self) -> int:
-        return self.n_layers
+        return self.n_layers + self.has_draft
 
     def compute(self, layer: int) -> None:
         """Nothing is left to do."""
@@ -294,10 +317,27 @@ class KeptBase:
 
     def head(self) -> LogitSource:
         states, end = self._before_output()
-        shape = self.vocab_size, states.n_cols
-        matrix = KeptMatrix(self.folder.matrix_path, shape, _DTYPES[self.dtype])
+        return self._head(states, end, self.folder.matrix_path, states.n_cols)
+
+    def _head(self, states: KeptStates, end: End, path: Path, n_cols: int) -> LogitSource:
+        matrix = KeptMatrix(path, (self.vocab_size, n_cols), _DTYPES[self.dtype])
         load = Loader(self.path, {_MATRIX: matrix}, self.device, self.dtype)
         return Head(load, states, end, _MATRIX, self.rule)
+
+    @property
+    def is_kept(self) -> bool:
+        return True
+
+    @property
+    def has_draft(self) -> bool:
+        return self.folder.draft_norm_path.exists()
+
+    def draft_head(self) -> LogitSource:
+        folder = self.folder
+        weight = to_torch(np.load(folder.draft_norm_path), self.device)
+        states = KeptStates(folder.states_path(self.n_layers), self.positions, self.hidden_size)
+        end, own = DraftEnd(RMSNorm(weight, self.norm_eps)), folder.draft_matrix_path
+        return self._head(states, end, own if own.exists() else folder.matrix_path, len(weight))
 
     def _before_output(self) -> tuple[KeptStates, End]:
         """Return the last states that are kept, and what makes of them what the output matrix multiplies."""

@@ -17,6 +17,9 @@ CASES = (
     "qwen3-r1-0528", "qwen3moe",
 )  # fmt: skip
 
+MTP = {"glm4moe-air": "blk.2."}
+"""Beginning of the names in an MTP layer."""
+
 MEDIAN = {"gpt-oss": 2e-3}
 """Median error of llama.cpp's values: it rounds activations of MXFP4, and YaRN's ramp (1e-3 otherwise)."""
 
@@ -28,7 +31,9 @@ def test_entries_counts_and_values(case: str, calibration: Path, tmp_path: Path)
     assert gguf_cli.imatrix.main([*words, "-c", "128", "--chunks", "16", "--threads", "1"]) == 0
     found = load(tmp_path / "m.gguf").entries
     expected = load(GOLDEN / "imatrix" / f"{case}.imatrix.gguf").entries
-    assert found.keys() == expected.keys()
+    # Without --nextn, llama-imatrix leaves out MTP layers.
+    assert found.keys() - expected.keys() == {name for name in found if name.startswith(MTP.get(case, "-"))}
+    assert expected.keys() <= found.keys()
     errors = []
     for name, entry in expected.items():
         mine = found[name]

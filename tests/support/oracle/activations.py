@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -61,6 +61,15 @@ def observed(model: Model, token_ids: Sequence[int], *, n_threads: int = 2, **ho
 
     how  options of `Model.logits`
     """
+    how["n_threads"] = n_threads
+    return sums_by_matrix(lambda observe: model.logits(token_ids, observe=observe, **how))
+
+
+def sums_by_matrix(run: Callable[[Any], object]) -> dict[str, Sums]:
+    """Return what each matrix multiplies in what `run` has llama.cpp compute.
+
+    run  is given the callback that is to observe it
+    """
     sums: dict[str, Sums] = {}
     product, by_expert = _operation(b"MUL_MAT"), _operation(b"MUL_MAT_ID")
 
@@ -86,7 +95,7 @@ def observed(model: Model, token_ids: Sequence[int], *, n_threads: int = 2, **ho
                 sums[name].add(mat % n_mats, some)
         return True
 
-    model.logits(token_ids, n_threads=n_threads, observe=CALLBACK(take), **how)
+    run(CALLBACK(take))
     return sums
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -101,10 +102,13 @@ class Batch(c.Structure):
 class Model:
     """A GGUF model loaded by llama.cpp on the CPU; a context manager."""
 
-    def __init__(self, path: str | Path, *, vocab_only: bool = False, plain: bool = True) -> None:
+    def __init__(
+        self, path: str | Path, *, vocab_only: bool = False, plain: bool = True, mtp: bool = False
+    ) -> None:
         """Load `path`; raises RuntimeError with llama.cpp's log when it refuses.
 
         plain  leave weights as they are: the plain kernels are the most exact. False: rearrange for speed
+        mtp    load the MTP layer, too
         """
         lib = library()
         LOG.clear()
@@ -112,6 +116,7 @@ class Model:
         params.n_gpu_layers = 0
         params.vocab_only = vocab_only
         params.use_extra_bufts = not plain
+        params.load_mtp = mtp
         self._model = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RuntimeError(f"{path}: llama.cpp can't load it: {''.join(LOG).strip()}")
@@ -125,6 +130,11 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def handle(self) -> Any:
+        """The llama_model."""
+        return self._model
 
     def close(self) -> None:
         if self._model:
@@ -147,9 +157,39 @@ class Model:
         yarn_beta_fast  as --yarn-beta-fast, in place of the model's
         observe         is shown nodes, see activations.CALLBACK; None for nobody
         """
+        lib, n_tokens = library(), len(token_ids)
+        how = {"as_shipped": as_shipped, "yarn_beta_fast": yarn_beta_fast, "observe": observe}
+        with self.context(n_tokens, n_threads=n_threads, **how) as context:
+            batch = Batch(
+                n_tokens=n_tokens,
+                token=(c.c_int32 * n_tokens)(*token_ids),
+                logits=(c.c_int8 * n_tokens)(*[1] * n_tokens),
+            )
+            refuse_failure("llama_decode", lib.llama_decode(context, batch))
+            return self.logits_of(context, n_tokens)
+
+    def logits_of(self, context: Any, n_tokens: int) -> npt.NDArray[np.float32]:
+        """Return the logits of the tokens that a context has just decoded, (n_tokens, n_vocab)."""
+        return np.ctypeslib.as_array(library().llama_get_logits(context), (n_tokens, self.n_vocab)).copy()
+
+    @contextmanager
+    def context(
+        self,
+        n_tokens: int,
+        *,
+        n_threads: int = 2,
+        yarn_beta_fast: float | None = None,
+        as_shipped: bool = False,
+        observe: Any = None,
+        kind: int = 0,
+    ) -> Iterator[Any]:
+        """Give a context for so many tokens; options as in `logits`.
+
+        kind  LLAMA_CONTEXT_TYPE: 0 runs the model, 1 its MTP layer
+        """
         lib = library()
-        n_tokens = len(token_ids)
         params = lib.llama_context_default_params()
+        params.ctx_type = kind
         params.n_ctx = params.n_batch = params.n_ubatch = max(n_tokens, 32)
         params.n_threads = params.n_threads_batch = n_threads
         if not as_shipped:
@@ -163,16 +203,7 @@ class Model:
         if not context:
             raise RuntimeError(f"llama.cpp can't make a context: {''.join(LOG[-10:]).strip()}")
         try:
-            batch = Batch(
-                n_tokens=n_tokens,
-                token=(c.c_int32 * n_tokens)(*token_ids),
-                logits=(c.c_int8 * n_tokens)(*[1] * n_tokens),
-            )
-            status = lib.llama_decode(context, batch)
-            if status:
-                raise RuntimeError(f"llama_decode returned {status}: {''.join(LOG[-10:]).strip()}")
-            values = np.ctypeslib.as_array(lib.llama_get_logits(context), (n_tokens, self.n_vocab))
-            return values.copy()
+            yield context
         finally:
             lib.llama_free(context)
 
@@ -185,6 +216,12 @@ class Model:
         if n_ids < 0:
             raise RuntimeError(f"llama_tokenize returned {n_ids}")
         return list(ids[:n_ids])
+
+
+def refuse_failure(function: str, status: int) -> None:
+    """Raise RuntimeError with llama.cpp's log for a status that is not 0."""
+    if status:
+        raise RuntimeError(f"{function} returned {status}: {''.join(LOG[-10:]).strip()}")
 
 
 SIGNATURES: Signatures = {
