@@ -51,9 +51,10 @@ GEMMA4 = {
     "num_key_value_heads": 4, "head_dim": 16, "global_head_dim": 16, "patch_size": 16,
     "position_embedding_size": 32, "pooling_kernel_size": 3,
 }  # fmt: skip
+# llama.cpp computes 128 bands, which the first convolution has as many channels as.
 AUDIO = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "output_proj_dims": 32,
-    "subsampling_conv_channels": [16, 8],
+    "subsampling_conv_channels": [128, 4],
 }  # fmt: skip
 
 _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
@@ -82,9 +83,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma-4-e": ("Gemma4", {"text_config": GEMMA4_TEXT, "vision_config": {
         **GEMMA4, "use_clipped_linears": True}, "audio_config": AUDIO}, GEMMA4_FILES),
     "gemma-4-12b": ("Gemma4Unified", {"text_config": GEMMA4_TEXT, "vision_config": {
-        "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 64, "mm_posemb_size": 6,
-        "output_proj_dims": 64, "model_patch_size": 8,
-    }, "audio_config": {"audio_embed_dim": 48}}, GEMMA4_FILES),
+        "patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 64, "mm_posemb_size": 6,
+        "output_proj_dims": 64,
+    }, "audio_config": {"audio_embed_dim": 640}}, GEMMA4_FILES),
 }  # fmt: skip
 """Name -> class of transformers, its configuration, and the other files of the folder."""
 
