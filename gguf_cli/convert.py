@@ -207,6 +207,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
 
     if args.model is None:
         parser.error("MODEL_DIR is missing")
+    if args.mmproj and args.card:
+        parser.error("--card tells of the files of a text model; leave it out with --mmproj")
     check_plan_arguments(args, parser)
     options = _options(args, parser)
     return _Request(
