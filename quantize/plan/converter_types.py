@@ -97,7 +97,7 @@ def _tensor_plan(
     if tensor.type in kept:
         target, decider, reason = tensor.type, Decider.KEPT, f"{tensor.type.name} in the checkpoint"
     elif is_settled and not tensor.n_cols % wanted.block_elems:
-        decider, reason = Decider.KEPT, f"{wanted.name} under every --outtype"
+        decider, reason = Decider.KEPT, f"{wanted.name}, as llama.cpp's converter has it"
     elif delicate is not None:
         target, decider, reason = F32, Decider.KEPT, delicate
     elif tensor.n_cols % wanted.block_elems:
