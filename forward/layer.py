@@ -34,6 +34,16 @@ class Attention(Protocol):
         ...
 
 
+class NoAttention:
+    """In place of attention in a layer that has none."""
+
+    def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        return torch.zeros_like(hidden)
+
+    def work(self, n_tokens: int) -> int:
+        return 0
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer with its weights; those of routed experts are read when it is their turn.

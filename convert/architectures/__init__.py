@@ -83,6 +83,7 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "GraniteMoeForCausalLM": _decoder("granite"),
     "GraniteMoeSharedForCausalLM": _decoder("granite"),
     "GraniteMoeHybridForCausalLM": _decoder("granite"),
+    "NemotronHForCausalLM": FamilyRow("convert.architectures.nemotron_h", MTPOptions),
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Glm4MoeForCausalLM": FamilyRow("convert.architectures.glm4moe", MTPOptions),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),

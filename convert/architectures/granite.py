@@ -8,16 +8,13 @@ Facts of transformers' modeling_granitemoehybrid.py and llama.cpp's converter (G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE, read_decoder
@@ -32,15 +29,20 @@ from convert.architectures.decoder.rules import (
     moe_layers,
     up_rows,
 )
-from convert.architectures.delta_net.arrange import negative_power, squeezed
 from convert.architectures.delta_net.family import float32_kernels
-from convert.architectures.rules import Output, OutputTensor, Renamed, Rule, Where
+from convert.architectures.mamba2 import (
+    LONG_CONTEXT,
+    MambaConfig,
+    mamba_keys,
+    mamba_rules,
+    read_mamba_sizes,
+    refuse_limits,
+)
+from convert.architectures.rules import Output, Rule, Where
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from convert.tokenizer.files import NO_QUIRKS
-from convert.weights.base import Weight
 from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
-from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
 
@@ -48,46 +50,16 @@ HYBRID = "GraniteMoeHybridForCausalLM"
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 32000, "max_position_embeddings": 2048, "num_local_experts": 0, "num_experts_per_tok": 0,
 }  # fmt: skip
-_NO_LIMITS: tuple[list[Any], ...] = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
-_LONG_CONTEXT = 2**20
-"""Context of a model that rotates nothing, as llama.cpp's converter writes it."""
 
 
 @dataclass(frozen=True)
-class GraniteConfig(DecoderConfig):
+class GraniteConfig(MambaConfig):
     """What a model is made of; names as in config.json.
 
-    is_hybrid        whether it is of Granite 4's class, with Mamba 2 or without
-    mamba_layers     layers that are a Mamba 2
+    is_hybrid  whether it is of Granite 4's class, with Mamba 2 or without
     """
 
     is_hybrid: bool = False
-    mamba_layers: tuple[int, ...] = ()
-    mamba_n_heads: int = 0
-    mamba_n_groups: int = 1
-    mamba_d_head: int = 0
-    mamba_d_state: int = 0
-    mamba_d_conv: int = 4
-    mamba_expand: int = 2
-
-    @property
-    def one(self) -> int:
-        return 1
-
-    @property
-    def mamba_rows(self) -> int:
-        """Columns of all heads of a Mamba 2."""
-        return self.mamba_n_heads * self.mamba_d_head
-
-    @property
-    def convolved_rows(self) -> int:
-        """Rows that go through the convolution: the heads', and those of B and C."""
-        return self.mamba_rows + 2 * self.mamba_n_groups * self.mamba_d_state
-
-    @property
-    def in_rows(self) -> int:
-        """Rows of in_proj: a gate, what is convolved, a step for each head."""
-        return self.mamba_rows + self.convolved_rows + self.mamba_n_heads
 
     @property
     def shared_rows(self) -> int:
@@ -137,9 +109,7 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
     if mamba:
         read.fixed("mamba_expand", 2, "llama.cpp's granitehybrid has no other")
         read.fixed("mamba_conv_bias", True, "llama.cpp's granitehybrid has it")
-        limit = read.raw.get("time_step_limit")
-        if limit is not None and limit not in _NO_LIMITS:
-            raise read.bad("time_step_limit", "none: llama.cpp has no limit")
+        refuse_limits(read)
     if (read.raw.get("position_embedding_type") == "rope") != (not mamba):
         expected = "no 'rope' in a model with Mamba 2" if mamba else "'rope' in a model without Mamba 2"
         raise read.bad("position_embedding_type", f"{expected}: llama.cpp has no other")
@@ -152,42 +122,7 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
         mamba_d_head=inner // n_heads,
         mamba_d_state=read.size("mamba_d_state", 256),
         mamba_d_conv=read.size("mamba_d_conv", 4),
-        mamba_expand=expand,
     )
-
-
-@dataclass(frozen=True)
-class _Folded(Renamed):
-    """A vector as a matrix, one row after the other, float32."""
-
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
-        whole = self.weight.read_rows(0, 1).astype(np.float32).reshape(self.shape)
-        return np.ascontiguousarray(whole[start:stop])
-
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
-
-
-def _column(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
-    """Return a number for each head of a Mamba 2 as a column."""
-    (weight,) = weights
-    return _Folded(name, (weight.shape[0], 1), F32, weight)
-
-
-def _decay(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
-    """Return -exp of the numbers as a column."""
-    folded = _column(name, weights, config)
-    return Mapped(name, folded.shape, F32, folded, negative_power)
-
-
-def _by_group(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
-    """Return the norm of a Mamba 2's output, a row for each group."""
-    (weight,) = weights
-    return _Folded(name, (config.mamba_n_groups, weight.shape[0] // config.mamba_n_groups), F32, weight)
-
-
-def _mamba(config: GraniteConfig, options: Any) -> tuple[int, ...]:
-    return config.mamba_layers
 
 
 def _attending(config: GraniteConfig, options: Any) -> list[int]:
@@ -234,32 +169,7 @@ def _blocks() -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-def _mamba_rules() -> tuple[Rule, ...]:
-    rules = (
-        ("ssm_in.weight", "in_proj.weight", "in_rows hidden_size", _as_is),
-        ("ssm_conv1d.weight", "conv1d.weight", "convolved_rows one mamba_d_conv", squeezed),
-        ("ssm_conv1d.bias", "conv1d.bias", "convolved_rows", _as_is),
-        ("ssm_dt.bias", "dt_bias", "mamba_n_heads", _as_is),
-        ("ssm_a", "A_log", "mamba_n_heads", _decay),
-        ("ssm_d", "D", "mamba_n_heads", _column),
-        ("ssm_norm.weight", "norm.weight", "mamba_rows", _by_group),
-        ("ssm_out.weight", "out_proj.weight", "hidden_size mamba_rows", _as_is),
-    )
-    return tuple(
-        in_layer(_mamba, name, f"mamba.{source}", sizes, arrange) for name, source, sizes, arrange in rules
-    )
-
-
-def _as_is(name: str, weights: Sequence[Weight], config: GraniteConfig) -> OutputTensor:
-    (weight,) = weights
-    return Renamed(name, weight.shape, weight.type, weight)
-
-
 _u32, _f32 = Value.u32, Value.f32
-
-
-def _of_mamba(value: Callable[[GraniteConfig], Any]) -> Callable[[GraniteConfig, Any], Any]:
-    return lambda c, o: value(c) if c.is_hybrid else None
 
 
 def _counts(key: Key) -> Key:
@@ -269,7 +179,7 @@ def _counts(key: Key) -> Key:
 
 _CHANGED: Mapping[str, Callable[[Key], Key]] = {
     keys.CONTEXT_LENGTH: lambda key: replace(
-        key, value=lambda c, o: _LONG_CONTEXT if c.mamba_layers else c.max_position_embeddings
+        key, value=lambda c, o: LONG_CONTEXT if c.mamba_layers else c.max_position_embeddings
     ),
     keys.HEAD_COUNT_KV: lambda key: Key(
         key.name,
@@ -291,12 +201,8 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.RESIDUAL_SCALE, _f32, lambda c, o: c.residual_scale),
     Key(keys.LOGIT_SCALE, _f32, lambda c, o: c.logit_scale),
     Key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.shared_expert_intermediate_size or None),
-    Key(keys.SSM_CONV_KERNEL, _u32, _of_mamba(lambda c: c.mamba_d_conv)),
-    Key(keys.SSM_STATE_SIZE, _u32, _of_mamba(lambda c: c.mamba_d_state)),
-    Key(keys.SSM_GROUP_COUNT, _u32, _of_mamba(lambda c: c.mamba_n_groups)),
-    Key(keys.SSM_INNER_SIZE, _u32, _of_mamba(lambda c: c.mamba_expand * c.hidden_size)),
-    Key(keys.SSM_TIME_STEP_RANK, _u32, _of_mamba(lambda c: c.mamba_n_heads)),
-    Key(keys.ROPE_SCALING_FINETUNED, Value.bool_, _of_mamba(lambda c: not c.mamba_layers)),
+    *mamba_keys(lambda c: c.is_hybrid),
+    Key(keys.ROPE_SCALING_FINETUNED, Value.bool_, lambda c, o: not c.mamba_layers if c.is_hybrid else None),
 )
 
 ARCHITECTURE = decoder(
@@ -308,7 +214,7 @@ ARCHITECTURE = decoder(
         *(replace(rule, where=_attending) for rule in attention(paired) if rule.where is layers
           and "attn_norm" not in rule.outputs[0].name),
         in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
-        *_mamba_rules(),
+        *mamba_rules("model.layers.{layer}.mamba."),
         *_blocks(),
     ),
     metadata=_METADATA,
@@ -337,7 +243,8 @@ def read_granite_file(
     known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
     if architecture != "granitehybrid":
         return GraniteConfig(**known)
-    inner, n_heads = hparams.size("ssm_inner_size"), hparams.size("ssm_time_step_rank")
+    sizes = read_mamba_sizes(hparams)
+    n_heads, inner = sizes["mamba_n_heads"], hparams.size("ssm_inner_size")
     kv_heads = hparams.head_count_kv
     by_layer = isinstance(kv_heads, tuple) and len(kv_heads) == plain.num_hidden_layers
     if not isinstance(kv_heads, tuple) or not by_layer or not n_heads or inner % n_heads:
@@ -351,9 +258,5 @@ def read_granite_file(
         **known,
         is_hybrid=True,
         mamba_layers=tuple(layer for layer, count in enumerate(kv_heads) if not count),
-        mamba_n_heads=n_heads,
-        mamba_n_groups=hparams.size("ssm_group_count", 1),
-        mamba_d_head=inner // n_heads,
-        mamba_d_state=hparams.size("ssm_state_size"),
-        mamba_d_conv=hparams.size("ssm_conv_kernel"),
+        **sizes,
     )

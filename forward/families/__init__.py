@@ -14,10 +14,13 @@ from forward.families.decoder import DECODERS
 from forward.families.deepseek2 import DEEPSEEK2
 from forward.families.deepseek4 import DEEPSEEK4
 from forward.families.gemma4 import GEMMA4
+from forward.families.nemotron_h import NEMOTRON_H
 from forward.network import Family
 from gguf_tools.errors import UnsupportedCheckpoint
 
-FAMILIES: Mapping[str, Family] = {**DEEPSEEK2, "deepseek4": DEEPSEEK4, "gemma4": GEMMA4, **DECODERS}
+FAMILIES: Mapping[str, Family] = {
+    **DEEPSEEK2, "deepseek4": DEEPSEEK4, "gemma4": GEMMA4, **NEMOTRON_H, **DECODERS,
+}  # fmt: skip
 """Families that can be computed, by the name that general.architecture gives them."""
 
 

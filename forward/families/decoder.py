@@ -14,12 +14,13 @@ from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.metadata import read_decoder
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.delta_net.metadata import read_delta_net_file
-from convert.architectures.granite import GraniteConfig, read_granite_file
-from forward.families.parts import FeedForwards, network_of, routing_of
+from convert.architectures.granite import read_granite_file
+from convert.architectures.mamba2 import MambaConfig
+from forward.families.parts import FeedForwards, mamba_sizes, network_of, routing_of
 from forward.layer import Attention, Layer
 from forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
-from forward.layers.attention.mamba2 import Mamba2Sizes, load_mamba2
+from forward.layers.attention.mamba2 import load_mamba2
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
 from forward.layers.residual import PLAIN, UNNORMED, Norm, RMSNorm, Scaled
@@ -82,7 +83,8 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         if number in linear:
             if isinstance(config, DeltaNetConfig):
                 return load_delta_net(load, number, _delta_net_sizes(config, style))
-            return load_mamba2(load, number, _mamba_sizes(config))
+            assert isinstance(config, MambaConfig)
+            return load_mamba2(load, number, mamba_sizes(config))
         window = config.sliding_window if number in sliding else None
         rotate_here = rotation_of(load, number, rotate)
         attention = load_shared_key_attention(load, number, heads, rotate_here, window)
@@ -112,20 +114,7 @@ def _linear_layers(config: DecoderConfig) -> tuple[int, ...]:
     """Return the layers that have something else in place of attention."""
     if isinstance(config, DeltaNetConfig):
         return config.linear_layers
-    return config.mamba_layers if isinstance(config, GraniteConfig) else ()
-
-
-def _mamba_sizes(config: DecoderConfig) -> Mamba2Sizes:
-    assert isinstance(config, GraniteConfig)
-    return Mamba2Sizes(
-        hidden=config.hidden_size,
-        n_heads=config.mamba_n_heads,
-        n_cols=config.mamba_d_head,
-        n_groups=config.mamba_n_groups,
-        n_state=config.mamba_d_state,
-        kernel=config.mamba_d_conv,
-        eps=config.rms_norm_eps,
-    )
+    return config.mamba_layers if isinstance(config, MambaConfig) else ()
 
 
 def _delta_net_sizes(config: DeltaNetConfig, style: _Style) -> DeltaNetSizes:

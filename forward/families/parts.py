@@ -8,6 +8,8 @@ from typing import Any, cast
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek4 import V4Config
+from convert.architectures.mamba2 import MambaConfig
+from forward.layers.attention.mamba2 import Mamba2Sizes
 from forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
 from forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from forward.layers.load import Loader
@@ -41,6 +43,19 @@ def routing_of(config: ModelConfig, groups: Groups | None = None) -> Routing:
         groups=None if groups is None or groups.count == groups.used else groups,
         normalise=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
+    )
+
+
+def mamba_sizes(config: MambaConfig) -> Mamba2Sizes:
+    """Read the sizes of a model's layers of Mamba 2."""
+    return Mamba2Sizes(
+        hidden=config.hidden_size,
+        n_heads=config.mamba_n_heads,
+        n_cols=config.mamba_d_head,
+        n_groups=config.mamba_n_groups,
+        n_state=config.mamba_d_state,
+        kernel=config.mamba_d_conv,
+        eps=config.rms_norm_eps,
     )
 
 

@@ -132,6 +132,7 @@ class Experts:
     clamped  whether an expert has gpt-oss's gate
     limit    see FeedForward
     gelu     see FeedForward
+    gated    see FeedForward
     """
 
     load: Loader
@@ -143,27 +144,30 @@ class Experts:
     clamped: bool = False
     limit: float | None = None
     gelu: bool = False
+    gated: bool = True
 
     @property
     def work(self) -> int:
         """Multiplications per token and expert."""
-        return 3 * self.width * self.hidden_size
+        return (2 + self.gated) * self.width * self.hidden_size
 
     def read(self, expert: int) -> FeedForward:
         """Read one expert."""
         names, n_experts, hidden, width = self.names, self.n_experts, self.hidden_size, self.width
         is_one = names.gate == names.up
+        first_rows = width * (1 + (is_one and self.gated))
         return FeedForward(
             names,
-            self.load.stacked(names.gate, expert, n_experts, width * (1 + is_one), hidden),
+            self.load.stacked(names.gate, expert, n_experts, first_rows, hidden),
             None if is_one else self.load.stacked(names.up, expert, n_experts, width, hidden),
             self.load.stacked(names.down, expert, n_experts, hidden, width),
-            self._bias(names.gate, expert, width * (1 + is_one)),
+            self._bias(names.gate, expert, first_rows),
             None if is_one else self._bias(names.up, expert, width),
             self._bias(names.down, expert, hidden),
             self.clamped,
             self.limit,
             gelu=self.gelu,
+            gated=self.gated,
         )
 
     def _bias(self, name: str, expert: int, n_rows: int) -> torch.Tensor | None:

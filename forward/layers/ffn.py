@@ -2,8 +2,8 @@
 
 Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
 gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
-has the usual gate. The output of Qwen's shared expert is multiplied by the sigmoid of a number that one row
-makes of the input.
+has the usual gate. Nemotron has none: down(relu(up(x)) ** 2). The output of Qwen's shared expert is
+multiplied by the sigmoid of a number that one row makes of the input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from forward.observe import Observer, watch
 class BlockNames:
     """Names of a block's tensors: gate and up multiply its input, down what they make of it.
 
-    One tensor may have the rows of gate and, behind them, those of up; both are then called by its name.
+    One tensor may have the rows of gate and, behind them, those of up; both are then called by its name. So
+    they are where there is no gate.
     """
 
     gate: str
@@ -35,8 +36,13 @@ class BlockNames:
         return cls(*(f"blk.{layer}.ffn_{part}{kind}.weight" for part in ("gate", "up", "down")))
 
     @property
+    def without_gate(self) -> BlockNames:
+        """The same where there is no gate."""
+        return BlockNames(self.up, self.up, self.down)
+
+    @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of what multiplies the block's input: gate and up, or the one that has the rows of both."""
+        """Names of what multiplies the block's input: gate and up, or the one that stands for both."""
         return tuple(dict.fromkeys((self.gate, self.up)))
 
 
@@ -61,13 +67,14 @@ class Share:
 class FeedForward:
     """A block with its weights: gate, up (width, hidden_size); down (hidden_size, width).
 
-    up                             None where gate has the rows of both
+    up                             None where gate has the rows of both, or is up itself
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
     limit                          what gate is clamped to from above, up from both sides; None: not at all
     gelu                           whether the gate is GELU (its approximation by tanh) in place of SiLU
     post_norm                      of the output; None for none
     share                          what the output is multiplied by; None for one, as in routed experts
+    gated                          whether there is a gate; otherwise `gate` is up, and relu is squared
     """
 
     names: BlockNames
@@ -82,6 +89,7 @@ class FeedForward:
     share: Share | None = None
     gelu: bool = False
     post_norm: RMSNorm | None = None
+    gated: bool = True
 
     @property
     def work(self) -> int:
@@ -95,6 +103,8 @@ class FeedForward:
         """
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
+        if not self.gated:
+            return gate.relu().square()
         if self.up is None:
             gate, up = gate.chunk(2, -1)
         else:
@@ -142,20 +152,28 @@ def through(block: FeedForward, x: torch.Tensor, observer: Observer) -> torch.Te
 
 
 def load_ffn(
-    load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
+    load: Loader,
+    names: BlockNames,
+    hidden_size: int,
+    width: int,
+    *,
+    limit: float | None = None,
+    gated: bool = True,
 ) -> FeedForward:
-    """Read a block's three matrices, biases and the row of its share where the model has them."""
+    """Read a block's matrices, biases and the row of its share where the model has them."""
     is_one = names.gate == names.up
+    first_rows = width * (1 + (is_one and gated))
     row = names.gate.replace("ffn_gate_shexp", "ffn_gate_inp_shexp")
     has_share = row != names.gate and load.has(row)
     return FeedForward(
         names,
-        load.matrix(names.gate, width * (1 + is_one), hidden_size),
+        load.matrix(names.gate, first_rows, hidden_size),
         None if is_one else load.matrix(names.up, width, hidden_size),
         load.matrix(names.down, hidden_size, width),
-        load.bias(names.gate, width * (1 + is_one)),
+        load.bias(names.gate, first_rows),
         None if is_one else load.bias(names.up, width),
         load.bias(names.down, hidden_size),
         limit=limit,
         share=Share(row, load.float32(row, 1, hidden_size)) if has_share else None,
+        gated=gated,
     )

@@ -102,6 +102,7 @@ class HParams:
     expert_shared_feed_forward_length: Size = _key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH)
     expert_group_count: Size = _key(keys.EXPERT_GROUP_COUNT)
     expert_group_used_count: Size = _key(keys.EXPERT_GROUP_USED_COUNT)
+    moe_latent_size: Size = _key(keys.MOE_LATENT_SIZE)
     expert_gating_func: Size = _key(keys.EXPERT_GATING_FUNC)
     expert_weights_scale: float | None = _key(keys.EXPERT_WEIGHTS_SCALE)
     expert_weights_norm: bool | None = _key(keys.EXPERT_WEIGHTS_NORM)

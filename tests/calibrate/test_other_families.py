@@ -32,6 +32,15 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
          "mamba_n_heads": 8, "mamba_d_head": 64},
         ("ssm_in", "ssm_out", "ffn_up_exps", "ffn_down_shexp"),
     ),
+    "nemotron-h": (
+        {"layers_block_type": ["mlp", "linear_attention", "full_attention"], "mamba_num_heads": 16},
+        ("ffn_up", "ffn_down"),
+    ),
+    "nemotron-3": (
+        {"layers_block_type": ["moe", "linear_attention", "full_attention", "moe"], "mamba_num_heads": 16,
+         "moe_intermediate_size": 256, "moe_shared_expert_intermediate_size": 256},
+        ("ffn_up_exps", "ffn_down_exps", "ffn_up_shexp", "ffn_down_shexp"),
+    ),
     "olmo2": ({}, ("attn_q", "ffn_gate", "ffn_down")),
     "gemma3": ({"query_pre_attn_scalar": 64}, ("attn_q", "ffn_down")),
     "gemma4-experts": (

@@ -72,8 +72,9 @@ def differentiated(name: str, tmp_path: Path) -> tuple[Any, WeightGradients]:
     """Compare gradients at the embeddings; return the model of transformers, and ours of weights."""
     original: Any = decoder_model(name, tmp_path / name).requires_grad_()
     kept: list[Any] = []
-    original.model.norm.register_forward_hook(lambda _m, _i, out: kept.append(out))
-    embed = original.model.embed_tokens
+    norm = getattr(original.model, "norm_f" if name.startswith("nemotron") else "norm")
+    norm.register_forward_hook(lambda _m, _i, out: kept.append(out))
+    embed = original.get_input_embeddings()
     embeddings = embed(torch.from_numpy(CHUNKS)).detach().requires_grad_()
     original.model(inputs_embeds=embeddings)
     (last,) = kept
@@ -114,6 +115,19 @@ def test_gradients_of_mamba_2_equal_those_of_transformers(tmp_path: Path) -> Non
     pairs |= {"blk.3.attn_v": last.self_attn.v_proj, "blk.3.ffn_down_shexp": last.shared_mlp.output_linear}
     for ours, linear in pairs.items():
         assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+
+
+def test_gradients_of_layers_of_one_thing_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("nemotron-3", tmp_path)
+    mamba, experts, attention, _ = (layer.mixer for layer in original.model.layers)
+    pairs = {"blk.0.ssm_in": mamba.in_proj, "blk.2.attn_v": attention.v_proj,
+             "blk.1.ffn_up_shexp": experts.shared_experts.up_proj,
+             "blk.1.ffn_down_shexp": experts.shared_experts.down_proj}  # fmt: skip
+    for ours, linear in pairs.items():
+        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+    for part in ("up", "down"):
+        expected = getattr(experts.experts, f"{part}_proj").grad.numpy()
+        assert relative_error(observer.of(f"blk.1.ffn_{part}_exps.weight"), expected) < 1e-4, part
 
 
 def test_blocks_of_a_mamba_2_hand_on_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,10 @@ _GRANITE: dict[str, Any] = {
 _MAMBA: dict[str, Any] = {
     "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": 16, "mamba_chunk_size": 16,
 }  # fmt: skip
+_NEMOTRON: dict[str, Any] = {
+    "head_dim": 32, "mamba_num_heads": 12, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+    "chunk_size": 16,
+}  # fmt: skip
 _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -99,6 +103,17 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         {**_GRANITE, **_MAMBA, **_EXPERTS, "shared_intermediate_size": 48, "num_hidden_layers": 4,
          "layer_types": [*["linear_attention"] * 3, "full_attention"]},
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention",
+                                            "mlp"]},
+    ),
+    "nemotron-3": (
+        "NemotronH",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+         "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5},
     ),
     "phi4": ("Phi3", {"pad_token_id": 0}),
     "phi4-mini": (

@@ -27,6 +27,7 @@ from tests.support.published_shapes import (
     gemma4,
     granite,
     latent,
+    nemotron,
     olmo,
     phi,
 )
@@ -73,6 +74,20 @@ _MAMBA: Config = {
     "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
     "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
     "mamba_proj_bias": False,
+}  # fmt: skip
+_NEMOTRON: Config = {
+    **{key: value for key, value in _COMMON.items() if key not in ("hidden_act", "rms_norm_eps")},
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "num_key_value_heads": 2,
+    "head_dim": 32, "layer_norm_epsilon": 1e-5, "norm_eps": 1e-5, "mlp_hidden_act": "relu2",
+    "mlp_bias": False, "use_bias": False, "use_conv_bias": True, "conv_kernel": 4, "chunk_size": 128,
+    "expand": 2, "ssm_state_size": 16, "n_groups": 2, "mamba_num_heads": 12, "mamba_head_dim": 16,
+    "mamba_hidden_act": "silu", "mamba_proj_bias": False, "partial_rotary_factor": 1.0,
+    "time_step_min": 0.001, "time_step_max": 0.1, "residual_in_fp32": False,
+}  # fmt: skip
+_NEMOTRON_EXPERTS: Config = {
+    **_NEMOTRON, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1,
+    "topk_group": 1, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
+    "norm_topk_prob": True, "routed_scaling_factor": 2.5,
 }  # fmt: skip
 _QWEN_EXPERTS: Config = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -307,6 +322,19 @@ PUBLISHED: Mapping[str, Published] = {
         {**_QWEN_TOKENS, **_GRANITE, **_MAMBA, "layer_types": ["mamba", "mamba", "attention"],
          "num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "nope"},
         granite, "qwen3moe", cutting="dbrx",
+    ),
+    "nemotron-h": Published(
+        {**_NEMOTRON, "hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5},
+        nemotron, "llama-r1-distill",
+    ),
+    "nemotron-3-nano": Published(
+        {**_NEMOTRON_EXPERTS, "hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5},
+        nemotron, "llama-r1-distill",
+    ),
+    "nemotron-3-super": Published(
+        {**_NEMOTRON_EXPERTS, "hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5,
+         "moe_latent_size": 48, "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
+        nemotron, "llama-r1-distill",
     ),
     "ministral-3": Published(
         {**_COMMON, "model_type": "ministral3", "head_dim": 32, "num_key_value_heads": 2,

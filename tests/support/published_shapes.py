@@ -234,6 +234,62 @@ def granite(config: Config) -> Shapes:
             yield f"{prefix}.shared_mlp.output_linear.weight", (hidden, shared)
 
 
+def nemotron(config: Config) -> Shapes:
+    """Yield the tensors of a Nemotron-H: each layer is a Mamba 2, attention, a dense block or experts."""
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    yield "backbone.embeddings.weight", (vocab, hidden)
+    for layer, kind in enumerate(config["hybrid_override_pattern"]):
+        yield from _nemotron_layer(f"backbone.layers.{layer}", kind, config)
+    yield "backbone.norm_f.weight", (hidden,)
+    yield "lm_head.weight", (vocab, hidden)
+    if config.get("num_nextn_predict_layers"):
+        yield "mtp.layers.0.eh_proj.weight", (hidden, 2 * hidden)
+        yield "mtp.layers.0.enorm.weight", (hidden,)
+        yield "mtp.layers.0.hnorm.weight", (hidden,)
+        yield from _nemotron_layer("mtp.layers.0", "*", config)
+        yield "mtp.layers.1.final_layernorm.weight", (hidden,)
+        yield from _nemotron_layer("mtp.layers.1", "E", config)
+
+
+def _nemotron_layer(prefix: str, kind: str, config: Config) -> Shapes:
+    hidden, mixer = config["hidden_size"], f"{prefix}.mixer"
+    yield f"{prefix}.norm.weight", (hidden,)
+    if kind == "M":
+        heads = config["mamba_num_heads"]
+        inner = heads * config["mamba_head_dim"]
+        convolved = inner + 2 * config["n_groups"] * config["ssm_state_size"]
+        for part in ("A_log", "D", "dt_bias"):
+            yield f"{mixer}.{part}", (heads,)
+        yield f"{mixer}.conv1d.bias", (convolved,)
+        yield f"{mixer}.conv1d.weight", (convolved, 1, config["conv_kernel"])
+        yield f"{mixer}.in_proj.weight", (inner + convolved + heads, hidden)
+        yield f"{mixer}.norm.weight", (inner,)
+        yield f"{mixer}.out_proj.weight", (hidden, inner)
+    elif kind == "*":
+        queries, keys = (config["head_dim"] * config[f"num_{of}_heads"] for of in ("attention", "key_value"))
+        for part, shape in (("q", (queries, hidden)), ("k", (keys, hidden)), ("v", (keys, hidden)),
+                            ("o", (hidden, queries))):  # fmt: skip
+            yield f"{mixer}.{part}_proj.weight", shape
+    elif kind == "-":
+        yield from _ungated(mixer, config["intermediate_size"], hidden)
+    else:
+        n_experts, latent_size = config["n_routed_experts"], config.get("moe_latent_size")
+        if latent_size:
+            yield f"{mixer}.fc1_latent_proj.weight", (latent_size, hidden)
+            yield f"{mixer}.fc2_latent_proj.weight", (hidden, latent_size)
+        for expert in range(n_experts):
+            width = config["moe_intermediate_size"]
+            yield from _ungated(f"{mixer}.experts.{expert}", width, latent_size or hidden)
+        yield f"{mixer}.gate.e_score_correction_bias", (n_experts,)
+        yield f"{mixer}.gate.weight", (n_experts, hidden)
+        yield from _ungated(f"{mixer}.shared_experts", config["moe_shared_expert_intermediate_size"], hidden)
+
+
+def _ungated(prefix: str, width: int, hidden: int) -> Shapes:
+    yield f"{prefix}.down_proj.weight", (hidden, width)
+    yield f"{prefix}.up_proj.weight", (width, hidden)
+
+
 def delta_net(config: Config) -> Shapes:
     """Yield the tensors of a Qwen3-Next or a Qwen 3.5, with experts or without, and of its MTP layer."""
     yield from _ends(config)
