@@ -92,7 +92,7 @@ def estimate_lines(plan: CalibrationPlan, n_threads: int) -> Iterator[str]:
     disk = on_disk if fits else in_memory
     if options.needs_gradients:
         n_values = gradient_text(text).inputs.size * network.state_size
-        disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(shapes.made)
+        disk += 4 * n_values * (network.n_all_layers + 6) + _covariance_bytes(shapes.made)
     seconds = calibration_seconds(options, plan.probe, text, n_threads)
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(memory)}"
@@ -159,7 +159,7 @@ def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:
     """Estimate the work of a run from shapes, and from what was measured of this machine."""
     shapes = probe.shapes
     made = {info.name for info in shapes.made}
-    by_layer: list[list[TensorInfo]] = [[] for _ in range(shapes.network.n_layers)]
+    by_layer: list[list[TensorInfo]] = [[] for _ in range(shapes.network.n_all_layers)]
     others, outside = 0.0, {EMBEDDINGS: 0.0, OUTPUT: 0.0}
     for info in shapes.infos:
         layer = layer_of(info.name)

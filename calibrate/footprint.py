@@ -85,7 +85,7 @@ class Shapes:
         by_layer: dict[int, list[TensorInfo]] = {}
         for info in self.infos:
             layer = layer_of(info.name)
-            if layer is not None and layer < self.network.n_layers:
+            if layer is not None and layer < self.network.n_all_layers:
                 by_layer.setdefault(layer, []).append(info)
         made = {info.name for info in self.made}
         for infos in by_layer.values():

@@ -39,16 +39,17 @@ class Coverage:
         raises  UnsupportedCheckpoint for a family that can't be computed
         """
         from forward.families import find_family
+        from forward.mtp import with_mtp
 
         architecture = metadata.get(keys.ARCHITECTURE)
         family = find_family(path, None if architecture is None else architecture.data)
         shapes = {tensor.name: tensor.shape for tensor in tensors}
-        return cls(family.build(family.read(metadata, shapes, path)))
+        return cls(with_mtp(family.build(family.read(metadata, shapes, path)), shapes))
 
     def promises(self, tensor: TensorInfo) -> bool:
         """Whether there will be importances of a tensor: as from llama-imatrix, of all matrices in layers."""
         match = _MATRIX.fullmatch(tensor.name)
-        return match is not None and len(tensor.shape) > 1 and int(match[1]) < self.network.n_layers
+        return match is not None and len(tensor.shape) > 1 and int(match[1]) < self.network.n_all_layers
 
     def makes(self, tensor: TensorPlan, method: Method, *, embedding: bool) -> bool:
         """Whether a tensor's bytes depend on its inputs, or on gradients.

@@ -30,7 +30,7 @@ from calibrate.statistics.inputs import PIECE_ROWS, Capture, Order
 from forward.device import device_name, fast_products, is_cpu
 from forward.layer import Layer
 from forward.layers.load import Loader
-from forward.observe import Silent
+from forward.observe import Observer, Silent
 from forward.options import ForwardOptions
 from gguf_tools.format.ggml_types import F32, I32, GGMLType
 from gguf_tools.format.tensors import TensorInfo
@@ -144,7 +144,7 @@ class Probe:
         x = torch.full((size, network.hidden_size), 0.5, device=self.device, dtype=dtype)
         order, block = Order(), layer.block
         expert = None if layer.experts is None else layer.experts.read(0)
-        layer.attention_block(hidden, order)
+        layer.attention_block(_entered(layer, hidden, order), order)
         return LayerTimes(
             {names: self._seconds(partial(_up_to, layer, hidden, names)) for names in order.groups},
             self._seconds(lambda: _attended(layer, hidden)),
@@ -216,12 +216,17 @@ def _other_cores_busy() -> Iterator[None]:
 
 def _up_to(layer: Layer, hidden: torch.Tensor, names: Sequence[str]) -> None:
     """Compute a layer up to an input, as a run does that wants it."""
+    capture = Capture(names, stop=True)
     with suppress(Exception):
-        layer.attention_block(hidden, Capture(names, stop=True))
+        layer.attention_block(_entered(layer, hidden, capture), capture)
+
+
+def _entered(layer: Layer, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+    return layer.enter(hidden, torch.zeros(len(hidden), dtype=torch.int64), observer)
 
 
 def _attended(layer: Layer, hidden: torch.Tensor) -> None:
-    passage = layer.attention_block(hidden, Silent())
+    passage = layer.attention_block(_entered(layer, hidden, Silent()), Silent())
     x = layer.norm(passage.x)
     if layer.experts is not None and layer.experts.router.table is None:
         layer.experts.router(x)

@@ -117,10 +117,16 @@ class LayerRun:
     def _order(self) -> list[tuple[str, ...]]:
         """Return the matrices up to the block, those with the same input together, in their order."""
         context, order = self.context, Order()
-        hidden = context.original.stream.before(self.number).read(*self._chunk_rows(0))
         with torch.inference_mode():
-            self.original.attention_block(hidden.to(context.device), order)
+            hidden = self._entered(context.original, self.original, 0, order)
+            self.original.attention_block(hidden, order)
         return order.groups
+
+    def _entered(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> torch.Tensor:
+        """Return what a layer begins with, for a chunk."""
+        start, stop = self._chunk_rows(chunk)
+        hidden = model.stream.before(self.number).read(start, stop).to(self.context.device)
+        return layer.enter(hidden, self.context.tokens[start:stop], observer)
 
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
         return [name for names in groups for name in names if self.context.is_missing(name)]
@@ -138,9 +144,8 @@ class LayerRun:
             shown: list[Activations] = []
             for model, layer in zip(context.models, layers, strict=True):
                 capture = Capture(wanted, stop=True)
-                hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
                 with suppress(Seen):
-                    layer.attention_block(hidden.to(context.device), capture)
+                    layer.attention_block(self._entered(model, layer, chunk, capture), capture)
                 shown.append(capture.inputs())
             return shown
 
@@ -168,8 +173,7 @@ class LayerRun:
     def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> _Way:
         """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
         start, stop = self._chunk_rows(chunk)
-        hidden = model.stream.before(self.number).read(start, stop).to(self.context.device)
-        passage = layer.attention_block(hidden, observer)
+        passage = layer.attention_block(self._entered(model, layer, chunk, observer), observer)
         x = layer.norm(passage.x)
         model.stream.middle.write(start, to_cpu(x.to(self.context.dtype)))
         model.stream.after(self.number).write(start, to_cpu(passage.rest))

@@ -8,7 +8,7 @@ format are calibrated in the same way.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -40,6 +40,8 @@ from calibrate.statistics.inputs import Activations, HoldoutSplit, gather
 from calibrate.statistics.token_weights import TokenWeights
 from forward.device import fast_products, threads_on, to_torch
 from forward.layers.load import Loader
+from forward.logits import Head
+from forward.mtp import draft_head
 from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
 from forward.text.tokens import tokenizer_keys
@@ -98,7 +100,7 @@ class CalibratedRun:
             folder, records = self._open_folder(missing, opened)
             self._records = records
             opened.enter_context(fast_products(plan.device.type))
-            nothing = Work(0, 0, 0, (0,) * plan.network.n_layers, 0)
+            nothing = Work(0, 0, 0, (0,) * plan.network.n_all_layers, 0)
             work = work_of(plan.options, plan.probe, plan.text) if missing else nothing
             meter = Meter(work, self._options.calibrating)
             gradients = self._gradients(missing, meter, opened)
@@ -116,11 +118,14 @@ class CalibratedRun:
                     self._make_embeddings(gradients, missing, encoder, workers)
             context = self._context(folder, tensors, encoder, factors, opened)
             saver = StateSaver(folder, context.models)
-            for layer in range(folder.done + 1, plan.network.n_layers):
+            for layer in range(folder.done + 1, plan.network.n_all_layers):
                 with meter.layer(layer):
                     LayerRun.of(context, layer).run()
+                    if layer == plan.network.n_layers:
+                        self._make_draft_output(context)
                     self._make_unseen(context, [name for name in missing if layer_of(name) == layer])
-                    saver.after(layer)
+                    if layer < plan.network.n_layers:  # the states before the MTP layer are wanted behind it
+                        saver.after(layer)
             with meter.end():
                 self._make_output(context)
                 self._make_unseen(context, list(missing))
@@ -217,20 +222,19 @@ class CalibratedRun:
 
     def _make_output(self, context: RunContext) -> None:
         """Encode the output matrix."""
-        if not context.is_missing(OUTPUT):
-            return
-        network, size = self._plan.network, context.holdout.chunk_size
-        ends = [network.load_end(model.load) for model in context.models]
-        states = [model.stream.after(network.n_layers - 1) for model in context.models]
+        network = self._plan.network
+        if context.is_missing(OUTPUT):
+            last = network.n_layers - 1
+            heads = (Head.of(network, each.load, each.stream.after(last)) for each in context.models)
+            _make_head(context, OUTPUT, list(heads))
 
-        def take(chunk: int) -> list[Activations]:
-            rows = chunk * size, (chunk + 1) * size
-            pairs = zip(states, ends, strict=True)
-            inputs = (end(each.read(*rows).to(context.device)).to(context.dtype) for each, end in pairs)
-            return [{(OUTPUT,): x[:, None]} for x in inputs]
-
-        inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
-        context.make(inputs, (OUTPUT,), (OUTPUT,))
+    def _make_draft_output(self, context: RunContext) -> None:
+        """Encode the MTP layer's own output matrix, if it has one."""
+        network = self._plan.network
+        last = network.n_layers
+        heads = [draft_head(network, each.load, each.stream.after(last)) for each in context.models]
+        if heads[0].matrix != network.output and context.is_missing(heads[0].matrix):
+            _make_head(context, heads[0].matrix, heads)
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:
         """See `quantize.fill.job.Calibrator`."""
@@ -252,6 +256,18 @@ class CalibratedRun:
     def lines(self) -> Iterator[str]:
         """See `quantize.fill.job.Calibrator`."""
         yield from report_lines(self._report)
+
+
+def _make_head(context: RunContext, name: str, heads: Sequence[Head]) -> None:
+    """Encode an output matrix under what it multiplies; `heads` are those of the context's models."""
+    size = context.holdout.chunk_size
+
+    def take(chunk: int) -> list[Activations]:
+        tokens = torch.arange(chunk * size, (chunk + 1) * size)
+        return [{(name,): head.inputs(tokens)[:, None]} for head in heads]
+
+    inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
+    context.make(inputs, (name,), (name,))
 
 
 @contextmanager

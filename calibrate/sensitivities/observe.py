@@ -356,7 +356,6 @@ def of_embeddings_and_output(
     ratios: dict[str, float] = {}
     can_have: dict[str, list[GGMLType]] = {}
     forward, n_tokens = backward.forward, states.n_rows
-    odd = range(1, forward.chunks.n_chunks, 2)
     for name in dict.fromkeys((EMBEDDINGS, forward.source.network.output)):
         source = errors.sources.get(name)
         if source is None:
@@ -369,18 +368,44 @@ def of_embeddings_and_output(
         if name == forward.source.network.output:
             parts.append(_Output.of(backward, spread(n_tokens, n_sampled)))
         for part in parts:
-            weights = read_rows(source, part.rows)
-            for number, type_ in enumerate(can_have[name]):
-                (each,) = errors_of(weights, [type_], None, errors.n_zeros(name))
-                sums[name][number] += part.sensitivity(each, range(forward.chunks.n_chunks)) * n_tokens
+            found = _sampled(part, name, errors, forward.chunks)
+            sums[name] += found[0]
             # Where one matrix is both, what it is as the output decides.
-            if odd:
-                n_cols = source.shape[-1]
-                n_real = errors.lengths.n_real(name, n_cols)
-                at = type_for(n_real, may_pad=errors.lengths.is_padded(name, n_cols))
-                cost = partial(part.sensitivity, chunks=odd)
-                ratios[name] = ratio(weights, part.moments(), cost, at, n_real)
+            ratios |= found[1]
     return {**sensitivity_arrays(sums, can_have), **ratio_arrays(ratios)}
+
+
+def of_draft_output(backward: BackwardPass, errors: TypeErrors, n_sampled: int) -> Arrays:
+    """Return the sensitivity of the MTP layer's own output matrix; nothing where it takes the model's.
+
+    n_sampled  tokens of the text whose rows are encoded
+    """
+    name, chunks = backward.head.matrix, backward.forward.chunks
+    if name == backward.forward.source.network.output or name not in errors.sources:
+        return {}
+    part = _Output.of(backward, spread(chunks.n_tokens, n_sampled))
+    sums, ratios = _sampled(part, name, errors, chunks)
+    return {**sensitivity_arrays({name: sums}, {name: errors.types_of(name, 1)}), **ratio_arrays(ratios)}
+
+
+def _sampled(
+    part: _Embeddings | _Output, name: str, errors: TypeErrors, chunks: Chunks
+) -> tuple[Floats64, dict[str, float]]:
+    """Return the sensitivity at each type that a tensor can have, over all tokens, and its ratio."""
+    source = errors.sources[name]
+    weights, types = read_rows(source, part.rows), errors.types_of(name, 1)
+    sums = np.zeros(len(types))
+    for number, type_ in enumerate(types):
+        (each,) = errors_of(weights, [type_], None, errors.n_zeros(name))
+        sums[number] = part.sensitivity(each, range(chunks.n_chunks)) * chunks.n_tokens
+    odd = range(1, chunks.n_chunks, 2)
+    if not odd:
+        return sums, {}
+    n_cols = source.shape[-1]
+    n_real = errors.lengths.n_real(name, n_cols)
+    at = type_for(n_real, may_pad=errors.lengths.is_padded(name, n_cols))
+    cost = partial(part.sensitivity, chunks=odd)
+    return sums, {name: ratio(weights, part.moments(), cost, at, n_real)}
 
 
 @dataclass(frozen=True)
@@ -456,15 +481,14 @@ class _Output:
     @classmethod
     def of(cls, backward: BackwardPass, sample: npt.NDArray[np.int64]) -> _Output:
         """Return those of the tokens with these numbers."""
-        forward, drawn = backward.forward, backward.folder.arrays(EMBEDDING)
-        hidden = torch.cat([forward.last().read(int(token), int(token) + 1) for token in sample])
-        x = to_numpy(forward.output_norm()(hidden.to(forward.load.device)))
+        forward, head, drawn = backward.forward, backward.head, backward.folder.arrays(EMBEDDING)
+        hidden = torch.cat([head.states.rows(torch.tensor([token])) for token in sample.tolist()])
+        x = to_numpy(head.norm(hidden.to(forward.load.device)))
         rows, places = np.unique(drawn["labels"][sample], return_inverse=True)
         doubts = -np.expm1(-drawn["losses"][sample])
-        network = forward.source.network
-        weights = forward.load.picked_rows(network.output, rows.tolist())
+        weights = forward.load.picked_rows(head.matrix, rows.tolist())
         products = (to_cpu(weights)[to_torch(places)] * to_torch(x)).sum(-1).double()
-        slopes = torch.as_tensor(network.logits.slope(network.logits(products)))
+        slopes = torch.as_tensor(head.rule.slope(head.rule(products)))
         doubts = doubts * to_numpy(slopes.square())
         return cls(forward.chunks.chunk_of(sample), x, rows, places, doubts)
 

@@ -21,6 +21,7 @@ from calibrate.sensitivities.observe import (
     Ratios,
     SensitivityObserver,
     Together,
+    of_draft_output,
     of_embeddings_and_output,
     ratios_of,
     sensitivities_of,
@@ -31,6 +32,7 @@ from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
+from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
     forget_folders,
@@ -159,11 +161,17 @@ class _Measurement:
             return Together([errors, Ratios(self.tensors, n_tokens, self._shapes[1])])
 
         passes = self.source, self.text, options.forward, options.seed, folders, report
-        with forward_backward(*passes, Accumulator) as backward:
+        errors = self._errors(folders, -1)
+
+        def take_draft(draft: BackwardPass) -> None:
+            for _ in draft.layers(observe):
+                pass
+            draft.finish(lambda states: of_draft_output(draft, errors, options.tokens))
+
+        with forward_backward(*passes, take_draft, Accumulator) as backward:
             for _ in backward.layers(observe):
                 pass
-            errors = self._errors(folders, -1)
-            backward.finish_embeddings(
+            backward.finish(
                 lambda states: of_embeddings_and_output(backward, states, errors, options.tokens)
             )
 
@@ -179,8 +187,9 @@ class _Measurement:
         """Read what the folders have of all layers."""
         by_type: dict[str, dict[str, float]] = {}
         ratios: dict[str, float] = {}
-        for step in range(self.source.network.n_layers, -1, -1):
-            arrays = folders.back.arrays(step)
+        steps = [(folders.back, step) for step in range(self.source.network.n_layers, -1, -1)]
+        for folder, step in [*steps, (folders.draft, 0), (folders.draft, 1)]:
+            arrays = folder.arrays(step)
             by_type |= sensitivities_of(arrays, self.text.inputs.size)
             ratios |= ratios_of(arrays)
         return {

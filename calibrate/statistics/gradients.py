@@ -279,17 +279,21 @@ class GradientOptions:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Collected gradients, in their work folder.
+    """Collected gradients, in their work folders.
 
+    draft     that of the MTP layer, which stands behind the n_layers
     n_tokens  how many tokens they are sums over
     """
 
     n_layers: int
     n_tokens: int
     folder: WorkFolder
+    draft: WorkFolder
 
     def layer(self, number: int) -> LayerGradients:
         """Return the covariances of a layer, read from the folder."""
+        if number >= self.n_layers:
+            return LayerGradients(self.draft.arrays(0))
         return LayerGradients(self.folder.arrays(self.n_layers - 1 - number))
 
     def embedding(self) -> Floats64:
@@ -339,7 +343,8 @@ def collect_gradients(
     about |= {"seed": options.seed, "keeps": "covariances, sizes", "expert_bytes": options.expert_bytes}
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_full_disk(folders, disk_bytes(source, text, options))
-        gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)
+        n_tokens = text.inputs.size
+        gradients = Gradients(source.network.n_layers, n_tokens, folders.back, folders.draft)
         if folders.back.done < gradients.n_layers:
             _collect(source, text, options, folders, report or NoReport())
             give_back()
@@ -350,7 +355,8 @@ def _collect(
     source: ModelSource, text: Text, options: GradientOptions, folders: Folders, report: Reporter
 ) -> None:
     """Fill the folders. Nothing that was needed for it stays in memory."""
-    with forward_backward(source, text, options.forward, options.seed, folders, report) as backward:
+
+    def collect(backward: BackwardPass) -> None:
         chunks = backward.forward.chunks
         layers = backward.layers(
             lambda layer: Covariances(options.expert_bytes),
@@ -359,7 +365,11 @@ def _collect(
         )
         for _ in layers:
             pass
-        backward.finish_embeddings(lambda states: embedding_arrays(backward, states))
+
+    passes = source, text, options.forward, options.seed, folders, report
+    with forward_backward(*passes, collect) as backward:
+        collect(backward)
+        backward.finish(lambda states: embedding_arrays(backward, states))
 
 
 def _sizes(chunks: Chunks, gradients: States) -> npt.NDArray[np.float32]:
@@ -408,7 +418,8 @@ def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int
     total = state_bytes(source, text) + 8 * source.network.hidden_size**2
     for name, tensor in source.tensors.items():
         layer, shape = layer_of(name), tensor.shape
-        if layer is None or layer >= source.network.n_layers or tensor_role(name, shape).kept_as is not None:
+        is_computed = layer is not None and layer < source.network.n_all_layers
+        if not is_computed or tensor_role(name, shape).kept_as is not None:
             continue
         n_rows = prod(shape[:-1]) if len(shape) < 3 else shape[1]
         n_mats = prod(shape[:-1]) // n_rows

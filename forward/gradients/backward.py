@@ -2,6 +2,8 @@
 
     last hidden states -> drawn labels -> gradients at the hidden states -> last layer -> ... -> layer 0
 
+An MTP layer has a pass of its own, from the draft's predictions: the model's layers are not made for these.
+
 It follows a forward pass that kept the hidden states after every layer (`WorkFolder(..., keep_all=True)`),
 and reads every layer's weights once more. Gradients at the hidden states are kept as hidden states are: in
 memory, or above the budget in files of the backward pass' own work folder. There, finished layers stay, and
@@ -196,13 +198,18 @@ class BackwardPass:
     """Gradients on their way back through a model.
 
     Its work folder counts steps: the one before step 0 draws the labels, step 0 is the last layer, and the
-    one after layer 0 is what the caller keeps of the embeddings.
+    one after the first layer is what the caller keeps of what comes before: of the embeddings, if that is
+    layer 0. The pass of an MTP layer ends with that layer.
 
     forward           the pass that it follows; all layers are done
+    numbers           of the layers, the last one first
+    head              the end from which it comes
     middle_gradients  scratch, float32
     """
 
     forward: ForwardPass
+    numbers: range
+    head: Head
     folder: WorkFolder
     states: LayerStates
     middle_gradients: States
@@ -221,9 +228,8 @@ class BackwardPass:
         raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay
         """
         sweep, execution = self.forward.sweep, self.forward.execution
-        n_layers = self.forward.source.network.n_layers
-        for step in range(self.folder.done + 1, n_layers):
-            layer = n_layers - 1 - step
+        for step in range(self.folder.done + 1, len(self.numbers)):
+            layer = self.numbers[step]
             observer = observe(layer)
             hidden, rows = self.forward.states.stored(layer - 1), self.states.around(step)
             states = BackwardStates(hidden, rows.before, rows.after, rows.middle, self.middle_gradients)
@@ -237,11 +243,11 @@ class BackwardPass:
             give_back()
             yield layer
 
-    def finish_embeddings(self, take: Callable[[States], Arrays]) -> None:
-        """Have `take` make something of the gradients at the embeddings, unless an earlier run has."""
-        n_layers = self.forward.source.network.n_layers
-        if self.folder.done < n_layers:
-            self.folder.finish_layer(n_layers, take(self.states.after(n_layers - 1)))
+    def finish(self, take: Callable[[States], Arrays]) -> None:
+        """Have `take` make something of the gradients before the first layer, unless an earlier run has."""
+        n_steps = len(self.numbers)
+        if self.folder.done < n_steps:
+            self.folder.finish_layer(n_steps, take(self.states.after(n_steps - 1)))
 
 
 def gradient_bytes(n_tokens: int, network: Network, dtype: torch.dtype) -> int:
@@ -251,22 +257,25 @@ def gradient_bytes(n_tokens: int, network: Network, dtype: torch.dtype) -> int:
 
 @contextmanager
 def backward_pass(
-    forward: ForwardPass, folder: WorkFolder, seed: int, memory_bytes: int
+    forward: ForwardPass, folder: WorkFolder, seed: int, memory_bytes: int, *, of_draft: bool = False
 ) -> Iterator[BackwardPass]:
     """Give the pass that goes back where `forward` has come, which resumes what the work folder has.
 
     seed          decides which labels are drawn
     memory_bytes  budget for gradients; beyond it they are kept in files
+    of_draft      go through the MTP layer, from what it predicts, and no further
     raises        BadActivation for NaN or infinity in the logits
     """
     source, dtype = forward.source, forward.load.dtype
     network, n_tokens = source.network, forward.chunks.n_tokens
     size, inner = (n_tokens, network.state_size), (n_tokens, network.hidden_size)
     in_memory = gradient_bytes(n_tokens, network, dtype) <= memory_bytes
+    last = forward.states.stored(network.n_layers - 1)
+    head = forward.draft_head() if of_draft else Head.of(network, forward.load, last)
+    every = range(network.n_all_layers - 1, -1, -1)
+    numbers = every[: network.n_mtp] if of_draft else every[network.n_mtp :]
 
     def draw(gradients: States) -> Arrays:
-        last = forward.states.stored(network.n_layers - 1)
-        head = Head.of(network, forward.load, last)
         drawn = draw_labels(head, forward.chunks, seed, gradients, forward.n_workers)
         return drawn.arrays()
 
@@ -281,4 +290,4 @@ def backward_pass(
         else:
             path = folder.middle_path.with_name("middle.gradients")
             scratch = opened.enter_context(closing(FileStates(path, *inner)))
-        yield BackwardPass(forward, folder, states, scratch)
+        yield BackwardPass(forward, numbers, head, folder, states, scratch)

@@ -1,13 +1,14 @@
-"""A forward and a backward pass over a text, and their two work folders in that of an output.
+"""A forward and a backward pass over a text, and their work folders in that of an output.
 
 OUT.work/forward.work     hidden states after every layer
 OUT.work/backward.work    gradients at the hidden states, and what observers keep of every layer
+OUT.work/draft.work       the same of the MTP layer, of models that have one
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from forward.gradients.backward import BackwardPass, backward_pass
 from forward.observe import Observer, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
-from forward.run import forward_pass
+from forward.run import ForwardPass, forward_pass
 from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING, WorkFolder, WorkParts
 from forward.workers import give_back
@@ -34,10 +35,11 @@ _DRAWING_WORK = 3
 
 @dataclass(frozen=True)
 class Folders:
-    """The two work folders of an output; `back` counts steps, see `BackwardPass`."""
+    """The work folders of an output; `back` and `draft` count steps, see `BackwardPass`."""
 
     there: WorkFolder
     back: WorkFolder
+    draft: WorkFolder
 
 
 @contextmanager
@@ -53,10 +55,10 @@ def work_folders(
     with ExitStack() as opened:
         parts = _parts(output)
         parts.make()
-        there, back = parts.paths
+        there, *back = parts.paths
         yield Folders(
             opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True, watch=watch)),
-            opened.enter_context(WorkFolder(back, about, restart=restart, watch=watch)),
+            *(opened.enter_context(WorkFolder(each, about, restart=restart, watch=watch)) for each in back),
         )
 
 
@@ -74,7 +76,7 @@ def state_bytes(source: ModelSource, text: Text) -> int:
     """Return the size of the files of hidden states and gradients, at most."""
     network, n_tokens = source.network, text.inputs.size
     # Hidden states before and after every layer, two sets of gradients, and three of scratch.
-    return 4 * n_tokens * (network.state_size * (network.n_layers + 1 + 2) + network.hidden_size * 3)
+    return 4 * n_tokens * (network.state_size * (network.n_all_layers + 1 + 2) + network.hidden_size * 3)
 
 
 def refuse_full_disk(folders: Folders, n_bytes: int) -> None:
@@ -91,16 +93,22 @@ def forward_backward(
     seed: int,
     folders: Folders,
     report: Reporter,
+    take_draft: Callable[[BackwardPass], object],
     observe: Callable[[], Observer] = Silent,
 ) -> Iterator[BackwardPass]:
     """Compute the layers that are not done, and give the pass that goes back.
 
-    observe  returns an observer for a layer of the forward pass
+    take_draft  is given the pass of the MTP layer first, unless an earlier run has been through it
+    observe     returns an observer for a layer of the forward pass
     """
-    n_layers, drawing = source.network.n_layers, _DRAWING_WORK * source.head_layers
-    is_drawn = folders.back.done >= EMBEDDING
-    done = max(0, folders.there.done + 1) + BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
-    report.start(n_layers * (1 + BACKWARD_WORK) + drawing, done + drawing * is_drawn)
+    network, drawing = source.network, _DRAWING_WORK * source.head_layers
+    passes = [(folders.draft, network.n_mtp), (folders.back, network.n_layers)]
+    done = [min(n_layers, max(0, folder.done + 1)) for folder, n_layers in passes]
+    n_drawn = sum(folder.done >= EMBEDDING for folder, n_layers in passes if n_layers)
+    report.start(
+        network.n_all_layers * (1 + BACKWARD_WORK) + drawing * (1 + network.n_mtp),
+        max(0, folders.there.done + 1) + BACKWARD_WORK * sum(done) + drawing * n_drawn,
+    )
     with ExitStack() as opened:
         opened.enter_context(fast_products(device_name(forward.device)))
         passing = forward_pass(source, text.chunks, forward, folders.there, report.advance)
@@ -110,12 +118,35 @@ def forward_backward(
         there.states.let_go()  # the way back takes as much again, and reads files
         told = replace(there.execution, advance=lambda share: report.advance(BACKWARD_WORK * share))
         there = replace(there, execution=told)
-        report.remark("drawing labels")
-        backward = opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
+
+        def begun(folder: WorkFolder, *, of_draft: bool) -> AbstractContextManager[BackwardPass]:
+            return _begun(there, folder, seed, forward.memory_bytes, report, drawing, of_draft=of_draft)
+
+        if folders.draft.done <= network.n_mtp - 1 and network.n_mtp:
+            with begun(folders.draft, of_draft=True) as draft:
+                take_draft(draft)
+        yield opened.enter_context(begun(folders.back, of_draft=False))
+
+
+@contextmanager
+def _begun(
+    there: ForwardPass,
+    folder: WorkFolder,
+    seed: int,
+    memory_bytes: int,
+    report: Reporter,
+    drawing: float,
+    *,
+    of_draft: bool,
+) -> Iterator[BackwardPass]:
+    """Draw the labels of a pass that goes back, and give it; `drawing` is the work of that."""
+    is_drawn = folder.done >= EMBEDDING
+    report.remark("drawing labels")
+    with backward_pass(there, folder, seed, memory_bytes, of_draft=of_draft) as backward:
         report.advance(0.0 if is_drawn else drawing)
         report.remark("gradients")
         yield backward
 
 
 def _parts(output: Path) -> WorkParts:
-    return WorkParts(output, ("forward", "backward"))
+    return WorkParts(output, ("forward", "backward", "draft"))

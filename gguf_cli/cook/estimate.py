@@ -115,7 +115,7 @@ class Estimates:
     def _pass_seconds(self, text: Text) -> float:
         """How long a pass through all layers and the output matrix takes."""
         probe = self._probe(text)
-        layers = sum(pass_seconds(probe, text, layer) for layer in range(self._shapes.network.n_layers))
+        layers = sum(pass_seconds(probe, text, layer) for layer in range(self._shapes.network.n_all_layers))
         return (layers + logit_seconds(probe, text)) / self.n_threads
 
     def _probe(self, text: Text) -> Probe:
