@@ -50,10 +50,6 @@ class TowerConfig:
         """Patches of an image of `image_size`."""
         return (self.image_size // self.patch_size) ** 2
 
-    @property
-    def one(self) -> int:
-        return 1
-
 
 @dataclass(frozen=True)
 class AudioConfig:
