@@ -137,7 +137,12 @@ class _OwnNames:
 _NO_OWN_NAMES = _OwnNames()
 
 # By architecture; facts of llama-quant.cpp (LLM_ARCH_GLM5_NEXT).
+# Those of `clip` are not: llama-quantize makes F16 of an audio tower's convolutions, stops at those with four
+# dimensions, and llama.cpp computes none by channels whose kernels are F16.
 _OWN_NAMES: dict[str, _OwnNames] = {
+    "clip": _OwnNames(
+        kept=(("a.conv1d.", "convolution kernel"), (".conv_dw.weight", "convolution kernel")),
+    ),
     "glm5-next": _OwnNames(
         kept=(
             ("hc_", "hyper-connection"),

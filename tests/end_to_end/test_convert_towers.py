@@ -125,10 +125,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert command_line.main([str(folder), "--mmproj", "--card"]) == 2
 
 
+@pytest.mark.parametrize("name", ["gemma-3", "gemma-4-e"])
 @pytest.mark.parametrize("file_type", ["Q8_0", "Q4_K_M"])
-def test_one_pass_equals_two(file_type: str, tmp_path: Path) -> None:
-    folder = write(recorded("gemma-3"), tmp_path / "gemma-3")
+def test_one_pass_equals_two(file_type: str, name: str, tmp_path: Path) -> None:
+    folder = write(recorded(name), tmp_path / name)
     convert.convert(folder, tmp_path / "f32.gguf", outtype="f32", mmproj=True)
     quantize.quantize(tmp_path / "f32.gguf", tmp_path / "two.gguf", file_type, provenance=False)
     convert.convert(folder, tmp_path / "one.gguf", outtype=file_type, mmproj=True, provenance=False)
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    with open_gguf(tmp_path / "one.gguf") as file:
+        types = {info.type.name for name, info in file.tensors.items() if ".conv1d." in name or "_dw" in name}
+    # llama.cpp computes no others of those by channels.
+    assert types == ({"F32"} if name == "gemma-4-e" else set())

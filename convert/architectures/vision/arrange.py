@@ -1,4 +1,4 @@
-"""How weights of towers are arranged: patches that lie pixel by pixel, numbers without a dimension."""
+"""How weights of towers are arranged: patches that lie pixel by pixel, bounds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.rules import OutputTensor, Renamed
 from convert.weights.base import Weight
+from gguf_tools.format.ggml_types import F32
 from quantize.fill.sources import float_type
 
 
@@ -42,7 +44,15 @@ def patch_kernels(name: str, weights: Sequence[Weight], config: Any) -> OutputTe
     )
 
 
-def single(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
-    """Return a number, which a checkpoint stores without a dimension, as a vector of one."""
+_LARGEST = np.finfo(np.float32).max
+
+
+def bound(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
+    """Return a bound, which a checkpoint stores without a dimension, as a vector of one finite number."""
     (weight,) = weights
-    return Renamed(name, (1,), weight.type, weight)
+    return Mapped(name, (1,), F32, weight, _finite)
+
+
+def _finite(numbers: np.ndarray) -> np.ndarray:
+    """Replace infinities, which clip nothing, with the largest numbers, which clip nothing either."""
+    return np.clip(numbers, -_LARGEST, _LARGEST)

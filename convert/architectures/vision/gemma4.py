@@ -1,7 +1,7 @@
 """The vision tower of Gemma 4, and the audio tower that stands beside it in the small models.
 
-Positions along both axes have a table each. Where a model clips what its matrices take and give, every matrix
-has four bounds beside it.
+Positions along both axes have a table each. The small models clip what matrices take and give, and every
+matrix has four bounds beside it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Gemma4TowerConfig(TowerConfig):
     q_rows, kv_rows  rows of queries, and of keys and values
     head_dim         columns of a head
     positions        rows of the table of positions along an axis
-    clips            whether matrices clip what they take and give
     standardizes     whether tokens are shifted and scaled at the end
     audio            the audio tower; None for a model without
     """
@@ -46,7 +45,6 @@ class Gemma4TowerConfig(TowerConfig):
     kv_rows: int
     head_dim: int
     positions: int
-    clips: bool
     standardizes: bool
     audio: Gemma4AudioConfig | None
 
@@ -73,7 +71,6 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4TowerConfig:
         kv_rows=read.size("num_key_value_heads") * head_dim,
         head_dim=head_dim,
         positions=read.size("position_embedding_size"),
-        clips=read.flag("use_clipped_linears", False),
         standardizes=read.flag("standardize", False),
         audio=read_audio_config(raw, path, fields["projection_dim"]),
     )
@@ -94,8 +91,7 @@ def _matrices() -> Iterator[Rule]:
         ("ffn_up", "mlp.up_proj", "intermediate_size hidden_size"),
         ("ffn_down", "mlp.down_proj", "hidden_size intermediate_size"),
     ):
-        where = layers, layers_if("clips", layers)
-        yield from clipped(*where, f"{_BLOCK}.{name}", f"{_FROM_BLOCK}.{source}", sizes)
+        yield from clipped(layers, f"{_BLOCK}.{name}", f"{_FROM_BLOCK}.{source}", sizes)
 
 
 def _norms() -> Iterator[Rule]:

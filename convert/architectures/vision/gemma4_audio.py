@@ -20,7 +20,7 @@ from gguf_tools.format.ggml_types import F32
 
 _DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 8, "conv_kernel_size": 5,
-    "subsampling_conv_channels": [128, 32], "output_proj_dims": 1536, "use_clipped_linears": True,
+    "subsampling_conv_channels": [128, 32], "output_proj_dims": 1536,
 }  # fmt: skip
 
 _CHANNELS = range(4, 2**20)
@@ -33,14 +33,12 @@ class Gemma4AudioConfig(AudioConfig):
     outer, inner      channels that the first and the second convolution make
     output_dim        columns of what the tower gives to the projection
     conv_kernel_size  positions that a convolution inside a layer sees
-    clips             whether matrices clip what they take and give
     """
 
     outer: int
     inner: int
     output_dim: int
     conv_kernel_size: int
-    clips: bool
 
     @property
     def head_dim(self) -> int:
@@ -87,7 +85,6 @@ def read_audio_config(
         inner=channels[1],
         output_dim=read.size("output_proj_dims"),
         conv_kernel_size=read.size("conv_kernel_size"),
-        clips=read.flag("use_clipped_linears", True),
     )
 
 
@@ -97,10 +94,6 @@ def _once(config: Any, options: Any) -> Iterable[int | None]:
 
 def _layers(config: Any, options: Any) -> Iterable[int]:
     return range(config.audio.num_hidden_layers) if config.audio else ()
-
-
-def _clipped_layers(config: Any, options: Any) -> Iterable[int]:
-    return _layers(config, options) if config.audio and config.audio.clips else ()
 
 
 def _softplus(numbers: np.ndarray) -> np.ndarray:
@@ -150,7 +143,7 @@ _NORMS = (
 
 def _layer_rules() -> Iterator[Rule]:
     for name, source, sizes in _MATRICES:
-        yield from clipped(_layers, _clipped_layers, f"{_BLOCK}.{name}", f"{_FROM_BLOCK}.{source}", sizes)
+        yield from clipped(_layers, f"{_BLOCK}.{name}", f"{_FROM_BLOCK}.{source}", sizes)
     for name, source in _NORMS:
         yield one(_layers, f"{_BLOCK}.{name}.weight", f"{_FROM_BLOCK}.{source}.weight", "audio.hidden_size")
     yield one(_layers, f"{_BLOCK}.attn_k_rel.weight", f"{_FROM_BLOCK}.self_attn.relative_k_proj.weight",

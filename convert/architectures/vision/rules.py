@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from convert.architectures.decoder.rules import one
 from convert.architectures.rules import Rule, Where
-from convert.architectures.vision.arrange import single
+from convert.architectures.vision.arrange import bound
 
 
 def layers(config: Any, options: Any) -> range:
@@ -25,8 +26,8 @@ def with_bias(where: Where, name: str, source: str, rows: str, cols: str = "") -
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
-def clipped(where: Where, clips: Where, name: str, source: str, sizes: str) -> Iterator[Rule]:
-    """Yield the rules of a matrix in the layers of `where`, and of its bounds in those of `clips`."""
+def clipped(where: Where, name: str, source: str, sizes: str) -> Iterator[Rule]:
+    """Yield the rules of a matrix, and of the bounds that a checkpoint may have beside it."""
     yield one(where, f"{name}.weight", f"{source}.weight", sizes)
-    for bound in _BOUNDS:
-        yield one(clips, f"{name}.{bound}", f"{source}.{bound}", "", single)
+    for side in _BOUNDS:
+        yield replace(one(where, f"{name}.{side}", f"{source}.{side}", "", bound), optional=True)

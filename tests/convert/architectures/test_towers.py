@@ -12,6 +12,7 @@ import pytest
 import convert
 from convert.architectures.vision import TOWERS, find_tower
 from convert.pipeline import CheckpointSources, open_conversion
+from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest, CheckpointError, MissingTensor, UnexpectedTensors
 from tests.support.checkpoints import Tensors, edit_config, edit_tensors
 from tests.support.towers import NAMES, recorded, write
@@ -133,3 +134,22 @@ def test_rows_read_in_pieces_are_those_read_at_once(name: str, tmp_path: Path) -
             rows = tensor.read_rows(0, n_rows)
             assert rows.shape == (n_rows, tensor.shape[-1])
             assert np.array_equal(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), whole.reshape(-1))
+
+
+def test_bounds_that_clip_nothing(tmp_path: Path) -> None:
+    """A model that was never calibrated has infinities, which no file may have."""
+    folder = write(recorded("gemma-4-e"), tmp_path / "gemma-4-e")
+    attention = "model.vision_tower.encoder.layers.0.self_attn"
+
+    def unbind(tensors: Tensors) -> None:
+        for name in (f"{attention}.q_proj.input_min", f"{attention}.q_proj.output_max"):
+            tensors[name] = np.full((), np.inf if name.endswith("max") else -np.inf, tensors[name].dtype)
+        del tensors[f"{attention}.k_proj.input_min"]
+
+    edit_tensors(folder, unbind)
+    convert.convert(folder, tmp_path / "out.gguf", outtype="f16", mmproj=True)
+    largest = np.finfo(np.float32).max
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert file.raw("v.blk.0.attn_q.input_min").view(np.float32).tolist() == [-largest]
+        assert file.raw("v.blk.0.attn_q.output_max").view(np.float32).tolist() == [largest]
+        assert "v.blk.0.attn_k.input_min" not in file.tensors
