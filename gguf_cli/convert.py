@@ -55,7 +55,6 @@ examples:
   convert-hf-to-gguf Kimi-K2-Thinking --outtype q8_0 --keep-grid       experts as Q4_0 with their own codes
   convert-hf-to-gguf gemma-3-4b-it --mmproj --outtype q8_0            the part that sees images
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
-  convert-hf-to-gguf deepseek-ai/DeepSeek-V2-Lite --outtype Q8_0      fetched from the Hub first
   convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   never on the disk as a whole
   convert-hf-to-gguf DeepSeek-V3 --outtype Q4_K_M --imatrix v3.imatrix --outfile v3-Q4_K_M.gguf   in one pass
 

@@ -45,7 +45,10 @@ class WholeDraft:
 
     def _parameter(self, name: str) -> torch.Tensor:
         """Return a weight of the decoder layer, experts as transformers stacks them."""
-        parts = {"mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), "mlp.experts.down_proj": ("down_proj",)}
+        parts = {
+            "mlp.experts.gate_up_proj": ("gate_proj", "up_proj"),
+            "mlp.experts.down_proj": ("down_proj",),
+        }
         if name not in parts:
             return self.own[name.removesuffix(".weight")]
         n_experts = self.model.config.n_routed_experts
