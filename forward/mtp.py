@@ -94,7 +94,7 @@ def with_mtp(network: Network, tensors: Container[str]) -> Network:
     tensors  names of the model's tensors
     """
     first, second = (MTPNames.of(network.n_layers + number).projection for number in range(2))
-    if first not in tensors or second in tensors:
+    if not network.builds_mtp or first not in tensors or second in tensors:
         return network
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:

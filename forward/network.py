@@ -74,6 +74,7 @@ class Network:
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
     n_mtp       layers for multi-token prediction behind those, 0 or 1; see forward/mtp.py
+    builds_mtp  whether `build` takes the number of such a layer
     """
 
     n_layers: int
@@ -91,6 +92,7 @@ class Network:
     logits: LogitRule = AS_THEY_ARE
     end: Callable[[Loader, RMSNorm], End] | None = None
     n_mtp: int = 0
+    builds_mtp: bool = True
 
     @property
     def n_all_layers(self) -> int:

@@ -39,6 +39,8 @@ what the columns mean:
   drift      per layer: norm of the change of the hidden states over the norm of the base's. A leap shows in
              which layer a file loses. For the layer that adds most, the errors of its tensors are shown:
              one that is far off among others of its type was damaged
+  accepted   of models with an MTP layer: share of its drafts that are the model's own most likely token, as
+             greedy speculative decoding accepts the first of each step. Beside it stands the base's share
 
 The second half of every chunk is measured, so each prediction has half a chunk of context or more.
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Importance matrices: for every weight, which of its columns carry large activations. `quantize --imatrix`
 uses them. With -m and -f, one is collected: the text goes through the model layer by layer, so every
-weight is read once, and memory is one layer's. Two forms of file are read and written: GGUF, and .dat."""
+weight is read once, and memory is one layer's. A layer for multi-token prediction (MTP) counts, too. Two
+forms of file are read and written: GGUF, and .dat."""
 
 EPILOG = """\
 examples:

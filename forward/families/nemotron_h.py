@@ -49,7 +49,7 @@ def _network(config: NemotronConfig) -> Network:
         norm = RMSNorm(load.float32(f"{name}.attn_norm.weight", config.hidden_size), config.rms_norm_eps)
         return Layer(name, NoAttention(), norm, *_feed_forward(config, load, number))
 
-    return network_of(config, Rope(config.head_dim, config.rope.theta), build)
+    return network_of(config, Rope(config.head_dim, config.rope.theta), build, builds_mtp=False)
 
 
 def _feed_forward(

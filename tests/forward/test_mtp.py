@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import convert
-from forward.observe import Accumulator
+from forward.observe import Accumulator, Silent
 from forward.open import open_model
 from forward.text.tokens import Text
 from tests.convert.f32_files import write_f32
@@ -160,3 +160,21 @@ def test_gradients_are_those_of_the_drafts_loss(tmp_path: Path) -> None:
         assert mine is not None
         assert np.linalg.norm(mine - rows.T @ rows) < 1e-4 * np.linalg.norm(rows.T @ rows), name
     assert gradients.keys() == matrices.keys()
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+def test_a_pass_that_is_done_has_both_ends(memory_bytes: int, tmp_path: Path) -> None:
+    folder, chunks = v3_with_mtp(tmp_path / "hf", num_hidden_layers=2), Text(CHUNKS, CHUNKS).chunks
+    options = ForwardOptions(device="cpu", memory_bytes=memory_bytes)
+    found = []
+    for n_layers in (3, 0):
+        with (
+            open_model(folder) as source,
+            WorkFolder(tmp_path / "out", {}) as work,
+            forward_pass(source, chunks, options, work, lambda share: None) as forward,
+        ):
+            assert len(list(forward.layers(Silent))) == n_layers
+            ends = forward.last(), forward.drafted()
+            found.append([end.read(0, chunks.n_tokens).clone() for end in ends])
+    for first, again in zip(*found, strict=True):
+        assert torch.equal(first, again)

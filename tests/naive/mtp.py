@@ -45,16 +45,13 @@ class WholeDraft:
 
     def _parameter(self, name: str) -> torch.Tensor:
         """Return a weight of the decoder layer, experts as transformers stacks them."""
-        parts = {
-            "mlp.experts.gate_up_proj": ("gate_proj", "up_proj"),
-            "mlp.experts.down_proj": ("down_proj",),
-        }
+        stack = "mlp.experts."
+        parts = {f"{stack}gate_up_proj": ("gate_proj", "up_proj"), f"{stack}down_proj": ("down_proj",)}
         if name not in parts:
             return self.own[name.removesuffix(".weight")]
-        n_experts = self.model.config.n_routed_experts
         experts = (
-            torch.cat([self.own[f"mlp.experts.{expert}.{part}"] for part in parts[name]])
-            for expert in range(n_experts)
+            torch.cat([self.own[f"{stack}{expert}.{part}"] for part in parts[name]])
+            for expert in range(self.model.config.n_routed_experts)
         )
         return torch.stack(list(experts))
 
