@@ -157,26 +157,32 @@ _HUB_URL = re.compile(r"https?://huggingface\.co/([^/]+/[^/]+)")
 
 @dataclass(frozen=True)
 class GeneralMetadata:
-    """What is known of a model, by metadata key; under BASE_MODELS and DATASETS lists of objects."""
+    """What is known of a model, by metadata key; under BASE_MODELS and DATASETS lists of objects.
+
+    type  general.type: "model", or "mmproj" for a vision tower
+    """
 
     facts: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    type: str = "model"
 
     def metadata(self) -> dict[str, Value]:
         """Return general.type and the rest, in the order in which llama.cpp's converter writes them."""
-        return {keys.TYPE: Value.string("model"), **dict(self._entries())}
+        return {keys.TYPE: Value.string(self.type), **dict(self._entries())}
 
     def default_outfile(self, file_type: str, *, vocab_only: bool = False) -> str:
         """Return the file name to use where only a folder is given; file_type is "BF16", "Q8_0" ..."""
-        return default_file_name(
+        is_tower = self.type == "mmproj"
+        name = default_file_name(
             name=_for_a_file(self.facts.get(keys.NAME)),
             basename=_for_a_file(self.facts.get(keys.BASENAME)),
             finetune=_for_a_file(self.facts.get(keys.FINETUNE)),
             version=_for_a_file(self.facts.get(keys.VERSION)),
-            size_label=_for_a_file(self.facts.get(keys.SIZE_LABEL)),
+            size_label=None if is_tower else _for_a_file(self.facts.get(keys.SIZE_LABEL)),
             file_type=file_type,
             vocab_only=vocab_only,
         )
+        return f"mmproj-{name}" if is_tower else name
 
     def _entries(self) -> Iterator[tuple[str, Value]]:
         for key, kind in _SCALARS.items():
@@ -209,6 +215,7 @@ def general_metadata(
     model_name: str | None = None,
     metadata_file: Path | None = None,
     counts: ParameterCounts | None = None,
+    type_: str = "model",
 ) -> GeneralMetadata:
     """Collect what a checkpoint's files and the name of its folder say about the model.
 
@@ -216,6 +223,7 @@ def general_metadata(
     model_name     --model-name
     metadata_file  --metadata
     counts         of the output's tensors; None or zeros when no tensor is written
+    type_          general.type
     raises         BadConfig when the --metadata file is missing, is no JSON object, or has a wrong value
     """
     counts = counts or ParameterCounts()
@@ -240,7 +248,7 @@ def general_metadata(
         facts = {**source, **facts}
     notes = [note for note in (card_note, generation_note, *override_notes) if note]
     facts = {key: value for key, value in facts.items() if value not in _CLEARED}
-    return GeneralMetadata({keys.NAME: names[-1], **facts}, tuple(notes))
+    return GeneralMetadata({keys.NAME: names[-1], **facts}, tuple(notes), type_)
 
 
 # --- the sources ---------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class ConvertOptions:
     metadata_file    JSON file with general.* values, which replace what the folder says
     pre_tokenizer    name to write when the tokenizer's own rules are not recognised
     vocab_only       write the tokenizer and no tensors
+    mmproj           write the vision tower, and the audio tower with it, in place of the text part
     allow_pickle     read .bin and .pt checkpoints too, by torch's reader that runs no code
     big_endian       write for a big-endian machine
     split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
@@ -57,6 +58,7 @@ class ConvertOptions:
     metadata_file: Path | None = None
     pre_tokenizer: str | None = None
     vocab_only: bool = False
+    mmproj: bool = False
     allow_pickle: bool = False
     big_endian: bool = False
     split_max_bytes: int | None = None
@@ -89,6 +91,7 @@ class ConvertChoices(RunChoices, total=False):
     metadata_file: Path | None
     pre_tokenizer: str | None
     vocab_only: bool
+    mmproj: bool
     allow_pickle: bool
     big_endian: bool
     split_max_bytes: int | None

@@ -20,6 +20,7 @@ from typing import Unpack
 from convert.architectures import find_architecture
 from convert.architectures.base import Architecture, Conversion, build, metadata_of, options_of
 from convert.architectures.rules import OutputTensor
+from convert.architectures.vision import find_tower
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
 from convert.general_metadata import GeneralMetadata, general_metadata
 from convert.model_names import fill_outfile_template
@@ -62,24 +63,36 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 @contextmanager
 def open_conversion(
-    folder: str | os.PathLike[str], choices: Mapping[str, object] = _NONE, *, allow_pickle: bool = False
+    folder: str | os.PathLike[str],
+    choices: Mapping[str, object] = _NONE,
+    *,
+    allow_pickle: bool = False,
+    mmproj: bool = False,
 ) -> Iterator[Conversion]:
     """Open a folder and match its weights to tensors, which can be read inside the block.
 
     choices       for the family's options, as `build` takes them
     allow_pickle  as `Checkpoint` takes it
-    raises        what `find_architecture`, `open_weights` and `build` raise
+    mmproj        take the vision tower, not the text part
+    raises        what `architecture_of`, `open_weights` and `build` raise
     """
     with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
-        architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
-        yield build(architecture, open_weights(checkpoint), choices)
+        yield build(architecture_of(checkpoint, mmproj=mmproj), open_weights(checkpoint), choices)
+
+
+def architecture_of(checkpoint: Checkpoint, *, mmproj: bool) -> Architecture:
+    """Find the family of a checkpoint's text part, or its vision tower; raises what `find_tower` raises."""
+    find = find_tower if mmproj else find_architecture
+    return find(checkpoint.config, checkpoint.config_path, checkpoint.names())
 
 
 @contextmanager
-def open_tensors(folder: str | os.PathLike[str], *, allow_pickle: bool) -> Iterator[dict[str, SourceTensor]]:
-    """Give all tensors that a folder can become, those of every layout of attention."""
+def open_tensors(
+    folder: str | os.PathLike[str], *, allow_pickle: bool, mmproj: bool = False
+) -> Iterator[dict[str, SourceTensor]]:
+    """Give all tensors that a folder can become, in every layout of attention; see `open_conversion`."""
     with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
-        architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+        architecture = architecture_of(checkpoint, mmproj=mmproj)
         choices = {"mla": "both"} if has_layouts(architecture) else {}
         conversion = build(architecture, open_weights(checkpoint), choices)
         yield {tensor.name: tensor for tensor in conversion.tensors}
@@ -96,18 +109,23 @@ class CheckpointSources:
 
     folder, allow_pickle  as `Checkpoint` takes them
     choices               for the family's options, as `build` takes them
+    mmproj                take the vision tower, not the text part
     names                 name in the output -> name of the tensor that `build` makes
     """
 
     folder: str | os.PathLike[str]
     allow_pickle: bool
     choices: Mapping[str, object]
+    mmproj: bool
     names: Mapping[str, str]
 
     @contextmanager
     def open(self) -> Iterator[Mapping[str, SourceTensor]]:
         """Open the folder and match its weights to tensors; raises what `convert` raises for the folder."""
-        with open_conversion(self.folder, self.choices, allow_pickle=self.allow_pickle) as conversion:
+        opened = open_conversion(
+            self.folder, self.choices, allow_pickle=self.allow_pickle, mmproj=self.mmproj
+        )
+        with opened as conversion:
             tensors = {tensor.name: tensor for tensor in conversion.tensors}
             yield {name: tensors[made] for name, made in self.names.items()}
 
@@ -151,6 +169,8 @@ def plan_run(
     """
     started = time.monotonic()
     path = Path(folder)
+    if options.mmproj and (options.vocab_only or options.pre_tokenizer):
+        raise BadRequest("a vision tower (mmproj) has no tokenizer: leave vocab_only and pre_tokenizer out")
     if options.vocab_only:
         yield Run(prepare_vocab(path, outfile, options), RowSources({}, {}), (), started)
         return
@@ -162,22 +182,27 @@ def plan_run(
 
 @dataclass(frozen=True)
 class _Model:
-    """The metadata of a model: the general keys, the family's keys and the tokenizer."""
+    """The metadata of a model: the general keys, the family's keys and the tokenizer.
+
+    tokenizer  None for a tower, which has no text
+    """
 
     general: GeneralMetadata
     family: Metadata
     architecture: str
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
 
     def metadata(self, file_type: str) -> dict[str, Value]:
         """Return all keys of a file whose general.file_type is the number of the recipe `file_type`."""
+        number = {keys.FILE_TYPE: Value.u32(_file_type(file_type))}
+        # llama.cpp's converter writes a tower's number before the family's keys.
+        family = {**self.family, **number} if self.tokenizer else {**number, **self.family}
         return {
             keys.ARCHITECTURE: Value.string(self.architecture),
             **self.general.metadata(),
-            **self.family,
-            keys.FILE_TYPE: Value.u32(_file_type(file_type)),
+            **family,
             keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
-            **self.tokenizer.metadata(),
+            **(self.tokenizer.metadata() if self.tokenizer else {}),
         }
 
 
@@ -200,7 +225,7 @@ def prepare(
     allow_problems  see `build_plan`: a dry run wants the plan even when it can't be run
     """
     folder = checkpoint.folder
-    architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+    architecture = architecture_of(checkpoint, mmproj=options.mmproj)
     weights = open_weights(checkpoint)
     options, notes = _for_program(options, architecture)
     conversion = build(architecture, weights, options.family_choices)
@@ -211,10 +236,11 @@ def prepare(
         model_name=options.model_name,
         metadata_file=options.metadata_file,
         counts=count_parameters((info.name, info.shape) for info in infos),
+        type_="mmproj" if options.mmproj else "model",
     )
-    tokenizer = read_tokenizer(
+    tokenizer = None if options.mmproj else read_tokenizer(
         folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
-    )
+    )  # fmt: skip
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     if options.keep_grid:
@@ -223,17 +249,20 @@ def prepare(
         options,
         architecture,
         conversion.tensors,
-        decoded=weights.is_quantized,
+        decoded=weights.is_quantized and not options.mmproj,
         allow_problems=allow_problems,
     )
     sizes = model.metadata(F32.name), infos, options.pad, decide, str(folder)
     made = decide_padded(*sizes, hidden=options.pad_hidden)
     plan, metadata, padding = made.plan, made.metadata, made.padding
-    plan = replace(plan, notes=(*notes, *conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
+    said = (*conversion.notes, *general.notes, *(tokenizer.notes if tokenizer else ()))
+    plan = replace(plan, notes=(*notes, *said, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     lost = lost_grids(sources, options.types.grids) if options.keep_grid and options.types else ()
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources), *lost))
-    spec = partial(CheckpointSources, checkpoint.source, options.allow_pickle, options.family_choices)
+    spec = partial(
+        CheckpointSources, checkpoint.source, options.allow_pickle, options.family_choices, options.mmproj
+    )
     rows = row_sources(plan, sources, spec, padding)
     outputs = _outputs(path, metadata, plan, options)
     return Preparation(plan, outputs, source_bytes(plan, infos), padding), rows
@@ -299,12 +328,13 @@ def _decider(
         return lambda metadata, infos: decide_file(
             metadata, in_file_order(infos), mixture, choices, allow_problems=allow_problems, as_if=F32
         )
-    types = ((tensor.name, architecture.forced_type(tensor)) for tensor in tensors)
-    forced = {name: type_ for name, type_ in types if type_ is not None}
+    grids = {} if options.types is None else options.types.grids
 
     def decide(metadata: Metadata, infos: Sequence[TensorInfo]) -> tuple[Plan, Metadata]:
         wanted = resolve_outtype(outtype, infos, decoded=decoded)
-        plan = outtype_plan(infos, wanted, architecture.kept, forced)
+        types = ((tensor.name, architecture.forced_type(tensor, wanted)) for tensor in tensors)
+        forced = {name: type_ for name, type_ in types if type_ is not None}
+        plan = outtype_plan(infos, wanted, architecture.kept, forced, grids)
         return plan, {**metadata, keys.FILE_TYPE: Value.u32(_file_type(plan.file_type))}
 
     return decide

@@ -16,6 +16,7 @@ from gguf_cli import command
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.padding import add_pad_argument
 from gguf_cli.arguments.types import (
+    add_grid_argument,
     add_matrix_arguments,
     add_output_arguments,
     add_plan_arguments,
@@ -51,8 +52,9 @@ examples:
   convert-hf-to-gguf DeepSeek-V2-Lite --outfile lite-bf16.gguf --outtype bf16
   convert-hf-to-gguf DeepSeek-V3 --outfile 'v3-{ftype}.gguf' --split-max-size 50G
   convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
+  convert-hf-to-gguf Kimi-K2-Thinking --outtype q8_0 --keep-grid       experts as Q4_0 with their own codes
+  convert-hf-to-gguf gemma-3-4b-it --mmproj --outtype q8_0            the part that sees images
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
-  convert-hf-to-gguf deepseek-ai/DeepSeek-V2-Lite --outtype Q8_0      fetched from the Hub first
   convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   never on the disk as a whole
   convert-hf-to-gguf DeepSeek-V3 --outtype Q4_K_M --imatrix v3.imatrix --outfile v3-Q4_K_M.gguf   in one pass
 
@@ -73,7 +75,6 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(("--fuse-gate-up-exps",), "gate and up stay apart, as llama.cpp reads them too"),
     ForeignFlag(("--fuse-qkv",), "queries, keys and values stay apart, as llama.cpp reads them too"),
-    ForeignFlag(("--mmproj",), "only text models are converted; quantize takes mmproj files"),
     ForeignFlag(("--dspark",), "drafts for speculative decoding are not converted"),
     ForeignFlag(("--target-model-dir",), "drafts for speculative decoding are not converted", 1),
     ForeignFlag(("--mistral-format",), "convert the folder's Hugging Face form instead"),
@@ -112,10 +113,12 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
     )
     add_pad_argument(parser)
+    add_grid_argument(parser, "--outtype")
     _add_file_arguments(parser)
     command.add_threads(parser)
     parser.add_argument(
-        "--print-supported-models", action="store_true", help="list the architectures that can be converted"
+        "--print-supported-models", action="store_true",
+        help="list the architectures that can be converted; with --mmproj those whose towers can",
     )
     add_stream_argument(parser)
     add_restart_argument(parser)
@@ -133,6 +136,11 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what decides how the file is laid out, and what it says of the model."""
     parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
+    parser.add_argument(
+        "--mmproj", action="store_true",
+        help="write the vision tower, with the audio tower where there is one, to a file of its own"
+        " (mmproj-NAME.gguf), which llama.cpp's programs take beside that of the text part",
+    )  # fmt: skip
     parser.add_argument(
         "--allow-pickle", action="store_true",
         help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
@@ -189,8 +197,9 @@ class _Request:
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.print_supported_models:
         from convert.architectures import supported
+        from convert.architectures.vision import TOWERS
 
-        print("\n".join(supported()))
+        print("\n".join(TOWERS if args.mmproj else supported()))
     else:
         _convert(_read(args, parser))
 
@@ -200,6 +209,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
 
     if args.model is None:
         parser.error("MODEL_DIR is missing")
+    if args.mmproj and args.card:
+        parser.error("--card tells of the files of a text model; leave it out with --mmproj")
     check_plan_arguments(args, parser)
     options = _options(args, parser)
     return _Request(
@@ -293,6 +304,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         metadata_file=args.metadata,
         pre_tokenizer=args.pre_tokenizer,
         vocab_only=args.vocab_only,
+        mmproj=args.mmproj,
         allow_pickle=args.allow_pickle,
         big_endian=args.bigendian,
         split_max_bytes=_size(args.split_max_size, parser),
@@ -301,6 +313,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         tensor_first_split=not args.no_tensor_first_split,
         pad=args.pad,
         pad_hidden=args.pad_hidden,
+        keep_grid=args.keep_grid,
     )
 
 

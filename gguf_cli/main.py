@@ -110,9 +110,12 @@ def _compare_with_source(file: GGUFSet, against: look.Against) -> list[Finding]:
 
     with ExitStack() as opened:
         if Path(against.source).is_dir():
+            from convert.architectures.vision import holds_tower
             from convert.pipeline import open_tensors
 
-            sources = opened.enter_context(open_tensors(against.source, allow_pickle=against.allow_pickle))
+            sources = opened.enter_context(open_tensors(
+                against.source, allow_pickle=against.allow_pickle, mmproj=holds_tower(file.metadata)
+            ))  # fmt: skip
         else:
             source = opened.enter_context(open_gguf(against.source))
             sources = {name: GGUFTensor(source, name) for name in source.tensors}

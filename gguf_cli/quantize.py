@@ -22,6 +22,7 @@ from gguf_cli.arguments.forward import add_force_of_text
 from gguf_cli.arguments.padding import add_pad_argument
 from gguf_cli.arguments.size import SizeArguments, add_size_arguments, is_sized, read_size
 from gguf_cli.arguments.types import (
+    add_grid_argument,
     add_matrix_arguments,
     add_output_arguments,
     add_plan_arguments,
@@ -35,12 +36,13 @@ from gguf_cli.arguments.types import (
     parsing_arguments,
     plan_options,
     read_importances,
+    refuse_grids_for_sizes,
 )
 from gguf_cli.command import threads
 from gguf_cli.completion import completes
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.system.locks import MAX_THREADS
@@ -143,11 +145,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
         " ik_llama.cpp reads)",
     )  # fmt: skip
     add_pad_argument(file, "sizes stay as they are; auto with --size")
-    file.add_argument(
-        "--keep-grid", action="store_true",
-        help="tensors whose weights are 4-bit codes times a scale for every 32, as in Kimi K2's INT4 experts"
-        " and Gemma's QAT checkpoints, become Q4_0 with the same codes; TYPE is for the others",
-    )  # fmt: skip
+    add_grid_argument(file)
     file.add_argument("--keep-split", action="store_true", help="write as many parts as the input has")
     file.add_argument(
         "--repack", action="store_true",
@@ -242,8 +240,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     check_plan_arguments(args, parser)
     is_llama_s = _is_llama_s(args, parser) and not Path(named).is_dir()
     size, types = read_size(args, type_), plan_options(args)
-    if size is not None and args.keep_grid:
-        raise BadArgument("--keep-grid is for a TYPE; --size chooses the types of all tensors")
+    refuse_grids_for_sizes(args.keep_grid, size is not None)
     with parsing_arguments():
         layers = parse_layers(args.prune_layers) if args.prune_layers else ()
         kv_overrides = tuple(map(parse_kv_override, args.override_kv))

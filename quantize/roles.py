@@ -137,7 +137,12 @@ class _OwnNames:
 _NO_OWN_NAMES = _OwnNames()
 
 # By architecture; facts of llama-quant.cpp (LLM_ARCH_GLM5_NEXT).
+# Those of `clip` are not: llama-quantize makes F16 of an audio tower's convolutions, stops at those with four
+# dimensions, and llama.cpp computes none by channels whose kernels are F16.
 _OWN_NAMES: dict[str, _OwnNames] = {
+    "clip": _OwnNames(
+        kept=(("a.conv1d.", "convolution kernel"), (".conv_dw.weight", "convolution kernel")),
+    ),
     "glm5-next": _OwnNames(
         kept=(
             ("hc_", "hyper-connection"),
@@ -226,7 +231,9 @@ _FEED_FORWARD = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up|down)(|_exps|_shex
 
 _PARTS_OF_FFN: dict[str, FeedForwardPart] = {"": "dense", "_exps": "routed", "_shexp": "shared"}
 
-_NOT_OF_INNER_SIZE = re.compile(r"ffn_(post_)?norm|ffn_gate_(inp|tid2eid)|ffn_\w+\.(input_)?scale$")
+_NOT_OF_INNER_SIZE = re.compile(
+    r"ffn_(post_)?norm|ffn_gate_(inp|tid2eid)|ffn_latent_|ffn_\w+\.(input_)?scale$"
+)
 
 
 @dataclass(frozen=True)

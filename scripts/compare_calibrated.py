@@ -148,8 +148,11 @@ def importances(args: argparse.Namespace, base: Path, folder: Path) -> Importanc
     """Return the matrix that is given, or that of the calibration text."""
     if args.imatrix is not None:
         return load(args.imatrix)
+    matrix = folder / "stock.imatrix"
+    if matrix.exists():
+        return load(matrix)
     options = CollectOptions(Cut(n_chunks=args.chunks), perplexity=False)
-    return collect(base, args.calibrate, folder / "stock.imatrix", options).importances
+    return collect(base, args.calibrate, matrix, options).importances
 
 
 def make(args: argparse.Namespace, base: Path, path: Path, type_: str, way: str) -> float:

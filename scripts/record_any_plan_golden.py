@@ -47,6 +47,7 @@ _EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 512,
 }  # fmt: skip
 _GEMMA4: dict[str, Any] = {"head_dim": 256, "global_head_dim": 512, "vocab_size": 262144}
+_NEMOTRON: dict[str, Any] = {"head_dim": 128, "ssm_state_size": 128, "n_groups": 8, "vocab_size": 131072}
 _WINDOWS = [*["sliding_attention"] * 5, "full_attention"]
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-9b": ("qwen3.5", {
@@ -76,6 +77,58 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "num_kv_shared_layers": 18, "hidden_size_per_layer_input": 256, "use_double_wide_mlp": False,
         "vocab_size_per_layer_input": 262144,
     }),
+    "ministral-3-8b": ("ministral-3", {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072, "tie_word_embeddings": False,
+    }),
+    "seed-oss-36b": ("seed-oss", {
+        "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 80,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 155136,
+    }),
+    "olmo-3-32b": ("olmo-3", {
+        "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "vocab_size": 100278, "layer_types": None,
+    }),
+    "phi-4": ("phi-4", {
+        "hidden_size": 5120, "intermediate_size": 17920, "num_hidden_layers": 40, "num_attention_heads": 40,
+        "num_key_value_heads": 10, "vocab_size": 100352,
+    }),
+    "smollm3-3b": ("smollm3", {
+        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "vocab_size": 128256,
+    }),
+    "granite-3.3-8b": ("granite-3", {
+        "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 49159,
+    }),
+    "granite-3.1-3b-a800m": ("granite-3-moe", {
+        "hidden_size": 1536, "intermediate_size": 512, "num_hidden_layers": 32, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "vocab_size": 49155, "num_local_experts": 40, "num_experts_per_tok": 8,
+    }),
+    "granite-4-h-small": ("granite-4-h", {
+        "hidden_size": 4096, "intermediate_size": 768, "num_hidden_layers": 40, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 100352, "num_local_experts": 72, "num_experts_per_tok": 10,
+        "shared_intermediate_size": 1536, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
+    }),
+    "nemotron-3-nano-30b-a3b": ("nemotron-3-nano", {
+        **_NEMOTRON, "hidden_size": 2688, "num_hidden_layers": 52, "num_key_value_heads": 2,
+        "num_attention_heads": 32, "mamba_num_heads": 64, "mamba_head_dim": 64, "n_routed_experts": 128,
+        "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    }),
+    "nemotron-3-super": ("nemotron-3-super", {
+        **_NEMOTRON, "hidden_size": 4096, "num_hidden_layers": 88, "num_key_value_heads": 2,
+        "num_attention_heads": 32, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_routed_experts": 512,
+        "num_experts_per_tok": 22, "moe_intermediate_size": 2688, "moe_shared_expert_intermediate_size": 5376,
+        "moe_latent_size": 1024, "hybrid_override_pattern": "MEMEMEM*EME" * 8,
+    }),
+    "nemotron-nano-9b-v2": ("nemotron-h", {
+        **_NEMOTRON, "hidden_size": 4480, "intermediate_size": 15680, "num_hidden_layers": 56,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "mamba_num_heads": 128, "mamba_head_dim": 80,
+        "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    }),
 }  # fmt: skip
 """Name -> the small model that it is a larger one of, and its sizes."""
 
@@ -102,7 +155,9 @@ def folder_of(name: str, folder: Path) -> Path:
     header: dict[str, Any] = {}
     end = 0
     for tensor, shape in model.shapes({**model.config, **sizes}):
-        stored = tensor if model.around is None else tensor.replace("model.", "model.language_model.")
+        stored = model.prefix + tensor
+        if model.around is not None and not model.prefix:
+            stored = tensor.replace("model.", "model.language_model.")
         start, end = end, end + 2 * prod(shape)
         header[stored] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()

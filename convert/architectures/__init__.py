@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from convert.architectures.config_reader import architecture_name
 from convert.architectures.options import LatentOptions, MTPOptions, NoOptions
-from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
+from gguf_tools.errors import UnsupportedCheckpoint
 
 if TYPE_CHECKING:
     from convert.architectures.base import Architecture
@@ -104,11 +105,7 @@ def find_architecture(
     names   of the stored tensors, where they are known: they tell which family an unknown one is like
     raises  BadConfig when it names none, UnsupportedCheckpoint when it is another one
     """
-    listed = config.get("architectures")
-    if not isinstance(listed, list) or not listed or not isinstance(listed[0], str):
-        found = "no architectures" if listed is None else f"architectures is {str(listed)[:80]!r}"
-        raise BadConfig(f"{path}: {found}, expected a list such as ['{supported()[-1]}']")
-    name = listed[0]
+    name = architecture_name(config, path, supported()[-1])
     if name not in ARCHITECTURES:
         from convert.architectures.nearest import nearest
 

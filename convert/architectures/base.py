@@ -59,8 +59,8 @@ class Architecture:
     canonical_name   name of a weight in the checkpoint -> name that the rules know it by
     quirks           what the family's tokenizers have in common beyond what their files say
     kept             types of a checkpoint's own codes that stay as they are under every --outtype
-    forced_type      tensor -> the type that it has under every --outtype, None where the type asked for
-                     counts
+    forced_type      (tensor, type asked for) -> the type that it has all the same, None where the one asked
+                     for counts
     """
 
     hf_names: tuple[str, ...]
@@ -77,7 +77,7 @@ class Architecture:
     canonical_name: Callable[[str], str] | None = None
     quirks: Quirks = NO_QUIRKS
     kept: frozenset[GGMLType] = frozenset()
-    forced_type: Callable[[OutputTensor], GGMLType | None] = lambda tensor: None
+    forced_type: Callable[[OutputTensor, GGMLType], GGMLType | None] = lambda tensor, wanted: None
 
 
 @dataclass(frozen=True)

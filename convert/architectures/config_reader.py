@@ -20,6 +20,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def architecture_name(config: Mapping[str, Any], path: str | Path, example: str) -> str:
+    """Read the name of a model's class in transformers out of config.json; BadConfig where it has none."""
+    listed = config.get("architectures")
+    if not isinstance(listed, list) or not listed or not isinstance(listed[0], str):
+        found = "no architectures" if listed is None else f"architectures is {str(listed)[:80]!r}"
+        raise BadConfig(f"{path}: {found}, expected a list such as ['{example}']")
+    return listed[0]
+
+
 def _is_number(value: Any) -> TypeGuard[float]:
     """Return whether `value` is a finite number that float32 can hold; JSON's true is not a number."""
     return type(value) in (int, float) and -1e38 <= value <= 1e38

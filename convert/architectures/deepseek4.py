@@ -442,7 +442,7 @@ def drops(config: V4Config, options: Any) -> tuple[Drop, ...]:
     return (mtp,)
 
 
-def _forced_type(tensor: OutputTensor) -> GGMLType | None:
+def _forced_type(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
     """Return the type that a matrix has under every --outtype, None for what the general rules decide."""
     if len(tensor.shape) < 2 or tensor.name.endswith("_norm.weight"):
         return None

@@ -243,20 +243,15 @@ def read_granite_file(
     known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
     if architecture != "granitehybrid":
         return GraniteConfig(**known)
-    sizes = read_mamba_sizes(hparams)
-    n_heads, inner = sizes["mamba_n_heads"], hparams.size("ssm_inner_size")
     kv_heads = hparams.head_count_kv
-    by_layer = isinstance(kv_heads, tuple) and len(kv_heads) == plain.num_hidden_layers
-    if not isinstance(kv_heads, tuple) or not by_layer or not n_heads or inner % n_heads:
-        raise FormatError(
-            f"{path}: {hparams.key('head_count_kv')} is {kv_heads!r:.60}, and {n_heads} heads have {inner}"
-            f" columns: expected a {architecture} model"
-        )
+    if not isinstance(kv_heads, tuple) or len(kv_heads) != plain.num_hidden_layers:
+        expected = f"{plain.num_hidden_layers} numbers"
+        raise FormatError(f"{path}: {hparams.key('head_count_kv')} is {kv_heads!r:.60}, expected {expected}")
     if not hparams.rope_scaling_finetuned:
         known["unrotated_layers"] = tuple(range(plain.num_hidden_layers))
     return GraniteConfig(
         **known,
         is_hybrid=True,
         mamba_layers=tuple(layer for layer, count in enumerate(kv_heads) if not count),
-        **sizes,
+        **read_mamba_sizes(hparams),
     )

@@ -19,6 +19,7 @@ from convert.architectures.decoder.rules import one
 from convert.architectures.delta_net.arrange import negative_power, squeezed
 from convert.architectures.rules import OutputTensor, Renamed, Rule, renamed
 from convert.weights.base import Weight
+from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.hparams import HParams
@@ -101,7 +102,7 @@ def _in_mamba(config: MambaConfig, options: Any) -> tuple[int, ...]:
 def refuse_limits(read: ConfigReader) -> None:
     """Raise BadConfig for a model whose steps have a limit."""
     limit = read.raw.get("time_step_limit")
-    if limit is not None and list(limit) not in _NO_LIMITS:
+    if limit is not None and limit not in _NO_LIMITS:
         raise read.bad("time_step_limit", "none: llama.cpp has no limit")
 
 
@@ -139,12 +140,20 @@ def mamba_keys(has_them: Callable[[Any], bool]) -> tuple[Key, ...]:
 
 
 def read_mamba_sizes(hparams: HParams) -> dict[str, Any]:
-    """Read the sizes of MambaConfig out of the keys of a GGUF file; n_heads may not divide the columns."""
+    """Read the sizes of MambaConfig out of the keys of a GGUF file.
+
+    raises  FormatError for heads that are no whole columns, or groups that are no whole heads
+    """
     inner, n_heads = hparams.size("ssm_inner_size"), hparams.size("ssm_time_step_rank")
+    n_groups = hparams.size("ssm_group_count", 1)
+    if not n_heads or inner % n_heads or not n_groups or n_heads % n_groups:
+        raise FormatError(
+            f"{hparams.path}: {n_heads} heads in {n_groups} groups have {inner} columns: expected a Mamba 2"
+        )
     return {
         "mamba_n_heads": n_heads,
-        "mamba_n_groups": hparams.size("ssm_group_count", 1),
-        "mamba_d_head": inner // max(n_heads, 1),
+        "mamba_n_groups": n_groups,
+        "mamba_d_head": inner // n_heads,
         "mamba_d_state": hparams.size("ssm_state_size"),
         "mamba_d_conv": hparams.size("ssm_conv_kernel"),
     }

@@ -97,18 +97,23 @@ class NemotronConfig(MambaConfig):
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     """Return the configuration of a Nemotron-H or a Nemotron 3."""
-    kinds = read_kinds(ConfigReader(raw, path))
-    eps = {"rms_norm_eps": raw.get("layer_norm_epsilon") or 1e-5}
-    read = with_defaults({**raw, **eps, "num_hidden_layers": len(kinds)}, path, _DEFAULTS)
+    kinds = _read_kinds(ConfigReader(raw, path))
+    eps = ConfigReader(raw, path).number("layer_norm_epsilon", 1e-5)
+    read = with_defaults(
+        {**raw, "rms_norm_eps": eps, "num_hidden_layers": len(kinds)}, path, _DEFAULTS
+    )
     why = "llama.cpp's nemotron_h has no other"
     for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         read.fixed(key, False, why)
     for key, value in (
         ("use_conv_bias", True), ("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu"),
-        ("norm_eps", eps["rms_norm_eps"]),
+        ("norm_eps", eps),
     ):  # fmt: skip
         read.fixed(key, value, why)
     refuse_limits(read)
+    n_heads, n_groups = read.size("mamba_num_heads", 128), read.size("n_groups", 8)
+    if n_heads % n_groups:
+        raise read.bad("n_groups", f"a divisor of mamba_num_heads ({n_heads})")
     plain = decoder_fields(read)
     plain["rotated_cols"] = plain["hidden_size"] // plain["num_attention_heads"]
     return NemotronConfig(
@@ -117,15 +122,15 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
         kinds=kinds,
         unrotated_layers=tuple(range(len(kinds))),
         mamba_layers=_layers_of(kinds, MAMBA),
-        mamba_n_heads=read.size("mamba_num_heads", 128),
-        mamba_n_groups=read.size("n_groups", 8),
+        mamba_n_heads=n_heads,
+        mamba_n_groups=n_groups,
         mamba_d_head=read.size("mamba_head_dim", 64),
         mamba_d_state=read.size("ssm_state_size", 128),
         mamba_d_conv=read.size("conv_kernel", 4),
     )
 
 
-def read_kinds(read: ConfigReader) -> str:
+def _read_kinds(read: ConfigReader) -> str:
     """Return a letter for each layer, by hybrid_override_pattern or layers_block_type."""
     pattern = read.raw.get("hybrid_override_pattern")
     key = "layers_block_type" if pattern is None else "hybrid_override_pattern"
@@ -346,7 +351,8 @@ ARCHITECTURE = decoder(
 
 def choose(config: Mapping[str, Any]) -> Architecture:
     """Return the family under the name that llama.cpp has for a model with this config.json."""
-    has_experts = EXPERTS in read_kinds(ConfigReader(config, "config.json"))
+    kinds = config.get("hybrid_override_pattern") or config.get("layers_block_type")
+    has_experts = isinstance(kinds, str | list) and (EXPERTS in kinds or "moe" in kinds)
     return ARCHITECTURE if has_experts else replace(ARCHITECTURE, gguf_name="nemotron_h")
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -164,8 +165,11 @@ def common_type(weights: Sequence[Weight]) -> GGMLType:
     return types.pop() if len(types) == 1 else F32
 
 
-Where = Callable[[Any, Any], Iterable[int | None]]
-"""(config, options) -> the layers where a rule applies; (None,) for once in the model."""
+Where = Callable[[Any, Any], Iterable[object]]
+"""(config, options) -> the layers where a rule applies; (None,) for once in the model.
+
+A layer that source and output count differently is an object, and a name takes one of its numbers:
+{layer.number}."""
 
 Arrange = Callable[[str, Sequence[Weight], Any], OutputTensor]
 """(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert, or none."""
@@ -302,7 +306,7 @@ def _place(
             yield _Placed(outputs, rule.optional, rule.early, rule.first)
 
 
-def _sources(template: str, layer: int | None, n_experts: int) -> tuple[str, ...]:
+def _sources(template: str, layer: object, n_experts: int) -> tuple[str, ...]:
     if not template:
         return ()
     if "{expert}" not in template:
@@ -329,7 +333,7 @@ def _build(place: _Placed, model: Weights, config: Any) -> Iterator[OutputTensor
 
 
 def _check_shape(weight: Weight, sizes: str, model: Weights, config: Any) -> None:
-    expected = tuple(getattr(config, size) for size in sizes.split())
+    expected = tuple(attrgetter(size)(config) for size in sizes.split())
     if weight.shape != expected:
         path = (
             model.checkpoint.raw(weight.name).path

@@ -123,8 +123,10 @@ def read_all(paths: Iterable[Path]) -> tuple[FileFacts, ...]:
     for path in paths:
         each = read_facts(path)
         facts[each.paths[0].absolute()] = each
-    # A pattern such as *.gguf takes matrices along.
-    models = {path: each for path, each in facts.items() if each.model.get(keys.TYPE) != "imatrix"}
+    # A pattern such as *.gguf takes matrices and towers along.
+    models = {
+        path: each for path, each in facts.items() if each.model.get(keys.TYPE) not in ("imatrix", "mmproj")
+    }
     facts = models or facts
     folders = {path.parent for path in facts}
     if len(folders) > 1:

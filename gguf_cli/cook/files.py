@@ -81,7 +81,9 @@ def _plan(
     allow_problems: bool = False,
 ) -> AbstractContextManager[Run]:
     importances = request.matrix if calibration is None else None
-    options = SourceOptions(importances=importances, calibration=calibration, pad=pad)
+    options = SourceOptions(
+        importances=importances, calibration=calibration, pad=pad, keep_grid=request.keep_grid
+    )
     source = request.streamed or request.source
     return plan_source(source, output, mixture, options, allow_problems=allow_problems)
 

@@ -47,6 +47,7 @@ class CookRequest:
     name           what all names in it begin with
     held_out       text for the divergence, None: it isn't measured
     calibrate      encode under the activations of `text`, which also gives importances
+    keep_grid      let tensors whose weights lie on a grid of 4 bits keep it, in every file
     cut            the part of `text` that is used
     held_out_cut   the part of `held_out` that is used
     force          replace files in the folder that were not cooked there, and use a text that is nonsense
@@ -63,6 +64,7 @@ class CookRequest:
     name: str
     held_out: Path | None = None
     calibrate: bool = False
+    keep_grid: bool = False
     cut: Cut = field(default_factory=Cut)
     held_out_cut: Cut = field(default_factory=Cut)
     forward: ForwardOptions = field(default_factory=ForwardOptions)

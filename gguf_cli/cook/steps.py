@@ -143,6 +143,7 @@ def _file_step(wanted: WantedFile, request: CookRequest) -> Step:
             "importances": None if request.matrix is None else record.digest(request.matrix),
             "losses": None if wanted.size is None else record.digest(request.losses),
             "mixture": wanted.decides,
+            **({"--keep-grid": True} if request.keep_grid else {}),
         }
 
     return Step(

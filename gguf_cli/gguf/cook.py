@@ -13,6 +13,7 @@ from gguf_cli.arguments.forward import (
     add_run_arguments,
     forward_options,
 )
+from gguf_cli.arguments.types import add_grid_argument, refuse_grids_for_sizes
 from gguf_tools.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
         "--calibrate", action="store_true",
         help="choose the bytes of every tensor so that the model errs little on the calibration text",
     )  # fmt: skip
+    add_grid_argument(sub, "each of TYPE")
     add_context_argument(sub)
     sub.add_argument(
         "--chunks", type=int, default=-1, metavar="N", help="use at most N chunks of the text; -1: all"
@@ -112,6 +114,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
     from gguf_tools.hub.names import parse_hub_name
 
     wanted = parse_wanted(args.types)
+    refuse_grids_for_sizes(args.keep_grid, any(each.size is not None for each in wanted))
     hub_name = None if args.base_model is None else parse_hub_name(args.base_model)
     if args.base_model is not None and hub_name is None:
         raise BadRequest(f"--base-model {args.base_model}: expected OWNER/NAME")
@@ -129,6 +132,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
         name=args.name or model_name(source),
         held_out=args.evaluate,
         calibrate=args.calibrate,
+        keep_grid=args.keep_grid,
         cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
         held_out_cut=Cut(args.ctx_size, n_chunks=None if args.evaluate_chunks < 0 else args.evaluate_chunks),
         forward=forward_options(args),

@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures import find_architecture
 from convert.architectures.base import build
+from convert.architectures.vision import holds_tower
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.streamed import StreamedFolder
 from convert.options import ConvertOptions
-from convert.pipeline import prepare
+from convert.pipeline import architecture_of, prepare
 from convert.weights import open_weights
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
@@ -122,7 +122,8 @@ def _in_sizes_of(file: GGUFSource, base: AuditBase) -> AuditBase:
 
 
 def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> AuditBase:
-    architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+    mmproj = holds_tower(file.metadata)
+    architecture = architecture_of(checkpoint, mmproj=mmproj)
     choices: dict[str, Any] = {}
     declared = {option.name for option in fields(architecture.options)}
     layout = layout_in(file.tensors)
@@ -130,7 +131,7 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
         choices["mla"] = layout
     if "mtp" in declared and checkpoint.config.get("num_nextn_predict_layers"):
         choices["mtp"] = any(MTP in name for name in file.tensors)
-    options = ConvertOptions(outtype="f32", provenance=False, **choices)
+    options = ConvertOptions(outtype="f32", provenance=False, mmproj=mmproj, **choices)
     preparation, rows = prepare(checkpoint, None, options, allow_problems=True)
     others: Mapping[str, SourceTensor] = {}
     if "mla" in choices:

@@ -68,6 +68,8 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "llama": _MIXTRAL,
     "minimax-m2": _MINIMAX,
     "mistral3": _DENSE,
+    "nemotron_h": _DENSE,
+    "nemotron_h_moe": _OWN_SHARED,
     "olmo2": _DENSE,
     "phi3": _DENSE,
     "qwen2": _DENSE,

@@ -8,12 +8,13 @@ tensor becomes F16.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from gguf_tools.errors import BadArgument
 from gguf_tools.format.ggml_types import BF16, F16, F32, MXFP4, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
-from quantize.plan.decide import Decider
+from quantize.plan.decide import Decider, KeptGrid
 from quantize.plan.findings import fallbacks
 from quantize.plan.plan import Plan, TensorPlan
 from quantize.roles import float32_reason, tensor_role
@@ -55,16 +56,21 @@ def outtype_plan(
     wanted: GGMLType,
     kept: Container[GGMLType] = (),
     settled: Mapping[str, GGMLType] = MappingProxyType({}),
+    grids: Mapping[str, KeptGrid] = MappingProxyType({}),
 ) -> Plan:
     """Return the plan for a checkpoint's tensors, in their order, under the output type `wanted`.
 
     kept     types whose tensors stay as they are stored, whatever is wanted
     settled  name of a tensor -> its type, whatever is wanted
+    grids    tensors by name that lie on a grid, which they keep
 
     The plan's file type is named like the recipe with the same number in `general.file_type`. A file of
     floats with MXFP4 experts counts as MXFP4_MOE, as in llama.cpp's converter.
     """
-    plans = tuple(_tensor_plan(t, settled.get(t.name, wanted), kept, t.name in settled) for t in tensors)
+    plans = tuple(
+        _on_grid(plan, grids.get(plan.name))
+        for plan in (_tensor_plan(t, settled.get(t.name, wanted), kept, t.name in settled) for t in tensors)
+    )
     has_mxfp4 = any(tensor.target_type == MXFP4 for tensor in plans)
     keeps_mxfp4 = has_mxfp4 and (wanted != Q8_0 or bool(settled))
     return Plan("MXFP4_MOE" if keeps_mxfp4 else wanted.name, plans, findings=tuple(fallbacks(plans)))
@@ -73,6 +79,13 @@ def outtype_plan(
 def _kept_reason(name: str) -> str | None:
     """Return why the converter alone keeps a tensor in F32, None for one that it doesn't."""
     return next((reason for part, reason in _KEPT_PARTS if part in name), None)
+
+
+def _on_grid(plan: TensorPlan, grid: KeptGrid | None) -> TensorPlan:
+    """Return the plan with the type of the tensor's grid, unless the tensor stays as it is in any case."""
+    if grid is None or plan.decider is Decider.KEPT:
+        return plan
+    return replace(plan, target_type=grid.type, decider=Decider.GRID, reason=grid.text, fell_from=None)
 
 
 def _tensor_plan(
@@ -84,7 +97,7 @@ def _tensor_plan(
     if tensor.type in kept:
         target, decider, reason = tensor.type, Decider.KEPT, f"{tensor.type.name} in the checkpoint"
     elif is_settled and not tensor.n_cols % wanted.block_elems:
-        decider, reason = Decider.KEPT, f"{wanted.name} under every --outtype"
+        decider, reason = Decider.KEPT, f"{wanted.name}, as llama.cpp's converter has it"
     elif delicate is not None:
         target, decider, reason = F32, Decider.KEPT, delicate
     elif tensor.n_cols % wanted.block_elems:

@@ -213,15 +213,15 @@ def _decide_without_rules(tensor: Candidate, recipe: Recipe, options: PlanOption
     if role is Role.OUTPUT and options.output_type is not None:
         return Decision(options.output_type, Decider.OPTION, "--output-tensor-type")
     default = _default(recipe)
+    grid = options.grids.get(tensor.name) if (chosen or override) is None else None
+    if grid is not None:
+        return Decision(grid.type, Decider.GRID, grid.text)
     if not default.is_quantized:
         return Decision(default, Decider.FLOAT_RECIPE, f"{recipe.name}: default")
     if chosen is not None:
         return Decision(chosen, Decider.OVERRIDE, "chosen for the size")
     if override is not None:
         return Decision(override.type, Decider.OVERRIDE, f"override {override.text}")
-    grid = options.grids.get(tensor.name)
-    if grid is not None:
-        return Decision(grid.type, Decider.GRID, grid.text)
     if options.pure:
         return Decision(default, Decider.PURE, f"{recipe.name}: --pure")
     return None

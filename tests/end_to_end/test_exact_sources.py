@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import convert
+import gguf_cli.convert
+import gguf_cli.main
 import quality
 from convert.sources import SourceOptions, plan_source
 from gguf_tools import open_gguf
@@ -47,6 +49,45 @@ def test_experts_of_kimi_k2_thinking(folder: Path, tmp_path: Path) -> None:
     assert types["blk.1.ffn_down_shexp.weight"] == "Q8_0"
     for name in experts:
         np.testing.assert_array_equal(rows_of(kept, name), rows_of(exact, name))
+
+
+@pytest.mark.parametrize("others", ["f16", "q8_0", "Q6_K"])
+def test_the_converter_keeps_them(others: str, folder: Path, tmp_path: Path) -> None:
+    exact = convert.convert(folder, tmp_path / "f32.gguf", outtype="f32").paths[0]
+    kept = tmp_path / "kept.gguf"
+    words = [str(folder), "--outfile", str(kept), "--outtype", others, "--keep-grid", "-q"]
+    assert gguf_cli.convert.main(words) == 0
+    with open_gguf(kept) as file:
+        types = {name: info.type.name for name, info in file.tensors.items()}
+    experts = [name for name in types if "_exps" in name]
+    assert {types[name] for name in experts} == {"Q4_0"}
+    assert types["token_embd.weight"] == others.upper().replace("Q6_K", "Q8_0")  # rows of 64 columns
+    assert types["blk.1.ffn_gate_inp.weight"] == "F32"
+    for name in experts:
+        np.testing.assert_array_equal(rows_of(kept, name), rows_of(exact, name))
+
+
+def test_files_of_floats_keep_them_too(folder: Path, tmp_path: Path) -> None:
+    with plan_source(folder, tmp_path / "kept.gguf", "F16", SourceOptions(keep_grid=True)) as run:
+        types = {tensor.name: tensor.target_type.name for tensor in run.preparation.plan.tensors}
+    assert types["blk.1.ffn_up_exps.weight"] == "Q4_0"
+    assert types["blk.1.ffn_up_shexp.weight"] == "F16"
+
+
+def test_cooked_files_keep_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(" ".join(f"The {n} brown foxes jump over {n * n} dogs." for n in range(120)))
+    words = ["cook", str(folder), "-f", "text.txt", "-c", "64", "--chunks", "2", "-o", "out", "-q"]
+    assert gguf_cli.main.main([*words, "--types", "Q8_0", "--keep-grid", "--name", "k2"]) == 0
+    with open_gguf(tmp_path / "out" / "k2-Q8_0.gguf") as file:
+        assert {info.type.name for name, info in file.tensors.items() if "_exps" in name} == {"Q4_0"}
+    assert gguf_cli.main.main([*words, "--types", "Q8_0", "--name", "k2"]) == 1
+    assert "was begun with another --keep-grid" in capsys.readouterr().err
+    assert gguf_cli.main.main([*words, "--types", "4bpw", "--keep-grid"]) == 2
+    assert "a size chooses the types of all tensors" in capsys.readouterr().err
 
 
 def test_nothing_is_lost_of_the_source(folder: Path, tmp_path: Path) -> None:

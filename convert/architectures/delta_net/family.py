@@ -45,6 +45,6 @@ def _drops(config: DeltaNetConfig, options: MTPOptions) -> tuple[Drop, ...]:
     return INV_FREQ, DROP_VISION, *(() if n_mtp_layers(config, options) else (DROP_MTP,))
 
 
-def float32_kernels(tensor: OutputTensor) -> GGMLType | None:
+def float32_kernels(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
     """Return F32 for the kernels of convolutions, as llama.cpp's converter stores them."""
     return F32 if tensor.name.endswith("ssm_conv1d.weight") else None

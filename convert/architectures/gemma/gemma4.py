@@ -223,7 +223,7 @@ def _no_keys(config: Gemma4Config, options: Any) -> range:
     return range(config.n_own_keys, config.num_hidden_layers)
 
 
-def _own_values(config: Gemma4Config, options: Any) -> Iterable[int | None]:
+def _own_values(config: Gemma4Config, options: Any) -> Iterable[object]:
     """Return the full layers whose values are not their keys."""
     return () if config.attention_k_eq_v else _kind(False, _own_keys)(config, options)
 
