@@ -8,7 +8,9 @@ its own, shares are higher.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from quality.divergence import Estimate, Spread, TokenValues, measure, share_of
@@ -50,3 +52,21 @@ class Drafts:
         kld = {"mean": self.kld.mean.value, "error": self.kld.mean.error, **self.kld.percentiles}
         values = {name: share.value for name, share in shares.items()}
         return {"kld": kld, **values, **{f"{name}_error": share.error for name, share in shares.items()}}
+
+
+DRAFTS_ARE = "drafts of the MTP layer, one token further; accepted if the model itself would choose it"
+"""What a table of drafts shows."""
+
+DRAFT_HEADINGS = ("model", "KLD", "median", "99%", "same draft", "accepted", "base's")
+
+
+def draft_rows(models: Iterable[tuple[Path, Drafts | None]]) -> Iterator[tuple[str, ...]]:
+    """Yield a row under DRAFT_HEADINGS for each file that drafts."""
+    for path, found in models:
+        if found is not None:
+            yield (
+                path.name,
+                found.kld.mean.text(6),
+                *(f"{found.kld.percentiles[name]:.5f}" for name in ("median", "p99")),
+                *(f"{share.value:.2%}" for share in (found.same_top, found.accepted, found.base_accepted)),
+            )

@@ -17,7 +17,7 @@ from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.divergence import Divergence, Estimate, TokenValues
-from quality.drafts import Drafts
+from quality.drafts import DRAFT_HEADINGS, DRAFTS_ARE, Drafts, draft_rows
 from quality.noise_floor import NoiseFloor, noise_lines
 
 if TYPE_CHECKING:
@@ -257,7 +257,6 @@ def _draft_row(drafts: Drafts | None) -> dict[str, float]:
 
 
 _HEADINGS = ("model", "size", "bpw", "PPL", "ln ratio", "same top", "flips")
-_DRAFT_HEADINGS = ("model", "KLD", "median", "99%", "same draft", "accepted", "base's")
 _DIVERGENCE_HEADINGS = ("model", "KLD", "median", "90%", "99%", "99.9%", "max", "RMS dp")
 
 _N_TENSORS = 3
@@ -297,22 +296,11 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
 
 def _draft_lines(models: Sequence[EvaluatedModel]) -> Iterator[str]:
     """Yield a table of those that draft."""
-    drafts = [_drafts(model.path, model.drafts) for model in models if model.drafts is not None]
-    if drafts:
+    rows = list(draft_rows((model.path, model.drafts) for model in models))
+    if rows:
         yield ""
-        yield "drafts of the MTP layer, one token further; accepted if the model itself would choose it"
-        yield from table([_DRAFT_HEADINGS, *drafts], right=range(1, len(_DRAFT_HEADINGS)))
-
-
-def _drafts(path: Path, found: Drafts) -> Sequence[str]:
-    return (
-        path.name,
-        found.kld.mean.text(6),
-        *(f"{found.kld.percentiles[name]:.5f}" for name in ("median", "p99")),
-        f"{found.same_top.value:.2%}",
-        f"{found.accepted.value:.2%}",
-        f"{found.base_accepted.value:.2%}",
-    )
+        yield DRAFTS_ARE
+        yield from table([DRAFT_HEADINGS, *rows], right=range(1, len(DRAFT_HEADINGS)))
 
 
 def _noise_lines(evaluation: Evaluation) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from gguf_tools.text import printable, size_text
+from quality.drafts import DRAFT_HEADINGS, DRAFTS_ARE, draft_rows
 from quality.evaluation import EvaluatedModel, Evaluation
 from quality.noise_floor import NOISE_HEADINGS, noise_rows
 from quality.report.charts import SMALLEST_KLD, drift_chart, routing_chart, size_chart, tokens_chart
@@ -67,6 +68,10 @@ def _heading(evaluation: Evaluation) -> Iterator[str]:
 
 def _tables(evaluation: Evaluation) -> Iterator[str]:
     yield from table_html(_HEADINGS, map(_measures, evaluation.models))
+    drafts = list(draft_rows((model.path, model.drafts) for model in evaluation.models))
+    if drafts:
+        yield f'<p class="note">The {DRAFTS_ARE}.</p>'
+        yield from table_html(DRAFT_HEADINGS, drafts)
     if evaluation.noise is not None:
         yield from table_html(NOISE_HEADINGS, noise_rows(evaluation.noise))
 

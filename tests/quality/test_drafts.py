@@ -13,6 +13,9 @@ import quality
 from forward.open import open_model
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut, read_text
+from quality.drafts import DRAFTS_ARE
+from quality.evaluation import evaluation_lines
+from quality.report.page import report_page
 from quantize import quantize
 from tests.support import oracle
 from tests.support.checkpoints import Tensors, add_mtp_layer, edit_tensors
@@ -50,7 +53,8 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 def test_acceptance_is_that_of_llamas_logits(drafting: Path, text: Path, tmp_path: Path) -> None:
     quantize(drafting, tmp_path / "q4.gguf", "Q4_0")
-    same, q4 = quality.evaluate(drafting, text, [drafting, tmp_path / "q4.gguf"], OPTIONS).models
+    evaluation = quality.evaluate(drafting, text, [drafting, tmp_path / "q4.gguf"], OPTIONS)
+    same, q4 = evaluation.models
     with open_model(drafting) as source:
         inputs = read_text(text, source.vocab(), 4096, OPTIONS.cut).inputs
     accepted = []
@@ -69,6 +73,12 @@ def test_acceptance_is_that_of_llamas_logits(drafting: Path, text: Path, tmp_pat
     assert same.drafts.kld.mean.value == 0
     assert same.drafts.same_top.value == 1
     assert 0 < q4.drafts.kld.mean.value < 1
+    shown = f"{q4.drafts.accepted.value:.2%}"
+    lines = evaluation_lines(evaluation)
+    line = lines[lines.index(DRAFTS_ARE) + 3]
+    assert [line.split()[0], *line.split()[-2:]] == ["q4.gguf", shown, f"{q4.drafts.base_accepted.value:.2%}"]
+    assert f"<td>{shown}</td>" in report_page(evaluation)
+    assert evaluation.rows()[1]["draft_accepted"] == q4.drafts.accepted.value
 
 
 def test_kept_states_have_the_drafts(drafting: Path, text: Path, tmp_path: Path) -> None:
