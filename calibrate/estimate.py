@@ -37,8 +37,9 @@ _COPIES = 8
 _HELD_PRODUCTS = 5
 """Products with the held-out rows, for each matrix."""
 
-_ALONE = 0.1
-"""Share of the work that one thread does while others wait: 0.16 with 256 columns, 0.07 with 1024."""
+_ALONE, _ALONE_COLS, _ALONE_POWER = 0.16, 256, -0.6
+"""Share of the work that one thread does while others wait, at so many columns of the hidden states, and how
+it falls with more. Measured: 0.16 with 256 and 0.07 with 1024. Beyond that the power is a guess."""
 
 _START = 3.0
 """Seconds until torch and the kernels are loaded."""
@@ -152,7 +153,8 @@ def enough_tokens(shapes: Shapes) -> int:
 
 def calibration_seconds(options: CalibrationOptions, probe: Probe, text: Text, n_threads: int) -> float:
     """Estimate how long a run takes on `n_threads`."""
-    return _START + work_of(options, probe, text).seconds * (_ALONE + (1 - _ALONE) / n_threads)
+    alone = _ALONE * (probe.shapes.network.hidden_size / _ALONE_COLS) ** _ALONE_POWER
+    return _START + work_of(options, probe, text).seconds * (alone + (1 - alone) / n_threads)
 
 
 def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:

@@ -121,6 +121,7 @@ class HParams:
     indexer_types: tuple[bool, ...] | None = _key(keys.INDEXER_TYPES)
     q_lora_rank: Size = _key(keys.Q_LORA_RANK)
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK)
+    layer_norm_epsilon: float | None = _key(keys.LAYERNORM_EPS)
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS)
 
     recurrent_layers: tuple[bool, ...] | None = _key(keys.RECURRENT_LAYERS)
