@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from quantize.padding.matrix import fit_importances
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture
-from quantize.roles import Role, in_layer_ranges, tensor_role
+from quantize.roles import Role, in_layer_ranges, layer_of, tensor_role
 
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
@@ -115,8 +115,14 @@ def _check_model(entries: Importances, model: CheckedModel) -> Iterator[Finding]
         yield Finding("no data", f"{shown}: no data", Level.WARNING, (shown,))
     # attn_kv_b is collected for every layout, and a model may well have the other one.
     stray = [name for name in entries if name not in names | used and "attn_kv_b" not in name]
-    for shown in in_layer_ranges(stray):
+    for shown in in_layer_ranges(name for name in stray if not _is_of_mtp(name, entries, names)):
         yield Finding("stray data", f"{shown}: not in the model", Level.BAD, (shown,))
+
+
+def _is_of_mtp(name: str, entries: Importances, names: Container[str]) -> bool:
+    """Tell whether data are of an MTP layer, which a file of the same model may be without."""
+    projection = f"blk.{layer_of(name)}.nextn.eh_proj.weight"
+    return projection in entries and projection not in names
 
 
 def _check_recipe(entries: Importances, model: CheckedModel, recipe: str) -> Iterator[Finding]:

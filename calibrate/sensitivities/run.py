@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -55,7 +55,7 @@ from gguf_tools.progress import Reporter
 from quantize.fill.sources import SourceTensor
 from quantize.padding.counterparts import whole_padding, without_padding
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
-from quantize.roles import tensor_role
+from quantize.roles import layer_of, tensor_role
 
 
 def measure(
@@ -64,7 +64,8 @@ def measure(
     """Measure a model on the text at `path`, and write the file; see `calibrate.sensitivity`."""
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
-    with open_model(model) as source, _targets(source) as (metadata, targets):
+    with open_model(model) as whole, _targets(whole) as (metadata, targets):
+        source = _as_far_as(whole, targets)
         text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
         measurement = _Measurement(source, _quantized(targets), metadata, text, options)
@@ -100,6 +101,14 @@ def _targets(source: ModelSource) -> Iterator[tuple[Metadata, Mapping[str, Sourc
         conversion = build(architecture, open_weights(checkpoint))
         metadata = {keys.ARCHITECTURE: Value.string(architecture.gguf_name), **conversion.metadata}
         yield metadata, {tensor.name: tensor for tensor in conversion.tensors}
+
+
+def _as_far_as(source: ModelSource, targets: Mapping[str, SourceTensor]) -> ModelSource:
+    """Leave out an MTP layer that the file would not have."""
+    network = source.network
+    if not network.n_mtp or any(layer_of(name) == network.n_layers for name in targets):
+        return source
+    return replace(source, network=replace(network, n_mtp=0))
 
 
 def _quantized(targets: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:

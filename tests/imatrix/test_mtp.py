@@ -30,3 +30,5 @@ def test_a_v3_at_2_bits_with_its_mtp_layer(calibration: Path, tmp_path: Path) ->
     with open_gguf(tmp_path / "out.gguf") as file:
         types = {name: str(tensor.type) for name, tensor in file.tensors.items() if ".nextn." in name}
     assert types["blk.3.nextn.eh_proj.weight"] == types["blk.3.nextn.embed_tokens.weight"] == "IQ2_XS"
+    convert.convert(folder, tmp_path / "without.gguf", outtype="bf16", mtp=False)
+    assert main(["check", str(out), "--model", str(tmp_path / "without.gguf")]) == 0
