@@ -96,7 +96,7 @@ def test_what_does_not_go_together(model: Path, tmp_path: Path, capsys: pytest.C
     with pytest.raises(BadArgument, match="--keep-grid and --prune-layers"):
         quantize(model, tmp_path / "o.gguf", "Q8_0", keep_grid=True, types=PlanOptions(prune_layers=(0,)))
     assert main(["--size", "4bpw", "--losses", "x.json", "--keep-grid", str(model)])
-    assert "--size chooses the types of all tensors" in capsys.readouterr().err
+    assert "--keep-grid is for a TYPE; a size chooses the types" in capsys.readouterr().err
 
 
 class Int4:
