@@ -206,7 +206,7 @@ class _Run:
         place, _ = _parts(self.output).paths
         forward, base = self.options.forward, self.base
         with WorkFolder(place, self.about_original, restart=self.options.restart, watch=base.watch) as folder:
-            self.report.start(base.network.n_layers, max(0, folder.done + 1))
+            self.report.start(base.network.n_all_layers, max(0, folder.done + 1))
             self.report.remark("the original")
             with forward_pass(base, self.text.chunks, forward, folder, self.report.advance) as passing:
                 for _ in passing.layers(Silent):
