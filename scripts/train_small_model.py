@@ -54,21 +54,22 @@ WARM_UP = 0.05
 BIAS_STEP = 1e-3
 """How far the selection bias of an expert moves in a step towards as many tokens as the others have."""
 COPIED = ("tokenizer.json", "tokenizer_config.json")
+COMMON = {
+    "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048,
+    "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+"""What configurations of all kinds share."""
 
 
 def llama(vocab_size: int, inner: int) -> LlamaForCausalLM:
     """Make a dense model; 7 million weights with 768 inner channels."""
     config = LlamaConfig(
+        **COMMON,
         vocab_size=vocab_size,
-        hidden_size=256,
         intermediate_size=inner,
         num_hidden_layers=6,
-        num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
         tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
     )
     return LlamaForCausalLM(config)
 
@@ -79,13 +80,12 @@ def deepseek_v3(vocab_size: int, inner: int) -> DeepseekV3ForCausalLM:
     inner  channels of an expert; the dense block has twice as many
     """
     config = DeepseekV3Config(
+        **COMMON,
         vocab_size=vocab_size,
-        hidden_size=256,
         intermediate_size=2 * inner,
         moe_intermediate_size=inner,
         num_hidden_layers=3,
         first_k_dense_replace=1,
-        num_attention_heads=4,
         num_key_value_heads=4,
         n_shared_experts=1,
         n_routed_experts=16,
@@ -98,10 +98,7 @@ def deepseek_v3(vocab_size: int, inner: int) -> DeepseekV3ForCausalLM:
         qk_nope_head_dim=128,
         qk_rope_head_dim=64,
         v_head_dim=128,
-        max_position_embeddings=2048,
         tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
     )
     model = DeepseekV3ForCausalLM(config)
     for module in model.modules():
@@ -113,11 +110,10 @@ def deepseek_v3(vocab_size: int, inner: int) -> DeepseekV3ForCausalLM:
 def qwen3_5(vocab_size: int, inner: int) -> Qwen3_5ForCausalLM:
     """Make a dense model with three layers of gated delta nets to one of gated attention."""
     config = Qwen3_5TextConfig(
+        **COMMON,
         vocab_size=vocab_size,
-        hidden_size=256,
         intermediate_size=inner,
         num_hidden_layers=8,
-        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
         linear_num_key_heads=2,
@@ -128,10 +124,7 @@ def qwen3_5(vocab_size: int, inner: int) -> Qwen3_5ForCausalLM:
             "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
             "mrope_section": [3, 3, 2],
         },
-        max_position_embeddings=2048,
         tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
     )  # fmt: skip
     return Qwen3_5ForCausalLM(config)
 
@@ -139,20 +132,16 @@ def qwen3_5(vocab_size: int, inner: int) -> Qwen3_5ForCausalLM:
 def gemma3(vocab_size: int, inner: int) -> Gemma3ForCausalLM:
     """Make a dense model with norms around its parts, and five layers with a window to one without."""
     config = Gemma3TextConfig(
+        **COMMON,
         vocab_size=vocab_size,
-        hidden_size=256,
         intermediate_size=inner,
         num_hidden_layers=6,
-        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
         query_pre_attn_scalar=64,
         sliding_window=128,
-        max_position_embeddings=2048,
         tie_word_embeddings=True,
         pad_token_id=2,
-        bos_token_id=0,
-        eos_token_id=1,
     )
     return Gemma3ForCausalLM(config)
 

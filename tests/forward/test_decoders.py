@@ -87,6 +87,12 @@ def differentiated(name: str, tmp_path: Path) -> tuple[Any, WeightGradients]:
     return original, observer
 
 
+def assert_gradients(observer: WeightGradients, linears: dict[str, Any]) -> None:
+    """Compare gradients of matrices, by our names without ".weight", with those of transformers' layers."""
+    for ours, linear in linears.items():
+        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+
+
 @pytest.mark.parametrize(
     "name",
     ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral-window", "olmo3"],
@@ -113,8 +119,7 @@ def test_gradients_of_mamba_2_equal_those_of_transformers(tmp_path: Path) -> Non
     mamba, last = original.model.layers[1].mamba, original.model.layers[3]
     pairs = {"blk.1.ssm_in": mamba.in_proj, "blk.1.ssm_out": mamba.out_proj}
     pairs |= {"blk.3.attn_v": last.self_attn.v_proj, "blk.3.ffn_down_shexp": last.shared_mlp.output_linear}
-    for ours, linear in pairs.items():
-        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+    assert_gradients(observer, pairs)
 
 
 def test_gradients_of_layers_of_one_thing_equal_those_of_transformers(tmp_path: Path) -> None:
@@ -123,8 +128,7 @@ def test_gradients_of_layers_of_one_thing_equal_those_of_transformers(tmp_path: 
     pairs = {"blk.0.ssm_in": mamba.in_proj, "blk.2.attn_v": attention.v_proj,
              "blk.1.ffn_up_shexp": experts.shared_experts.up_proj,
              "blk.1.ffn_down_shexp": experts.shared_experts.down_proj}  # fmt: skip
-    for ours, linear in pairs.items():
-        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+    assert_gradients(observer, pairs)
     for part in ("up", "down"):
         expected = getattr(experts.experts, f"{part}_proj").grad.numpy()
         assert relative_error(observer.of(f"blk.1.ffn_{part}_exps.weight"), expected) < 1e-4, part
@@ -147,8 +151,7 @@ def test_gradients_of_gemmas_equal_those_of_transformers(name: str, tmp_path: Pa
     pairs |= {"blk.1.ffn_down": layer.mlp.down_proj}
     if name == "gemma4-small":
         pairs |= {"blk.1.inp_gate": layer.per_layer_input_gate, "blk.5.proj": last.per_layer_projection}
-    for ours, linear in pairs.items():
-        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+    assert_gradients(observer, pairs)
     if name == "gemma4-experts":
         both, down = last.experts.gate_up_proj.grad.flatten(0, 1), last.experts.down_proj.grad.flatten(0, 1)
         assert relative_error(observer.of("blk.5.ffn_gate_up_exps.weight"), both.numpy()) < 1e-4
@@ -167,8 +170,7 @@ def test_gradients_of_delta_nets_equal_those_of_transformers(name: str, tmp_path
         pairs |= {"blk.1.ssm_ba": net.in_proj_ba}
     if name != "qwen35moe":
         pairs |= {"blk.1.ssm_out": net.out_proj}
-    for ours, linear in pairs.items():
-        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+    assert_gradients(observer, pairs)
 
 
 def test_blocks_of_a_delta_net_hand_on_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

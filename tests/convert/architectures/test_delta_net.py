@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import convert
@@ -13,9 +12,9 @@ from convert.architectures.delta_net.arrange import tiled_heads
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.delta_net.qwen3_next import read_config as read_next
 from convert.architectures.delta_net.qwen35 import read_config as read_qwen35
-from convert.pipeline import open_conversion
 from gguf_tools import GGUFFile, open_gguf
 from gguf_tools.errors import BadConfig, BadRequest, UnsupportedCheckpoint
+from tests.convert.architectures.rows import assert_runs_are_those_of_the_whole
 from tests.support.checkpoints import edit_config, edit_tensors, read_config, read_tensors
 from tests.support.published_models import PUBLISHED, write
 
@@ -61,14 +60,7 @@ def test_an_mtp_layer_that_config_json_denies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5", "qwen3.5-moe"])
 def test_any_run_of_rows_is_that_of_the_whole(name: str, tmp_path: Path) -> None:
-    with open_conversion(write(name, tmp_path / "model")) as conversion:
-        for tensor in conversion.tensors:
-            n_rows = int(np.prod(tensor.shape[:-1]))
-            whole = tensor.read_rows(0, n_rows)
-            runs = [tensor.read_rows(at, min(at + 3, n_rows)) for at in range(0, n_rows, 3)]
-            np.testing.assert_array_equal(np.concatenate(runs), whole, tensor.name)
-            raw = np.concatenate([tensor.raw_rows(at, min(at + 5, n_rows)) for at in range(0, n_rows, 5)])
-            np.testing.assert_array_equal(raw, np.ascontiguousarray(whole).reshape(-1).view(np.uint8))
+    assert_runs_are_those_of_the_whole(write(name, tmp_path / "model"))
 
 
 def test_heads_are_tiled() -> None:

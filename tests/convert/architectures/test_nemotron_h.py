@@ -10,10 +10,10 @@ import pytest
 
 import convert
 from convert.architectures.nemotron_h import choose, read_config, read_nemotron_file
-from convert.pipeline import open_conversion
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadRequest, FormatError, UnsupportedCheckpoint
 from gguf_tools.format.values import Value
+from tests.convert.architectures.rows import assert_runs_are_those_of_the_whole
 from tests.support.checkpoints import edit_config, edit_tensors
 from tests.support.published_models import PUBLISHED, write
 
@@ -90,12 +90,7 @@ def test_the_mtp_layer_is_left_out_on_demand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nemotron-h", "nemotron-3-super"])
 def test_any_run_of_rows_is_that_of_the_whole(name: str, tmp_path: Path) -> None:
-    with open_conversion(write(name, tmp_path / "model")) as conversion:
-        for tensor in conversion.tensors:
-            n_rows = int(np.prod(tensor.shape[:-1]))
-            whole = tensor.read_rows(0, n_rows)
-            runs = [tensor.read_rows(at, min(at + 3, n_rows)) for at in range(0, n_rows, 3)]
-            np.testing.assert_array_equal(np.concatenate(runs), whole, tensor.name)
+    assert_runs_are_those_of_the_whole(write(name, tmp_path / "model"))
 
 
 @pytest.mark.parametrize("name", ["nemotron-h", "nemotron-3-nano", "nemotron-3-super"])
