@@ -127,11 +127,13 @@ class ExpertRun:
         self._context, self._number, self._experts, self._routes = context, number, experts, routes
         self._names = experts[0].names
         self._roots = shared.roots
-        self._shared: Conditions | None = None
+        self._shared: tuple[Statistics, Conditions] | None = None
         self._pool: Moments | None = None
         missing = [name for name in self._names.inputs if context.is_missing(name)]
         if missing:
-            (self._shared,) = context.conditions_of([(shared.statistics(MIDDLE), None)], missing[0])
+            statistics = shared.statistics(MIDDLE)
+            (conditions,) = context.conditions_of([(statistics, None)], missing[0])
+            self._shared = statistics, conditions
         self._is_down_missing = context.is_missing(self._names.down)
 
     def run(self) -> None:
@@ -150,7 +152,7 @@ class ExpertRun:
     def _run(self, visits: Sequence[_Visit]) -> None:
         """Encode some experts, each under conditions that depend on none but the ones before it."""
         if self._shared is not None:
-            self._make_gates_and_ups(visits, self._shared)
+            self._make_gates_and_ups(visits, *self._shared)
         inputs = [self._gather_down(visit) for visit in visits]
         if self._is_down_missing:
             self._make_downs(visits, inputs)
@@ -165,7 +167,9 @@ class ExpertRun:
 
     # ---- gate and up
 
-    def _make_gates_and_ups(self, visits: Sequence[_Visit], shared: Conditions) -> None:
+    def _make_gates_and_ups(
+        self, visits: Sequence[_Visit], statistics: Statistics, shared: Conditions
+    ) -> None:
         context, n_cols = self._context, self._experts[0].hidden_size
         missing: list[tuple[list[RowGroup], Inputs, int]] = []
         for visit in visits:
@@ -175,7 +179,7 @@ class ExpertRun:
                 missing.append((groups, *self._gather_gate_up(visit)))
         own = [
             (
-                inputs.statistics(MIDDLE).shrunk_towards(shared.statistics, SHRINKAGE_ROWS * n_cols),
+                inputs.statistics(MIDDLE).shrunk_towards(statistics, SHRINKAGE_ROWS * n_cols),
                 inputs.held(MIDDLE),
             )
             for _, inputs, _ in missing
@@ -187,8 +191,7 @@ class ExpertRun:
             if inputs.moments:
                 conditions = next(of_own)
             else:
-                statistics = replace(shared.statistics, n_seen=n_seen)
-                conditions = replace(shared, statistics=statistics, held=inputs.held(MIDDLE))
+                conditions = replace(shared, n_seen=n_seen, held=inputs.held(MIDDLE))
             made += [replace(group, conditions=conditions) for group in groups]
         context.encoder.make(made)
 
@@ -274,7 +277,7 @@ class ExpertRun:
             moments = inputs.moments.get(key)
             if moments is None:
                 moments = Moments.zeros(1, info.n_cols, context.device, cross=context.corrects_drift)
-            group = self._group(self._names.down, visit.expert, Conditions.nothing(info.n_cols))
+            group = self._group(self._names.down, visit.expert, Conditions.nothing())
             if group is not None:
                 statistics = Statistics.of(moments)
                 if self._pool is not None:

@@ -28,6 +28,7 @@ from calibrate.run.meter import Meter
 from calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
 from calibrate.run.report import Report, final_divergence, report_lines
 from calibrate.run.saves import StateSaver
+from calibrate.run.strips import ThreadStrips
 from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.gradient_factors import (
     GradientFactors,
@@ -112,7 +113,8 @@ class CalibratedRun:
             writer = Writer(self._tensors, tensors, missing, files, done, records)
             method = plan.options.rounding
             factors = GradientFactors(gradients if method.needs_gradients else None, plan.trust)
-            encoder = Encoder(method, self._job.sources, factors, workers, writer)
+            strips = ThreadStrips(method, self._job.sources, workers)
+            encoder = Encoder(strips, factors, workers, writer)
             if gradients is not None:
                 with meter.embeddings():
                     self._make_embeddings(gradients, missing, encoder, workers)
@@ -218,7 +220,7 @@ class CalibratedRun:
         for name in names:
             if context.is_missing(name):
                 info = self._plan.made[name]
-                context.encoder.make([RowGroup(info, 0, info.n_rows, Conditions.nothing(info.n_cols))])
+                context.encoder.make([RowGroup(info, 0, info.n_rows, Conditions.nothing())])
 
     def _make_output(self, context: RunContext) -> None:
         """Encode the output matrix."""

@@ -77,21 +77,23 @@ def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Flo
 class Conditions:
     """The conditions of some rows.
 
-    statistics  of their inputs
-    factor      of the second moments; None where these can't be used
-    correction  T, float32 (n_cols, n_cols): rounding aims at W + a W T. None: no correction
-    held        held-out rows, on which encodings are compared; None: there are none
+    importances  of the columns, see `Statistics.importances`; None where nothing was seen
+    n_seen       rows of their own inputs that were seen
+    factor       of the second moments; None where these can't be used
+    correction   T, float32 (n_cols, n_cols): rounding aims at W + a W T. None: no correction
+    held         held-out rows, on which encodings are compared; None: there are none
     """
 
-    statistics: Statistics
+    importances: Floats32 | None
+    n_seen: int
     factor: Factor | None
     correction: Floats32 | None
     held: Held | None
 
     @classmethod
-    def nothing(cls, n_cols: int) -> Self:
+    def nothing(cls) -> Self:
         """Return empty conditions, for rows whose inputs were never observed."""
-        return cls(Statistics.nothing(n_cols), None, None, None)
+        return cls(None, 0, None, None, None)
 
     def aim(self, rows: Floats32) -> Floats32:
         """Return what rounding aims at: rows with the correction, float32 (n_rows, n_cols)."""
@@ -126,4 +128,5 @@ def conditions_of(
 
     for statistics, held, factor in workers.each(factor_of, inputs):
         change = None if factor is None else correction(statistics, factor, workers)
-        yield Conditions(statistics, factor, change, held)
+        importances = statistics.importances() if statistics.n_rows else None
+        yield Conditions(importances, statistics.n_seen, factor, change, held)

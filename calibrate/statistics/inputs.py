@@ -132,11 +132,6 @@ class Statistics:
     def of(cls, moments: Moments, mat: int = 0) -> Statistics:
         return cls(moments.whole(mat), moments.crossed(mat), moments.n_rows, moments.n_rows)
 
-    @classmethod
-    def nothing(cls, n_cols: int) -> Statistics:
-        """Return empty statistics, for a matrix whose input is never observed."""
-        return cls(np.broadcast_to(0.0, (n_cols, n_cols)), None, 0, 0)
-
     def shrunk_towards(self, shared: Statistics, n_rows: float) -> Statistics:
         """Return these with `n_rows` rows that are like the mean of the shared ones."""
         if not shared.n_rows:
@@ -154,8 +149,7 @@ class Statistics:
 
     def importances(self) -> npt.NDArray[np.float32]:
         """Return the mean square of each column, float32 (n_cols,), as an importance matrix has it."""
-        squares = np.diagonal(self.own).astype(np.float32)
-        return squares / np.float32(self.n_rows) if self.n_rows else np.ones_like(squares)
+        return np.diagonal(self.own).astype(np.float32) / np.float32(self.n_rows)
 
 
 class Seen(Exception):
