@@ -78,7 +78,7 @@ class Calibration(CalibrationOptions):
         from calibrate.plan import CalibrationPlan
 
         what = CalibrationPlan.of(self, plan, outputs, judge)
-        yield from estimate_lines(what, options.threads)
+        yield from estimate_lines(what, options.threads, options.scheduler)
         amount = amount_findings(what, options.threads)
         for finding in (*what.quality.findings(), *self._scripts(), *amount):
             yield f"note: {finding.text}"

@@ -16,6 +16,7 @@ from calibrate.options import CalibrationOptions
 from calibrate.plan import CalibrationPlan
 from calibrate.probe import LayerTimes, Probe
 from calibrate.run.context import state_bytes
+from calibrate.run.experts import experts_at_once
 from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.gradients import row_pieces, stored_bytes
 from calibrate.statistics.inputs import HELD_ROWS
@@ -84,8 +85,11 @@ class Work:
         return self.others + self.gradients + self.embeddings + sum(self.layers[:layer])
 
 
-def estimate_lines(plan: CalibrationPlan, n_threads: int) -> Iterator[str]:
-    """Tell memory, disk and time of a run."""
+def estimate_lines(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None) -> Iterator[str]:
+    """Tell memory, disk and time of a run.
+
+    scheduler  whose workers help; None: none do
+    """
     options, shapes, text, network = plan.options, plan.shapes, plan.text, plan.network
     in_memory, on_disk = state_bytes(text, network, plan.dtype, options.n_models)
     fits = in_memory <= options.forward.memory_bytes
@@ -94,12 +98,17 @@ def estimate_lines(plan: CalibrationPlan, n_threads: int) -> Iterator[str]:
     if options.needs_gradients:
         n_values = gradient_text(text).inputs.size * network.state_size
         disk += 4 * n_values * (network.n_all_layers + 6) + _covariance_bytes(shapes.made)
+    if scheduler is not None:
+        disk += _stored_bytes(shapes, n_threads)
     seconds = calibration_seconds(options, plan.probe, text, n_threads)
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(memory)}"
     yield f"  disk    {size_text(disk)} beside the output, until it is done"
     cores = counted(usable_cores(), "core")
     yield f"  time    about {time_text(seconds)}, with {counted(n_threads, 'thread')} on {cores}"
+    if scheduler is not None:
+        share = encoding_seconds(options, plan.probe, text) / work_of(options, plan.probe, text).seconds
+        yield f"          without the workers of {scheduler}; rounding, {share:.0%} of the work, is for them"
 
 
 def amount_findings(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
@@ -185,6 +194,12 @@ def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:
     return Work(others, gradients, outside[EMBEDDINGS], layers, end)
 
 
+def encoding_seconds(options: CalibrationOptions, probe: Probe, text: Text) -> float:
+    """Estimate the part of the work that workers of a scheduler take: rounding."""
+    made = probe.shapes.made
+    return sum(_encoding_seconds(options, probe, info, text.inputs.size) for info in made)
+
+
 def pass_seconds(probe: Probe, text: Text, layer: int) -> float:
     """Estimate how long one thread takes to compute a layer for a text."""
     times = probe.layer(layer)
@@ -244,15 +259,20 @@ def _moments_seconds(options: CalibrationOptions, probe: Probe, info: TensorInfo
 
 def _rounding_seconds(options: CalibrationOptions, probe: Probe, info: TensorInfo, n_tokens: int) -> float:
     """Estimate the rounding of a tensor, with what goes before and after it."""
+    seconds = _encoding_seconds(options, probe, info, n_tokens)
+    if options.rounding.needs_gradients and layer_of(info.name) is not None:
+        blocks = sum((stop - start) ** 3 for start, stop in row_pieces(info.n_rows // info.n_mats))
+        seconds += info.n_mats * blocks * probe.speeds.factor
+    return seconds
+
+
+def _encoding_seconds(options: CalibrationOptions, probe: Probe, info: TensorInfo, n_tokens: int) -> float:
+    """Estimate how long the strips of a tensor take, see `calibrate.run.strips`."""
     method, speeds = options.rounding, probe.speeds
     products = _HELD_PRODUCTS * min(HELD_ROWS, n_tokens) + (info.n_cols if options.sequential else 0)
     seconds = info.n_elems * (products * speeds.product + 1 / _STOCK_RATE)
     if method.can_encode(info.type):
         seconds += speeds.rounding * method.rates(info.type).seconds(info)
-    if method.needs_gradients and layer_of(info.name) is not None:
-        n_rows = info.n_rows // info.n_mats
-        blocks = sum((stop - start) ** 3 for start, stop in row_pieces(n_rows))
-        seconds += info.n_mats * blocks * speeds.factor
     return seconds
 
 
@@ -263,6 +283,17 @@ def _covariance_seconds(probe: Probe, info: TensorInfo, n_tokens: int) -> float:
     rows = n_tokens * probe.shapes.share(info) * info.n_mats
     pieces = sum((stop - start) ** 2 for start, stop in row_pieces(info.n_rows // info.n_mats))
     return rows * pieces * probe.speeds.product
+
+
+def _stored_bytes(shapes: Shapes, n_threads: int) -> int:
+    """Estimate what is in files for workers at a time: factors, steps towards W t, covariances of blocks."""
+
+    def of(info: TensorInfo) -> int:
+        n_rows = info.n_rows // info.n_mats
+        n_mats = experts_at_once(info.n_cols, n_threads) if is_expert(info) else info.n_mats
+        return 12 * n_mats * (info.n_cols**2 + sum((stop - start) ** 2 for start, stop in row_pieces(n_rows)))
+
+    return max(map(of, shapes.made), default=0)
 
 
 def _covariance_bytes(made: Sequence[TensorInfo]) -> int:

@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import ml_dtypes
@@ -101,6 +102,8 @@ _PROBE = 256
 def fast_products(device: torch.device | str) -> Iterator[None]:
     """Have the faster library multiply while the context is open; sums may differ in their last digits.
 
+    It may be open several times, and end in any order.
+
     device  a torch device; all but the CPU stay as they are
     """
     for name in _CACHES:
@@ -108,7 +111,7 @@ def fast_products(device: torch.device | str) -> Iterator[None]:
     if not is_cpu(device) or not _is_exact():
         yield
         return
-    with _told("medium"):
+    with _MEDIUM:
         yield
 
 
@@ -116,19 +119,31 @@ def fast_products(device: torch.device | str) -> Iterator[None]:
 def _is_exact() -> bool:
     """Whether products are those of float32 even if bfloat16 would do."""
     numbers = torch.arange(_PROBE * _PROBE, dtype=torch.float32).view(_PROBE, _PROBE).sin()
-    with _told("medium"):
+    with _MEDIUM:
         product = numbers @ numbers
     expected = numbers.double() @ numbers.double()
     # Sums of float32 are right to 1e-6 of their terms, those of bfloat16 to 1e-3.
     return float((product - expected).abs().max()) < 1e-5 * float(numbers.square().sum(0).max())
 
 
-@contextmanager
-def _told(precision: str) -> Iterator[None]:
-    """Tell torch for the time being how exact products of float32 must be."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+class _MediumPrecision:
+    """Tells torch how exact products of float32 must be, until the last who entered has left."""
+
+    def __init__(self) -> None:
+        self._lock, self._n_inside, self._before = Lock(), 0, ""
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._n_inside:
+                self._before = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision("medium")
+            self._n_inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._n_inside -= 1
+            if not self._n_inside:
+                torch.set_float32_matmul_precision(self._before)
+
+
+_MEDIUM = _MediumPrecision()

@@ -100,12 +100,14 @@ class _Visit:
         return self.rows[-1]
 
 
-def experts_at_once(n_cols: int, n_threads: int) -> int:
+def experts_at_once(n_cols: int, n_threads: int, n_batches: int = 0) -> int:
     """Return how many experts, of `n_cols` columns, are made at a time.
 
     An expert alone has too few matrices for many threads. The number changes no byte.
+
+    n_batches  of strips that are encoded at the same time, where that is not done by the threads
     """
-    return max(1, min(n_threads, n_threads * _THREAD_BYTES // (PAIR_BYTES * n_cols**2)))
+    return max(1, min(max(n_threads, n_batches), n_threads * _THREAD_BYTES // (PAIR_BYTES * n_cols**2)))
 
 
 class ExpertRun:
@@ -141,7 +143,8 @@ class ExpertRun:
         experts, routes = self._experts[0], self._routes
         counts = torch.bincount(routes[-1].experts.flatten(), minlength=experts.n_experts).tolist()
         order = sorted(range(experts.n_experts), key=lambda expert: (-counts[expert], expert))
-        n_together = experts_at_once(experts.hidden_size, self._context.workers.n_threads)
+        n_threads, n_batches = self._context.workers.n_threads, self._context.encoder.n_at_once
+        n_together = experts_at_once(experts.hidden_size, n_threads, n_batches)
         for start in range(0, len(order), n_together):
             self._run([self._visit(expert) for expert in order[start : start + n_together]])
 

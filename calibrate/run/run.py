@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ import xxhash
 
 from calibrate.estimate import Work, work_of
 from calibrate.plan import CalibrationPlan
+from calibrate.run.cluster import StripsJob, open_cluster_strips
 from calibrate.run.context import Model, RunContext, open_streams
 from calibrate.run.encode import Encoder, RowGroup
 from calibrate.run.layers import LayerRun
@@ -28,7 +29,7 @@ from calibrate.run.meter import Meter
 from calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
 from calibrate.run.report import Report, final_divergence, report_lines
 from calibrate.run.saves import StateSaver
-from calibrate.run.strips import ThreadStrips
+from calibrate.run.strips import StripExecutor, ThreadStrips
 from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.gradient_factors import (
     GradientFactors,
@@ -113,7 +114,7 @@ class CalibratedRun:
             writer = Writer(self._tensors, tensors, missing, files, done, records)
             method = plan.options.rounding
             factors = GradientFactors(gradients if method.needs_gradients else None, plan.trust)
-            strips = ThreadStrips(method, self._job.sources, workers)
+            strips = opened.enter_context(self._strips(folder, workers, meter))
             encoder = Encoder(strips, factors, workers, writer)
             if gradients is not None:
                 with meter.embeddings():
@@ -171,6 +172,16 @@ class CalibratedRun:
         opened.callback(records.close)
         records.take_over(kept)
         return folder, records
+
+    def _strips(
+        self, folder: WorkFolder, workers: Workers, meter: Meter
+    ) -> AbstractContextManager[StripExecutor]:
+        """Give what encodes strips: threads, or the workers of a scheduler."""
+        method, sources, scheduler = self._plan.options.rounding, self._job.sources, self._options.scheduler
+        if scheduler is None:
+            return nullcontext(ThreadStrips(method, sources, workers))
+        job = StripsJob.of(method, sources, self._plan.device.type)
+        return open_cluster_strips(scheduler, job, folder.folder, meter.computed)
 
     def _context(
         self,

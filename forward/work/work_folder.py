@@ -76,7 +76,8 @@ _LOCK = "lock"
 
 _OF_LAYERS = re.compile(
     r"(hidden|student)\.\d+|(student\.)?middle|middle\.gradients|embedding\.npz|sums\.\d{5}\.npz"
-    r"|layer\.\d{5}\.[0-9a-f]{8}\.(before|middle|first|outer)|layers\.job(\.partial)?"
+    r"|layer\.\d{5}\.[0-9a-f]{8}\.(before|middle|first|outer)|strips\.[0-9a-f]{8}\.\d+"
+    r"|(layers|strips)\.job(\.partial)?"
 )
 _KIND = FolderKind(
     "work", "run.json", re.compile(rf"{_LOCK}|run\.json|{RECORD}|records\.jsonl|{_OF_LAYERS.pattern}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 from gguf_tools.cluster import connect
 from gguf_tools.errors import BadActivation, ClusterError, ExecutionError
 from tests.forward.deepseek4_models import v4_model
+from tests.support.dask_cluster import workers_in_threads
 
 torch = pytest.importorskip("torch")
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
 
 from forward import cluster  # noqa: E402
 from forward.hidden_states import FileStates  # noqa: E402
@@ -35,18 +35,8 @@ def here() -> Iterator[None]:
     """Make "here" the address of two workers in this process."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with (
-        distributed.LocalCluster(
-            n_workers=2,
-            processes=False,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            silence_logs=logging.CRITICAL,
-        ) as local,
-        distributed.Client(local, set_as_default=False) as client,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setitem(connect._open, "here", connect.Cluster(client, "here"))
+    with workers_in_threads() as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connect._open, "here", cluster)
         yield
     torch.set_num_threads(n_threads)
 

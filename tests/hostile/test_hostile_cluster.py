@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from gguf_tools.files.partial_file import PartialFile
 from quantize.fill.chunks import ChunkTask, RowsDigest
 from quantize.fill.filling import Filler
 from tests.hostile.test_changed_inputs import after_chunks, write_source
-from tests.support.dask_cluster import dask_cluster
+from tests.support.dask_cluster import dask_cluster, workers_in_threads
 
 pytest.importorskip("distributed")
 
@@ -84,15 +83,8 @@ def test_a_scheduler_that_dies_is_one_line(
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a scheduler whose workers are threads of this process."""
-    distributed = pytest.importorskip("distributed")
-    with (
-        distributed.LocalCluster(
-            n_workers=2, processes=False, threads_per_worker=1, dashboard_address=":0",
-            silence_logs=logging.CRITICAL,
-        ) as local,
-        distributed.Client(local, set_as_default=False) as client,
-    ):  # fmt: skip
-        monkeypatch.setitem(connect._open, "here", Cluster(client, "here"))
+    with workers_in_threads() as started:
+        monkeypatch.setitem(connect._open, "here", started)
         yield "here"
 
 

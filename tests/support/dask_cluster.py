@@ -1,9 +1,10 @@
-"""A Dask scheduler and its workers, started as a user starts them: processes that tests may kill."""
+"""A Dask scheduler and its workers: processes, as a user starts them, that tests may kill; or threads."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from gguf_tools.cluster.connect import Cluster
 
 REPOSITORY = Path(__file__).parents[2]
 _PATIENCE_SECONDS = 60.0
@@ -30,7 +33,7 @@ class Processes:
         self.workers: list[subprocess.Popen[bytes]] = []
         self.scheduler = self._start("scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard")
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not self._file.exists():
+        while not self._file.exists() or not self._file.stat().st_size:
             assert time.monotonic() < deadline, "the scheduler does not start"
             assert self.scheduler.poll() is None, (self.folder / "scheduler.log").read_text()
             time.sleep(0.05)
@@ -81,3 +84,21 @@ def dask_cluster(folder: Path, n_workers: int, *options: str) -> Iterator[Proces
         yield processes
     finally:
         processes.close()
+
+
+@contextmanager
+def workers_in_threads() -> Iterator[Cluster]:
+    """Run a scheduler and two workers in threads of this process: what they do can be patched."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=2,
+            processes=False,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            silence_logs=logging.CRITICAL,
+        ) as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        yield Cluster(client, "here")

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
 
 from gguf_tools.cluster.connect import Cluster
+from tests.support.dask_cluster import workers_in_threads
 
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with (
-        distributed.LocalCluster(
-            n_workers=2,
-            processes=False,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            silence_logs=logging.CRITICAL,
-        ) as local,
-        distributed.Client(local, set_as_default=False) as client,
-    ):
-        yield Cluster(client, "here")
+    with workers_in_threads() as cluster:
+        yield cluster
