@@ -34,6 +34,7 @@ from forward.observe import Observer, Silent
 from forward.options import ForwardOptions
 from gguf_tools.format.ggml_types import F32, I32, GGMLType
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.system.settings import ONE_BLAS_THREAD
 from quantize.roles import layer_of
 
 _WIDEST = 1024
@@ -174,7 +175,7 @@ class Probe:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            with fast_products(self.device), torch.inference_mode(), _other_cores_busy():
+            with fast_products(self.device), ONE_BLAS_THREAD, torch.inference_mode(), _other_cores_busy():
                 yield
         finally:
             torch.set_num_threads(threads)

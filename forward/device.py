@@ -17,7 +17,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.system.settings import SharedSetting
 
 CPU = torch.device("cpu")
 """The device whose memory is this process's."""
@@ -126,24 +126,5 @@ def _is_exact() -> bool:
     return float((product - expected).abs().max()) < 1e-5 * float(numbers.square().sum(0).max())
 
 
-class _MediumPrecision:
-    """Tells torch how exact products of float32 must be, until the last who entered has left."""
-
-    def __init__(self) -> None:
-        self._lock, self._n_inside, self._before = Lock(), 0, ""
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._n_inside:
-                self._before = torch.get_float32_matmul_precision()
-                torch.set_float32_matmul_precision("medium")
-            self._n_inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._n_inside -= 1
-            if not self._n_inside:
-                torch.set_float32_matmul_precision(self._before)
-
-
-_MEDIUM = _MediumPrecision()
+_MEDIUM = SharedSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium")
+"""Products of float32 as exact as those of bfloat16 would be: see the top of this file."""

@@ -180,12 +180,12 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_scheduler(parser: argparse._ActionsContainer) -> None:
-    """Give the parser of work that other machines can share `--scheduler`."""
+def add_scheduler(parser: argparse._ActionsContainer, more: str = "") -> None:
+    """Give the parser of work that other machines can share `--scheduler`; `more` ends its help."""
     parser.add_argument(
         "--scheduler", metavar="ADDRESS",
         help="have the workers of a Dask scheduler do it, such as tcp://10.0.0.1:8786; they must see the same"
-        " files under the same names. local:N starts N processes here",
+        f" files under the same names. local:N starts N processes here{more}",
     )  # fmt: skip
 
 

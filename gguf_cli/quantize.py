@@ -162,7 +162,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     add_stream_argument(parser)
     add_restart_argument(parser)
     add_force_of_text(parser)
-    command.add_scheduler(parser)
+    command.add_scheduler(parser, ". With --calibrate they round, and the model is computed here")
     add_output_arguments(parser)
     add_card_arguments(parser)
     add_plan_arguments(parser)

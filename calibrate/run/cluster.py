@@ -38,6 +38,7 @@ from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.scheduler import Farm, ItemFailed
 from gguf_tools.errors import ExecutionError, OutputError
+from gguf_tools.system.settings import ONE_BLAS_THREAD
 from quantize.fill.encode import RowSources
 from quantize.fill.sources import OpenSources
 from quantize.importances.entries import ResolvedImportance
@@ -97,7 +98,7 @@ class StripsJob:
 
     @contextmanager
     def open(self) -> Iterator[StripsWorker]:
-        with self.sources.open() as tensors, fast_products(self.device):
+        with self.sources.open() as tensors, fast_products(self.device), ONE_BLAS_THREAD:
             yield StripsWorker(find_method(self.method), RowSources(tensors, self.importances))
 
 

@@ -52,6 +52,7 @@ from forward.workers import Workers
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.system.files import read_at
+from gguf_tools.system.settings import ONE_BLAS_THREAD
 from quantize.fill.chunks import ChunkTable, ChunkTask
 from quantize.fill.executors import Done
 from quantize.fill.job import FillJob
@@ -292,7 +293,7 @@ def _workers(n_threads: int, device: str, computed: Callable[[float], object]) -
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Workers(threads_on(device, n_threads), computed) as workers:
+        with ONE_BLAS_THREAD, Workers(threads_on(device, n_threads), computed) as workers:
             yield workers
     finally:
         torch.set_num_threads(before)
