@@ -100,8 +100,16 @@ class _Visit:
         return self.rows[-1]
 
 
+def statistics_cols(n_rows: int, hidden_size: int, width: int) -> int:
+    """Return how many columns the statistics of an expert have that sees so many rows, or fewer.
+
+    Gate and up of one that sees few have none of their own.
+    """
+    return width if n_rows < hidden_size else max(width, hidden_size)
+
+
 def experts_at_once(n_cols: int, n_threads: int, n_batches: int = 0) -> int:
-    """Return how many experts, of `n_cols` columns, are made at a time.
+    """Return how many experts, with statistics of `n_cols` columns, are made at a time.
 
     An expert alone has too few matrices for many threads. The number changes no byte.
 
@@ -144,9 +152,11 @@ class ExpertRun:
         counts = torch.bincount(routes[-1].experts.flatten(), minlength=experts.n_experts).tolist()
         order = sorted(range(experts.n_experts), key=lambda expert: (-counts[expert], expert))
         n_threads, n_batches = self._context.workers.n_threads, self._context.encoder.n_at_once
-        n_together = experts_at_once(experts.hidden_size, n_threads, n_batches)
-        for start in range(0, len(order), n_together):
-            self._run([self._visit(expert) for expert in order[start : start + n_together]])
+        while order:
+            n_cols = statistics_cols(counts[order[0]], experts.hidden_size, experts.width)
+            n_together = experts_at_once(n_cols, n_threads, n_batches)
+            self._run([self._visit(expert) for expert in order[:n_together]])
+            del order[:n_together]
 
     def _visit(self, expert: int) -> _Visit:
         rows = [Rows.of(routes, expert) for routes in self._routes]
