@@ -36,7 +36,7 @@ from forward.device import fast_products
 from forward.work.owned_folder import remove_files
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
-from gguf_tools.cluster.scheduler import Farm, ItemFailed
+from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
 from gguf_tools.errors import ExecutionError, OutputError
 from gguf_tools.system.settings import ONE_BLAS_THREAD
 from quantize.fill.encode import RowSources
@@ -50,6 +50,9 @@ _VALUES = re.compile(rf"{_PREFIX}\.[0-9a-f]{{8}}\.\d+")
 
 _LEAST_BYTES = 1 << 16
 """Arrays of so many bytes have files of their own."""
+
+_PATIENCE_FACTOR = 10
+"""How many times longer than estimated a batch may take, before another worker does it, too."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,20 @@ class StripsWorker:
 class ClusterStrips:
     """Encodes strips on the workers of a cluster; see `calibrate.run.strips.StripExecutor`.
 
+    method    that encodes them
     computed  called with the seconds that each batch took a worker
     """
 
     def __init__(
-        self, cluster: Cluster, job: PostedJob, values: _Values, computed: Callable[[float], object]
+        self,
+        cluster: Cluster,
+        job: PostedJob,
+        method: Method,
+        values: _Values,
+        computed: Callable[[float], object],
     ) -> None:
-        self._cluster, self._job, self._values, self._computed = cluster, job, values, computed
+        self._cluster, self._job, self._method = cluster, job, method
+        self._values, self._computed = values, computed
 
     @property
     def n_at_once(self) -> int:
@@ -152,8 +162,11 @@ class ClusterStrips:
         raises  ExecutionError for the first batch that fails, ClusterError if the workers can't do any or the
                 scheduler is gone, OutputError for a full disk
         """
-        pack = self._values.pack
-        items = [StripsItem(number, str(each[0]), pack(each)) for number, each in enumerate(batches)]
+        pack, items, longest = self._values.pack, [], 0.0
+        for number, batch in enumerate(batches):
+            items.append(StripsItem(number, str(batch[0]), pack(batch)))
+            longest = max(longest, self._seconds(batch))
+        pace = Pace(patience=max(Pace.patience, _PATIENCE_FACTOR * longest))
         encoded: dict[int, list[EncodedStrip]] = {}
 
         def done(item: StripsItem, result: EncodedBatch) -> None:
@@ -161,12 +174,19 @@ class ClusterStrips:
             self._computed(result.seconds)
 
         try:
-            Farm(self._cluster, self._job, done).run(items)
+            Farm(self._cluster, self._job, done, pace).run(items)
         except ItemFailed as failed:
             text = failed.text if failed.error else f"{failed.item}: {failed.text}"
             raise ExecutionError(text, failed.item) from None
         for number in range(len(items)):
             yield encoded.pop(number)
+
+    def _seconds(self, strips: Sequence[Strip]) -> float:
+        """Estimate how long the method takes for a batch."""
+        info, n_weights = strips[0].info, sum(strip.n_weights for strip in strips)
+        if not self._method.can_encode(info.type):
+            return 0.0
+        return self._method.rates(info.type).seconds(info) * n_weights / info.n_elems
 
 
 class _Values:
@@ -257,4 +277,4 @@ def open_cluster_strips(
         cluster.offer(job, folder / _PREFIX) as place,
         closing(_Values(folder)) as values,
     ):
-        yield ClusterStrips(cluster, place, values, computed)
+        yield ClusterStrips(cluster, place, find_method(job.method), values, computed)

@@ -20,7 +20,7 @@ class FillOptions:
     reuse      older GGUF files: tensors that were made of the same data are copied from them
     verify     check a sample of every tensor before the output gets its name
     scheduler  address of a Dask scheduler whose workers fill the outputs, or local:N for N processes here;
-               None: threads of this process do
+               of a calibration they round. None: threads of this process do
     compiling  called with the number of kernels, before they are loaded or compiled; what it returns is
                called with 1 for each of them, from any thread
     calibrating  called with the seconds that a calibration would take one thread of this machine, and those
