@@ -136,6 +136,8 @@ def admit(text: Text, name: str, tell: Tell, *, any_text: bool) -> TextQuality:
     raises    BadRequest for nonsense
     """
     quality = judge(text)
+    for note in text.notes:
+        tell(Finding("left out", note, Level.NOTE))
     for finding in quality.findings():
         if finding.is_bad and not any_text:
             raise BadRequest(
