@@ -83,6 +83,10 @@ class CalibrationPlan:
         resized = without_padding(self.metadata, self.infos).resized
         return {name: resize.cols.new for name, resize in resized.items() if resize.cols is not None}
 
+    def n_cols(self, info: TensorInfo) -> int:
+        """How many columns of a tensor are not padding."""
+        return self.real_cols.get(info.name, info.n_cols)
+
     @cached_property
     def device(self) -> torch.device:
         return torch.device(device_name(self.options.forward.device))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from forward.network import Network
 from forward.text.quality import TextQuality
 from forward.text.tokens import Text
 from gguf_tools.findings import Finding, Level
-from gguf_tools.format.tensors import TensorInfo
 from quality.divergence import Estimate, mean_of
 from quality.visitor import DivergenceVisitor
 from quantize.roles import in_layer_ranges
@@ -82,13 +81,14 @@ class Report:
     @classmethod
     def of(
         cls,
-        infos: Iterable[TensorInfo],
+        n_cols: Mapping[str, int],
         records: Records,
         holdout: HoldoutSplit,
         divergence: FinalDivergence | None,
         quality: TextQuality,
     ) -> Report:
-        parts = tuple(records.of(info.name for info in infos))
+        """Make the report of the tensors that `n_cols` names, with their columns without padding."""
+        parts = tuple(replace(part, n_cols=n_cols[part.tensor]) for part in records.of(n_cols))
         return cls(parts, holdout, divergence, quality)
 
     @property

@@ -131,7 +131,8 @@ class CalibratedRun:
                 self._make_unseen(context, list(missing))
                 n_threads = threads_on(plan.device, self._options.threads)
                 divergence = final_divergence(context, plan.network, plan.text, n_threads)
-            self._report = Report.of(plan.made.values(), records, context.holdout, divergence, plan.quality)
+            n_cols = {name: plan.n_cols(info) for name, info in plan.made.items()}
+            self._report = Report.of(n_cols, records, context.holdout, divergence, plan.quality)
 
     def _gradients(
         self, missing: Iterable[str], meter: Meter, opened: ExitStack
