@@ -19,7 +19,7 @@ from forward.network import Network
 from forward.text.quality import TextQuality
 from forward.text.tokens import Cut, Text
 from forward.work.work_folder import run_identity
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
@@ -116,6 +116,7 @@ class CalibrationPlan:
             "sequential": options.sequential,
             "embedding": options.embedding,
             "trust": asdict(self.trust),
+            **({"classes": list(self.text.classes)} if self.text.classes else {}),
         }
 
 
@@ -128,6 +129,8 @@ def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: boo
     """
     if measured and cut.chunk_size < SHORTEST_CHUNK:
         raise BadArgument(f"a context of {cut.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
+    if measured and path.is_dir():
+        raise BadRequest(f"{path}: is a folder, expected a file; evaluate --suite measures classes of texts")
     output = preparation.outputs[0]
     coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
     CalibrationOptions(path, cut).read(output.layout.metadata, coverage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import signal
@@ -31,9 +32,11 @@ from quantize.pipeline import plan_run
 torch = pytest.importorskip("torch")
 
 from calibrate.run import saves  # noqa: E402
+from calibrate.run.by_class import ClassErrors  # noqa: E402
 from calibrate.run.layers import LayerRun  # noqa: E402
-from calibrate.statistics.inputs import Capture  # noqa: E402
-from forward.text.tokens import Cut, Text, read_text  # noqa: E402
+from calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
+from forward.text.tokens import Cut, Text  # noqa: E402
+from quality.suite.mixture import read_mixture  # noqa: E402
 from tests.quality.trained_files import Damage  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
 
@@ -131,11 +134,11 @@ def test_a_plan_and_its_run_read_the_text_once(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*arguments: Any) -> Text:
-        texts.append(read_text(*arguments))
+        texts.append(read_mixture(*arguments))
         return texts[-1]
 
     texts: list[Text] = []
-    monkeypatch.setattr("calibrate.options.read_text", read)
+    monkeypatch.setattr("calibrate.options.read_mixture", read)
     path = tmp_path / "text.txt"
     path.write_bytes(calibration_text()[:8000])
     calibration = plainly(path, Cut(128))
@@ -378,6 +381,53 @@ def test_a_short_text_is_told(base: Path, text: Path, tmp_path: Path) -> None:
     assert "matrices saw fewer tokens than they have columns" in lines
     assert "no token reached" in lines
     assert "nothing was held back" in lines
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    """A folder of three classes: a file, a folder of files, and conversations."""
+    folder, words = tmp_path / "classes", calibration_text().decode()
+    (folder / "manuals").mkdir(parents=True)
+    (folder / "source.txt").write_text(words[:6000], encoding="utf-8")
+    for number in range(4):
+        start = 20000 + 3000 * number
+        (folder / "manuals" / f"{number}.md").write_text(words[start : start + 600], encoding="utf-8")
+    talk = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": words[40000:40400]}]
+    (folder / "talks.jsonl").write_text("\n".join([json.dumps({"messages": talk})] * 5), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_of_classes_is_shared_equally_and_told_by_class(
+    base: Path, classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [base, tmp_path / "out.gguf", "Q2_K", "1", "-c", "64", "--chunks", "12", "--calibrate", classes]
+    assert main([str(word) for word in words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("  class "))
+    rows = [line.split() for line in lines[at + 1 : at + 4]]
+    assert [row[:3] for row in rows] == [[name, "4", "1"] for name in ("manuals", "source", "talks")]
+    for row in rows:
+        assert 0 < float(row[3]) < 1
+        assert 0 < float(row[4]) < 0.5
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert file.get("quantize.imatrix.dataset") == "classes"
+        assert file.get("quantize.imatrix.chunks_count") == 12
+
+
+def test_a_class_that_is_not_better_is_told_with_q_too(
+    base: Path, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def worse(parts: object, holdout: HoldoutSplit) -> list[ClassErrors]:
+        return [ClassErrors("talks", 4, 1.25, {}), ClassErrors("source", 4, 0.5, {})]
+
+    monkeypatch.setattr("calibrate.run.report.errors_by_class", worse)
+    words = [base, tmp_path / "out.gguf", "Q2_K", "1", "-c", "32", "--chunks", "6", "--calibrate", classes]
+    assert main([*map(str, words), "--one-sided", "--no-sequential", "--no-embedding", "-q"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "talks (1.25 of stock's error)" in printed.err
+    assert "source" not in printed.err
 
 
 def test_another_text_makes_another_provenance(
