@@ -300,6 +300,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
     require_torch("collecting importances")
     from forward.text.tokens import Cut
     from imatrix.options import CollectOptions
+    from quality.suite.mixture import read_mixture
 
     options = CollectOptions(
         cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),
@@ -309,6 +310,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
         forward=forward_options(args, all_experts=args.all_experts),
         restart=args.restart,
         any_text=args.force,
+        read=read_mixture,
     )
     return _CollectRequest(
         args.model,
@@ -336,7 +338,7 @@ def _collect(request: _CollectRequest) -> None:
     output, quiet = request.output, request.quiet
     refuse_shared({"-o": output}, (Path(request.named), request.text))  # also where it is the default
     refuse_to_replace([output], force=request.force)
-    refuse_early([output], [request.text])
+    refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=quiet)
     options = replace(request.options, earlier=[load(path) for path in request.earlier])
 

@@ -54,7 +54,7 @@ def collect(
     report = CollectBar(0, _save_nothing, progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
-        refuse_early([place], [Path(text)])
+        refuse_early([place], [Path(text)], folders=True)
         refuse_to_replace([place], force=options.force)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:

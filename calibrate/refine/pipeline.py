@@ -48,6 +48,6 @@ def refine(
     options = with_choices(options or RefineOptions(), choices)
     file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
     refuse_shared({"the output": output}, [file, base, text])
-    refuse_early([output], [text])
+    refuse_early([output], [text], folders=True)
     with reporting(progress, "refining") as report:
         return run_refinement(file, base, text, output, options, report)

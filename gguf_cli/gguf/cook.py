@@ -121,7 +121,8 @@ def _read(args: argparse.Namespace) -> CookRequest:
     is_name = args.name is None or (Path(args.name).name == args.name and args.name.isprintable())
     if not is_name or (args.name or "").startswith("."):
         raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
-    refuse_early([nearest_folder(args.output)], [args.text, args.evaluate])
+    refuse_early([nearest_folder(args.output)], [args.evaluate])
+    refuse_early(texts=[args.text], folders=True)
     opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
     source = Path(opened)
     return CookRequest(

@@ -430,6 +430,14 @@ def test_a_class_that_is_not_better_is_told_with_q_too(
     assert "source" not in printed.err
 
 
+def test_a_folder_is_no_text_to_evaluate_on(
+    base: Path, classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(base), str(tmp_path / "out.gguf"), "Q8_0", "--evaluate", str(classes)]) == 1
+    assert f"{classes}: is a folder, expected a file; evaluate --suite" in capsys.readouterr().err
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_another_text_makes_another_provenance(
     base: Path, one_sided: Path, text: Path, tmp_path: Path
 ) -> None:
