@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import (
+    OR_FOLDER,
+    add_chunks_argument,
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
@@ -211,7 +213,8 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument(
         "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
-        instead=", and add the matrix of the other with --in-file", help="calibration text, UTF-8",
+        instead=", and add the matrix of the other with --in-file",
+        help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip
     what.add_argument(
         "-o", "--output", "--output-file", type=output_file, action=StoreOutput, may_be=("in_file",),
@@ -222,7 +225,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="importances to add to; without -f, these files are merged (repeatable)",
     )  # fmt: skip
     add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    add_chunks_argument(what)
     what.add_argument(
         "--from-chunk", "--chunk", type=command.natural, default=0, metavar="N",
         help="leave out the first N chunks",

@@ -38,7 +38,7 @@ def collect(
         matrix = collect("DeepSeek-V2-Lite", "calibration.txt", "lite.imatrix.gguf").importances
 
     model     Hugging Face folder, or GGUF file
-    text      path of a UTF-8 text
+    text      path of a UTF-8 text; `read` of the options may take folders, too
     output    where to save them; until then, finished layers are kept beside it, and the same call resumes
               after an interruption. None: nothing is saved
     options   what to collect, and how

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import (
+    OR_FOLDER,
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
@@ -55,7 +56,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     )
     sub.add_argument(
         "-f", "--file", dest="text", type=Path, action=command.StoreOnce, required=True, metavar="TEXT",
-        help="calibration text, UTF-8",
+        help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip
     sub.add_argument(
         "--types",
