@@ -6,17 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibrate.options import CalibrationOptions, Coverage
 from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
 from forward.text.scripts import script_findings
 from forward.text.tokens import Text
-from gguf_tools.findings import Finding, Tell, tell_nobody
+from gguf_tools.findings import Tell, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quality.spelling import spelled
 from quality.suite.mixture import mixture_sha256
 from quantize.calibration import PromisedImportance
 from quantize.fill.job import Calibrator, FillJob, Output
@@ -24,9 +22,6 @@ from quantize.fill.options import FillOptions
 from quantize.importances.entries import ImportanceFile
 from quantize.importances.text_sketch import TextSketch
 from quantize.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from calibrate.plan import CalibrationPlan
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class Calibration(CalibrationOptions):
 
         what = CalibrationPlan.of(self, plan, job.outputs, lambda text: self._admit(text, options.tell))
         with CalibratedRun(what, job, options) as run:
-            for finding in (*_script_findings(what), *amount_findings(what, options.threads)):
+            for finding in (*script_findings(what.spelling), *amount_findings(what, options.threads)):
                 options.tell(finding)
             yield run
 
@@ -84,15 +79,8 @@ class Calibration(CalibrationOptions):
         what = CalibrationPlan.of(self, plan, outputs, judge)
         yield from estimate_lines(what, options.threads)
         amount = amount_findings(what, options.threads)
-        for finding in (*what.quality.findings(), *_script_findings(what), *amount):
+        for finding in (*what.quality.findings(), *script_findings(what.spelling), *amount):
             yield f"note: {finding.text}"
 
     def _admit(self, text: Text, tell: Tell) -> TextQuality:
         return admit(text, str(self.text), tell, any_text=self.any_text)
-
-
-def _script_findings(plan: CalibrationPlan) -> Iterator[Finding]:
-    """Yield what a user should know of the scripts of a text's chunks."""
-    pieces = spelled(plan.metadata)
-    spelling = b"".join(pieces[token] for token in plan.text.tokens.ravel())
-    return script_findings(spelling.decode(errors="replace"))

@@ -16,7 +16,7 @@ from forward.text.tokens import Cut, Text, tokenizer_keys
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quality.suite.mixture import mixture_state, read_mixture
+from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.decide import TensorPlan
 
@@ -112,11 +112,11 @@ class CalibrationOptions:
     def read(self, metadata: Metadata, coverage: Coverage) -> Text:
         """Read the chunks of the text, as the tokenizer of a model cuts it.
 
-        Plans and runs of one model ask for the same text, so it is kept until a file or the tokenizer is
-        another one.
+        Plans and runs of one model ask for the same text, so it is kept until its words or the tokenizer
+        are others.
         """
         path, vocab, vocab_size = Path(self.text), tokenizer_keys(metadata), coverage.network.vocab_size
-        asked = mixture_state(path), vocab, vocab_size
+        asked = mixture_sha256(path), vocab, vocab_size
         if not self._last or self._last[0][0] != asked:
             self._last[:] = [(asked, read_mixture(path, vocab, vocab_size, self.cut))]
         return self._last[0][1]

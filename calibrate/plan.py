@@ -23,6 +23,7 @@ from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
+from quality.spelling import spelled
 from quantize.fill.job import Output
 from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan
@@ -71,6 +72,12 @@ class CalibrationPlan:
         }
         text = options.read(metadata, coverage)
         return cls(options, path, metadata, plan.infos, made, coverage.network, text, judged(text))
+
+    @property
+    def spelling(self) -> str:
+        """The words of the chunks that are used."""
+        pieces = spelled(self.metadata)
+        return b"".join(pieces[token] for token in self.text.tokens.ravel()).decode(errors="replace")
 
     @cached_property
     def trust(self) -> Trust:

@@ -70,19 +70,6 @@ def mixture_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def mixture_state(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Read what tells a file, or each file in a folder, from what was there before.
-
-    Nothing is told of what can't be read: reading it will.
-    """
-    try:
-        found = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
-        states = [each.stat() for each in found]
-    except OSError:
-        return ()
-    return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in states)
-
-
 def _spread(n: int) -> npt.NDArray[np.int64]:
     """Order 0 to n - 1 so that the first few, however many, are spread evenly."""
     places = np.arange(n) * _GOLDEN % 1

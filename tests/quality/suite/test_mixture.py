@@ -11,7 +11,7 @@ import pytest
 
 from forward.text.tokens import Cut, Text, read_text
 from gguf_tools.errors import BadRequest
-from quality.suite.mixture import mixture_sha256, mixture_state, read_mixture
+from quality.suite.mixture import mixture_sha256, read_mixture
 from tests.quality.suite.chats import ASKED, BOS, SAYS, vocabulary
 
 WORDS = "the quick brown fox jumps over the lazy dog and the naïve café owner "
@@ -132,14 +132,14 @@ def test_what_leaves_nothing_is_refused(cut: Cut, message: str, tmp_path: Path) 
         read(tmp_path, cut)
 
 
-def test_another_word_or_name_gives_another_digest_and_state(tmp_path: Path) -> None:
+def test_another_word_class_or_template_gives_another_digest(tmp_path: Path) -> None:
     write(tmp_path, a="one", b__c="two")
-    seen, states = {mixture_sha256(tmp_path)}, {mixture_state(tmp_path)}
+    write_chats(tmp_path / "talk.jsonl", [ASKED, SAYS])
+    seen = [mixture_sha256(tmp_path)]
     (tmp_path / "a.txt").write_text("ones")
-    seen.add(mixture_sha256(tmp_path))
-    states.add(mixture_state(tmp_path))
+    seen.append(mixture_sha256(tmp_path))
     (tmp_path / "a.txt").rename(tmp_path / "d.txt")
-    seen.add(mixture_sha256(tmp_path))
-    states.add(mixture_state(tmp_path))
-    assert len(seen) == len(states) == 3
-    assert mixture_state(tmp_path / "no such file") == ()
+    seen.append(mixture_sha256(tmp_path))
+    (tmp_path / "suite.yaml").write_text("classes: {b: , d: , talk: {template: plain}}")
+    seen.append(mixture_sha256(tmp_path))
+    assert len(set(seen)) == 4
