@@ -24,7 +24,7 @@ from gguf_cli.quantize import main
 from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
 from gguf_tools.findings import Finding
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.progress import NoReport
+from gguf_tools.progress import NoReport, ProgressState
 from quantize.fill import session
 from quantize.importances.text_sketch import TextSketch
 from quantize.pipeline import plan_run
@@ -91,28 +91,28 @@ def one_sided(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def whole(
-    base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory, gradient_steps: list[float]
+    base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory, states: list[ProgressState]
 ) -> Path:
     output = tmp_path_factory.mktemp("whole") / "whole.gguf"
-
-    def gradients(n_layers: float, done: float) -> Callable[[float], object]:
-        gradient_steps.append(done - n_layers)
-        return gradient_steps.append
-
-    return make_calibrated(base, output, text, wholly=True, n_threads=2, gradients=gradients)
+    return make_calibrated(base, output, text, wholly=True, n_threads=2, progress=states.append)
 
 
 @pytest.fixture(scope="module")
-def gradient_steps() -> list[float]:
-    """Minus the layers that gradients need, and every share of one that was reported."""
+def states() -> list[ProgressState]:
+    """How far the run was that made the whole file, after every piece of work."""
     return []
 
 
 @pytest.mark.slow
-def test_a_run_says_how_far_its_gradients_have_come(whole: Path, gradient_steps: list[float]) -> None:
+def test_a_run_says_how_far_it_has_come(whole: Path, states: list[ProgressState]) -> None:
     assert whole.exists()
-    assert gradient_steps[0] <= -5
-    assert sum(gradient_steps) == pytest.approx(0, abs=1e-3)
+    remarks = list(dict.fromkeys(state.remark for state in states if state.unit == "work"))
+    assert [each for each in remarks if each] == [
+        "gradients", "embeddings", "layer 1 of 3", "layer 2 of 3", "layer 3 of 3", "divergence",
+    ]  # fmt: skip
+    shares = [state.share for state in states if state.unit == "work"]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +233,7 @@ def test_a_folder_gives_the_same_tensors(
 _KILLED = """
 import os, signal, sys
 from quantize.fill import session
-from quantize.pipeline import plan_run
-import quality, quantize
+import calibrate, quantize
 from forward.text.tokens import Cut
 
 real, left = session.Session.done, int(sys.argv[4])
@@ -247,8 +246,10 @@ def done(self, number, digest):
         os.kill(os.getpid(), signal.SIGKILL)
 
 session.Session.done = done
-flags = dict.fromkeys(("sequential", "two_sided", "embedding"), sys.argv[5] == "whole")
-calibration = calibrate.Calibration(sys.argv[3], Cut(128, n_chunks=16), **flags)
+whole = sys.argv[5] == "whole"
+method = "two-sided" if whole else "one-sided"
+cut = Cut(128, n_chunks=16)
+calibration = calibrate.Calibration(sys.argv[3], cut, sequential=whole, method=method, embedding=whole)
 quantize.quantize(sys.argv[1], sys.argv[2], "Q2_K", calibration=calibration, n_threads=2)
 """
 
