@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.run.output import Record, Writer
+from calibrate.run.held_errors import HeldErrors
+from calibrate.run.output import ChunkErrors, Record, Writer
 from calibrate.run.strips import EncodedStrip, Strip, StripExecutor
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
@@ -92,9 +93,9 @@ class Encoder:
 
         The method's bytes must have the smaller error on held-out rows; where there are none, they are kept.
         """
-        error, stock_error = (sum(strip.errors[which] for strip in strips) for which in (0, 1))
+        error, stock_error = (HeldErrors.sum(strip.errors[which] for strip in strips) for which in (0, 1))
         by_method = [strip.data for strip in strips if strip.data is not None]
-        is_proven = group.conditions.held is None or error < stock_error
+        is_proven = group.conditions.held is None or error.total < stock_error.total
         is_better = len(by_method) == len(strips) and is_proven
         self.writer.records.add(
             Record(
@@ -104,9 +105,14 @@ class Encoder:
                 n_cols=group.info.n_cols,
                 n_seen=group.conditions.n_seen,
                 has_factor=group.conditions.factor is not None,
-                error=error,
-                stock_error=stock_error,
+                error=error.total,
+                stock_error=stock_error.total,
                 is_stock=not is_better,
+                chunks=tuple(
+                    ChunkErrors(chunk, error.by_chunk[chunk], each)
+                    for chunk, each in sorted(stock_error.by_chunk.items())
+                ),
+                in_nats=bool(group.blocks),
             )
         )
         return np.concatenate(by_method if is_better else [strip.stock for strip in strips])

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from calibrate.methods import Matrix, Method
+from calibrate.run.held_errors import HeldErrors
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import OutputBlock
 from forward.device import to_torch
@@ -74,12 +75,12 @@ class EncodedStrip:
 
     data    by the method; None where it can't
     stock   by the stock encoder
-    errors  squared errors on held-out rows, of the method's bytes and of the stock encoder's
+    errors  on held-out rows, of the method's bytes and of the stock encoder's
     """
 
     data: Bytes | None
     stock: Bytes
-    errors: tuple[float, float]
+    errors: tuple[HeldErrors, HeldErrors] = (HeldErrors(), HeldErrors())
 
 
 class StripExecutor(Protocol):
@@ -124,7 +125,7 @@ def encode_strips(method: Method, sources: RowSources, strips: Sequence[Strip]) 
     read = [sources.tensors[each.info.name].read_rows(each.start, each.stop) for each in strips]
     stocks = [_stock(each, sources, rows) for each, rows in zip(strips, read, strict=True)]
     if factor is None or not method.can_encode(info.type):
-        return [EncodedStrip(None, stock, (0.0, 0.0)) for stock in stocks]
+        return [EncodedStrip(None, stock) for stock in stocks]
     rows = [each.astype(np.float32) for each in read]
     del read
     matrices = [strip.matrix(own) for strip, own in zip(strips, rows, strict=True)]
@@ -146,25 +147,23 @@ def _stock(strip: Strip, sources: RowSources, rows: Rows) -> Bytes:
     return encode_strip(rows, strip.start, info.name, info.type, weighting)
 
 
-def _held_out_errors(strip: Strip, rows: Floats32, data: Bytes, stock: Bytes) -> tuple[float, float]:
+def _held_out_errors(
+    strip: Strip, rows: Floats32, data: Bytes, stock: Bytes
+) -> tuple[HeldErrors, HeldErrors]:
     """Return the squared errors of two encodings on the held-out rows.
-
-    The strip's block weighs errors of different outputs by the covariance of their gradients; without one all
-    count alike.
 
     rows  of the source, float32 (n_rows, n_cols)
     """
-    held, block, info = strip.conditions.held, strip.block, strip.info
+    held, info = strip.conditions.held, strip.info
     if held is None:
-        return 0.0, 0.0
+        return HeldErrors(), HeldErrors()
     decode = get_format(info.type).decode
     weights = to_torch(rows)
     moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
-    errors = []
+    found = []
     for encoded in (data, stock):
-        error = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
+        errors = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
         if moved is not None:
-            error += moved
-        weighed = error if block is None else error @ to_torch(block.covariance)
-        errors.append(float((weighed.double() * error).sum()))
-    return errors[0], errors[1]
+            errors += moved
+        found.append(HeldErrors.of(errors, held.places, strip.block))
+    return found[0], found[1]
