@@ -95,7 +95,7 @@ class GradientFactors:
         n_tokens = self._covariances.n_tokens(info.name, index)
         for block in self._covariances.blocks(info.name, index):
             if origin <= block.start and block.stop <= origin + n_rows:
-                damp = self.trust.output_damp(n_tokens, block.stop - block.start)
+                damp = self.trust.output_damp(block.covariance, block.fourth, n_tokens)
                 made = _output_block(block.start - origin, block.stop - origin, block.covariance, damp)
                 if made is None:
                     return []

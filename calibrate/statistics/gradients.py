@@ -39,7 +39,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -85,11 +85,13 @@ class RowBlock:
 
     start, stop  the rows, counted from the matrix' first
     covariance   float64 (stop - start, stop - start): the sum of g g^T
+    fourth       the sum of |g|^4, which tells how noisy the covariance is
     """
 
     start: int
     stop: int
     covariance: Floats64
+    fourth: float
 
 
 _Key = tuple[str, int]
@@ -107,7 +109,9 @@ class Covariances(Silent):
         self._n_blocks: dict[str, int] = {}  # of a tensor, as the pass shows them; 1 where they share one
         self._parts: dict[tuple[str, int, int], torch.Tensor] = {}
         self._counts: dict[tuple[str, int, int], int] = {}
+        self._fourths: dict[tuple[str, int, int], torch.Tensor] = {}
         self._sums: dict[_Key, torch.Tensor] = {}
+        self._fourth_sums: dict[_Key, npt.NDArray[np.float64]] = {}
         self._rows: dict[str, npt.NDArray[np.int64]] = {}
 
     def tokens(self, numbers: torch.Tensor) -> None:
@@ -125,7 +129,8 @@ class Covariances(Silent):
         for start, stop in row_pieces(n_rows):
             part = gradient[:, :, start:stop].transpose(0, 1).float()
             product = torch.bmm(part.transpose(1, 2), part)
-            self._put((name, first, start), product, n_tokens)
+            fourth = part.double().square().sum(2).square().sum(1)
+            self._put((name, first, start), product, fourth, n_tokens)
 
     def fresh(self) -> Self:
         return type(self)(self._expert_bytes)
@@ -138,7 +143,11 @@ class Covariances(Silent):
             if sums is None:
                 sums = torch.zeros((n_blocks, size, size), device=product.device)
                 self._sums[name, start] = sums
+                self._fourth_sums[name, start] = np.zeros(n_blocks)
             sums[first : first + n_some] += product
+            self._fourth_sums[name, start][first : first + n_some] += to_numpy(
+                other._fourths[name, first, start]
+            )
             if start == 0:
                 rows = self._rows.setdefault(name, np.zeros(n_blocks, np.int64))
                 rows[first : first + n_some] += other._counts[name, first, start]
@@ -150,14 +159,18 @@ class Covariances(Silent):
 
     def arrays(self) -> Arrays:
         """Return the sums for `LayerGradients`."""
-        arrays: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]] = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             f"covariance:{name}:{start}": to_numpy(sums) for (name, start), sums in self._sums.items()
         }
+        arrays |= {f"fourth:{name}:{start}": sums for (name, start), sums in self._fourth_sums.items()}
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}
 
-    def _put(self, key: tuple[str, int, int], product: torch.Tensor, n_tokens: int) -> None:
-        before = self._parts.get(key)
-        self._parts[key] = product if before is None else before + product
+    def _put(
+        self, key: tuple[str, int, int], product: torch.Tensor, fourth: torch.Tensor, n_tokens: int
+    ) -> None:
+        if key in self._parts:
+            product, fourth = self._parts[key] + product, self._fourths[key] + fourth
+        self._parts[key], self._fourths[key] = product, fourth
         self._counts[key] = self._counts.get(key, 0) + n_tokens
 
 
@@ -185,15 +198,18 @@ class LayerGradients:
         starts = self._starts(name)
         if not starts:
             return []
-        stacks = [self.arrays[f"covariance:{name}:{start}"] for start in starts]
-        n_blocks, n_rows = len(stacks[0]), sum(stack.shape[1] for stack in stacks)
+        stacks = [
+            (self.arrays[f"covariance:{name}:{start}"], self.arrays[f"fourth:{name}:{start}"])
+            for start in starts
+        ]
+        n_blocks, n_rows = len(stacks[0][0]), sum(stack.shape[1] for stack, _ in stacks)
         wanted: range = range(n_blocks)
         if index is not None:
             wanted = range(index, index + 1) if n_blocks > 1 else range(1)
         return [
-            RowBlock(at, at + stack.shape[1], stack[block].astype(np.float64))
+            RowBlock(at, at + stack.shape[1], stack[block].astype(np.float64), float(fourth[block]))
             for place, block in enumerate(wanted)
-            for start, stack in zip(starts, stacks, strict=True)
+            for start, (stack, fourth) in zip(starts, stacks, strict=True)
             for at in (place * n_rows + start,)
         ]
 
@@ -340,7 +356,8 @@ def collect_gradients(
             with another model, text or options. Finished layers stay for the next run
     """
     about = {"model": source.watch.recognised_by(), **run_identity(text.chunks, options.forward)}
-    about |= {"seed": options.seed, "keeps": "covariances, sizes", "expert_bytes": options.expert_bytes}
+    about |= {"seed": options.seed, "expert_bytes": options.expert_bytes}
+    about["keeps"] = "covariances, fourth moments, sizes"
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_full_disk(folders, disk_bytes(source, text, options))
         n_tokens = text.inputs.size

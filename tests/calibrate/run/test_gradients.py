@@ -225,6 +225,7 @@ def test_many_rows_go_in_pieces() -> None:
     for block in blocks:
         rows = gradient[:, 0, block.start : block.stop].double().numpy()
         np.testing.assert_allclose(block.covariance, rows.T @ rows, rtol=1e-5, atol=1e-5)
+        assert block.fourth == pytest.approx((np.square(rows).sum(axis=1) ** 2).sum())
 
 
 @pytest.mark.parametrize("stop_after", ["forward", 0, 1, 2])
