@@ -106,10 +106,14 @@ class GradientFactors:
 
 
 def _output_block(start: int, stop: int, covariance: np.ndarray, damp: float) -> OutputBlock | None:
-    """Return a block; None where its covariance can't be used."""
+    """Return a block; None where its covariance can't be used.
+
+    Rows without any gradient, such as those of heads of padding, count alike when they are rounded, and for
+    nothing when encodings are compared.
+    """
     mean = float(np.diagonal(covariance).mean())
-    if not mean > 0:
-        return None
+    if mean == 0:
+        return OutputBlock(start, stop, Factor.of(np.eye(stop - start)), covariance.astype(np.float32))
     try:
         factor = Factor.of(covariance, damp=damp)
     except BadMoments:

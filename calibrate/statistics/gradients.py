@@ -94,6 +94,9 @@ class RowBlock:
     fourth: float
 
 
+_NO_GRADIENT = 1e-30
+"""Norm up to which a gradient counts as zero."""
+
 _Key = tuple[str, int]
 """A tensor, and the first row of a piece of its blocks."""
 
@@ -128,8 +131,9 @@ class Covariances(Silent):
         self._n_blocks.setdefault(name, n_blocks)
         for start, stop in row_pieces(n_rows):
             part = gradient[:, :, start:stop].transpose(0, 1).float()
-            product = torch.bmm(part.transpose(1, 2), part)
-            fourth = part.double().square().sum(2).square().sum(1)
+            size = torch.linalg.vector_norm(part, dim=2, keepdim=True)
+            product = torch.bmm(part.transpose(1, 2), part / size.clamp_min(_NO_GRADIENT))
+            fourth = size.double().square().sum((1, 2))
             self._put((name, first, start), product, fourth, n_tokens)
 
     def fresh(self) -> Self:
