@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
 from forward.text.scripts import script_findings
 from forward.text.tokens import Text
-from gguf_tools.files.named_files import read_input
-from gguf_tools.findings import Finding, Tell, tell_nobody
+from gguf_tools.findings import Tell, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from quality.suite.mixture import mixture_sha256
 from quantize.calibration import PromisedImportance
 from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions
@@ -54,7 +53,7 @@ class Calibration(CalibrationOptions):
             (Path(self.text).name,),
             text.n_chunks,
             text.chunk_size,
-            sketch=TextSketch.of(text.tokens.ravel(), hashlib.sha256(read_input(self.text)).hexdigest()),
+            sketch=TextSketch.of(text.tokens.ravel(), mixture_sha256(Path(self.text))),
         )
 
     @contextmanager
@@ -67,7 +66,7 @@ class Calibration(CalibrationOptions):
 
         what = CalibrationPlan.of(self, plan, job.outputs, lambda text: self._admit(text, options.tell))
         with CalibratedRun(what, job, options) as run:
-            for finding in (*self._scripts(), *amount_findings(what, options.threads)):
+            for finding in (*script_findings(what.spelling), *amount_findings(what, options.threads)):
                 options.tell(finding)
             yield run
 
@@ -80,11 +79,8 @@ class Calibration(CalibrationOptions):
         what = CalibrationPlan.of(self, plan, outputs, judge)
         yield from estimate_lines(what, options.threads)
         amount = amount_findings(what, options.threads)
-        for finding in (*what.quality.findings(), *self._scripts(), *amount):
+        for finding in (*what.quality.findings(), *script_findings(what.spelling), *amount):
             yield f"note: {finding.text}"
-
-    def _scripts(self) -> Iterator[Finding]:
-        return script_findings(read_input(self.text).decode(errors="replace"))
 
     def _admit(self, text: Text, tell: Tell) -> TextQuality:
         return admit(text, str(self.text), tell, any_text=self.any_text)

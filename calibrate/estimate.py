@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 
-from calibrate.footprint import Shapes, is_expert, memory_bytes
+from calibrate.footprint import is_expert, memory_bytes
 from calibrate.options import CalibrationOptions
 from calibrate.plan import CalibrationPlan
 from calibrate.probe import LayerTimes, Probe
@@ -110,17 +110,16 @@ def amount_findings(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
 
 def _little_text(plan: CalibrationPlan) -> Iterator[Finding]:
     """Yield how many tokens each column has, if they are few; experts share theirs and are left out."""
-    matrices = (info for info in plan.made.values() if not is_expert(info))
-    widest = max(matrices, key=attrgetter("n_cols"), default=None)
-    if widest is None:
+    real = {info.name: plan.n_cols(info) for info in plan.made.values() if not is_expert(info)}
+    if not real:
         return
-    text = plan.text
-    by_column = text.inputs.size / widest.n_cols
+    text, (name, n_cols) = plan.text, max(real.items(), key=itemgetter(1))
+    by_column = text.inputs.size / n_cols
     if by_column < _FEW_BY_COLUMN:
-        chunks = -(-_WANTED_BY_COLUMN * widest.n_cols // text.chunk_size)
+        chunks = -(-_WANTED_BY_COLUMN * n_cols // text.chunk_size)
         yield Finding(
             "little text",
-            f"the text has {by_column:.1f} tokens for each of the {widest.n_cols:,} columns of {widest.name};"
+            f"the text has {by_column:.1f} tokens for each of the {n_cols:,} columns of {name};"
             f" {chunks:,} chunks have {_WANTED_BY_COLUMN}, and leave about two thirds of the divergence",
             Level.NOTE,
         )
@@ -128,13 +127,13 @@ def _little_text(plan: CalibrationPlan) -> Iterator[Finding]:
 
 def _large_text(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
     """Yield how many chunks would do, of a text that is used as a whole and larger than the model needs."""
-    options, shapes, text = plan.options, plan.shapes, plan.text
+    options, text = plan.options, plan.text
     if options.cut.n_chunks is not None:
         return
-    enough = -(-enough_tokens(shapes) // text.chunk_size)
+    enough = -(-_enough_tokens(plan) // text.chunk_size)
     if text.n_chunks <= _LARGE * enough:
         return
-    part = Text(text.tokens[:enough], text.inputs[:enough])
+    part = text.only(range(enough))
     whole, short = (
         time_text(calibration_seconds(options, plan.probe, each, n_threads)) for each in (text, part)
     )
@@ -146,9 +145,10 @@ def _large_text(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
     )
 
 
-def enough_tokens(shapes: Shapes) -> int:
+def _enough_tokens(plan: CalibrationPlan) -> int:
     """Count the tokens that show every matrix as many rows as it has columns, on average."""
-    return max([_LEAST_TOKENS, *(math.ceil(info.n_cols / shapes.share(info)) for info in shapes.made)])
+    needed = (math.ceil(plan.n_cols(info) / plan.shapes.share(info)) for info in plan.shapes.made)
+    return max([_LEAST_TOKENS, *needed])
 
 
 def calibration_seconds(options: CalibrationOptions, probe: Probe, text: Text, n_threads: int) -> float:

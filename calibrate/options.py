@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from calibrate.methods import Method, find_method
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, Text, read_text, tokenizer_keys
+from forward.text.tokens import Cut, Text, tokenizer_keys
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.decide import TensorPlan
 
@@ -72,8 +73,8 @@ class Coverage:
 class CalibrationOptions:
     """How tensors are encoded under the activations of a text.
 
-    text        UTF-8 file
-    cut         the part of it that is used
+    text        UTF-8 file, or folder of which every file and every folder in it is a class of text
+    cut         the part of it that is used, equally shared among classes
     sequential  encode every tensor under the inputs that the tensors before it, as they are written, produce,
                 and correct for the drift; False: under the original's inputs, which takes half the time
     method      name of the rounding method, a key of `calibrate.methods.METHODS`
@@ -111,13 +112,13 @@ class CalibrationOptions:
     def read(self, metadata: Metadata, coverage: Coverage) -> Text:
         """Read the chunks of the text, as the tokenizer of a model cuts it.
 
-        Plans and runs of one model ask for the same text, so it is kept until the file or the tokenizer is
-        another one.
+        Plans and runs of one model ask for the same text, so it is kept until its words or the tokenizer
+        are others.
         """
         path, vocab, vocab_size = Path(self.text), tokenizer_keys(metadata), coverage.network.vocab_size
-        asked = _state_of(path), vocab, vocab_size
+        asked = mixture_sha256(path), vocab, vocab_size
         if not self._last or self._last[0][0] != asked:
-            self._last[:] = [(asked, read_text(path, vocab, vocab_size, self.cut))]
+            self._last[:] = [(asked, read_mixture(path, vocab, vocab_size, self.cut))]
         return self._last[0][1]
 
 
@@ -131,11 +132,3 @@ class CalibrationChoices(CutChoices, ForwardChoices, total=False):
     any_text: bool
     forward: ForwardOptions
 
-
-def _state_of(path: Path) -> tuple[int, ...]:
-    """What tells a file from what was there before; nothing where it can't be read, which is told later."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

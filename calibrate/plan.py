@@ -19,10 +19,11 @@ from forward.network import Network
 from forward.text.quality import TextQuality
 from forward.text.tokens import Cut, Text
 from forward.work.work_folder import run_identity
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
+from quality.spelling import spelled
 from quantize.fill.job import Output
 from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan
@@ -72,6 +73,12 @@ class CalibrationPlan:
         text = options.read(metadata, coverage)
         return cls(options, path, metadata, plan.infos, made, coverage.network, text, judged(text))
 
+    @property
+    def spelling(self) -> str:
+        """The words of the chunks that are used."""
+        pieces = spelled(self.metadata)
+        return b"".join(pieces[token] for token in self.text.tokens.ravel()).decode(errors="replace")
+
     @cached_property
     def trust(self) -> Trust:
         """How far the moments of the text are trusted."""
@@ -82,6 +89,10 @@ class CalibrationPlan:
         """Columns without padding of the tensors whose rows are padded, by name."""
         resized = without_padding(self.metadata, self.infos).resized
         return {name: resize.cols.new for name, resize in resized.items() if resize.cols is not None}
+
+    def n_cols(self, info: TensorInfo) -> int:
+        """How many columns of a tensor are not padding."""
+        return self.real_cols.get(info.name, info.n_cols)
 
     @cached_property
     def device(self) -> torch.device:
@@ -112,6 +123,7 @@ class CalibrationPlan:
             "sequential": options.sequential,
             "embedding": options.embedding,
             "trust": asdict(self.trust),
+            **({"classes": list(self.text.classes)} if self.text.classes else {}),
         }
 
 
@@ -124,6 +136,8 @@ def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: boo
     """
     if measured and cut.chunk_size < SHORTEST_CHUNK:
         raise BadArgument(f"a context of {cut.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
+    if measured and path.is_dir():
+        raise BadRequest(f"{path}: is a folder, expected a file; evaluate --suite measures classes of texts")
     output = preparation.outputs[0]
     coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
     CalibrationOptions(path, cut).read(output.layout.metadata, coverage)

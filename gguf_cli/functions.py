@@ -101,7 +101,7 @@ def calibrate(
 
         calibrate("DeepSeek-V2-Lite", "lite-Q4_K_M.gguf", "Q4_K_M", "calibration.txt", n_chunks=40)
 
-    text     UTF-8
+    text     UTF-8 file, or folder of which every file and every folder in it is a class of text
     choices  fields of `Calibration`, and of the Cut and ForwardOptions in it, as keyword arguments
     The rest is as in `quantize`.
     """

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import (
+    OR_FOLDER,
+    add_chunks_argument,
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
@@ -211,7 +213,8 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument(
         "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
-        instead=", and add the matrix of the other with --in-file", help="calibration text, UTF-8",
+        instead=", and add the matrix of the other with --in-file",
+        help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip
     what.add_argument(
         "-o", "--output", "--output-file", type=output_file, action=StoreOutput, may_be=("in_file",),
@@ -222,7 +225,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="importances to add to; without -f, these files are merged (repeatable)",
     )  # fmt: skip
     add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    add_chunks_argument(what)
     what.add_argument(
         "--from-chunk", "--chunk", type=command.natural, default=0, metavar="N",
         help="leave out the first N chunks",
@@ -300,6 +303,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
     require_torch("collecting importances")
     from forward.text.tokens import Cut
     from imatrix.options import CollectOptions
+    from quality.suite.mixture import read_mixture
 
     options = CollectOptions(
         cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),
@@ -309,6 +313,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
         forward=forward_options(args, all_experts=args.all_experts),
         restart=args.restart,
         any_text=args.force,
+        read=read_mixture,
     )
     return _CollectRequest(
         args.model,
@@ -336,7 +341,7 @@ def _collect(request: _CollectRequest) -> None:
     output, quiet = request.output, request.quiet
     refuse_shared({"-o": output}, (Path(request.named), request.text))  # also where it is the default
     refuse_to_replace([output], force=request.force)
-    refuse_early([output], [request.text])
+    refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=quiet)
     options = replace(request.options, earlier=[load(path) for path in request.earlier])
 

@@ -44,6 +44,7 @@ from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import output_path
+from gguf_tools.findings import teller
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.system.locks import MAX_THREADS
 from gguf_tools.text import json_line, quoted
@@ -275,6 +276,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             scheduler=args.scheduler,
             force=args.force,
             replace=is_llama_s,
+            tell=teller(quiet=True),  # with a bar, everything is told
         ),
         is_llama_s=is_llama_s,
         stream=args.stream,

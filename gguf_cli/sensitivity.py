@@ -105,7 +105,7 @@ def _sensitivity(request: _Request) -> None:
     from convert.sources import model_path
 
     output = request.output
-    refuse_early([output], [request.text])
+    refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=request.quiet)
     done = f"{output}: is already there, as asked; --force makes it anew"
     losses = measured_before(model, request.text, output, request.options)

@@ -38,7 +38,7 @@ def collect(
         matrix = collect("DeepSeek-V2-Lite", "calibration.txt", "lite.imatrix.gguf").importances
 
     model     Hugging Face folder, or GGUF file
-    text      path of a UTF-8 text
+    text      path of a UTF-8 text; `read` of the options may take folders, too
     output    where to save them; until then, finished layers are kept beside it, and the same call resumes
               after an interruption. None: nothing is saved
     options   what to collect, and how
@@ -54,7 +54,7 @@ def collect(
     report = CollectBar(0, _save_nothing, progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
-        refuse_early([place], [Path(text)])
+        refuse_early([place], [Path(text)], folders=True)
         refuse_to_replace([place], force=options.force)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
+from forward.text.tokens import Cut, ReadText, read_text
 from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
 from quantize.importances.entries import ImportanceFile
 
@@ -29,6 +29,7 @@ class CollectOptions:
     earlier         importances to add to
     any_text        use the text even if it is nonsense; see forward/text/quality.py
     force           replace an output that is there
+    read            reads the text at a path; `quality.suite.mixture.read_mixture` takes folders, too
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -40,6 +41,7 @@ class CollectOptions:
     earlier: Sequence[ImportanceFile] = ()
     any_text: bool = False
     force: bool = False
+    read: ReadText = read_text
 
 
 class CollectChoices(CutChoices, ForwardChoices, total=False):
@@ -54,6 +56,7 @@ class CollectChoices(CutChoices, ForwardChoices, total=False):
     earlier: Sequence[ImportanceFile]
     any_text: bool
     force: bool
+    read: ReadText
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from forward.open import ModelSource, open_model
 from forward.run import ForwardPass, forward_pass, refuse_full_disk
 from forward.text.chunks import Chunks
 from forward.text.quality import admit
-from forward.text.tokens import Text, read_text
+from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, run_identity
 from gguf_tools.errors import BadActivation, BadImportance
 from gguf_tools.files.inputs import InputWatch
@@ -45,7 +45,7 @@ def collect_from(
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as source:
-        chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
+        chunks = options.read(text, source.vocab(), source.network.vocab_size, options.cut)
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
         notes = tuple(finding.text for finding in quality.findings())
         n_chosen = source.network.n_chosen

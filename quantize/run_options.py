@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.choices import refuse_unknown
-from gguf_tools.findings import Tell, teller
+from gguf_tools.findings import Finding, Tell, teller
 from gguf_tools.format.values import Value
 from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown, StartMoving, StartProgress
 from quantize.calibration import Calibrating
@@ -120,7 +120,12 @@ class RunBar:
 
     def told(self, run: RunOptions) -> RunOptions:
         """Let a run move these bars, and with True tell what a user should know."""
-        tell = teller(quiet=False) if self._show is True else run.tell
+        told = teller(quiet=False) if self._show is True else run.tell
+
+        def tell(finding: Finding) -> None:
+            self._bar.close()
+            told(finding)
+
         return replace(run, compiling=self._compiling, calibrating=self._calibrating, tell=tell)
 
     def _compiling(self, n_kernels: int) -> Progress:

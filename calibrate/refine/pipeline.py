@@ -33,7 +33,8 @@ def refine(
 
     file      GGUF file or split set, whoever made it; types that can't be refined stay as they are
     base      Hugging Face folder, or GGUF file: the original
-    text      UTF-8 file. One chunk of eight, 8 at most, is held back to judge by
+    text      UTF-8 file, or folder of which every file and every folder in it is a class. One chunk of eight,
+              8 at most, is held back to judge by; of a folder, at least one of each class that has two
     output    a file of the same types and size, but for what it says of its text. A work folder beside it
               keeps what is done until all is
     progress  True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
@@ -48,6 +49,6 @@ def refine(
     options = with_choices(options or RefineOptions(), choices)
     file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
     refuse_shared({"the output": output}, [file, base, text])
-    refuse_early([output], [text])
+    refuse_early([output], [text], folders=True)
     with reporting(progress, "refining") as report:
         return run_refinement(file, base, text, output, options, report)

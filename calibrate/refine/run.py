@@ -37,18 +37,18 @@ from forward.observe import Silent
 from forward.open import ModelSource, open_model
 from forward.run import forward_pass
 from forward.text.quality import admit
-from forward.text.tokens import Text, read_text
+from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, WorkParts, run_identity
 from forward.workers import give_back, threads_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
-from gguf_tools.files.named_files import read_input
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from quality.divergence import mean_of
+from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, OpenSources, SourceTensor
@@ -81,7 +81,7 @@ def run_refinement(
         source = opened.enter_context(open_model(file))
         base = opened.enter_context(open_model(original))
         _refuse_strangers(source, base)
-        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
+        text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
         run = _Run(source, base, text, output, options, report)
         if not options.force and was_refined(output) == run.digest:
@@ -91,7 +91,7 @@ def run_refinement(
         tensors, best, n_steps = run.descend()
         for each in (source, base):
             each.watch.refuse_changed()
-        sketch = TextSketch.of(text.tokens.ravel(), hashlib.sha256(read_input(path)).hexdigest())
+        sketch = TextSketch.of(text.tokens.ravel(), mixture_sha256(path))
         keys = {REFINED_KEY: Value.string(run.digest), **sketch.metadata()}
         _write(file, output, tensors, keys, options)
     _parts(output).forget()
@@ -170,7 +170,9 @@ class _Run:
         options = self.options
         how = {"batch": options.batch, "rate": options.rate, "seed": options.seed}
         length = {"steps": options.steps, "minutes": options.minutes}
-        return {**self.about_original, "file": self.source.watch.recognised_by(), **how, **length}
+        classes = {"classes": list(self.text.classes)} if self.text.classes else {}
+        file = self.source.watch.recognised_by()
+        return {**self.about_original, "file": file, **how, **length, **classes}
 
     @property
     def digest(self) -> str:
@@ -196,7 +198,8 @@ class _Run:
             shares = _Shares(self.report)
             student = Student(source.network, load, tensors, self.text.chunks, n_workers, shares.advance)
             descent = Descent(tensors)
-            best, n_steps = _Steps(descent, student, original, folder, options, shares).run()
+            split = HoldoutSplit.of(self.text.n_chunks, self.text.chunk_size, self.text.classes)
+            best, n_steps = _Steps(descent, student, original, folder, options, shares, split).run()
         descent.set_changes(best.changes)
         return tensors, best, n_steps
 
@@ -236,13 +239,13 @@ class _Steps:
     folder: WorkFolder
     options: RefineOptions
     shares: _Shares
+    split: HoldoutSplit
 
     def run(self) -> tuple[_Best, int]:
         """Make all steps that are left; return the best scales, and how many steps there were."""
-        chunks, descent = self.student.chunks, self.descent
-        split = HoldoutSplit.of(chunks.n_chunks, chunks.longest)
-        summed = np.array([chunk for chunk in range(chunks.n_chunks) if split.is_summed(chunk)])
-        n_steps, best = self._begin(split, len(summed))
+        split, descent = self.split, self.descent
+        summed = np.array([chunk for chunk in range(split.n_chunks) if split.is_summed(chunk)])
+        n_steps, best = self._begin(len(summed))
         saved, n_saved, report = time.monotonic(), descent.n_steps, self.shares.report
         report.start(n_steps, descent.n_steps)
         self.shares.per_layer = 1 / (self.student.network.n_layers * (1 + BACKWARD_WORK))
@@ -255,7 +258,7 @@ class _Steps:
                 report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
                 is_last = descent.n_steps == n_steps
                 if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
-                    best = self._looked(best, split)
+                    best = self._looked(best)
                 if is_last or time.monotonic() - saved > _SAVE_SECONDS:
                     self._save(best, n_steps)
                     saved, n_saved = time.monotonic(), descent.n_steps
@@ -265,35 +268,36 @@ class _Steps:
             raise
         return best, n_steps
 
-    def _begin(self, split: HoldoutSplit, n_summed: int) -> tuple[int, _Best]:
+    def _begin(self, n_summed: int) -> tuple[int, _Best]:
         """Take up what an earlier run has left, or look at the file as it is and decide on the steps."""
         if self.folder.done >= 0:
             arrays = self.folder.arrays(0)
             self.descent.load(arrays)
             return int(arrays["n_steps"]), _Best.load(arrays)
         began = time.monotonic()
-        before = self._held(split)
+        before = self._held()
         best = _Best(before, before, self.descent.changes())
         if self.options.steps is not None:
             return self.options.steps, best
         if self.options.minutes is None:
             return max(1, n_summed // self.options.batch), best
         # A look is a forward pass, and a step as much as five.
-        of_chunk = (time.monotonic() - began) / len(split.held)
+        n_held = len(self.split.held)
+        of_chunk = (time.monotonic() - began) / n_held
         of_step = of_chunk * self.options.batch * (1 + BACKWARD_WORK)
-        seconds = 60 * self.options.minutes - _LOOKS * of_chunk * len(split.held)
+        seconds = 60 * self.options.minutes - _LOOKS * of_chunk * n_held
         return max(1, math.floor(seconds / of_step)), best
 
-    def _looked(self, best: _Best, split: HoldoutSplit) -> _Best:
+    def _looked(self, best: _Best) -> _Best:
         """Return what is best now."""
-        now = self._held(split)
+        now = self._held()
         if now.mean() >= best.after.mean():
             return best
         return _Best(best.before, now, self.descent.changes(), self.descent.n_steps)
 
-    def _held(self, split: HoldoutSplit) -> npt.NDArray[np.float64]:
+    def _held(self) -> npt.NDArray[np.float64]:
         advance, self.shares.per_layer = self.shares.per_layer, 0.0
-        found = [self.student.divergences(self.original, [chunk]) for chunk in split.held]
+        found = [self.student.divergences(self.original, [chunk]) for chunk in self.split.held]
         self.shares.per_layer = advance
         return np.concatenate(found)
 

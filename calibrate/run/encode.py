@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.methods import Matrix, Method
-from calibrate.run.output import Record, Writer
+from calibrate.run.held_errors import HeldErrors
+from calibrate.run.output import ChunkErrors, Record, Writer
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
 from forward.device import to_torch
@@ -95,12 +96,12 @@ class _Encoded:
 
     data    by the method; None where it can't
     stock   by the stock encoder
-    errors  squared errors on held-out rows, of the method's bytes and of the stock encoder's
+    errors  on held-out rows, of the method's bytes and of the stock encoder's
     """
 
     data: Bytes | None
     stock: Bytes
-    errors: tuple[float, float]
+    errors: tuple[HeldErrors, HeldErrors] = (HeldErrors(), HeldErrors())
 
 
 class Encoder:
@@ -144,7 +145,7 @@ class Encoder:
         ]
         stocks = [self._stock(each, source) for each, source in zip(strips, sources, strict=True)]
         if factor is None or not self._method.can_encode(info.type):
-            return [_Encoded(None, stock, (0.0, 0.0)) for stock in stocks]
+            return [_Encoded(None, stock) for stock in stocks]
         rows = [source.astype(np.float32) for source in sources]
         del sources
         matrices = [strip.matrix(own) for strip, own in zip(strips, rows, strict=True)]
@@ -167,9 +168,9 @@ class Encoder:
 
         The method's bytes must have the smaller error on held-out rows; where there are none, they are kept.
         """
-        error, stock_error = (sum(strip.errors[which] for strip in strips) for which in (0, 1))
+        error, stock_error = (HeldErrors.sum(strip.errors[which] for strip in strips) for which in (0, 1))
         by_method = [strip.data for strip in strips if strip.data is not None]
-        is_proven = group.conditions.held is None or error < stock_error
+        is_proven = group.conditions.held is None or error.total < stock_error.total
         is_better = len(by_method) == len(strips) and is_proven
         self.writer.records.add(
             Record(
@@ -179,9 +180,14 @@ class Encoder:
                 n_cols=group.info.n_cols,
                 n_seen=group.conditions.statistics.n_seen,
                 has_factor=group.conditions.factor is not None,
-                error=error,
-                stock_error=stock_error,
+                error=error.total,
+                stock_error=stock_error.total,
                 is_stock=not is_better,
+                chunks=tuple(
+                    ChunkErrors(chunk, error.by_chunk[chunk], each)
+                    for chunk, each in sorted(stock_error.by_chunk.items())
+                ),
+                in_nats=bool(group.blocks),
             )
         )
         return np.concatenate(by_method if is_better else [strip.stock for strip in strips])
@@ -213,25 +219,23 @@ def _runs(groups: Iterable[RowGroup]) -> Iterator[list[RowGroup]]:
         yield run
 
 
-def _held_out_errors(strip: _Strip, rows: Floats32, data: Bytes, stock: Bytes) -> tuple[float, float]:
+def _held_out_errors(
+    strip: _Strip, rows: Floats32, data: Bytes, stock: Bytes
+) -> tuple[HeldErrors, HeldErrors]:
     """Return the squared errors of two encodings on the held-out rows.
-
-    The strip's block weighs errors of different outputs by the covariance of their gradients; without one all
-    count alike.
 
     rows  of the source, float32 (n_rows, n_cols)
     """
-    held, block, info = strip.group.conditions.held, strip.block, strip.group.info
+    held, info = strip.group.conditions.held, strip.group.info
     if held is None:
-        return 0.0, 0.0
+        return HeldErrors(), HeldErrors()
     decode = get_format(info.type).decode
     weights = to_torch(rows)
     moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
-    errors = []
+    found = []
     for encoded in (data, stock):
-        error = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
+        errors = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
         if moved is not None:
-            error += moved
-        weighed = error if block is None else error @ to_torch(block.covariance)
-        errors.append(float((weighed.double() * error).sum()))
-    return errors[0], errors[1]
+            errors += moved
+        found.append(HeldErrors.of(errors, held.places, strip.block))
+    return found[0], found[1]

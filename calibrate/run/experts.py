@@ -25,6 +25,7 @@ from calibrate.statistics.inputs import (
     PAIR_BYTES,
     PIECE_ROWS,
     Activations,
+    HeldPlaces,
     Inputs,
     Moments,
     Statistics,
@@ -72,6 +73,7 @@ class _Computed:
     output     of the original, for its own tokens among them
     summed     what down multiplies, of rows that are summed up, by model
     held       the same of held-out rows
+    held_places  where these are in the text
     summed_tokens  numbers of the rows that are summed up
     """
 
@@ -80,6 +82,7 @@ class _Computed:
     summed_tokens: torch.Tensor
     summed: list[Activations]
     held: list[Activations]
+    held_places: HeldPlaces
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,14 @@ class _Visit:
     """An expert whose turn has come.
 
     rows  that go to it, of each model, the original first
-    held  numbers of held-out tokens
+    held  numbers of held-out tokens, evenly spread
+    step  how many of its held-out tokens each of them stands for
     """
 
     expert: int
     rows: Sequence[Rows]
     held: torch.Tensor
+    step: int
 
     @property
     def own(self) -> Rows:
@@ -145,7 +150,9 @@ class ExpertRun:
 
     def _visit(self, expert: int) -> _Visit:
         rows = [Rows.of(routes, expert) for routes in self._routes]
-        return _Visit(expert, rows, self._held_tokens(rows[-1].tokens))
+        held = rows[-1].tokens[self._context.holdout.held_tokens(rows[-1].tokens)]
+        step = max(1, -(-len(held) // HELD_ROWS))
+        return _Visit(expert, rows, held[::step], step)
 
     def _run(self, visits: Sequence[_Visit]) -> None:
         """Encode some experts, each under conditions that depend on none but the ones before it."""
@@ -157,11 +164,6 @@ class ExpertRun:
         if self._context.is_followed:
             for visit in visits:
                 self._finish(visit)
-
-    def _held_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return some of an expert's held-out tokens, evenly spread."""
-        held = tokens[self._context.holdout.held_tokens(tokens)]
-        return held[:: -(-len(held) // HELD_ROWS)] if len(held) else held
 
     # ---- gate and up
 
@@ -197,7 +199,7 @@ class ExpertRun:
         context = self._context
         inputs = Inputs(context.corrects_drift, self._roots)
         if len(visit.held):
-            inputs.hold(self._middles(visit.held))
+            inputs.hold(self._middles(visit.held), context.holdout.places(visit.held, visit.step))
         summed = visit.own.tokens[context.holdout.summed_tokens(visit.own.tokens)]
         if len(summed) >= self._experts[0].hidden_size:
             for piece in summed.split(PIECE_ROWS):
@@ -238,7 +240,7 @@ class ExpertRun:
             after.add(computed.tokens[here], computed.output, weights)
             if self._is_down_missing:
                 inputs.add(computed.summed, computed.summed_tokens, context.workers)
-                inputs.hold(computed.held)
+                inputs.hold(computed.held, computed.held_places)
         return inputs
 
     def _compute(self, blocks: Sequence[FeedForward], visit: _Visit, tokens: torch.Tensor) -> _Computed:
@@ -256,7 +258,8 @@ class ExpertRun:
             shown.append(blocks[-1].gate_up(x, Silent()))
         is_summed = context.holdout.summed_tokens(tokens_here)
         summed = is_summed.to(device)
-        held = torch.isin(tokens_here, visit.held).to(device)
+        is_held = torch.isin(tokens_here, visit.held)
+        held = is_held.to(device)
         key = (self._names.down,)
         return _Computed(
             tokens,
@@ -264,6 +267,7 @@ class ExpertRun:
             tokens_here[is_summed],
             [{key: each[summed][:, None]} for each in shown],
             [{key: each[held][:, None]} for each in shown],
+            context.holdout.places(tokens_here[is_held], visit.step),
         )
 
     def _make_downs(self, visits: Sequence[_Visit], gathered: Sequence[Inputs]) -> None:

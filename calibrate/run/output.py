@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,14 @@ def _runs(written: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
+class ChunkErrors(NamedTuple):
+    """Squared errors on the held-out rows of a chunk, of the method's bytes and of the stock encoder's."""
+
+    chunk: int
+    error: float
+    stock_error: float
+
+
 @dataclass(frozen=True)
 class Record:
     """How some rows of a tensor came out.
@@ -139,6 +147,7 @@ class Record:
     error          squared error on held-out rows
     stock_error    the same of the stock encoder's bytes
     is_stock       whether stock's bytes were kept
+    chunks         errors by held-out chunk, for a token of it: in nats where `in_nats`, else of the products
     """
 
     tensor: str
@@ -150,6 +159,13 @@ class Record:
     error: float
     stock_error: float
     is_stock: bool
+    chunks: tuple[ChunkErrors, ...] = ()
+    in_nats: bool = False
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Self:
+        """Make a record of JSON data."""
+        return cls(**{**data, "chunks": tuple(ChunkErrors(*each) for each in data.get("chunks", ()))})
 
 
 class Records:
@@ -202,7 +218,7 @@ class Records:
 
     def _take(self, data: dict[str, Any]) -> None:
         if "part" in data:
-            record = Record(**data["part"])
+            record = Record.read(data["part"])
             self.parts[record.tensor, record.first] = record
         else:
             self.chunks[data["chunk"]] = data["digest"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
+from calibrate.run.by_class import ClassErrors, errors_by_class
 from calibrate.run.context import RunContext
 from calibrate.run.output import Record, Records
 from calibrate.statistics.inputs import HoldoutSplit
@@ -16,7 +18,7 @@ from forward.network import Network
 from forward.text.quality import TextQuality
 from forward.text.tokens import Text
 from gguf_tools.findings import Finding, Level
-from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.text import table
 from quality.divergence import Estimate, mean_of
 from quality.visitor import DivergenceVisitor
 from quantize.roles import in_layer_ranges
@@ -29,12 +31,14 @@ _LEAST_TOKENS = 4
 class FinalDivergence:
     """Mean divergence of the model that was written from the original, in nats.
 
-    summed  on the chunks that it was encoded under
-    held    on the held-out chunks
+    summed    on the chunks that it was encoded under
+    held      on the held-out chunks
+    by_class  on the held-out chunks of each class of text that has some; empty for a single text
     """
 
     summed: Estimate
     held: Estimate
+    by_class: Mapping[str, Estimate] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         yield (
@@ -59,9 +63,17 @@ def final_divergence(
     visitor = DivergenceVisitor(text.chunks, paths, context.device, lambda chunk, n_chunks: None)
     sweep_vocabulary(heads, visitor.positions, [visitor], n_threads)
     tokens = visitor.values(1)
-    summed = np.array([context.holdout.is_summed(chunk) for chunk in range(text.n_chunks)])[tokens.chunk]
-    held = np.isin(tokens.chunk, context.holdout.held)
-    return FinalDivergence(mean_of(tokens.kld[summed]), mean_of(tokens.kld[held]))
+    holdout = context.holdout
+    summed = np.array([holdout.is_summed(chunk) for chunk in range(text.n_chunks)])[tokens.chunk]
+
+    def mean_on(chunks: Iterable[int]) -> Estimate:
+        return mean_of(tokens.kld[np.isin(tokens.chunk, list(chunks))])
+
+    held: dict[str, list[int]] = {}
+    for chunk in holdout.held if holdout.classes else ():
+        held.setdefault(holdout.classes[chunk], []).append(chunk)
+    by_class = {name: mean_on(chunks) for name, chunks in held.items()}
+    return FinalDivergence(mean_of(tokens.kld[summed]), mean_on(holdout.held), by_class)
 
 
 @dataclass(frozen=True)
@@ -82,13 +94,14 @@ class Report:
     @classmethod
     def of(
         cls,
-        infos: Iterable[TensorInfo],
+        n_cols: Mapping[str, int],
         records: Records,
         holdout: HoldoutSplit,
         divergence: FinalDivergence | None,
         quality: TextQuality,
     ) -> Report:
-        parts = tuple(records.of(info.name for info in infos))
+        """Make the report of the tensors that `n_cols` names, with their columns without padding."""
+        parts = tuple(replace(part, n_cols=n_cols[part.tensor]) for part in records.of(n_cols))
         return cls(parts, holdout, divergence, quality)
 
     @property
@@ -96,8 +109,13 @@ class Report:
         """The parts that have the stock encoder's bytes, because others were not better."""
         return tuple(part for part in self.parts if part.is_stock)
 
+    @cached_property
+    def classes(self) -> list[ClassErrors]:
+        """The errors on each class of text."""
+        return [] if self.holdout is None else errors_by_class(self.parts, self.holdout)
+
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings that a user should know."""
+        """Yield the findings that a user should know, but those of classes, which are told on their own."""
         if self.quality is not None:
             yield from self.quality.findings()
             if self.quality.is_nonsense:
@@ -161,8 +179,27 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"  {len(kept)} were not better on text held back and keep stock's bytes: {_names(kept)}"
     if report.divergence is not None:
         yield from report.divergence.lines()
+    yield from _class_lines(report)
     for finding in report.findings():
         yield f"{'warning' if finding.is_bad else 'note'}: {finding.text}"
+
+
+def _class_lines(report: Report) -> Iterator[str]:
+    """Tell the errors on held-out chunks, as shares of stock's, and the divergence there, by class."""
+    divergences = {} if report.divergence is None else report.divergence.by_class
+    rows = []
+    for each in report.classes:
+        share, n_held = "-" if each.share is None else f"{each.share:.2f}", len(each.by_chunk)
+        if not each.name and each.share is not None:
+            chunks = ", ".join(f"{value:.2f} on chunk {n + 1}" for n, value in each.by_chunk.items())
+            yield f"error on chunks held back: {share} of stock's ({chunks})"
+        elif each.name:
+            kld = divergences.get(each.name)
+            told = "-" if kld is None else f"{kld.value:.5f} +/- {kld.error:.5f}"
+            rows.append((f"  {each.name}", str(each.n_chunks), str(n_held), share, told))
+    if rows:
+        heads = ("  class", "chunks", "held back", "error of stock's", "KLD held back")
+        yield from table([heads, *rows], right=(1, 2, 3, 4))
 
 
 def _names(parts: Iterable[Record]) -> str:

@@ -21,6 +21,7 @@ import xxhash
 
 from calibrate.estimate import Work, work_of
 from calibrate.plan import CalibrationPlan
+from calibrate.run.by_class import class_findings
 from calibrate.run.context import Model, RunContext, open_streams
 from calibrate.run.encode import Encoder, RowGroup
 from calibrate.run.layers import LayerRun
@@ -131,7 +132,10 @@ class CalibratedRun:
                 self._make_unseen(context, list(missing))
                 n_threads = threads_on(plan.device, self._options.threads)
                 divergence = final_divergence(context, plan.network, plan.text, n_threads)
-            self._report = Report.of(plan.made.values(), records, context.holdout, divergence, plan.quality)
+            n_cols = {name: plan.n_cols(info) for name, info in plan.made.items()}
+            self._report = Report.of(n_cols, records, context.holdout, divergence, plan.quality)
+        for finding in class_findings(self._report.classes):
+            self._options.tell(finding)
 
     def _gradients(
         self, missing: Iterable[str], meter: Meter, opened: ExitStack
@@ -189,7 +193,7 @@ class CalibratedRun:
         models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
         return RunContext(
             models=tuple(models),
-            holdout=HoldoutSplit.of(text.n_chunks, text.chunk_size),
+            holdout=HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes),
             device=plan.device,
             dtype=plan.dtype,
             wanted=plan.made,

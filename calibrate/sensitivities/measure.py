@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,11 @@ from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import ToolkitError
 from gguf_tools.files.early_checks import refuse_early
-from gguf_tools.files.named_files import output_path, read_input
+from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.progress import Reporter, Shown, reporting
+from quality.suite.mixture import mixture_sha256
 from quantize.formats import get_format
 from quantize.plan.overrides import parse_type
 from quantize.plan.sensitivities import Sensitivities, read_sensitivities
@@ -36,7 +36,7 @@ def sensitivity(
         quantize("DeepSeek-V2-Lite", "lite.gguf", "3.4bpw", losses=losses)
 
     model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
-    text     UTF-8 file
+    text     UTF-8 file, or folder of which every file and every folder in it is a class of text
     output   where the sensitivities go. Work folders beside it keep finished layers until all is done
     progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
@@ -55,7 +55,7 @@ def sensitivity(
     text, output = Path(text), output_path(output)
     for name in options.types or ():
         get_format(parse_type(name))  # says now if there is no such type, or no codec
-    refuse_early([output], [text])
+    refuse_early([output], [text], folders=True)
     there = measured_before(model, text, output, options)
     if there is not None:
         return there
@@ -85,7 +85,7 @@ def measured_before(
     try:
         losses = read_sensitivities(Path(output))
         asked = {
-            "sha256": hashlib.sha256(read_input(Path(text))).hexdigest(),
+            "sha256": mixture_sha256(Path(text)),
             "context": cut.chunk_size,
             "seed": options.seed,
             "rows": options.rows,

@@ -7,7 +7,6 @@ gradients at their products pass by.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,14 +43,14 @@ from forward.gradients.forward_backward import (
 from forward.observe import Accumulator, sums_of
 from forward.open import ModelSource, open_model
 from forward.text.quality import admit
-from forward.text.tokens import Text, read_text
+from forward.text.tokens import Text
 from forward.work.work_folder import run_identity
 from gguf_tools import __version__
-from gguf_tools.files.named_files import read_input
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
+from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.fill.sources import SourceTensor
 from quantize.padding.counterparts import whole_padding, without_padding
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
@@ -66,7 +65,7 @@ def measure(
         torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as whole, _targets(whole) as (metadata, targets):
         source = _as_far_as(whole, targets)
-        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
+        text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
         measurement = _Measurement(source, _quantized(targets), metadata, text, options)
         tensors = measurement.run(output, report)
@@ -76,7 +75,7 @@ def measure(
             model={"path": source.path.name, "files": source.watch.recognised_by()},
             text={
                 "path": path.name,
-                "sha256": hashlib.sha256(read_input(path)).hexdigest(),
+                "sha256": mixture_sha256(path),
                 "chunks": text.n_chunks,
                 "context": text.chunk_size,
                 "seed": options.seed,

@@ -39,12 +39,14 @@ class OutputBlock:
 
     start, stop  the rows, counted from the matrix' first
     covariance   float32 (stop - start, stop - start), scaled to a mean diagonal of 1
+    mean_square  of the gradient of a token at one of these products: what was divided by
     """
 
     start: int
     stop: int
     factor: Factor
     covariance: Floats32
+    mean_square: float
 
 
 @dataclass
@@ -96,7 +98,8 @@ class GradientFactors:
         for block in self._covariances.blocks(info.name, index):
             if origin <= block.start and block.stop <= origin + n_rows:
                 damp = self.trust.output_damp(block.covariance, block.fourth, n_tokens)
-                made = _output_block(block.start - origin, block.stop - origin, block.covariance, damp)
+                start, stop = block.start - origin, block.stop - origin
+                made = _output_block(start, stop, block.covariance, damp, n_tokens)
                 if made is None:
                     return []
                 blocks.append(made)
@@ -105,20 +108,22 @@ class GradientFactors:
         return blocks if sum(block.stop - block.start for block in blocks) == n_rows else []
 
 
-def _output_block(start: int, stop: int, covariance: np.ndarray, damp: float) -> OutputBlock | None:
-    """Return a block; None where its covariance can't be used.
+def _output_block(
+    start: int, stop: int, covariance: np.ndarray, damp: float, n_tokens: int
+) -> OutputBlock | None:
+    """Return a block; None where its covariance, the sum over `n_tokens`, can't be used.
 
     Rows without any gradient, such as those of heads of padding, count alike when they are rounded, and for
     nothing when encodings are compared.
     """
     mean = float(np.diagonal(covariance).mean())
     if mean == 0:
-        return OutputBlock(start, stop, Factor.of(np.eye(stop - start)), covariance.astype(np.float32))
+        return OutputBlock(start, stop, Factor.of(np.eye(stop - start)), covariance.astype(np.float32), 0.0)
     try:
         factor = Factor.of(covariance, damp=damp)
     except BadMoments:
         return None
-    return OutputBlock(start, stop, factor, (covariance / mean).astype(np.float32))
+    return OutputBlock(start, stop, factor, (covariance / mean).astype(np.float32), mean / n_tokens)
 
 
 def embedding_statistics(gradients: Gradients) -> Statistics:
@@ -178,7 +183,7 @@ def gradient_chunks(text: Text) -> tuple[int, ...]:
 
     Those of a short text come several times, and other labels are drawn each time.
     """
-    holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size)
+    holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes)
     chunks = [chunk for chunk in range(text.n_chunks) if holdout.is_summed(chunk)]
     n_wanted = max(1, _TOKENS // text.chunk_size)
     n_times = max(1, min(_MOST_LABELS, n_wanted // len(chunks)))
@@ -187,5 +192,4 @@ def gradient_chunks(text: Text) -> tuple[int, ...]:
 
 def gradient_text(text: Text) -> Text:
     """Return the part of a text that gradients are taken of."""
-    some = list(gradient_chunks(text))
-    return Text(text.tokens[some], text.inputs[some])
+    return text.only(gradient_chunks(text))

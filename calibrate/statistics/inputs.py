@@ -235,8 +235,27 @@ PIECE_ROWS = 2048
 HELD_ROWS = 512
 """Most held-out rows of a matrix. With more, comparing encodings takes longer than encoding."""
 
+_MOST_HELD = 8
+"""Chunks that are held out, at most, where classes are fewer."""
+
 Activations = Mapping[tuple[str, ...], torch.Tensor]
 """Inputs of matrices, (n_rows, n_mats, n_cols), by the names of all that have the same input."""
+
+
+@dataclass(frozen=True)
+class HeldPlaces:
+    """Where held-out rows are in the text.
+
+    chunks  of each row, int64 (n_rows,)
+    shares  of its chunk's tokens that each row stands for, float32 (n_rows,)
+    """
+
+    chunks: torch.Tensor
+    shares: torch.Tensor
+
+    @classmethod
+    def joined(cls, places: Sequence[HeldPlaces]) -> HeldPlaces:
+        return cls(torch.cat([each.chunks for each in places]), torch.cat([each.shares for each in places]))
 
 
 @dataclass(frozen=True)
@@ -249,25 +268,35 @@ class Held:
 
     x: torch.Tensor
     originals: torch.Tensor
+    places: HeldPlaces
 
 
 @dataclass(frozen=True)
 class HoldoutSplit:
     """Which chunks of a text are summed up, and which are held out.
 
-    held  numbers of the held-out chunks; a single chunk is in both parts
+    held     numbers of the held-out chunks; a single chunk is in both parts
+    classes  the kind of text of each chunk; empty for a single text
     """
 
     n_chunks: int
     chunk_size: int
     held: tuple[int, ...]
+    classes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, n_chunks: int, chunk_size: int) -> HoldoutSplit:
-        """Hold out one chunk of eight, evenly spread, 8 at most."""
-        n_held = min(8, max(1, n_chunks // 8))
-        step = n_chunks / n_held
-        return cls(n_chunks, chunk_size, tuple(int((number + 0.5) * step) for number in range(n_held)))
+    def of(cls, n_chunks: int, chunk_size: int, classes: tuple[str, ...] = ()) -> HoldoutSplit:
+        """Hold out one chunk of eight of each class, evenly spread.
+
+        There are 8 at most or, of more classes, one of each. A class of one chunk keeps it, unless all do.
+        """
+        by_class: dict[str, list[int]] = {}
+        for chunk, name in enumerate(classes or ("",) * n_chunks):
+            by_class.setdefault(name, []).append(chunk)
+        groups = [group for group in by_class.values() if len(group) > 1] or [list(range(n_chunks))]
+        most = max(1, _MOST_HELD // len(groups))
+        held = sorted(chunk for group in groups for chunk in _spread(group, most))
+        return cls(n_chunks, chunk_size, tuple(held), classes)
 
     def is_summed(self, chunk: int) -> bool:
         return chunk not in self.held or self.n_chunks == 1
@@ -286,6 +315,23 @@ class HoldoutSplit:
         """Return which of these token numbers are in held-out chunks, bool."""
         return torch.isin(tokens // self.chunk_size, torch.tensor(self.held))
 
+    def places(self, tokens: torch.Tensor, step: int) -> HeldPlaces:
+        """Tell where held-out rows are; `step` is how many tokens each of them stands for.
+
+        A chunk's first token stands for none: its rows are huge in some matrices, and no prediction depends
+        on them.
+        """
+        shares = (tokens % self.chunk_size > 0).float() * (step / self.chunk_size)
+        return HeldPlaces(tokens // self.chunk_size, shares)
+
+
+def _spread(chunks: Sequence[int], most: int) -> Iterator[int]:
+    """Yield one chunk of eight, evenly spread, one at least and `most` at most."""
+    n_held = min(most, max(1, len(chunks) // 8))
+    step = len(chunks) / n_held
+    for number in range(n_held):
+        yield chunks[int((number + 0.5) * step)]
+
 
 @dataclass
 class Inputs:
@@ -300,7 +346,7 @@ class Inputs:
     crossed: bool
     roots: torch.Tensor | None = None
     moments: dict[tuple[str, ...], Moments] = field(default_factory=dict)
-    _held: dict[tuple[str, ...], list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
+    _held: dict[tuple[str, ...], list[Held]] = field(default_factory=dict)
 
     def add(self, shown: Sequence[Activations], tokens: torch.Tensor, workers: Workers) -> None:
         """Add rows to the sums.
@@ -318,12 +364,12 @@ class Inputs:
                 self.moments[names] = moments
             moments.add(x, originals[names] if self.crossed else None, workers, roots)
 
-    def hold(self, shown: Sequence[Activations]) -> None:
-        """Keep held-out rows."""
+    def hold(self, shown: Sequence[Activations], places: HeldPlaces) -> None:
+        """Keep held-out rows, of all matrices of a stack."""
         for names, x in shown[-1].items():
             mine = to_cpu(x.float())
             other = to_cpu(shown[0][names].float()) if self.crossed else mine
-            self._held.setdefault(names, []).append((mine, other))
+            self._held.setdefault(names, []).append(Held(mine, other, places))
 
     def statistics(self, names: tuple[str, ...], mat: int = 0) -> Statistics:
         return Statistics.of(self.moments[names], mat)
@@ -331,15 +377,11 @@ class Inputs:
     def held(self, names: tuple[str, ...], mat: int = 0) -> Held | None:
         """Return the held-out rows of a matrix; None if there are none."""
         pieces = self._held.get(names, [])
-        if not sum(len(x) for x, _ in pieces):
+        if not sum(len(each.x) for each in pieces):
             return None
-        x = torch.cat([x[:, mat] for x, _ in pieces])
-        return Held(x, torch.cat([other[:, mat] for _, other in pieces]) if self.crossed else x)
-
-
-def thinned(shown: Activations, n_rows: int) -> Activations:
-    """Return `n_rows` rows or fewer, evenly spread, of what is shown."""
-    return {names: x[:: -(-len(x) // max(1, n_rows))] for names, x in shown.items()}
+        x = torch.cat([each.x[:, mat] for each in pieces])
+        originals = torch.cat([each.originals[:, mat] for each in pieces]) if self.crossed else x
+        return Held(x, originals, HeldPlaces.joined([each.places for each in pieces]))
 
 
 def gather(
@@ -356,14 +398,17 @@ def gather(
     """
     inputs = Inputs(crossed, roots)
     n_held = -(-HELD_ROWS // len(holdout.held))
+    step = -(-holdout.chunk_size // n_held)
     for chunks in holdout.batches():
         summed, tokens = [], []
         for chunk, shown in zip(chunks, workers.each(take, chunks), strict=True):
+            rows = torch.arange(chunk * holdout.chunk_size, (chunk + 1) * holdout.chunk_size)
             if holdout.is_summed(chunk):
                 summed.append(shown)
-                tokens.append(torch.arange(chunk * holdout.chunk_size, (chunk + 1) * holdout.chunk_size))
+                tokens.append(rows)
             if chunk in holdout.held:
-                inputs.hold([thinned(each, n_held) for each in shown])
+                thinned = [{names: x[::step] for names, x in each.items()} for each in shown]
+                inputs.hold(thinned, holdout.places(rows[::step], step))
         if summed:
             joined = [
                 {names: torch.cat([shown[model][names] for shown in summed]) for names in summed[0][model]}

@@ -58,7 +58,7 @@ def noise_damp(covariance: npt.NDArray[np.float64], fourth: float, n_tokens: flo
     the identity: by the share of the squared distance from there that is noise. Gradients have heavy tails. A
     few tokens make up most of the sum in some matrices, which only the fourth moments tell.
 
-    covariance  the sum of g g^T, float64 (n, n); outputs that never had a gradient do not count
+    covariance  a sum of g g^T over tokens, float64 (n, n); outputs that never had a gradient do not count
     fourth      the sum of |g|^4
     returns     what to add to the diagonal, in units of its mean
     """

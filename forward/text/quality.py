@@ -20,7 +20,10 @@ XML, SVG, tables and logs.
                    random, largest              0.21        0.33        0.51        0.84
 
 The effective rank of what the first layer multiplies puts texts in the same order as their variety does
-(ordinary 6.4 to 33, two tokens 2.0, one token 1.0, whatever their length), so it is not computed.
+(ordinary 6.4 to 33, two tokens 2.0, one token 1.0, whatever their length), so it is not computed. That of the
+inputs of all matrices tells no more: on examples/small-llama, 2048 tokens, its median was 3.8 to 5.3 for
+ordinary texts, 3.6 for shuffled words, 4.5 for random tokens, 3.3 for copies of a paragraph, 1.9 for digits,
+and 1.0 to 1.1 for newlines, spaces and two tokens in turn, which their variety tells.
 
 Texts in random order (bytes, base64, digits, words, tokens) are told and not refused: they serve less well
 than ordinary ones, and better than none. docs/calibrated.md has what files of each kind of text are worth.
@@ -136,6 +139,8 @@ def admit(text: Text, name: str, tell: Tell, *, any_text: bool) -> TextQuality:
     raises    BadRequest for nonsense
     """
     quality = judge(text)
+    for note in text.notes:
+        tell(Finding("left out", note, Level.NOTE))
     for finding in quality.findings():
         if finding.is_bad and not any_text:
             raise BadRequest(

@@ -10,7 +10,7 @@ conversion would write. Its ids are llama.cpp's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,12 +41,16 @@ _SENTENCEPIECE_BOS = 1
 class Text:
     """Chunks of tokens, all of one size.
 
-    tokens  int64 (n_chunks, chunk_size), as they are in the text
-    inputs  the same, but BOS is each chunk's first token if the tokenizer adds one
+    tokens   int64 (n_chunks, chunk_size), as they are in the text
+    inputs   the same, but BOS is each chunk's first token if the tokenizer adds one
+    classes  the kind of text of each chunk; empty for a single text
+    notes    what was left out, one line each
     """
 
     tokens: npt.NDArray[np.int64]
     inputs: npt.NDArray[np.int64]
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def n_chunks(self) -> int:
@@ -55,6 +59,12 @@ class Text:
     @property
     def chunk_size(self) -> int:
         return int(self.tokens.shape[1])
+
+    def only(self, chunks: Sequence[int]) -> Text:
+        """Take some chunks, in this order; one may come several times."""
+        some = list(chunks)
+        classes = tuple(self.classes[chunk] for chunk in some) if self.classes else ()
+        return Text(self.tokens[some], self.inputs[some], classes)
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -83,6 +93,20 @@ class Cut:
     n_chunks: int | None = None
     parse_special: bool = False
 
+    def chunks_of(self, n_whole: int, name: str) -> slice:
+        """Choose the chunks that are used of a text that has `n_whole`; `name` is the text's, for messages.
+
+        raises  BadRequest where there are none
+        """
+        if self.from_chunk >= n_whole:
+            raise BadRequest(
+                f"{name}: {n_whole} chunks of {self.chunk_size} tokens, and --from-chunk {self.from_chunk}"
+            )
+        if self.n_chunks == 0:
+            raise BadRequest(f"{name}: no chunk is to be used; see --chunks")
+        last = n_whole if self.n_chunks is None else min(n_whole, self.from_chunk + self.n_chunks)
+        return slice(self.from_chunk, last)
+
 
 def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
     """Read a file's text and cut it into chunks of tokens.
@@ -95,6 +119,10 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
     text = read_input_text(path)
     ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
     return cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
+
+
+ReadText = Callable[[Path, Metadata, int, Cut], Text]
+"""What reads a text as `read_text` does."""
 
 
 def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:
@@ -110,12 +138,7 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     if n_whole == 0:
         found = counted(len(tokens), "token")
         raise BadRequest(f"{name}: {found}, expected a chunk of {size} or more; see -c")
-    if cut.from_chunk >= n_whole:
-        raise BadRequest(f"{name}: {n_whole} chunks of {size} tokens, and --from-chunk {cut.from_chunk}")
-    if cut.n_chunks == 0:
-        raise BadRequest(f"{name}: no chunk is to be used; see --chunks")
-    last = n_whole if cut.n_chunks is None else min(n_whole, cut.from_chunk + cut.n_chunks)
-    tokens = tokens[cut.from_chunk * size : last * size].reshape(-1, size)
+    tokens = tokens[: n_whole * size].reshape(-1, size)[cut.chunks_of(n_whole, name)]
     inputs = tokens.copy()
     if bos is not None:
         inputs[:, 0] = bos

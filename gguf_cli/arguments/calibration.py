@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_cli.arguments.forward import add_context_argument, cut_of
+from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument, cut_of
 from gguf_tools.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("encoding under the activations of a text (needs torch)")
     group.add_argument(
         "--calibrate", type=Path, action=command.StoreOnce, metavar="TEXT",
-        help="choose the bytes of every tensor so that the model errs little on this UTF-8 text",
+        help="choose the bytes of every tensor so that the model errs little on this UTF-8 text. TEXT may be"
+        " a folder: every file and every folder in it is a class of text (prose, code, chats.jsonl ...),"
+        " --chunks is shared equally among them, and the report says what each has gained",
     )  # fmt: skip
     add_context_argument(group)
-    group.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    add_chunks_argument(group)
     group.add_argument(
         "--no-sequential",
         action="store_true",

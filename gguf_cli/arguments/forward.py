@@ -14,17 +14,26 @@ if TYPE_CHECKING:
     from forward.text.tokens import Cut
 
 
+OR_FOLDER = "or a folder: every file and every folder in it is a class, and --chunks takes as many of each"
+"""Help of an argument that names a text to learn from."""
+
+
 def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
     """Add -f, -o, -c and --chunks of a command that makes a file of a text; `what` is the help of -o."""
     group.add_argument(
         "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
-        help="UTF-8 text",
+        help=f"UTF-8 text, {OR_FOLDER}",
     )  # fmt: skip
     group.add_argument(
         "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar=metavar,
         help=what,
     )  # fmt: skip
     add_context_argument(group)
+    add_chunks_argument(group)
+
+
+def add_chunks_argument(group: argparse._ActionsContainer) -> None:
+    """Add --chunks, how much of a text is used."""
     group.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
 
 

@@ -17,7 +17,7 @@ from gguf_tools.hub.names import cached_name, folder_name
 class Measurement:
     """How to measure what each tensor of a model costs.
 
-    text    UTF-8
+    text    UTF-8 file, or folder of classes of texts
     silent  say nothing but errors, and show no bar
     quiet   don't say where the losses are
     """

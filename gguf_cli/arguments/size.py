@@ -54,7 +54,8 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
         "--sensitivity-text",
         type=Path,
         metavar="TEXT",
-        help="without --losses: measure them now on this UTF-8 text (default: that of --calibrate)",
+        help="without --losses: measure them now on this UTF-8 text, or folder of classes of texts (default:"
+        " that of --calibrate)",
     )
 
 

@@ -12,6 +12,7 @@ from calibrate.size.solve import Planner, SizeRequest, nearest_recipe, size_padd
 from convert.sources import SourceOptions, plan_source
 from gguf_cli.cook.request import CookRequest, WantedFile
 from gguf_tools.errors import BadRequest
+from gguf_tools.findings import teller
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Shown
@@ -38,6 +39,7 @@ def make_files(request: CookRequest, wanted: Sequence[WantedFile], progress: Sho
         how = RunOptions(
             request.forward.n_threads, request.restart, progress=progress,
             force=True,  # the folder's record has said what may be replaced
+            tell=teller(quiet=True),  # with a bar, everything is told
         )  # fmt: skip
         execute_together(runs, how)
 

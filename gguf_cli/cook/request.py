@@ -41,7 +41,7 @@ class CookRequest:
     """What is to be made, and how.
 
     source         Hugging Face folder or GGUF file
-    text           UTF-8 text for importances, losses and calibration
+    text           UTF-8 text, or folder of classes of texts, for importances, losses and calibration
     wanted         in the order in which they were named
     folder         where everything goes; it is made if it isn't there
     name           what all names in it begin with

@@ -140,7 +140,8 @@ def refuse(request: CookRequest) -> None:
         raise BadRequest(f"{request.folder}: is the model's own folder; name another one for the outputs")
     if not request.force:
         refuse_foreign(request.folder / CARD_NAME)
-    refuse_early([nearest_folder(request.folder)], [request.text, request.held_out])
+    refuse_early([nearest_folder(request.folder)], [request.held_out])
+    refuse_early(texts=[request.text], folders=True)
     if request.held_out is not None:
         from quality.report.charts import require_matplotlib
 

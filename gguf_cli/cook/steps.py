@@ -27,6 +27,7 @@ from imatrix.collecting import collect
 from imatrix.options import CollectOptions
 from quality.options import EvaluateOptions
 from quality.pipeline import evaluating
+from quality.suite.mixture import mixture_sha256, read_mixture
 
 CARD = "card"
 """Name of the step that writes README.md, which is recognised by what is in it."""
@@ -53,7 +54,7 @@ class Cooking:
         """What decides what a model makes of the calibration text."""
         cut = self.request.cut
         return {
-            "model": self.model, "text": sha256(self.request.text), "context": cut.chunk_size,
+            "model": self.model, "text": mixture_sha256(self.request.text), "context": cut.chunk_size,
             "chunks": cut.n_chunks, "dtype": self.request.forward.dtype, "version": __version__,
         }  # fmt: skip
 
@@ -179,8 +180,9 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
 def _collect(cooking: Cooking, progress: Shown) -> None:
     request = cooking.request
     options = CollectOptions(
-        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True
-    )
+        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True,
+        read=read_mixture,
+    )  # fmt: skip
     collect(request.source, request.text, request.matrix, options, progress=progress)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import (
+    OR_FOLDER,
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
@@ -55,7 +56,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     )
     sub.add_argument(
         "-f", "--file", dest="text", type=Path, action=command.StoreOnce, required=True, metavar="TEXT",
-        help="calibration text, UTF-8",
+        help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip
     sub.add_argument(
         "--types",
@@ -121,7 +122,8 @@ def _read(args: argparse.Namespace) -> CookRequest:
     is_name = args.name is None or (Path(args.name).name == args.name and args.name.isprintable())
     if not is_name or (args.name or "").startswith("."):
         raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
-    refuse_early([nearest_folder(args.output)], [args.text, args.evaluate])
+    refuse_early([nearest_folder(args.output)], [args.evaluate])
+    refuse_early(texts=[args.text], folders=True)
     opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
     source = Path(opened)
     return CookRequest(

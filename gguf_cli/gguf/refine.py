@@ -19,8 +19,9 @@ divergence of FILE's predictions from BASE's, over a text, step by step; codes, 
 be anybody's, with or without importances or calibration. It gains most at 2 and 3 bits, and little from 4 on.
 
 Text that FILE was not calibrated on does best, and more of it does better: a step takes 4 chunks, and once
-through the text is the default. One chunk of eight, 8 at most, is held back. The scales that are best there
-are written; if none is better than FILE's, they stay, and the run says so."""
+through the text is the default. One chunk of eight, 8 at most, is held back, at least one of each class of a
+folder of texts. The scales that are best there are written; if none is better than FILE's, they stay, and the
+run says so."""
 
 EPILOG = """\
 A step takes about five times as long as reading its chunks. Memory is that of BASE's and FILE's layers, and

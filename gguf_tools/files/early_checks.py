@@ -13,16 +13,20 @@ from gguf_tools.system import files
 from gguf_tools.text import size_text
 
 
-def refuse_early(outputs: Iterable[Path | None] = (), texts: Iterable[Path | None] = ()) -> None:
+def refuse_early(
+    outputs: Iterable[Path | None] = (), texts: Iterable[Path | None] = (), *, folders: bool = False
+) -> None:
     """Raise OutputError for an output that can't be written, and BadRequest for a text that can't be read.
 
     None stands for one that isn't asked for.
+
+    folders  a text may be a folder, which is not looked into
     """
     for output in outputs:
         if output is not None:
             refuse_unwritable(output)
     for text in texts:
-        if text is not None:
+        if text is not None and not (folders and text.is_dir()):
             read_input_text(text)
 
 

@@ -14,8 +14,9 @@ ends: two are the least that have an error. They are chunks of the whole suite, 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,20 @@ def tokenise(suite: Suite, vocab: Metadata, vocab_size: int) -> tuple[ClassChunk
     return tuple(_Tokeniser(vocab, vocab_size).classes(suite))
 
 
+def class_tokens(
+    suite: Suite, vocab: Metadata, vocab_size: int, notes: list[str], *, parse_special: bool = False
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield each class by its name, and the tokens of its texts one after the other.
+
+    Whole conversations are rendered, and each text begins with BOS if the tokenizer adds one.
+
+    notes          what is left out is added here, one line each
+    parse_special  read the spelling of a control token in plain text as that token
+    raises         what `tokenise` raises, but that a class may be short
+    """
+    yield from _Tokeniser(vocab, vocab_size).streams(suite, notes, parse_special=parse_special)
+
+
 class _Tokeniser:
     def __init__(self, vocab: Metadata, vocab_size: int) -> None:
         self._vocab = vocab
@@ -111,6 +126,21 @@ class _Tokeniser:
                 template=template,
                 notes=tuple(notes),
             )
+
+    def streams(
+        self, suite: Suite, notes: list[str], *, parse_special: bool
+    ) -> Iterator[tuple[str, list[int]]]:
+        begin = [] if self._bos is None else [self._bos]
+        for each in suite.classes:
+            encoder = make_encoder(self._vocab, parse_special=parse_special or each.read == CHAT)
+            if each.read == CHAT:
+                whole = replace(each, context=sys.maxsize, scored=ALL)
+                parts = [chunk.tokens.tolist() for chunk in self._chats(whole, encoder, notes)[0]]
+            else:
+                words = [source.text for source in each.texts]
+                words[-1] = words[-1].removesuffix("\n")
+                parts = [begin + encoder.encode(text) for text in words]
+            yield each.name, [token for part in parts for token in part]
 
     def _plain(self, each: TextClass, encoder: Encoder, notes: list[str]) -> Iterator[_Chunk]:
         for source in each.texts:

@@ -25,7 +25,7 @@ class FillOptions:
                called with 1 for each of them, from any thread
     calibrating  called with the seconds that a calibration would take one thread of this machine, and those
                that an earlier run has left done; what it returns is told what is done, from any thread
-    tell       told what a user should know of a calibration before it begins
+    tell       told what a user should know of a calibration, before it begins and at its end
     """
 
     n_threads: int | None = None

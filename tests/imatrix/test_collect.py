@@ -19,6 +19,7 @@ from gguf_cli.imatrix import main
 from gguf_tools import FileLayout, GGUFWriter, TensorInfo, open_gguf
 from gguf_tools.errors import OutputError
 from gguf_tools.format.ggml_types import Q4_0, Q4_0_R8
+from imatrix.merge import merge
 from imatrix.store import load
 from quantize.formats.ik.interleaved.interleaved import from_base
 from quantize.importances.entries import Importance
@@ -127,6 +128,24 @@ def test_perplexity_is_llama_cpps(
     assert value == pytest.approx(np.exp(np.mean(expected)), rel=2e-2 if source == "q8_0" else 1e-4)
     standard_error = np.std(expected) / np.sqrt(len(expected) - 1)
     assert error == pytest.approx(standard_error * value, rel=2e-2 if source == "q8_0" else 1e-3)
+
+
+def test_a_folder_of_texts_gives_its_classes_equal_shares(
+    tiny_folder: Path, calibration: Path, tmp_path: Path
+) -> None:
+    text, options = calibration.read_text(), ["-c", "64", "--no-ppl", "-t", "1"]
+    (tmp_path / "texts").mkdir()
+    for name, start in (("a", 0), ("b", 9000)):
+        (tmp_path / "texts" / f"{name}.txt").write_text(text[start : start + 3000])
+        own = tmp_path / "texts" / f"{name}.txt"
+        collect(tiny_folder, own, tmp_path / f"{name}.gguf", *options, "--chunks", "1")
+    expected = merge([load(tmp_path / "a.gguf"), load(tmp_path / "b.gguf")]).importances
+    collect(tiny_folder, tmp_path / "texts", tmp_path / "both.gguf", *options, "--chunks", "2")
+    found = load(tmp_path / "both.gguf")
+    assert (found.datasets, found.chunk_count) == (("texts",), 2)
+    for name, entry in expected.entries.items():
+        assert relative_error(found.entries[name], entry) < 1e-5
+        assert np.array_equal(found.entries[name].counts, entry.counts)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

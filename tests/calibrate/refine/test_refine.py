@@ -26,6 +26,7 @@ from calibrate.refine import run  # noqa: E402
 from calibrate.refine.descent import Descent, RefinedTensor, RowGradients  # noqa: E402
 from calibrate.refine.gradients import Original, Student  # noqa: E402
 from calibrate.refine.scales import row_scales  # noqa: E402
+from calibrate.statistics.inputs import HoldoutSplit  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.logits import Head  # noqa: E402
 from forward.open import ModelSource, open_model  # noqa: E402
@@ -213,6 +214,26 @@ def test_scales_stay_where_no_step_is_of_use(
     with open_gguf(made / "file.gguf") as before, open_gguf(tmp_path / "out.gguf") as after:
         for name in before.tensors:
             np.testing.assert_array_equal(before.raw(name), after.raw(name))
+
+
+def test_of_a_folder_of_texts_a_chunk_of_each_class_is_held_back(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(n_chunks: int, chunk_size: int, classes: tuple[str, ...]) -> HoldoutSplit:
+        splits.append(HoldoutSplit(n_chunks, chunk_size, (), classes))
+        return of(n_chunks, chunk_size, classes)
+
+    splits: list[HoldoutSplit] = []
+    of = HoldoutSplit.of
+    monkeypatch.setattr(HoldoutSplit, "of", told)
+    (tmp_path / "texts").mkdir()
+    words = (made / "text.txt").read_text()
+    for name, start in (("a", 0), ("b", 9000)):
+        (tmp_path / "texts" / f"{name}.txt").write_text(words[start : start + 3000])
+    inputs = made / "file.gguf", made / "base.gguf", tmp_path / "texts"
+    done = refine(*inputs, tmp_path / "o.gguf", chunk_size=64, n_chunks=8, steps=1, forward=FORWARD)
+    assert done.n_steps == 1
+    assert [split.classes for split in splits] == [("a", "b") * 4]
 
 
 def test_minutes_are_made_into_steps(made: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from gguf_cli.quantize import main
 from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
 from gguf_tools.findings import Finding
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.progress import NoReport
+from gguf_tools.progress import NoReport, ProgressState
 from quantize.fill import session
 from quantize.importances.text_sketch import TextSketch
 from quantize.pipeline import plan_run
@@ -31,9 +32,11 @@ from quantize.pipeline import plan_run
 torch = pytest.importorskip("torch")
 
 from calibrate.run import saves  # noqa: E402
+from calibrate.run.by_class import ClassErrors  # noqa: E402
 from calibrate.run.layers import LayerRun  # noqa: E402
-from calibrate.statistics.inputs import Capture  # noqa: E402
-from forward.text.tokens import Cut, Text, read_text  # noqa: E402
+from calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
+from forward.text.tokens import Cut, Text  # noqa: E402
+from quality.suite.mixture import read_mixture  # noqa: E402
 from tests.quality.trained_files import Damage  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
 
@@ -88,28 +91,28 @@ def one_sided(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def whole(
-    base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory, gradient_steps: list[float]
+    base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory, states: list[ProgressState]
 ) -> Path:
     output = tmp_path_factory.mktemp("whole") / "whole.gguf"
-
-    def gradients(n_layers: float, done: float) -> Callable[[float], object]:
-        gradient_steps.append(done - n_layers)
-        return gradient_steps.append
-
-    return make_calibrated(base, output, text, wholly=True, n_threads=2, gradients=gradients)
+    return make_calibrated(base, output, text, wholly=True, n_threads=2, progress=states.append)
 
 
 @pytest.fixture(scope="module")
-def gradient_steps() -> list[float]:
-    """Minus the layers that gradients need, and every share of one that was reported."""
+def states() -> list[ProgressState]:
+    """How far the run was that made the whole file, after every piece of work."""
     return []
 
 
 @pytest.mark.slow
-def test_a_run_says_how_far_its_gradients_have_come(whole: Path, gradient_steps: list[float]) -> None:
+def test_a_run_says_how_far_it_has_come(whole: Path, states: list[ProgressState]) -> None:
     assert whole.exists()
-    assert gradient_steps[0] <= -5
-    assert sum(gradient_steps) == pytest.approx(0, abs=1e-3)
+    remarks = list(dict.fromkeys(state.remark for state in states if state.unit == "work"))
+    assert [each for each in remarks if each] == [
+        "gradients", "embeddings", "layer 1 of 3", "layer 2 of 3", "layer 3 of 3", "divergence",
+    ]  # fmt: skip
+    shares = [state.share for state in states if state.unit == "work"]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +134,11 @@ def test_a_plan_and_its_run_read_the_text_once(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*arguments: Any) -> Text:
-        texts.append(read_text(*arguments))
+        texts.append(read_mixture(*arguments))
         return texts[-1]
 
     texts: list[Text] = []
-    monkeypatch.setattr("calibrate.options.read_text", read)
+    monkeypatch.setattr("calibrate.options.read_mixture", read)
     path = tmp_path / "text.txt"
     path.write_bytes(calibration_text()[:8000])
     calibration = plainly(path, Cut(128))
@@ -230,8 +233,7 @@ def test_a_folder_gives_the_same_tensors(
 _KILLED = """
 import os, signal, sys
 from quantize.fill import session
-from quantize.pipeline import plan_run
-import quality, quantize
+import calibrate, quantize
 from forward.text.tokens import Cut
 
 real, left = session.Session.done, int(sys.argv[4])
@@ -244,8 +246,10 @@ def done(self, number, digest):
         os.kill(os.getpid(), signal.SIGKILL)
 
 session.Session.done = done
-flags = dict.fromkeys(("sequential", "two_sided", "embedding"), sys.argv[5] == "whole")
-calibration = calibrate.Calibration(sys.argv[3], Cut(128, n_chunks=16), **flags)
+whole = sys.argv[5] == "whole"
+method = "two-sided" if whole else "one-sided"
+cut = Cut(128, n_chunks=16)
+calibration = calibrate.Calibration(sys.argv[3], cut, sequential=whole, method=method, embedding=whole)
 quantize.quantize(sys.argv[1], sys.argv[2], "Q2_K", calibration=calibration, n_threads=2)
 """
 
@@ -378,6 +382,61 @@ def test_a_short_text_is_told(base: Path, text: Path, tmp_path: Path) -> None:
     assert "matrices saw fewer tokens than they have columns" in lines
     assert "no token reached" in lines
     assert "nothing was held back" in lines
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    """A folder of three classes: a file, a folder of files, and conversations."""
+    folder, words = tmp_path / "classes", calibration_text().decode()
+    (folder / "manuals").mkdir(parents=True)
+    (folder / "source.txt").write_text(words[:6000], encoding="utf-8")
+    for number in range(4):
+        start = 20000 + 3000 * number
+        (folder / "manuals" / f"{number}.md").write_text(words[start : start + 600], encoding="utf-8")
+    talk = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": words[40000:40400]}]
+    (folder / "talks.jsonl").write_text("\n".join([json.dumps({"messages": talk})] * 5), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_of_classes_is_shared_equally_and_told_by_class(
+    base: Path, classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [base, tmp_path / "out.gguf", "Q2_K", "1", "-c", "64", "--chunks", "12", "--calibrate", classes]
+    assert main([str(word) for word in words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("  class "))
+    rows = [line.split() for line in lines[at + 1 : at + 4]]
+    assert [row[:3] for row in rows] == [[name, "4", "1"] for name in ("manuals", "source", "talks")]
+    for row in rows:
+        assert 0 < float(row[3]) < 1
+        assert 0 < float(row[4]) < 0.5
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert file.get("quantize.imatrix.dataset") == "classes"
+        assert file.get("quantize.imatrix.chunks_count") == 12
+
+
+def test_a_class_that_is_not_better_is_told_with_q_too(
+    base: Path, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def worse(parts: object, holdout: HoldoutSplit) -> list[ClassErrors]:
+        return [ClassErrors("talks", 4, 1.25, {}), ClassErrors("source", 4, 0.5, {})]
+
+    monkeypatch.setattr("calibrate.run.report.errors_by_class", worse)
+    words = [base, tmp_path / "out.gguf", "Q2_K", "1", "-c", "32", "--chunks", "6", "--calibrate", classes]
+    assert main([*map(str, words), "--one-sided", "--no-sequential", "--no-embedding", "-q"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "talks (1.25 of stock's error)" in printed.err
+    assert "source" not in printed.err
+
+
+def test_a_folder_is_no_text_to_evaluate_on(
+    base: Path, classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(base), str(tmp_path / "out.gguf"), "Q8_0", "--evaluate", str(classes)]) == 1
+    assert f"{classes}: is a folder, expected a file; evaluate --suite" in capsys.readouterr().err
+    assert not (tmp_path / "out.gguf").exists()
 
 
 def test_another_text_makes_another_provenance(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -152,7 +153,8 @@ def test_a_correction_that_does_not_hold_on_other_rows_is_left_out() -> None:
     change = correction_of(statistics(x, x + 0.5 * rows(13, 40, 32)))
     assert change is not None
     other = rows(14, 300, 32)
-    held = Held(other, other + 0.5 * rows(15, 300, 32))
+    places = HoldoutSplit.of(1, 300).places(torch.arange(300), 1)
+    held = Held(other, other + 0.5 * rows(15, 300, 32), places)
     full, careful = corrected(weights, change), corrected(weights, change, held)
     assert np.abs(careful - weights).max() < 0.1 * np.abs(full - weights).max()
 
@@ -181,6 +183,8 @@ def test_chunks_that_are_held_back_count_in_no_sum() -> None:
     kept = inputs.held(("w",))
     assert kept is not None
     assert torch.equal(kept.x, held)
+    assert kept.places.chunks.tolist() == [5] * 4 + [15] * 4
+    assert kept.places.shares.tolist() == [0, 0.25, 0.25, 0.25] * 2  # a chunk's first token counts for none
 
 
 def test_one_chunk_is_both_summed_and_held_back() -> None:
@@ -188,3 +192,36 @@ def test_one_chunk_is_both_summed_and_held_back() -> None:
     assert holdout.is_summed(0)
     assert holdout.held == (0,)
     assert holdout.summed_tokens(torch.arange(16)).all()
+
+
+@pytest.mark.parametrize(
+    ("n_chunks", "held"),
+    [
+        (2, (1,)),
+        (7, (3,)),
+        (16, (4, 12)),
+        (24, (4, 12, 20)),
+        (64, (4, 12, 20, 28, 36, 44, 52, 60)),
+        (100, (6, 18, 31, 43, 56, 68, 81, 93)),
+    ],
+)
+def test_of_a_single_text_one_chunk_of_eight_is_held_back(n_chunks: int, held: tuple[int, ...]) -> None:
+    assert HoldoutSplit.of(n_chunks, 512).held == held
+    assert HoldoutSplit.of(n_chunks, 512, ("one",) * n_chunks).held == held
+
+
+@pytest.mark.parametrize(
+    ("classes", "held"),
+    [
+        ("abcabcabc", {"a": 1, "b": 1, "c": 1}),
+        ("abab" + "a" * 60, {"a": 4, "b": 1}),
+        ("ab" * 40, {"a": 4, "b": 4}),
+        ("abcdefghijkl" * 2, dict.fromkeys("abcdefghijkl", 1)),
+        ("abcccc", {"c": 1}),
+        ("abc", {"b": 1}),
+    ],
+)
+def test_every_class_that_can_spare_a_chunk_is_held_back(classes: str, held: dict[str, int]) -> None:
+    split = HoldoutSplit.of(len(classes), 64, tuple(classes))
+    assert Counter(classes[chunk] for chunk in split.held) == held
+    assert split.held == tuple(sorted(set(split.held)))

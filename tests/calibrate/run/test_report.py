@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from calibrate.estimate import amount_findings
+from calibrate.options import CalibrationOptions
 from calibrate.run.output import Record, Records
 from calibrate.run.report import Report, report_lines
 from calibrate.statistics.inputs import HoldoutSplit
+from forward.text.quality import TextQuality
+from forward.text.tokens import Cut, Text
+from gguf_tools.format.ggml_types import Q4_K
+from gguf_tools.format.tensors import TensorInfo
+
+ORDINARY = TextQuality(n_tokens=9000, n_distinct=900, variety=100, n_copied=0, order=2)
 
 PART = Record(
     tensor="blk.1.ffn_down_exps.weight",
@@ -49,6 +60,30 @@ def test_parts_that_keep_stock_bytes_are_counted() -> None:
 def test_what_a_user_should_know_is_found(change: dict[str, int], kind: str) -> None:
     report = Report((PART, replace(PART, first=8, **change)), HoldoutSplit.of(8, 64))
     assert [finding.kind for finding in report.findings()] == [kind]
+
+
+@pytest.mark.parametrize(("n_cols", "kinds"), [(256, ["little text"]), (192, [])])
+def test_columns_of_padding_need_no_tokens(n_cols: int, kinds: list[str], tmp_path: Path) -> None:
+    records = Records(tmp_path / "records.jsonl", "a")
+    records.add(replace(PART, n_seen=200))
+    records.close()
+    report = Report.of({PART.tensor: n_cols}, records, HoldoutSplit.of(8, 64), None, ORDINARY)
+    assert [finding.kind for finding in report.findings()] == kinds
+
+
+@pytest.mark.parametrize(("n_cols", "told"), [(256, "7.8 tokens for each of the 256 columns"), (192, None)])
+def test_a_plan_counts_no_padding_either(n_cols: int, told: str | None) -> None:
+    info = TensorInfo("blk.0.ffn_down.weight", (256, 256), Q4_K)
+    text = Text(np.zeros((4, 500), np.int64), np.zeros((4, 500), np.int64))
+    plan: Any = SimpleNamespace(
+        made={info.name: info},
+        n_cols=lambda info: n_cols,
+        text=text,
+        options=CalibrationOptions("", Cut(500, 0, 4)),
+    )
+    found = [finding.text for finding in amount_findings(plan, 1)]
+    assert len(found) == (told is not None)
+    assert told is None or told in found[0]
 
 
 def test_one_chunk_is_told() -> None:

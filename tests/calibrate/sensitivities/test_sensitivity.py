@@ -42,7 +42,7 @@ def random_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every text be the same random tokens: the models have no tokenizer."""
     import forward.open
 
-    monkeypatch.setattr(run, "read_text", lambda *_: Text(CHUNKS, CHUNKS))
+    monkeypatch.setattr(run, "read_mixture", lambda *_: Text(CHUNKS, CHUNKS))
     monkeypatch.setattr(forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict))
 
 
@@ -294,6 +294,21 @@ def test_a_quiet_run(
     words = [str(tiny_folder), "-f", str(text_of_tiny), "-c", "64", "--chunks", "1", "--rows", "16", "-q"]
     assert main([*words, "--types", "q2_k", "-o", str(tmp_path / "a.json")]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_folder_of_texts_is_one_text(
+    tiny_folder: Path, text_of_tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    words, content = [str(tiny_folder), "-f", str(tmp_path / "texts")], text_of_tiny.read_text()
+    words += ["-c", "64", "--chunks", "2", "--rows", "16", "--types", "q2_k", "-o", str(tmp_path / "a.json")]
+    for name, start in (("a", 0), ("b", 9000)):
+        (tmp_path / "texts" / f"{name}.txt").write_text(content[start : start + 3000])
+    assert main([*words, "-q"]) == 0
+    said = json.loads((tmp_path / "a.json").read_text())["text"]
+    assert (said["path"], said["chunks"]) == ("texts", 2)
+    assert main(words) == 0
+    assert "is already there, as asked" in capsys.readouterr().out
 
 
 def test_bad_input_is_one_line(

@@ -17,6 +17,7 @@ import pytest
 import gguf_cli.main
 from convert import convert
 from gguf_cli.cook.record import sha256
+from imatrix.store import load
 from tests.support.hub_server import HubServer
 from tests.support.trained_model import EXAMPLE, calibration_text
 
@@ -119,6 +120,24 @@ def test_a_text_to_evaluate_on_is_looked_at_first(
     assert gguf_cli.main.main(words("Q8_0", "-o", "out", "-q", "--evaluate", "held.txt", *more)) != 0
     assert part in capsys.readouterr().err
     assert not (texts / "out" / "tiny-deepseek-v3.imatrix.gguf").exists()
+
+
+def test_a_folder_of_texts_serves_the_whole_run(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = calibration_text()
+    (texts / "mix").mkdir()
+    for name, start in (("a", 0), ("b", 9000)):
+        (texts / "mix" / f"{name}.txt").write_bytes(content[start : start + 3000])
+    cook = [word if word != "cal.txt" else "mix" for word in words("F16", "-o", "out", "-q")]
+    assert gguf_cli.main.main(cook) == 0
+    assert load(texts / "out" / "tiny-deepseek-v3.imatrix.gguf").chunk_count == 4
+    capsys.readouterr()
+    (texts / "mix" / "b.txt").write_bytes(content[20_000:23_000])
+    assert gguf_cli.main.main(cook) == 1
+    assert "was begun with another text: " in capsys.readouterr().err
+    assert gguf_cli.main.main([*cook[:-3], "-o", "new", "-q", "--evaluate", "mix"]) == 1
+    assert "mix: can't be read" in capsys.readouterr().err
 
 
 def test_another_text_is_refused(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,76 @@
+"""A text to learn from: a file, or a folder of classes of texts that are mixed in equal shares.
+
+The folder is a suite's (see suite.py): every file and every folder in it is a class, and .jsonl are chats.
+The texts of a class are put one after the other and cut into chunks of one size, so no chunk has two classes.
+Chunks come in rounds of one from each class, as long as it has any. So the first n chunks, for any n, are
+shared equally, and what short classes lack is made up by the others.
+
+Of each class the chunks are taken from all over its text: the k-th is as far into it as the fraction of k
+times the golden ratio says, which spreads any number of first ones evenly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from forward.text.tokens import Cut, Text, bos_of, cut_into_chunks, read_text
+from gguf_tools.files.named_files import read_input
+from gguf_tools.format.values import Metadata
+from quality.suite.suite import read_suite
+from quality.suite.tokenise import class_tokens
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def read_mixture(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
+    """Read a file, or the classes of a folder in equal shares, and cut it into chunks of tokens.
+
+    A folder's own contexts, and what it has scored, don't matter here.
+
+    vocab, vocab_size  see `forward.text.tokens.read_text`
+    raises  BadRequest for a class that is too short for a chunk, and what `read_text` and `read_suite` raise
+    """
+    if not path.is_dir():
+        return read_text(path, vocab, vocab_size, cut)
+    notes: list[str] = []
+    bos, whole = bos_of(vocab), Cut(cut.chunk_size)
+    found = class_tokens(read_suite(path), vocab, vocab_size, notes, parse_special=cut.parse_special)
+    texts = {
+        name: cut_into_chunks(ids if bos is None else ids[1:], bos, vocab_size, whole, str(path / name))
+        for name, ids in found
+    }
+    rounds = sorted(
+        (number, place, int(chunk))
+        for place, text in enumerate(texts.values())
+        for number, chunk in enumerate(_spread(text.n_chunks))
+    )
+    used = rounds[cut.chunks_of(len(rounds), str(path))]
+    names, parts = list(texts), list(texts.values())
+    return Text(
+        np.stack([parts[place].tokens[chunk] for _, place, chunk in used]),
+        np.stack([parts[place].inputs[chunk] for _, place, chunk in used]),
+        tuple(names[place] for _, place, _ in used),
+        tuple(notes),
+    )
+
+
+def mixture_sha256(path: Path) -> str:
+    """Compute the SHA-256 of a file or, of a folder, of the names and texts of its classes."""
+    if not path.is_dir():
+        return hashlib.sha256(read_input(path)).hexdigest()
+    digest = hashlib.sha256()
+    for each in read_suite(path).classes:
+        template = "" if each.template is None else each.template.source
+        for part in (each.name, each.read, template, *(text.sha256 for text in each.texts)):
+            digest.update(f"{len(part)} {part}".encode())
+    return digest.hexdigest()
+
+
+def _spread(n: int) -> npt.NDArray[np.int64]:
+    """Order 0 to n - 1 so that the first few, however many, are spread evenly."""
+    places = np.arange(n) * _GOLDEN % 1
+    return np.argsort(np.argsort(places, kind="stable"), kind="stable")
