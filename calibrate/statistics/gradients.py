@@ -1,8 +1,8 @@
 """Gradients of a model's predictions, for rounding that knows what its errors do to them.
 
 One forward and one backward pass over a text, layer by layer, with labels drawn from the model's own
-predictions. For every layer the covariances of the gradients at the products of its matrices, the sums of
-g g^T / |g| over the tokens, are kept in a work folder, and at the end that of the gradients at the embeddings:
+predictions. For every layer the covariances of the gradients at the products of its matrices, sums of
+g g^T / |g| over the tokens, are kept in a work folder, and at the end that at the embeddings:
 
     with open_model(path) as source:
         text = read_text(text_path, source.vocab(), source.network.vocab_size, cut)
