@@ -97,7 +97,7 @@ class GradientFactors:
         n_tokens = self._covariances.n_tokens(info.name, index)
         for block in self._covariances.blocks(info.name, index):
             if origin <= block.start and block.stop <= origin + n_rows:
-                damp = self.trust.output_damp(n_tokens, block.stop - block.start)
+                damp = self.trust.output_damp(block.covariance, block.fourth, n_tokens)
                 start, stop = block.start - origin, block.stop - origin
                 made = _output_block(start, stop, block.covariance, damp, n_tokens)
                 if made is None:
@@ -111,10 +111,14 @@ class GradientFactors:
 def _output_block(
     start: int, stop: int, covariance: np.ndarray, damp: float, n_tokens: int
 ) -> OutputBlock | None:
-    """Return a block; None where its covariance, the sum over `n_tokens`, can't be used."""
+    """Return a block; None where its covariance, the sum over `n_tokens`, can't be used.
+
+    Rows without any gradient, such as those of heads of padding, count alike when they are rounded, and for
+    nothing when encodings are compared.
+    """
     mean = float(np.diagonal(covariance).mean())
-    if not mean > 0:
-        return None
+    if mean == 0:
+        return OutputBlock(start, stop, Factor.of(np.eye(stop - start)), covariance.astype(np.float32), 0.0)
     try:
         factor = Factor.of(covariance, damp=damp)
     except BadMoments:

@@ -1,8 +1,8 @@
 """Gradients of a model's predictions, for rounding that knows what its errors do to them.
 
 One forward and one backward pass over a text, layer by layer, with labels drawn from the model's own
-predictions. For every layer the covariances of the gradients at the products of its matrices, the sums of
-g g^T over the tokens, are kept in a work folder, and at the end that of the gradients at the embeddings:
+predictions. For every layer the covariances of the gradients at the products of its matrices, sums of
+g g^T / |g| over the tokens, are kept in a work folder, and at the end that at the embeddings:
 
     with open_model(path) as source:
         text = read_text(text_path, source.vocab(), source.network.vocab_size, cut)
@@ -39,7 +39,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -83,14 +83,22 @@ Floats64 = npt.NDArray[np.float64]
 class RowBlock:
     """The covariance of some rows of a matrix.
 
+    A token's g g^T is divided by |g| and multiplied by the mean of |g|, because the second moments of inputs
+    are weighed by the size of gradients already, see token_weights.py.
+
     start, stop  the rows, counted from the matrix' first
-    covariance   float64 (stop - start, stop - start): the sum of g g^T
+    covariance   float64 (stop - start, stop - start): the sum over the tokens
+    fourth       the sum of the squares of the traces of what is added up, which tells how noisy it is
     """
 
     start: int
     stop: int
     covariance: Floats64
+    fourth: float
 
+
+_NO_GRADIENT = 1e-30
+"""Norm up to which a gradient counts as zero."""
 
 _Key = tuple[str, int]
 """A tensor, and the first row of a piece of its blocks."""
@@ -107,7 +115,9 @@ class Covariances(Silent):
         self._n_blocks: dict[str, int] = {}  # of a tensor, as the pass shows them; 1 where they share one
         self._parts: dict[tuple[str, int, int], torch.Tensor] = {}
         self._counts: dict[tuple[str, int, int], int] = {}
+        self._squares: dict[tuple[str, int, int], torch.Tensor] = {}
         self._sums: dict[_Key, torch.Tensor] = {}
+        self._square_sums: dict[_Key, npt.NDArray[np.float64]] = {}
         self._rows: dict[str, npt.NDArray[np.int64]] = {}
 
     def tokens(self, numbers: torch.Tensor) -> None:
@@ -124,8 +134,10 @@ class Covariances(Silent):
         self._n_blocks.setdefault(name, n_blocks)
         for start, stop in row_pieces(n_rows):
             part = gradient[:, :, start:stop].transpose(0, 1).float()
-            product = torch.bmm(part.transpose(1, 2), part)
-            self._put((name, first, start), product, n_tokens)
+            sizes = torch.linalg.vector_norm(part, dim=2, keepdim=True)
+            product = torch.bmm(part.transpose(1, 2), part / sizes.clamp_min(_NO_GRADIENT))
+            squares = sizes.double().square().sum((1, 2))
+            self._put((name, first, start), product, squares, n_tokens)
 
     def fresh(self) -> Self:
         return type(self)(self._expert_bytes)
@@ -138,7 +150,11 @@ class Covariances(Silent):
             if sums is None:
                 sums = torch.zeros((n_blocks, size, size), device=product.device)
                 self._sums[name, start] = sums
+                self._square_sums[name, start] = np.zeros(n_blocks)
             sums[first : first + n_some] += product
+            self._square_sums[name, start][first : first + n_some] += to_numpy(
+                other._squares[name, first, start]
+            )
             if start == 0:
                 rows = self._rows.setdefault(name, np.zeros(n_blocks, np.int64))
                 rows[first : first + n_some] += other._counts[name, first, start]
@@ -150,14 +166,18 @@ class Covariances(Silent):
 
     def arrays(self) -> Arrays:
         """Return the sums for `LayerGradients`."""
-        arrays: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]] = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             f"covariance:{name}:{start}": to_numpy(sums) for (name, start), sums in self._sums.items()
         }
+        arrays |= {f"squares:{name}:{start}": sums for (name, start), sums in self._square_sums.items()}
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}
 
-    def _put(self, key: tuple[str, int, int], product: torch.Tensor, n_tokens: int) -> None:
-        before = self._parts.get(key)
-        self._parts[key] = product if before is None else before + product
+    def _put(
+        self, key: tuple[str, int, int], product: torch.Tensor, squares: torch.Tensor, n_tokens: int
+    ) -> None:
+        if key in self._parts:
+            product, squares = self._parts[key] + product, self._squares[key] + squares
+        self._parts[key], self._squares[key] = product, squares
         self._counts[key] = self._counts.get(key, 0) + n_tokens
 
 
@@ -185,17 +205,21 @@ class LayerGradients:
         starts = self._starts(name)
         if not starts:
             return []
-        stacks = [self.arrays[f"covariance:{name}:{start}"] for start in starts]
-        n_blocks, n_rows = len(stacks[0]), sum(stack.shape[1] for stack in stacks)
+        stacks = [
+            (self.arrays[f"covariance:{name}:{start}"], self.arrays[f"squares:{name}:{start}"])
+            for start in starts
+        ]
+        n_blocks, n_rows = len(stacks[0][0]), sum(stack.shape[1] for stack, _ in stacks)
         wanted: range = range(n_blocks)
         if index is not None:
             wanted = range(index, index + 1) if n_blocks > 1 else range(1)
-        return [
-            RowBlock(at, at + stack.shape[1], stack[block].astype(np.float64))
-            for place, block in enumerate(wanted)
-            for start, stack in zip(starts, stacks, strict=True)
-            for at in (place * n_rows + start,)
-        ]
+        blocks = []
+        for place, block in enumerate(wanted):
+            for start, (stack, squares) in zip(starts, stacks, strict=True):
+                sums, at = stack[block].astype(np.float64), place * n_rows + start
+                mean = float(np.trace(sums)) / max(1, self.n_tokens(name, block))
+                blocks.append(RowBlock(at, at + len(sums), mean * sums, mean**2 * float(squares[block])))
+        return blocks
 
     def covariance(self, name: str, index: int | None = None) -> Floats64 | None:
         """Return the covariance of `blocks` as one matrix, zero between the blocks; None where there is none.
@@ -340,7 +364,8 @@ def collect_gradients(
             with another model, text or options. Finished layers stay for the next run
     """
     about = {"model": source.watch.recognised_by(), **run_identity(text.chunks, options.forward)}
-    about |= {"seed": options.seed, "keeps": "covariances, sizes", "expert_bytes": options.expert_bytes}
+    about |= {"seed": options.seed, "expert_bytes": options.expert_bytes}
+    about["keeps"] = "covariances by size, their noise, sizes"
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_full_disk(folders, disk_bytes(source, text, options))
         n_tokens = text.inputs.size

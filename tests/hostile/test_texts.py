@@ -17,7 +17,6 @@ import imatrix
 import quality
 import quantize
 from calibrate.rounding.factor import DAMP
-from calibrate.rounding.two_sided import OUTPUT_DAMP
 from calibrate.statistics.trust import Trust
 from forward.text.quality import judge
 from forward.text.tokens import Cut, cut_into_chunks
@@ -137,12 +136,11 @@ def test_moments_that_nothing_proves_are_trusted_less() -> None:
 
 
 def test_the_fewer_tokens_a_column_has_the_more_its_moments_are_damped() -> None:
-    for rule, least, most in ((Trust.input_damp, DAMP, 0.1), (Trust.output_damp, OUTPUT_DAMP, 0.5)):
-        by_tokens = [rule(Trust(), 256 * each, 256) for each in (1000, 20, 10, 1)]
-        assert by_tokens == sorted(by_tokens)
-        assert by_tokens[0] == least
-        assert least < by_tokens[1] < by_tokens[2] < by_tokens[3] == most
-        assert rule(Trust(), 0, 256) == rule(Trust(False), 256000, 256) == most
+    by_tokens = [Trust().input_damp(256 * each, 256) for each in (1000, 20, 10, 1)]
+    assert by_tokens == sorted(by_tokens)
+    assert by_tokens[0] == DAMP
+    assert DAMP < by_tokens[1] < by_tokens[2] < by_tokens[3] == 0.1
+    assert Trust().input_damp(0, 256) == Trust(False).input_damp(256000, 256) == 0.1
 
 
 def test_a_large_text_is_told_with_its_time_and_with_what_would_do(

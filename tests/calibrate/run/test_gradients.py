@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from forward.open import open_model
 from forward.options import ForwardOptions
 from forward.text.tokens import Text
 from gguf_tools.errors import BadActivation, BadRequest, OutputError
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.tensors import TensorInfo
 from tests.convert.architectures.deepseek2.test_logits import write_f32
 from tests.forward.small_models import CHUNKS, V2_GROUPED
 from tests.support.checkpoints import edit_tensors, transformers_checkpoint
@@ -24,6 +27,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.statistics import gradients as collecting  # noqa: E402
+from calibrate.statistics.gradient_factors import GradientFactors  # noqa: E402
 from calibrate.statistics.gradients import (  # noqa: E402  # noqa: E402
     BLOCK_ROWS,
     Covariances,
@@ -101,7 +105,8 @@ def test_covariances_equal_those_of_plain_autograd(
                 for index, matrix in enumerate(expected):
                     mine = layer.covariance(name, index)
                     assert mine is not None
-                    assert relative_error(mine, matrix) < 1e-5, (name, index)
+                    mean_size = np.trace(matrix) / max(1, layer.n_tokens(name, index))
+                    assert relative_error(mine, mean_size * matrix) < 1e-5, (name, index)
                 assert [block.start for block in layer.blocks(name)] == [
                     index * expected.shape[1] for index in range(len(expected))
                 ]
@@ -224,7 +229,10 @@ def test_many_rows_go_in_pieces() -> None:
     assert [(block.start, block.stop) for block in blocks] == list(row_pieces(4500))
     for block in blocks:
         rows = gradient[:, 0, block.start : block.stop].double().numpy()
-        np.testing.assert_allclose(block.covariance, rows.T @ rows, rtol=1e-5, atol=1e-5)
+        sizes = np.linalg.norm(rows, axis=1)
+        even = rows * np.sqrt(sizes.mean() / sizes)[:, None]
+        np.testing.assert_allclose(block.covariance, even.T @ even, rtol=1e-5, atol=1e-5)
+        assert block.fourth == pytest.approx((np.square(even).sum(axis=1) ** 2).sum())
 
 
 @pytest.mark.parametrize("stop_after", ["forward", 0, 1, 2])
@@ -341,3 +349,18 @@ def test_another_device_gives_the_same(model: Path, tmp_path: Path, monkeypatch:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * abs(value).max(), err_msg=name)
+
+
+def test_heads_without_a_gradient_leave_the_others_theirs() -> None:
+    gradient = torch.from_numpy(np.random.default_rng(3).standard_normal((40, 3, 16)).astype(np.float32))
+    gradient[:, 2] = 0  # a head of padding
+    whole = Covariances(0)
+    part = whole.fresh()
+    part.gradient("blk.0.attn_q.weight", 0, 3, gradient[:, :1, :8], gradient)
+    whole.merge(part)
+    layer = collecting.LayerGradients(whole.arrays())
+    factors = GradientFactors(cast(Any, SimpleNamespace(layer=lambda number: layer)))
+    factors.open("blk.0.attn_q.weight")
+    blocks = factors.blocks(TensorInfo("blk.0.attn_q.weight", (48, 8), F32), 0, 48)
+    assert [(block.start, block.stop) for block in blocks] == [(0, 16), (16, 32), (32, 48)]
+    assert [bool(block.covariance.any()) for block in blocks] == [True, True, False]

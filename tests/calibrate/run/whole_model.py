@@ -14,7 +14,7 @@ from tests.support.checkpoints import load_transformers
 class WholeModel:
     """A model of transformers whose products are hooked.
 
-    covariances  sum of g g^T by our names: (n_rows, n_rows), or one for each head or expert
+    covariances  sum of g g^T / |g| by our names: (n_rows, n_rows), or one for each head or expert
     embedding    the same at the embeddings, of the gradient at all places of a token in a chunk
     output       sum of g^2 at every logit, (vocab_size,)
     sizes        norm of each token's gradient at the hidden states after each layer, (n_tokens,)
@@ -113,7 +113,8 @@ class WholeModel:
 
     def _add(self, name: str, gradient: Any) -> None:
         gradient = gradient.detach().double().transpose(0, 1)
-        added = (gradient.transpose(1, 2) @ gradient).numpy()
+        sizes = gradient.norm(dim=2, keepdim=True).clamp_min(1e-30)
+        added = (gradient.transpose(1, 2) @ (gradient / sizes)).numpy()
         self.covariances[f"{name}.weight"] = self.covariances.get(f"{name}.weight", 0) + added
 
     def _attend(
@@ -151,13 +152,14 @@ class WholeModel:
     def _watch_expert(self, name: str, expert: int, n_experts: int, product: Any) -> None:
         def add(gradient: Any) -> None:
             rows = gradient.detach().double().numpy()
+            by_size = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
             if name.endswith("down_exps"):
                 sums = self.covariances.setdefault(
                     f"{name}.weight", np.zeros((1, rows.shape[1], rows.shape[1]))
                 )
-                sums[0] += rows.T @ rows
+                sums[0] += rows.T @ by_size
             else:
                 shape = n_experts, rows.shape[1], rows.shape[1]
-                self.covariances.setdefault(f"{name}.weight", np.zeros(shape))[expert] += rows.T @ rows
+                self.covariances.setdefault(f"{name}.weight", np.zeros(shape))[expert] += rows.T @ by_size
 
         product.register_hook(add)
