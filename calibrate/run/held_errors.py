@@ -16,7 +16,7 @@ from forward.device import to_torch
 class HeldErrors:
     """Squared errors of products of some rows of a matrix.
 
-    total     over all held-out rows
+    total     over all held-out rows that count
     by_chunk  for a token of each chunk: in nats where the gradients are known
     """
 
@@ -36,7 +36,7 @@ class HeldErrors:
         by_row = squares.sum(1) * places.shares * (1.0 if block is None else block.mean_square / 2)
         chunks, numbers = places.chunks.unique(return_inverse=True)
         sums = torch.zeros(len(chunks), dtype=torch.float64).index_add(0, numbers, by_row)
-        return cls(float(squares.sum()), dict(zip(chunks.tolist(), sums.tolist(), strict=True)))
+        return cls(float((squares.sum(1) * places.counts).sum()), dict(zip(chunks.tolist(), sums.tolist(), strict=True)))
 
     @classmethod
     def sum(cls, parts: Iterable[HeldErrors]) -> HeldErrors:

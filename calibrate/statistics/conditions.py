@@ -11,7 +11,8 @@ added:
 
     V = W + W T,   T = (C - H) (H + d I)^-1
 
-Rounding then aims at V instead of W.
+Rounding then aims at V instead of W. T has an unknown for each pair of columns, and must hold on other texts,
+too. So d is larger than what H is damped by where weights are rounded under it.
 """
 
 from __future__ import annotations
@@ -34,21 +35,23 @@ _STRIP_ROWS = 512
 """Rows of T that are computed at a time."""
 
 
-def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floats32 | None:
+def correction(
+    statistics: Statistics, upper: Floats32, mean: float, workers: Workers
+) -> Floats32 | None:
     """Return T, float32 (n_cols, n_cols); None where the inputs are the original's.
 
-    factor  of the statistics: d is what it was damped by
+    upper  float32 (n_cols, n_cols), U with U^T U = (H / mean + d I)^-1
     """
     own, cross = statistics.own, statistics.cross
     if cross is None:
         return None
-    upper = to_torch(factor.upper)
+    inverse_root = to_torch(upper)
     change = np.empty(own.shape, np.float32)
 
     def take(start: int) -> None:
         rows = slice(start, start + _STRIP_ROWS)
-        moved = to_torch(((cross[rows] - own[rows]) / factor.mean).astype(np.float32))
-        change[rows] = to_numpy(moved @ upper.T @ upper)
+        moved = to_torch(((cross[rows] - own[rows]) / mean).astype(np.float32))
+        change[rows] = to_numpy(moved @ inverse_root.T @ inverse_root)
 
     for _ in workers.each(take, range(0, len(own), _STRIP_ROWS)):
         pass
@@ -58,14 +61,15 @@ def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floa
 def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Floats32:
     """Return W + a W T of some rows, float32 (n_rows, n_cols).
 
-    held  held-out rows: a, from 0 to 1, is what makes up best for their drift. Where little text
-          was seen, T is mostly noise, and a is small. None: a is 1
+    held  held-out rows: a, from 0 to 1, is what makes up best for the drift of those that count. Where
+          little text was seen, T is mostly noise, and a is small. None: a is 1
     """
     weights = to_torch(rows)
     product = weights @ to_torch(change)
     if held is not None:
-        moved = (held.originals - held.x) @ weights.T
-        made_up = held.x @ product.T
+        x, counts = held.x, held.places.counts[:, None]
+        moved = (held.originals - x) @ weights.T * counts
+        made_up = x @ product.T * counts
         total = float(made_up.double().square().sum())
         share = float((moved.double() * made_up).sum()) / total if total else 0.0
         product *= min(1.0, max(0.0, share))
@@ -114,19 +118,40 @@ def conditions_of(
     raises  BadActivation for NaN or infinity in the matrix's input
     """
 
-    def factor_of(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, Factor | None]:
+    def factors_of(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, _Factors]:
         statistics, held = each
         if not statistics.is_finite:
             raise BadActivation(f"{name}: its input has NaN or infinity")
-        if not statistics.n_rows:
-            return statistics, held, None
-        damp = trust.input_damp(statistics.n_rows, n_real or len(statistics.own))
-        try:
-            return statistics, held, Factor.of(statistics.own, damp, n_real)
-        except BadMoments:
-            return statistics, held, None
+        return statistics, held, _Factors.of(statistics, trust, n_real)
 
-    for statistics, held, factor in workers.each(factor_of, inputs):
-        change = None if factor is None else correction(statistics, factor, workers)
+    for statistics, held, factors in workers.each(factors_of, inputs):
+        change = None if factors.drift is None else correction(statistics, *factors.drift, workers)
         importances = statistics.importances() if statistics.n_rows else None
-        yield Conditions(importances, statistics.n_seen, factor, change, held)
+        yield Conditions(importances, statistics.n_seen, factors.rounding, change, held)
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """What is made of second moments; nothing where these can't be used.
+
+    rounding  their factor
+    drift     U and the mean of a factor that is damped more, see `correction`; None without drift
+    """
+
+    rounding: Factor | None = None
+    drift: tuple[Floats32, float] | None = None
+
+    @classmethod
+    def of(cls, statistics: Statistics, trust: Trust, n_real: int | None) -> Self:
+        own, n_rows = statistics.own, statistics.n_rows
+        if not n_rows:
+            return cls()
+        n_cols, drift = n_real or len(own), None
+        try:
+            if statistics.cross is not None:
+                damped = Factor.of(own, trust.drift_damp(n_rows, n_cols), n_real)
+                drift = damped.upper, damped.mean
+                del damped  # whose own copy of the moments is as large as they are
+            return cls(Factor.of(own, trust.input_damp(n_rows, n_cols), n_real), drift)
+        except BadMoments:
+            return cls()

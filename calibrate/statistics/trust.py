@@ -40,6 +40,9 @@ INPUT_DAMPING = Damping(prior=0.6, least=DAMP, most=0.1)
 prior is from 12 layers of SmolLM2-135M at Q2_K under 14336 tokens, 9 to 19 for each column. On four other
 kinds of text, inputs damped by 0.03 left 3 % less divergence than by 0.01."""
 
+DRIFT_DAMPING = Damping(prior=5, least=DAMP, most=1.0)
+"""Of the moments of inputs, where a matrix is to make up for drift."""
+
 _MOST_OUTPUT_DAMP = 10.0
 """Damping of a covariance of gradients that is all noise: rows hardly make up for each other any more."""
 
@@ -88,6 +91,10 @@ class Trust:
     def input_damp(self, n_tokens: float, n_cols: int) -> float:
         """Choose the damping of second moments of inputs."""
         return INPUT_DAMPING.of(n_tokens, n_cols) if self.is_proven else INPUT_DAMPING.most
+
+    def drift_damp(self, n_tokens: float, n_cols: int) -> float:
+        """Choose the damping of the step that makes up for drift."""
+        return DRIFT_DAMPING.of(n_tokens, n_cols)
 
     def output_damp(self, covariance: npt.NDArray[np.float64], fourth: float, n_tokens: float) -> float:
         """Choose the damping of a covariance of gradients, see `noise_damp`."""

@@ -11,10 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calibrate.rounding.factor import Factor  # noqa: E402
-from calibrate.statistics.conditions import corrected, correction  # noqa: E402
+from calibrate.run.held_errors import HeldErrors  # noqa: E402
+from calibrate.statistics.conditions import conditions_of, corrected, correction  # noqa: E402
 from calibrate.statistics.gradient_factors import GradientFactors  # noqa: E402
 from calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402  # noqa: E402
 from calibrate.statistics.token_weights import TokenWeights  # noqa: E402
+from calibrate.statistics.trust import Trust  # noqa: E402
 from forward.workers import Workers  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -114,8 +116,9 @@ def test_importances_are_mean_squares() -> None:
 
 
 def correction_of(seen: Statistics) -> np.ndarray | None:
+    factor = Factor.of(seen.own)
     with Workers(2) as workers:
-        return correction(seen, Factor.of(seen.own), workers)
+        return correction(seen, factor.upper, factor.mean, workers)
 
 
 def test_the_correction_solves_for_what_the_original_computes() -> None:
@@ -157,6 +160,37 @@ def test_a_correction_that_does_not_hold_on_other_rows_is_left_out() -> None:
     held = Held(other, other + 0.5 * rows(15, 300, 32), places)
     full, careful = corrected(weights, change), corrected(weights, change, held)
     assert np.abs(careful - weights).max() < 0.1 * np.abs(full - weights).max()
+
+
+def test_first_tokens_of_held_out_chunks_say_nothing_of_a_correction() -> None:
+    """Their inputs may be huge, and no prediction depends on them."""
+    weights, originals = rows(21, 20, 32).numpy(), rows(22, 400, 32)
+    change = correction_of(statistics(0.8 * originals, originals))
+    assert change is not None
+    other = rows(23, 300, 32)
+    x = 0.8 * other
+    x[::50] = 1000 * rows(24, 6, 32)
+    places = HoldoutSplit.of(6, 50).places(torch.arange(300), 1)
+    aimed = corrected(weights, change, Held(x, other, places))
+    np.testing.assert_allclose(aimed, corrected(weights, change), rtol=1e-2, atol=1e-3)
+    others = (0.8 * other)[torch.arange(300) % 50 > 0]
+    assert HeldErrors.of(x, places, None).total == pytest.approx(float(others.double().square().sum()))
+
+
+def test_the_step_that_makes_up_for_drift_is_damped_more_than_rounding() -> None:
+    for n_tokens, n_cols in ((100_000_000, 256), (30_000, 600), (3_000, 600), (1, 600)):
+        damps = [rule(n_tokens, n_cols) for rule in (Trust().input_damp, Trust().drift_damp)]
+        assert damps[0] <= damps[1]
+    x = rows(25, 300, 48)
+    seen = statistics(x, x + 0.5 * rows(26, 300, 48))
+    with Workers(1) as workers:
+        (found,) = conditions_of([(seen, None)], "blk.0.attn_q.weight", workers, Trust())
+    assert found.correction is not None
+    damp = Trust().drift_damp(300, 48)
+    damped = seen.own + damp * np.diagonal(seen.own).mean() * np.eye(48)
+    assert seen.cross is not None
+    expected = np.linalg.solve(damped, (seen.cross - seen.own).T).T
+    np.testing.assert_allclose(found.correction, expected, atol=1e-5)
 
 
 def test_inputs_that_have_not_moved_need_no_correction() -> None:
