@@ -35,9 +35,7 @@ _STRIP_ROWS = 512
 """Rows of T that are computed at a time."""
 
 
-def correction(
-    statistics: Statistics, upper: Floats32, mean: float, workers: Workers
-) -> Floats32 | None:
+def correction(statistics: Statistics, upper: Floats32, mean: float, workers: Workers) -> Floats32 | None:
     """Return T, float32 (n_cols, n_cols); None where the inputs are the original's.
 
     upper  float32 (n_cols, n_cols), U with U^T U = (H / mean + d I)^-1
