@@ -35,21 +35,21 @@ _STRIP_ROWS = 512
 """Rows of T that are computed at a time."""
 
 
-def correction(statistics: Statistics, upper: Floats32, mean: float, workers: Workers) -> Floats32 | None:
+def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floats32 | None:
     """Return T, float32 (n_cols, n_cols); None where the inputs are the original's.
 
-    upper  float32 (n_cols, n_cols), U with U^T U = (H / mean + d I)^-1
+    factor  of the statistics, damped by d
     """
     own, cross = statistics.own, statistics.cross
     if cross is None:
         return None
-    inverse_root = to_torch(upper)
+    upper = to_torch(factor.upper)
     change = np.empty(own.shape, np.float32)
 
     def take(start: int) -> None:
         rows = slice(start, start + _STRIP_ROWS)
-        moved = to_torch(((cross[rows] - own[rows]) / mean).astype(np.float32))
-        change[rows] = to_numpy(moved @ inverse_root.T @ inverse_root)
+        moved = to_torch(((cross[rows] - own[rows]) / factor.mean).astype(np.float32))
+        change[rows] = to_numpy(moved @ upper.T @ upper)
 
     for _ in workers.each(take, range(0, len(own), _STRIP_ROWS)):
         pass
@@ -116,40 +116,34 @@ def conditions_of(
     raises  BadActivation for NaN or infinity in the matrix's input
     """
 
-    def factors_of(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, _Factors]:
+    def drift_factor(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, Factor | None]:
         statistics, held = each
         if not statistics.is_finite:
             raise BadActivation(f"{name}: its input has NaN or infinity")
-        return statistics, held, _Factors.of(statistics, trust, n_real)
+        damp = trust.drift_damp(statistics.n_rows, n_real or len(statistics.own))
+        return statistics, held, None if statistics.cross is None else _factor(statistics, damp, n_real)
 
-    for statistics, held, factors in workers.each(factors_of, inputs):
-        change = None if factors.drift is None else correction(statistics, *factors.drift, workers)
+    def with_change() -> Iterator[tuple[Statistics, Held | None, Floats32 | None]]:
+        for statistics, held, factor in workers.each(drift_factor, inputs):
+            change = None if factor is None else correction(statistics, factor, workers)
+            del factor  # twice as large as the moments, and there is one more to come
+            yield statistics, held, change
+
+    def finished(each: tuple[Statistics, Held | None, Floats32 | None]) -> Conditions:
+        statistics, held, change = each
+        damp = trust.input_damp(statistics.n_rows, n_real or len(statistics.own))
+        factor = _factor(statistics, damp, n_real)
         importances = statistics.importances() if statistics.n_rows else None
-        yield Conditions(importances, statistics.n_seen, factors.rounding, change, held)
+        return Conditions(importances, statistics.n_seen, factor, None if factor is None else change, held)
+
+    yield from workers.each(finished, with_change())
 
 
-@dataclass(frozen=True)
-class _Factors:
-    """What is made of second moments; nothing where these can't be used.
-
-    rounding  their factor
-    drift     U and the mean of a factor that is damped more, see `correction`; None without drift
-    """
-
-    rounding: Factor | None = None
-    drift: tuple[Floats32, float] | None = None
-
-    @classmethod
-    def of(cls, statistics: Statistics, trust: Trust, n_real: int | None) -> Self:
-        own, n_rows = statistics.own, statistics.n_rows
-        if not n_rows:
-            return cls()
-        n_cols, drift = n_real or len(own), None
-        try:
-            if statistics.cross is not None:
-                damped = Factor.of(own, trust.drift_damp(n_rows, n_cols), n_real)
-                drift = damped.upper, damped.mean
-                del damped  # whose own copy of the moments is as large as they are
-            return cls(Factor.of(own, trust.input_damp(n_rows, n_cols), n_real), drift)
-        except BadMoments:
-            return cls()
+def _factor(statistics: Statistics, damp: float, n_real: int | None) -> Factor | None:
+    """Factorize second moments; None where nothing was seen, or they can't be used."""
+    if not statistics.n_rows:
+        return None
+    try:
+        return Factor.of(statistics.own, damp, n_real)
+    except BadMoments:
+        return None

@@ -26,7 +26,7 @@ from quantize.formats.base import Floats32
 _STRIP_COLS = 512
 """Number of columns of a unit: its product of 16384 columns takes 32 MB."""
 
-PAIR_BYTES = 26
+PAIR_BYTES = 22
 """Memory for each pair of columns of a matrix at most, as measured with 8192: in float32 its sums, those
 crossed with the original's, what rounding reads of them and the step that makes up for what is before; and
 strips on the way."""

@@ -116,9 +116,8 @@ def test_importances_are_mean_squares() -> None:
 
 
 def correction_of(seen: Statistics) -> np.ndarray | None:
-    factor = Factor.of(seen.own)
     with Workers(2) as workers:
-        return correction(seen, factor.upper, factor.mean, workers)
+        return correction(seen, Factor.of(seen.own), workers)
 
 
 def test_the_correction_solves_for_what_the_original_computes() -> None:
