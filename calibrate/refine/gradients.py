@@ -34,6 +34,16 @@ from forward.workers import Workers
 from quantize.formats.base import Floats32
 
 
+def by_weights(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Compute derivatives by weights from what these multiply and the gradients at the products.
+
+    x, gradient  see `ObservesGradients`; x has one matrix where all multiply the same
+    returns      float32 (n_some, n_rows, n_cols), on the CPU
+    """
+    product = torch.matmul(gradient.permute(1, 2, 0), x.permute(1, 0, 2).to(gradient.dtype))
+    return to_cpu(product).float()
+
+
 class ScaleGradients(Silent):
     """An ObservesGradients that keeps derivatives by the scales of some tensors.
 
@@ -54,13 +64,13 @@ class ScaleGradients(Silent):
         tensor = self._tensors.get(name)
         if tensor is None:
             return
-        by_weight = to_cpu(torch.matmul(gradient.permute(1, 2, 0), x.permute(1, 0, 2).to(gradient.dtype)))
+        by_weight = by_weights(x, gradient)
         if n_blocks == 1:
-            self._add_whole(name, by_weight[0].float())
+            self._add_whole(name, by_weight[0])
             return
         n_rows = tensor.n_rows // n_blocks
         for at, each in enumerate(by_weight):
-            self.add_rows(name, (first + at) * n_rows, each.float())
+            self.add_rows(name, (first + at) * n_rows, each)
 
     def add_rows(self, name: str, first: int, by_weight: torch.Tensor) -> None:
         """Add the derivative by the weights of some rows, float32 (n_rows, n_cols)."""
@@ -123,7 +133,7 @@ class Original:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """Some chunks of a text.
 
     numbers  of their tokens in the text, ascending
@@ -156,22 +166,22 @@ class Student:
 
     def divergences(self, original: Original, wanted: Iterable[int]) -> npt.NDArray[np.float64]:
         """Compute KL(original || file) at each token of some chunks, float64 (n_tokens,)."""
-        batch = self._batch(wanted)
+        batch = self.batch(wanted)
         here, there = (batch.states(self.network.state_size) for _ in range(2))
         self._embed(batch, here)
         for layer in range(self.network.n_layers):
-            self._compute(batch, layer, here, there)
+            self.compute(batch, layer, here, there)
             here, there = there, here
         with Workers(self.n_workers) as workers:
             return to_numpy(self._predictions(original, batch, here).divergences(workers))
 
     def gradients(self, original: Original, wanted: Iterable[int]) -> tuple[float, list[RowGradients]]:
         """Compute the mean divergence over some chunks, and its derivatives by the changes of all scales."""
-        network, batch = self.network, self._batch(wanted)
+        network, batch = self.network, self.batch(wanted)
         states = [batch.states(network.state_size) for _ in range(network.n_layers + 1)]
         self._embed(batch, states[0])
         for layer in range(network.n_layers):
-            self._compute(batch, layer, states[layer], states[layer + 1])
+            self.compute(batch, layer, states[layer], states[layer + 1])
         after, before = batch.states(network.state_size), batch.states(network.state_size)
         divergence, gradients = self._at_end(original, batch, states.pop(), after)
         middle = batch.states(network.hidden_size, self.load.dtype)
@@ -185,7 +195,7 @@ class Student:
             after, before = before, after
         return divergence, [*gradients, *self._at_embeddings(batch, after)]
 
-    def _batch(self, wanted: Iterable[int]) -> _Batch:
+    def batch(self, wanted: Iterable[int]) -> Batch:
         spans = [np.arange(*self.chunks.rows(chunk)) for chunk in sorted(wanted)]
         numbers = np.concatenate(spans)
         bounds = np.cumsum([0, *map(len, spans)])
@@ -199,24 +209,24 @@ class Student:
             chunks=chunks,
             all_experts=False,
         )
-        return _Batch(chunks, sweep, to_torch(numbers))
+        return Batch(chunks, sweep, to_torch(numbers))
 
-    def _embed(self, batch: _Batch, states: States) -> None:
+    def _embed(self, batch: Batch, states: States) -> None:
         embed(self.load, batch.chunks, states, self.network)
 
-    def _compute(self, batch: _Batch, layer: int, before: States, after: States) -> None:
+    def compute(self, batch: Batch, layer: int, before: States, after: States) -> None:
         middle = batch.states(self.network.hidden_size, self.load.dtype)
         execution = Execution(self.n_workers, self.advance)
         run_layer(batch.sweep, execution, layer, LayerBuffers(before, middle, after), Silent())
 
-    def _predictions(self, original: Original, batch: _Batch, last: States) -> Predictions:
+    def _predictions(self, original: Original, batch: Batch, last: States) -> Predictions:
         own, here = Head.of(self.network, self.load, last), original.at(batch.numbers)
         positions = every_position(batch.chunks)
         (sums,) = log_sums([own], positions, self.n_workers)
         return Predictions(here.head, own, positions, (here.sums, to_cpu(sums)))
 
     def _at_end(
-        self, original: Original, batch: _Batch, last: States, into: States
+        self, original: Original, batch: Batch, last: States, into: States
     ) -> tuple[float, list[RowGradients]]:
         """Return the mean divergence and derivatives by the output matrix' scales; fill `into`."""
         matrix, by_slice = self.network.output, dict[int, torch.Tensor]()
@@ -233,7 +243,7 @@ class Student:
                 observer.add_rows(matrix, first, by_slice[first])
         return float(found.mean()), observer.finish()
 
-    def _at_embeddings(self, batch: _Batch, gradients: States) -> Iterator[RowGradients]:
+    def _at_embeddings(self, batch: Batch, gradients: States) -> Iterator[RowGradients]:
         """Yield derivatives by the scales of the embeddings, row by row."""
         tensor = self.tensors.get(EMBEDDINGS)
         if tensor is None:

@@ -18,6 +18,8 @@ class RefineOptions:
     minutes   about how long the steps may take; None: once through the text
     steps     number of steps, in place of minutes
     batch     chunks of a step
+    passes    how often codes go through the text, layer by layer, before scales move; 0: they stay
+    code_rate  how far codes move in a step at most, in units of the distance between two, and at first
     rate      about the relative change of a scale in a step, at 2.5 bits per weight and at first; it falls
               to zero along half a cosine
     seed      decides the order of the chunks
@@ -32,6 +34,8 @@ class RefineOptions:
     minutes: float | None = None
     steps: int | None = None
     batch: int = 4
+    passes: int = 0
+    code_rate: float = 0.002
     rate: float = 0.004
     seed: int = 0
     forward: ForwardOptions = field(default_factory=ForwardOptions)
@@ -40,10 +44,12 @@ class RefineOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("minutes", "steps", "batch", "rate"):
+        for name in ("minutes", "steps", "batch", "rate", "code_rate"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise BadArgument(f"{name} of {value}, expected a number above 0")
+        if self.passes < 0:
+            raise BadArgument(f"passes of {self.passes}, expected 0 or more")
 
 
 class RefineChoices(CutChoices, ForwardChoices, total=False):
@@ -53,6 +59,8 @@ class RefineChoices(CutChoices, ForwardChoices, total=False):
     minutes: float | None
     steps: int | None
     batch: int
+    passes: int
+    code_rate: float
     rate: float
     seed: int
     forward: ForwardOptions

@@ -1,4 +1,4 @@
-"""Refines the scales of a finished file."""
+"""Refines the scales and codes of a finished file."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def refine(
     """Move the scales of a quantized file to where its predictions are closer to its base's.
 
         refine("lite-Q2_K.gguf", "DeepSeek-V2-Lite", "text.txt", "lite-Q2_K-refined.gguf", minutes=60)
+
+    With `passes` its codes move first; see calibrate/refine/layers.py.
 
     file      GGUF file or split set, whoever made it; types that can't be refined stay as they are
     base      Hugging Face folder, or GGUF file: the original

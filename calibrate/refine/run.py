@@ -1,6 +1,7 @@
-"""One refinement: the original's hidden states, steps downhill, and a file of the same types and size.
+"""One refinement: codes layer by layer, steps downhill for scales, and a file of the same types and size.
 
     OUT.work/original.work  a forward pass of the original over the whole text, for the last hidden states
+    OUT.work/codes.work     a pass of the file in step with it, and the codes of its layers, where codes move
     OUT.work/descent.work   where the scales have come, once a minute
 
 A run that was interrupted goes on from there, and makes the same file. The scales are written that were best
@@ -26,6 +27,7 @@ import torch
 
 from calibrate.refine.descent import Descent, RefinedTensor
 from calibrate.refine.gradients import Original, Student
+from calibrate.refine.layers import STEP_WORK, KeptCodes, LayerByLayer
 from calibrate.refine.options import RefineOptions
 from calibrate.refine.result import Refinement
 from calibrate.refine.scales import row_scales
@@ -43,10 +45,12 @@ from forward.workers import give_back, threads_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.findings import Finding, Level
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
+from gguf_tools.text import counted
 from quality.divergence import mean_of
 from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.fill.encode import RowSources
@@ -100,7 +104,7 @@ def run_refinement(
 
 
 def _parts(output: Path) -> WorkParts:
-    return WorkParts(output, ("original", "descent"))
+    return WorkParts(output, ("original", "codes", "descent"))
 
 
 def _refuse_strangers(source: ModelSource, base: ModelSource) -> None:
@@ -171,44 +175,122 @@ class _Run:
         how = {"batch": options.batch, "rate": options.rate, "seed": options.seed}
         length = {"steps": options.steps, "minutes": options.minutes}
         classes = {"classes": list(self.text.classes)} if self.text.classes else {}
+        codes = self.about_codes if options.passes else {}
         file = self.source.watch.recognised_by()
-        return {**self.about_original, "file": file, **how, **length, **classes}
+        return {**self.about_original, "file": file, **codes, **how, **length, **classes}
+
+    @cached_property
+    def about_codes(self) -> dict[str, Any]:
+        """What decides where the codes go."""
+        options = self.options
+        how = {
+            "passes": options.passes,
+            "code rate": options.code_rate,
+            "memory": options.forward.memory_bytes,
+        }
+        order = {"batch": options.batch, "seed": options.seed, "classes": list(self.text.classes)}
+        return {**self.about_original, "file": self.source.watch.recognised_by(), **how, **order}
 
     @property
     def digest(self) -> str:
         """What decides the file, in hexadecimal."""
         return hashlib.sha256(json.dumps(self.about_descent, sort_keys=True).encode()).hexdigest()[:16]
 
-    def descend(self) -> tuple[dict[str, RefinedTensor], _Best, int]:
-        """Move the scales; return the tensors with the best ones, how good those are, and the steps made."""
+    def descend(self) -> tuple[dict[str, SourceTensor], _Best, int]:
+        """Move codes and scales.
+
+        returns  the tensors that have others, how good these are, and the steps made
+        """
         options, source = self.options, self.source
-        tensors = {
-            name: RefinedTensor(tensor, scales)
-            for name, tensor in source.tensors.items()
-            if (scales := row_scales(tensor.type, tensor.shape[-1])) is not None
-        }
         _parts(self.output).make()
+        split = HoldoutSplit.of(self.text.n_chunks, self.text.chunk_size, self.text.classes)
+        recoded = self._recoded(split) if options.passes else {}
         load = source.loader_for(options.forward)
-        load = replace(load, tensors={**source.tensors, **tensors})
-        about, restart = self.about_descent, options.restart
-        _, place = _parts(self.output).paths
-        work = WorkFolder(place, about, restart=restart, may_skip=True, watch=source.watch)
+        *_, place = _parts(self.output).paths
+        work = WorkFolder(
+            place, self.about_descent, restart=options.restart, may_skip=True, watch=source.watch
+        )
         threads = threads_for(options.batch, load.device)
         with self._original() as original, work as folder, threads as n_workers:
             shares = _Shares(self.report)
-            student = Student(source.network, load, tensors, self.text.chunks, n_workers, shares.advance)
-            descent = Descent(tensors)
-            split = HoldoutSplit.of(self.text.n_chunks, self.text.chunk_size, self.text.classes)
-            best, n_steps = _Steps(descent, student, original, folder, options, shares, split).run()
+
+            def student(moving: dict[str, RefinedTensor], *others: Mapping[str, SourceTensor]) -> Student:
+                tensors = {name: tensor for each in (*others, moving) for name, tensor in each.items()}
+                loads = replace(load, tensors=tensors)
+                return Student(source.network, loads, moving, self.text.chunks, n_workers, shares.advance)
+
+            before = None
+            if recoded:
+                before = held_divergences(student({}, source.tensors), original, split)
+                after = held_divergences(student({}, source.tensors, recoded), original, split)
+                recoded = recoded if after.mean() < before.mean() else {}
+            tensors = {
+                name: RefinedTensor(tensor, scales)
+                for name, tensor in {**source.tensors, **recoded}.items()
+                if (scales := row_scales(tensor.type, tensor.shape[-1])) is not None
+            }
+            descent, own = Descent(tensors), student(tensors, source.tensors, recoded)
+            best, n_steps = _Steps(descent, own, original, folder, options, shares, split).run()
         descent.set_changes(best.changes)
-        return tensors, best, n_steps
+        best = best if before is None else replace(best, before=before)
+        return {**recoded, **tensors}, best, n_steps
+
+    def _recoded(self, split: HoldoutSplit) -> Mapping[str, SourceTensor]:
+        """Move the codes of all layers; return the tensors that have others."""
+        options, chunks, network = self.options, self.text.chunks, self.source.network
+        forward, restart = options.forward, options.restart
+        of_original, of_codes, _ = _parts(self.output).paths
+        tensors = dict(self.source.tensors)
+        student_source = replace(self.source, tensors=tensors)
+        per_pass = max(1, len(_summed(split)) // options.batch)
+        steps = [_batch(_summed(split), options, step) for step in range(options.passes * per_pass)]
+        per_layer = 2 + STEP_WORK * sum(map(len, steps)) / split.n_chunks
+        with WorkFolder(of_codes, self.about_codes, restart=restart, watch=self.source.watch) as own:
+            is_done = own.done == network.n_layers - 1
+            if not is_done:
+                self.report.start(per_layer * network.n_layers, per_layer * max(0, own.done + 1))
+                self.report.remark("codes")
+                with self._in_step(of_original, own, restart=restart) as there, ExitStack() as opened:
+                    advance = self.report.advance
+                    original = opened.enter_context(forward_pass(self.base, chunks, forward, there, advance))
+                    student = opened.enter_context(
+                        forward_pass(student_source, chunks, forward, own, advance, original.n_workers)
+                    )
+                    by_layer = LayerByLayer(
+                        original,
+                        student,
+                        tensors,
+                        self.base.tensors,
+                        steps,
+                        options.code_rate,
+                        forward.memory_bytes,
+                        split,
+                        advance,
+                    )
+                    for layer in by_layer.layers():
+                        self.report.remark(f"codes of layer {layer + 1} of {network.n_layers}")
+                    if by_layer.left_out:
+                        n_left = counted(len(by_layer.left_out), "tensor")
+                        why = f"the codes of {n_left} stay: more --memory is needed to move them"
+                        self.report.tell(Finding("codes", why, Level.NOTE, tuple(by_layer.left_out)))
+            return KeptCodes(own).tensors(self.source.tensors, network.n_layers)
+
+    def _in_step(self, path: Path, own: WorkFolder, *, restart: bool) -> WorkFolder:
+        """Open the work folder of the original's pass, which may be one layer ahead of the file's own."""
+        folder = WorkFolder(path, self.about_original, restart=restart, watch=self.base.watch)
+        if folder.done <= own.done + 1:
+            return folder
+        with folder:
+            pass
+        return WorkFolder(path, self.about_original, restart=True, watch=self.base.watch)
 
     @contextmanager
     def _original(self) -> Iterator[Original]:
         """Give the original's end, once its last hidden states are there."""
-        place, _ = _parts(self.output).paths
+        place, *_ = _parts(self.output).paths
         forward, base = self.options.forward, self.base
-        with WorkFolder(place, self.about_original, restart=self.options.restart, watch=base.watch) as folder:
+        restart = self.options.restart and not self.options.passes  # moving codes has begun it anew already
+        with WorkFolder(place, self.about_original, restart=restart, watch=base.watch) as folder:
             self.report.start(base.network.n_all_layers, max(0, folder.done + 1))
             self.report.remark("the original")
             with forward_pass(base, self.text.chunks, forward, folder, self.report.advance) as passing:
@@ -243,8 +325,7 @@ class _Steps:
 
     def run(self) -> tuple[_Best, int]:
         """Make all steps that are left; return the best scales, and how many steps there were."""
-        split, descent = self.split, self.descent
-        summed = np.array([chunk for chunk in range(split.n_chunks) if split.is_summed(chunk)])
+        descent, summed = self.descent, _summed(self.split)
         n_steps, best = self._begin(len(summed))
         saved, n_saved, report = time.monotonic(), descent.n_steps, self.shares.report
         report.start(n_steps, descent.n_steps)
@@ -297,9 +378,9 @@ class _Steps:
 
     def _held(self) -> npt.NDArray[np.float64]:
         advance, self.shares.per_layer = self.shares.per_layer, 0.0
-        found = [self.student.divergences(self.original, [chunk]) for chunk in self.split.held]
+        found = held_divergences(self.student, self.original, self.split)
         self.shares.per_layer = advance
-        return np.concatenate(found)
+        return found
 
     def _rate(self, step: int, n_steps: int) -> float:
         warm = min(1.0, (step + 1) / 3)
@@ -308,6 +389,16 @@ class _Steps:
     def _save(self, best: _Best, n_steps: int) -> None:
         arrays = {**self.descent.arrays(), **best.arrays(), "n_steps": np.array(n_steps)}
         self.folder.finish_layer(0, arrays)
+
+
+def held_divergences(student: Student, original: Original, split: HoldoutSplit) -> npt.NDArray[np.float64]:
+    """Compute the divergence at each token of the chunks held back, float64 (n_tokens,)."""
+    return np.concatenate([student.divergences(original, [chunk]) for chunk in split.held])
+
+
+def _summed(split: HoldoutSplit) -> npt.NDArray[np.int64]:
+    """Return the chunks that are not held back."""
+    return np.array([chunk for chunk in range(split.n_chunks) if split.is_summed(chunk)])
 
 
 def _batch(chunks: npt.NDArray[np.int64], options: RefineOptions, step: int) -> list[int]:
@@ -320,7 +411,7 @@ def _batch(chunks: npt.NDArray[np.int64], options: RefineOptions, step: int) -> 
 
 
 def _write(
-    file: Path, output: Path, tensors: Mapping[str, RefinedTensor], keys: Metadata, options: RefineOptions
+    file: Path, output: Path, tensors: Mapping[str, SourceTensor], keys: Metadata, options: RefineOptions
 ) -> None:
     """Write the file with other scales; all else stays, but the provenance of other bytes."""
     with open_gguf(file) as opened:

@@ -1,4 +1,4 @@
-"""`gguf-tools refine`: the scales of a finished file move to where it diverges less from its base."""
+"""`gguf-tools refine`: scales and codes of a finished file move to where it diverges less from its base."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 DETAIL = """
 Every block of a quantized tensor has a floating-point scale or two. They move downhill by the gradient of the
-divergence of FILE's predictions from BASE's, over a text, step by step; codes, types and size stay. FILE may
-be anybody's, with or without importances or calibration. It gains most at 2 and 3 bits, and little from 4 on.
+divergence of FILE's predictions from BASE's, over a text, step by step; types and size stay. FILE may be
+anybody's, with or without importances or calibration. Scales gain most at 2 and 3 bits, and little from 4 on.
+
+With --codes, codes move first, layer by layer: each layer comes as near as it can to BASE's hidden states
+from FILE's own. A layer whose chunks held back do not gain keeps its codes. Only types whose weights have
+codes of their own can move: K-quants, IQ4 and blocks of 32, not IQ1 to IQ3.
 
 Text that FILE was not calibrated on does best, and more of it does better: a step takes 4 chunks, and once
 through the text is the default. One chunk of eight, 8 at most, is held back, at least one of each class of a
@@ -24,13 +28,15 @@ folder of texts. The scales that are best there are written; if none is better t
 run says so."""
 
 EPILOG = """\
-A step takes about five times as long as reading its chunks. Memory is that of BASE's and FILE's layers, and
-12 bytes for each scale. A run that was interrupted goes on from the last minute when it is called again in
-the same way; what it needs for that is in OUT.work until all is done.
+A step takes about five times as long as reading its chunks, and so does moving codes for each time through
+the text. Memory is that of BASE's and FILE's layers, and 12 bytes for each scale; moving codes take 24 bytes
+for each weight of a layer, up to --memory, and tensors that do not fit keep theirs. A run that was
+interrupted goes on from the last layer or minute when it is called again in the same way; what it needs for
+that is in OUT.work until all is done.
 
 examples:
   gguf-tools refine lite-Q2_K.gguf --base DeepSeek-V2-Lite -f text.txt -o lite-Q2_K-refined.gguf
-  gguf-tools refine lite-Q2_K.gguf --base lite-bf16.gguf -f text.txt -o out.gguf --minutes 60 --dtype bfloat16
+  gguf-tools refine lite-Q2_K.gguf --base lite-bf16.gguf -f texts -o out.gguf --codes 1 --dtype bfloat16
 """
 
 
@@ -49,8 +55,8 @@ class RefineRequest:
 def add_to(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
-        "refine", lambda args: carry_out(_read(args)), "move a file's scales to where it diverges less from"
-        " its base", DETAIL, epilog=EPILOG, json=False,
+        "refine", lambda args: carry_out(_read(args)), "move a file's scales and codes to where it diverges"
+        " less from its base", DETAIL, epilog=EPILOG, json=False,
     )  # fmt: skip
     sub.add_argument("file", type=Path, metavar="FILE", help="a GGUF file, or any file of a split set")
     what = sub.add_argument_group("what to do")
@@ -71,6 +77,10 @@ def add_to(commands: command.Subcommands) -> None:
     what.add_argument(
         "--batch", type=command.positive, default=4, metavar="N", help="chunks of a step (default: 4)"
     )
+    what.add_argument(
+        "--codes", type=command.natural, default=0, metavar="N", dest="passes",
+        help="move codes first, layer by layer, N times through the text (default: 0, codes stay)",
+    )  # fmt: skip
     what.add_argument(
         "--rate", type=float, default=0.004, metavar="R",
         help="about how far a scale moves in a step, relative to itself, at 2.5 bits per weight; it falls to"
@@ -93,6 +103,7 @@ def _read(args: argparse.Namespace) -> RefineRequest:
         minutes=args.minutes,
         steps=args.steps,
         batch=args.batch,
+        passes=args.passes,
         rate=args.rate,
         seed=args.seed,
         forward=forward_options(args),

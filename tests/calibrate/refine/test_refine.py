@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import convert
 from gguf_cli.main import main
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
 from gguf_tools.format.shards import open_gguf
@@ -35,7 +34,6 @@ from forward.text.tokens import Text  # noqa: E402
 from tests.forward.small_models import CHUNKS  # noqa: E402
 
 refine = front.refine
-WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda"]
 
 
 def student_of(file: ModelSource, chunks: np.ndarray) -> Student:
@@ -52,11 +50,11 @@ def student_of(file: ModelSource, chunks: np.ndarray) -> Student:
 
 def last_states(student: Student, wanted: range) -> MemoryStates:
     """Compute the last hidden states of chunks; a base is a student that nobody refines."""
-    batch = student._batch(wanted)
+    batch = student.batch(wanted)
     here, there = (batch.states(student.network.state_size) for _ in range(2))
     student._embed(batch, here)
     for layer in range(student.network.n_layers):
-        student._compute(batch, layer, here, there)
+        student.compute(batch, layer, here, there)
         here, there = there, here
     return here
 
@@ -131,18 +129,6 @@ def test_steps_are_as_long_as_they_should_be(tmp_path: Path) -> None:
         for each in (descent, again):
             each.step([RowGradients(tensor.name, 0, gradient)], 0.01)
         np.testing.assert_array_equal(again.tensors[tensor.name].changes, tensor.changes)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with base.gguf, file.gguf of 2 bits, and a text."""
-    folder = tmp_path_factory.mktemp("made")
-    decoder_model("llama-biases", folder / "hf", hidden_size=256, intermediate_size=256)
-    convert.convert(folder / "hf", folder / "base.gguf", outtype="f32")
-    quantize(folder / "base.gguf", folder / "file.gguf", "Q2_K")
-    order = np.random.default_rng(3).integers(0, len(WORDS), 6000)
-    (folder / "text.txt").write_text(" ".join(WORDS[number] for number in order))
-    return folder
 
 
 FORWARD = ForwardOptions(n_threads=1)

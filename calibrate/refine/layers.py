@@ -1,0 +1,229 @@
+"""Moves the codes of a file layer by layer, to where its hidden states are closer to its base's.
+
+Base and file go through the text side by side. A layer of the file begins with the file's own hidden states,
+and aims at the base's after it, so it also makes up for what the layers before it have changed. An error
+counts relative to the size of a token's hidden state, as norms divide by that: in trained models a few tokens
+have states a thousand times as large as the others'. On other texts that did as well as weighing errors by
+the covariance of gradients.
+
+A layer's new codes are kept if its error on the chunks held back is smaller with them. They are in the work
+folder with the layer, and an interrupted run goes on after the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
+
+import numpy as np
+import torch
+
+from calibrate.refine.codes import MovingCodes, RecodedTensor, has_codes
+from calibrate.refine.gradients import Batch, Student, by_weights
+from calibrate.statistics.inputs import HoldoutSplit
+from forward.device import to_numpy
+from forward.gradients.differentiate import BackwardStates, differentiate_layer
+from forward.gradients.forward_backward import BACKWARD_WORK
+from forward.hidden_states import States
+from forward.observe import Arrays, Silent
+from forward.run import ForwardPass
+from forward.sweep import Execution
+from forward.work.work_folder import WorkFolder
+from forward.workers import give_back
+from quantize.fill.sources import SourceTensor
+from quantize.formats.base import Bytes
+from quantize.roles import layer_of
+
+_BYTES = 24
+"""Memory that a weight takes while its code moves: place, two running means, derivative, and copies."""
+
+STEP_WORK = 1 + BACKWARD_WORK
+"""Work of a step over that of a forward pass of its chunks."""
+
+
+class WeightGradients(Silent):
+    """An ObservesGradients that sums up the derivatives by the weights of some tensors.
+
+    sums  float32 (n_matrices, n_rows, n_cols), by name
+    """
+
+    def __init__(self, names: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = names
+        self.sums: dict[str, torch.Tensor] = {}
+
+    def tokens(self, numbers: torch.Tensor) -> None:
+        """Ignore which tokens they are: all count alike."""
+
+    def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
+        """See `ObservesGradients`."""
+        if name in self._shapes:
+            product = by_weights(x, gradient)
+            sums = self._of(name, n_blocks, product.shape)
+            sums[first : first + len(product)] += product
+
+    def fresh(self) -> Self:
+        return type(self)(self._shapes)
+
+    def merge(self, other: Self) -> None:
+        for name, theirs in other.sums.items():
+            self._of(name, len(theirs), theirs.shape).add_(theirs)
+
+    def arrays(self) -> Arrays:
+        return {}
+
+    def _of(self, name: str, n_blocks: int, shape: Sequence[int]) -> torch.Tensor:
+        if name not in self.sums:
+            self.sums[name] = torch.zeros((n_blocks, *shape[1:]))
+        return self.sums[name]
+
+
+@dataclass
+class KeptCodes:
+    """The codes that were found, in the work folder; one layer's are in memory at a time."""
+
+    folder: WorkFolder
+    _layer: int = -1
+    _arrays: Arrays = field(default_factory=dict)
+
+    def tensors(self, source: Mapping[str, SourceTensor], n_layers: int) -> dict[str, RecodedTensor]:
+        """Return the tensors of a file that have other codes, by name."""
+        found = {}
+        for layer in range(n_layers):
+            for name in self._of(layer):
+                found[name] = RecodedTensor(source[name], self._reader(layer, name))
+        return found
+
+    def _reader(self, layer: int, name: str) -> Callable[[], Bytes]:
+        return lambda: self._of(layer)[name]
+
+    def _of(self, layer: int) -> Arrays:
+        if layer != self._layer:
+            self._layer, self._arrays = layer, self.folder.arrays(layer)
+        return self._arrays
+
+
+@dataclass(frozen=True)
+class LayerByLayer:
+    """Codes on their way, one layer after the other.
+
+    original  the base's pass, of which no layer is done that comes two after the student's last one
+    student   the file's pass; its tensors are those of `tensors`
+    tensors   what the student's loader reads; the layer at work has its moving ones there
+    base      the original's tensors
+    steps     the chunks of each step of a layer
+    rate      see `MovingCodes.step`; it falls to zero along half a cosine
+    memory    bytes that moving codes may take
+    left_out  gets the tensors that did not fit
+    """
+
+    original: ForwardPass
+    student: ForwardPass
+    tensors: dict[str, SourceTensor]
+    base: Mapping[str, SourceTensor]
+    steps: Sequence[Sequence[int]]
+    rate: float
+    memory: int
+    split: HoldoutSplit
+    advance: Callable[[float], None]
+    left_out: list[str] = field(default_factory=list)
+
+    def layers(self) -> Iterator[int]:
+        """Yield each layer once it is done and on disk."""
+        n_layers = self.student.source.network.n_layers
+        for layer in range(self.student.folder.done + 1, n_layers):
+            if self.original.folder.done < layer:
+                self.original.compute(layer, Silent())
+                self.original.states.finish(layer, {})
+            codes = self._tune(layer)
+            for name, rows in codes.items():
+                self.tensors[name] = RecodedTensor(self.tensors[name], partial(np.asarray, rows))
+            self.student.compute(layer, Silent())
+            self.student.states.finish(layer, codes)
+            give_back()
+            yield layer
+
+    def _tune(self, layer: int) -> dict[str, Bytes]:
+        """Return the layer's rows with other codes, by tensor; none if these are of no use."""
+        moving = self._moving(layer)
+        if not moving:
+            self.advance(STEP_WORK * sum(map(len, self.steps)) / self.split.n_chunks)
+            return {}
+        before = self._held_error(layer)
+        stored = {name: self.tensors[name] for name in moving}
+        for name, each in moving.items():
+            self.tensors[name] = RecodedTensor(stored[name], each.current)
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
+        for number, wanted in enumerate(self.steps):
+            rate = self.rate * 0.5 * (1 + math.cos(math.pi * number / len(self.steps)))
+            observer = WeightGradients(shapes)
+            self._differentiate(layer, wanted, observer)
+            for name, sums in observer.sums.items():
+                moving[name].step(to_numpy(sums), rate)
+            self.advance(STEP_WORK * len(wanted) / self.split.n_chunks)
+        is_better = self._held_error(layer) < before
+        self.tensors.update(stored)
+        return {name: each.current() for name, each in moving.items()} if is_better else {}
+
+    def _moving(self, layer: int) -> dict[str, MovingCodes]:
+        """Return the tensors of a layer whose codes can move, as many as fit into memory, in order."""
+        moving, left = {}, self.memory
+        for name, tensor in self.tensors.items():
+            there = self.base.get(name)
+            if layer_of(name) != layer or not has_codes(tensor.type):
+                continue
+            if there is None or there.shape != tensor.shape:
+                continue
+            n_bytes = _BYTES * math.prod(tensor.shape)
+            if n_bytes > left:
+                self.left_out.append(name)
+                continue
+            left -= n_bytes
+            moving[name] = MovingCodes(tensor, there)
+        return moving
+
+    def _student(self) -> Student:
+        own = self.student
+        return Student(own.source.network, own.load, {}, own.chunks, own.n_workers, lambda share: None)
+
+    def _errors(
+        self, layer: int, student: Student, batch: Batch, before: States
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the layer from `before`, which is filled.
+
+        returns  errors relative to the size of a token's hidden state, float32 (n_tokens, state size), and
+                 these sizes, (n_tokens, 1)
+        """
+        network = student.network
+        before.write(0, self.student.states.after(layer - 1).rows(batch.numbers))
+        after = batch.states(network.state_size)
+        student.compute(batch, layer, before, after)
+        aim = self.original.states.after(layer).rows(batch.numbers)
+        errors = after.read(0, after.n_rows) - aim
+        n_real = network.hidden_size * network.n_strands
+        errors[:, n_real:] = 0  # what is handed on is no hidden state
+        sizes = torch.linalg.vector_norm(aim[:, :n_real], dim=1, keepdim=True)
+        sizes = sizes.clamp_min(torch.finfo(torch.float32).tiny)
+        return errors / sizes, sizes
+
+    def _differentiate(self, layer: int, wanted: Sequence[int], observer: WeightGradients) -> None:
+        """Show the observer the derivatives by the layer's weights of half the mean squared error."""
+        student = self._student()
+        batch, network = student.batch(wanted), student.network
+        before, above, below = (batch.states(network.state_size) for _ in range(3))
+        errors, sizes = self._errors(layer, student, batch, before)
+        above.write(0, errors / sizes / len(errors))
+        middle = batch.states(network.hidden_size, student.load.dtype)
+        states = BackwardStates(before, above, below, middle, batch.states(network.hidden_size))
+        differentiate_layer(batch.sweep, Execution(student.n_workers), layer, states, observer)
+
+    def _held_error(self, layer: int) -> float:
+        """Return the mean squared relative error on the chunks held back, each of which counts alike."""
+        student, found = self._student(), []
+        for chunk in self.split.held:
+            batch = student.batch([chunk])
+            errors, _ = self._errors(layer, student, batch, batch.states(student.network.state_size))
+            found.append(float(errors.square().sum(1).mean(dtype=torch.float64)))
+        return float(np.mean(found))

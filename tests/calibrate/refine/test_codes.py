@@ -1,0 +1,195 @@
+"""Codes on their way: where they start, which of them move, and what becomes of a layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_cli.main import main
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from quantize.fill.sources import DescribedTensor
+from quantize.formats import get_decoder, get_format
+from quantize.formats.base import Bytes, Floats32
+from quantize.importances.weighting import ColumnWeights
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate.refine import layers
+from calibrate.refine.codes import _LAYOUTS, MovingCodes, RecodedTensor, has_codes
+from calibrate.refine.layers import LayerByLayer, WeightGradients
+from calibrate.refine.pipeline import refine
+from forward.options import ForwardOptions
+from forward.run import ForwardPass
+
+N_ROWS, FORWARD = 3, ForwardOptions(n_threads=1)
+
+
+class Stored(DescribedTensor):
+    """Rows in memory as a tensor."""
+
+    def __init__(self, info: TensorInfo, rows: Bytes) -> None:
+        super().__init__(info)
+        self._rows = rows
+
+    def raw_rows(self, start: int, stop: int) -> Bytes:
+        return self._rows[start:stop].reshape(-1)
+
+    def read_rows(self, start: int, stop: int) -> Floats32:
+        return get_decoder(self.type)(self._rows[start:stop], self.shape[-1])
+
+
+def tensor_of(name: str) -> tuple[Stored, Stored]:
+    """Make a tensor of a type, and the floats that it was made of."""
+    type_ = by_name(name)
+    n_cols = 2 * type_.block_elems
+    weights = np.random.default_rng(0).standard_normal((N_ROWS, n_cols)).astype(np.float32)
+    rows = get_format(name).encode(weights, ColumnWeights(np.ones(n_cols, np.float32)))
+    shape = (N_ROWS, n_cols)
+    original = Stored(TensorInfo("a", shape, by_name("F32")), weights.view(np.uint8))
+    return Stored(TensorInfo("a", shape, type_), np.asarray(rows).reshape(N_ROWS, -1)), original
+
+
+of_all_types = pytest.mark.parametrize("name", sorted(_LAYOUTS))
+
+
+def test_what_has_codes() -> None:
+    assert all(has_codes(by_name(name)) for name in ("Q2_K", "Q6_K", "IQ4_XS", "Q4_0", "MXFP4"))
+    assert not any(has_codes(by_name(name)) for name in ("F32", "IQ2_XS", "IQ3_XXS"))
+
+
+@of_all_types
+def test_without_steps_bytes_are_those_of_the_file(name: str) -> None:
+    tensor, original = tensor_of(name)
+    moving = MovingCodes(tensor, original)
+    before = moving.current().copy()
+    np.testing.assert_array_equal(before, tensor.raw_rows(0, N_ROWS).reshape(N_ROWS, -1))
+    moving.step(np.zeros(tensor.shape, np.float32), 0.01)
+    np.testing.assert_array_equal(moving.current(), before)
+
+
+@of_all_types
+def test_weights_go_against_their_derivative(name: str) -> None:
+    """Downhill of sum(s * w) is -s for each weight; in twenty steps of a tenth all move a level or more."""
+    tensor, original = tensor_of(name)
+    signs = np.random.default_rng(1).choice([-1, 1], tensor.shape).astype(np.float32)
+    moving = MovingCodes(tensor, original)
+    before = tensor.read_rows(0, N_ROWS)
+    for _ in range(20):
+        moving.step(signs, 0.1)
+    moved = RecodedTensor(tensor, moving.current).read_rows(0, N_ROWS) - before
+    assert np.all(moved * signs <= 0)
+    layout = _LAYOUTS[name]
+    blocks = layout.read(tensor.raw_rows(0, N_ROWS).reshape(-1, tensor.type.block_bytes))
+    slopes = np.repeat(layout.lines(blocks)[0], layout.sub_elems, axis=1)
+    may_move = (blocks.codes > 0) & (blocks.codes < len(layout.levels) - 1) & (slopes != 0)
+    assert np.all(moved.reshape(may_move.shape)[may_move] != 0)
+
+
+def test_what_lies_between_two_levels_moves_first() -> None:
+    tensor, original = tensor_of("Q4_K")
+    moving = MovingCodes(tensor, original)
+    weights, before = original.read_rows(0, N_ROWS).view(np.float32), tensor.read_rows(0, N_ROWS)
+    lost = weights.reshape(before.shape) - before
+    moving.step(-np.sign(lost), 0.05)
+    moved = RecodedTensor(tensor, moving.current).read_rows(0, N_ROWS) != before
+    assert 0 < moved.mean() < 0.3
+    assert np.abs(lost[moved]).mean() > 1.5 * np.abs(lost).mean()
+
+
+def test_a_file_with_moved_codes_diverges_less(made: Path, tmp_path: Path) -> None:
+    inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
+    choices = {"chunk_size": 64, "n_chunks": 24, "steps": 1, "rate": 1e-9, "forward": FORWARD}
+    done = refine(*inputs, tmp_path / "out.gguf", passes=4, code_rate=0.02, **choices)
+    assert done.before is not None
+    assert done.after is not None
+    assert done.after.value < 0.95 * done.before.value
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+    n_changed = 0
+    with open_gguf(made / "file.gguf") as before, open_gguf(tmp_path / "out.gguf") as after:
+        for name, info in before.tensors.items():
+            old, new = (file.raw(name).reshape(-1, info.type.block_bytes) for file in (before, after))
+            is_other = not np.array_equal(old, new)
+            assert not is_other or name.startswith("blk.")
+            if is_other and info.type.name in _LAYOUTS:
+                read = _LAYOUTS[info.type.name].read
+                n_changed += not np.array_equal(read(old).codes, read(new).codes)
+                np.testing.assert_array_equal(read(old).scales, read(new).scales)
+    assert n_changed > 6
+
+
+def test_an_interrupted_run_makes_the_same_file(
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
+    choices = {"chunk_size": 64, "n_chunks": 16, "steps": 2, "passes": 1, "forward": FORWARD}
+    refine(*inputs, tmp_path / "whole.gguf", **choices)
+    compute, n_calls = ForwardPass.compute, []
+
+    def interrupted(self: ForwardPass, layer: int, observer: object) -> None:
+        n_calls.append(layer)
+        if len(n_calls) == 4:  # the file's pass through layer 1, whose codes are found
+            raise KeyboardInterrupt
+        compute(self, layer, observer)
+
+    monkeypatch.setattr(ForwardPass, "compute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        refine(*inputs, tmp_path / "out.gguf", **choices)
+    refine(*inputs, tmp_path / "out.gguf", **choices)
+    assert n_calls == [0, 0, 1, 1, 1]
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    assert not list(tmp_path.glob("*.work"))
+
+
+def test_codes_that_are_of_no_use_stay(
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rate at which codes fly about makes every layer worse, on the chunks held back too."""
+    inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
+    choices = {"chunk_size": 64, "n_chunks": 16, "steps": 1, "rate": 1e-9, "forward": FORWARD}
+    tuned: list[dict[str, Bytes]] = []
+    tune = LayerByLayer._tune
+    monkeypatch.setattr(
+        LayerByLayer, "_tune", lambda self, layer: tuned.append(tune(self, layer)) or tuned[-1]
+    )
+    refine(*inputs, tmp_path / "out.gguf", passes=1, code_rate=50.0, **choices)
+    assert tuned == [{}, {}]
+
+
+def test_memory_decides_what_moves(
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(layers, "_BYTES", 1 << 30)
+    args = ["--base", str(made / "base.gguf"), "-f", str(made / "text.txt"), "-c", "64", "--chunks", "16"]
+    args += ["-o", str(tmp_path / "out.gguf"), "--codes", "1", "--steps", "1", "-t", "1"]
+    assert main(["refine", str(made / "file.gguf"), *args]) == 0
+    assert "the codes of 14 tensors stay: more --memory is needed to move them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("n_blocks", [1, 3])
+def test_derivatives_by_weights_are_summed_over_chunks(n_blocks: int) -> None:
+    import torch
+
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn((7, 1, 4), generator=rng)
+    gradient = torch.randn((7, n_blocks, 5), generator=rng)
+    whole = WeightGradients({"a": (5 * n_blocks, 4)})
+    for part in (slice(0, 3), slice(3, 7)):
+        each = whole.fresh()
+        each.gradient("a", 0, n_blocks, x[part], gradient[part])
+        each.gradient("b", 0, n_blocks, x[part], gradient[part])
+        whole.merge(each)
+    expected = np.einsum("tbr,tc->brc", gradient.numpy(), x[:, 0].numpy())
+    assert list(whole.sums) == ["a"]
+    np.testing.assert_allclose(whole.sums["a"].numpy(), expected, rtol=1e-5, atol=1e-6)
