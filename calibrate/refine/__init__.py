@@ -1,1 +1,1 @@
-"""Refinement of a finished file: scales and codes move to where its divergence from the original is smaller."""
+"""Refinement of a finished file: scales and codes move to where it diverges less from the original."""
