@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Self
 
 import numpy as np
@@ -82,11 +83,12 @@ class WeightGradients(Silent):
 
 @dataclass
 class KeptCodes:
-    """The codes that were found, in the work folder; one layer's are in memory at a time."""
+    """The codes that were found, in the work folder; one layer's are in memory at a time, for all threads."""
 
     folder: WorkFolder
     _layer: int = -1
     _arrays: Arrays = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
 
     def tensors(self, source: Mapping[str, SourceTensor], n_layers: int) -> dict[str, RecodedTensor]:
         """Return the tensors of a file that have other codes, by name."""
@@ -100,9 +102,10 @@ class KeptCodes:
         return lambda: self._of(layer)[name]
 
     def _of(self, layer: int) -> Arrays:
-        if layer != self._layer:
-            self._layer, self._arrays = layer, self.folder.arrays(layer)
-        return self._arrays
+        with self._lock:
+            if layer != self._layer:
+                self._layer, self._arrays = layer, self.folder.arrays(layer)
+            return self._arrays
 
 
 @dataclass(frozen=True)

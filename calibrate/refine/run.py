@@ -291,8 +291,9 @@ class _Run:
         forward, base = self.options.forward, self.base
         restart = self.options.restart and not self.options.passes  # moving codes has begun it anew already
         with WorkFolder(place, self.about_original, restart=restart, watch=base.watch) as folder:
-            self.report.start(base.network.n_all_layers, max(0, folder.done + 1))
-            self.report.remark("the original")
+            if folder.done < base.network.n_all_layers - 1:
+                self.report.start(base.network.n_all_layers, max(0, folder.done + 1))
+                self.report.remark("the original")
             with forward_pass(base, self.text.chunks, forward, folder, self.report.advance) as passing:
                 for _ in passing.layers(Silent):
                     give_back()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +25,7 @@ pytest.importorskip("transformers")
 
 from calibrate.refine import layers
 from calibrate.refine.codes import _LAYOUTS, MovingCodes, RecodedTensor, has_codes
-from calibrate.refine.layers import LayerByLayer, WeightGradients
+from calibrate.refine.layers import KeptCodes, LayerByLayer, WeightGradients
 from calibrate.refine.pipeline import refine
 from forward.options import ForwardOptions
 from forward.run import ForwardPass
@@ -175,6 +179,18 @@ def test_memory_decides_what_moves(
     args += ["-o", str(tmp_path / "out.gguf"), "--codes", "1", "--steps", "1", "-t", "1"]
     assert main(["refine", str(made / "file.gguf"), *args]) == 0
     assert "the codes of 14 tensors stay: more --memory is needed to move them" in capsys.readouterr().err
+
+
+def test_threads_that_read_different_layers_get_their_own_codes() -> None:
+    def arrays(layer: int) -> dict[str, np.ndarray]:
+        time.sleep(1e-4)
+        return {"a": np.full((1, 1), layer, np.uint8)}
+
+    kept = KeptCodes(cast(Any, SimpleNamespace(arrays=arrays)))
+    readers = [kept._reader(layer, "a") for layer in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: int(readers[number % 4]()[0, 0]), range(400)))
+    assert found == [number % 4 for number in range(400)]
 
 
 @pytest.mark.parametrize("n_blocks", [1, 3])
