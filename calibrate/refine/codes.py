@@ -29,7 +29,7 @@ from quantize.formats.base import Bytes, Floats32
 _MEAN, _SQUARE = 0.9, 0.95
 """Decays of the two running means, for runs of a few dozen steps."""
 
-_MARGIN = 0.005
+_MARGIN = 0.01
 """How near to the middle between two levels a place may start, in units of their distance."""
 
 _NO_SQUARE = np.float32(1e-30)

@@ -35,7 +35,7 @@ class RefineOptions:
     steps: int | None = None
     batch: int = 4
     passes: int = 0
-    code_rate: float = 0.002
+    code_rate: float = 0.0007
     rate: float = 0.004
     seed: int = 0
     forward: ForwardOptions = field(default_factory=ForwardOptions)

@@ -188,7 +188,7 @@ class _Run:
             "code rate": options.code_rate,
             "memory": options.forward.memory_bytes,
         }
-        order = {"batch": options.batch, "seed": options.seed, "classes": list(self.text.classes)}
+        order = {"seed": options.seed, "classes": list(self.text.classes)}
         return {**self.about_original, "file": self.source.watch.recognised_by(), **how, **order}
 
     @property
@@ -242,8 +242,9 @@ class _Run:
         of_original, of_codes, _ = _parts(self.output).paths
         tensors = dict(self.source.tensors)
         student_source = replace(self.source, tensors=tensors)
-        per_pass = max(1, len(_summed(split)) // options.batch)
-        steps = [_batch(_summed(split), options, step) for step in range(options.passes * per_pass)]
+        # Few and long steps follow the noise of their chunks: one chunk a step.
+        one, n_steps = replace(options, batch=1), options.passes * len(_summed(split))
+        steps = [_batch(_summed(split), one, step) for step in range(n_steps)]
         per_layer = 2 + STEP_WORK * sum(map(len, steps)) / split.n_chunks
         with WorkFolder(of_codes, self.about_codes, restart=restart, watch=self.source.watch) as own:
             is_done = own.done == network.n_layers - 1
