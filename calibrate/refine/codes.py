@@ -14,16 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from calibrate.refine.changed import ChangedTensor
 from calibrate.rounding.scalar.blocks import ScalarLayout
 from calibrate.rounding.scalar.layouts import LAYOUTS
 from gguf_tools.format.ggml_types import GGMLType
-from quantize.fill.sources import MadeOfTensor, SourceTensor
-from quantize.formats import get_decoder
+from quantize.fill.sources import SourceTensor
 from quantize.formats.base import Bytes, Floats32
 
 _MEAN, _SQUARE = 0.9, 0.95
@@ -43,24 +42,17 @@ def has_codes(type_: GGMLType) -> bool:
     return type_.name in _LAYOUTS
 
 
-class RecodedTensor(MadeOfTensor):
-    """A stored tensor with other bytes.
+class RecodedTensor(ChangedTensor):
+    """A stored tensor with other codes.
 
-    rows  returns them as they are now, uint8 (n_rows, row bytes)
+    rows  returns its bytes as they are now, uint8 (n_rows, row bytes)
     """
 
     def __init__(self, tensor: SourceTensor, rows: Callable[[], Bytes]) -> None:
         self.tensor, self._rows = tensor, rows
 
-    @property
-    def type(self) -> GGMLType:
-        return self.tensor.type
-
-    def raw_rows(self, start: int, stop: int) -> Bytes:
-        return self._rows()[start:stop].reshape(-1)
-
-    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        return get_decoder(self.type)(self._rows()[start:stop], self.shape[-1])
+    def stored_rows(self, start: int, stop: int) -> Bytes:
+        return self._rows()[start:stop]
 
 
 class MovingCodes:
@@ -76,6 +68,7 @@ class MovingCodes:
         self._slopes, self._shape = slopes[..., None], (*slopes.shape, self._layout.sub_elems)
         levels = self._layout.levels
         self._gap = float(levels[-1] - levels[0]) / (len(levels) - 1)
+        self._is_even = bool(np.all(np.diff(levels) == 1))
         self._middles = (levels[1:] + levels[:-1]) / 2
         ends = levels[:1] - self._gap / 2, levels[-1:] + self._gap / 2
         self._edges: Floats32 = np.concatenate((ends[0], self._middles, ends[1])).astype(np.float32)
@@ -109,7 +102,7 @@ class MovingCodes:
 
     def _nearest(self) -> npt.NDArray[np.uint8]:
         """Return the number of the level next to each place, (n_blocks, elements)."""
-        if np.all(np.diff(self._layout.levels) == 1):
+        if self._is_even:
             numbers = np.rint(self._places - self._layout.levels[0]).clip(0, len(self._middles))
         else:
             numbers = np.searchsorted(self._middles, self._places)

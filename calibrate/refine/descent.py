@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from calibrate.refine.changed import ChangedTensor
 from calibrate.refine.scales import RowScales
-from gguf_tools.format.ggml_types import GGMLType
-from quantize.fill.sources import MadeOfTensor, SourceTensor
-from quantize.formats import get_decoder
+from quantize.fill.sources import SourceTensor
 from quantize.formats.base import Bytes, Floats32
 
 _MEAN, _SQUARE = 0.9, 0.95
@@ -35,7 +34,7 @@ _LARGEST = 0.5
 """Relative change at which a scale stops."""
 
 
-class RefinedTensor(MadeOfTensor):
+class RefinedTensor(ChangedTensor):
     """A stored tensor whose scales change.
 
     changes  float32 (n_rows, n_groups, n_fields): the relative change of each scale
@@ -46,20 +45,9 @@ class RefinedTensor(MadeOfTensor):
         self.n_rows = math.prod(tensor.shape[:-1])
         self.changes: Floats32 = np.zeros((self.n_rows, *scales.shape), np.float32)
 
-    @property
-    def type(self) -> GGMLType:
-        return self.tensor.type
-
     def stored_rows(self, start: int, stop: int) -> Bytes:
-        """Read rows as they are stored now, uint8 (n_rows, row bytes)."""
         rows = self.tensor.raw_rows(start, stop).reshape(stop - start, -1)
         return self.scales.replaced(rows, self.scales.read(rows) * (1 + self.changes[start:stop]))
-
-    def raw_rows(self, start: int, stop: int) -> Bytes:
-        return self.stored_rows(start, stop).reshape(-1)
-
-    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        return get_decoder(self.type)(self.stored_rows(start, stop), self.shape[-1])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ folder with the layer, and an interrupted run goes on after the last one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -51,8 +52,8 @@ class WeightGradients(Silent):
     sums  float32 (n_matrices, n_rows, n_cols), by name
     """
 
-    def __init__(self, names: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes = names
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
         self.sums: dict[str, torch.Tensor] = {}
 
     def tokens(self, numbers: torch.Tensor) -> None:
@@ -60,13 +61,13 @@ class WeightGradients(Silent):
 
     def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """See `ObservesGradients`."""
-        if name in self._shapes:
+        if name in self._names:
             product = by_weights(x, gradient)
             sums = self._of(name, n_blocks, product.shape)
             sums[first : first + len(product)] += product
 
     def fresh(self) -> Self:
-        return type(self)(self._shapes)
+        return type(self)(self._names)
 
     def merge(self, other: Self) -> None:
         for name, theirs in other.sums.items():
@@ -141,9 +142,8 @@ class LayerByLayer:
                 self.original.compute(layer, Silent())
                 self.original.states.finish(layer, {})
             codes = self._tune(layer)
-            for name, rows in codes.items():
-                self.tensors[name] = RecodedTensor(self.tensors[name], partial(np.asarray, rows))
-            self.student.compute(layer, Silent())
+            with self._recoded({name: partial(np.asarray, rows) for name, rows in codes.items()}):
+                self.student.compute(layer, Silent())
             self.student.states.finish(layer, codes)
             give_back()
             yield layer
@@ -155,20 +155,26 @@ class LayerByLayer:
             self.advance(STEP_WORK * sum(map(len, self.steps)) / self.split.n_chunks)
             return {}
         before = self._held_error(layer)
-        stored = {name: self.tensors[name] for name in moving}
-        for name, each in moving.items():
-            self.tensors[name] = RecodedTensor(stored[name], each.current)
-        shapes = {name: tensor.shape for name, tensor in stored.items()}
-        for number, wanted in enumerate(self.steps):
-            rate = self.rate * 0.5 * (1 + math.cos(math.pi * number / len(self.steps)))
-            observer = WeightGradients(shapes)
-            self._differentiate(layer, wanted, observer)
-            for name, sums in observer.sums.items():
-                moving[name].step(to_numpy(sums), rate)
-            self.advance(STEP_WORK * len(wanted) / self.split.n_chunks)
-        is_better = self._held_error(layer) < before
-        self.tensors.update(stored)
-        return {name: each.current() for name, each in moving.items()} if is_better else {}
+        with self._recoded({name: each.current for name, each in moving.items()}):
+            for number, wanted in enumerate(self.steps):
+                rate = self.rate * 0.5 * (1 + math.cos(math.pi * number / len(self.steps)))
+                observer = WeightGradients(moving)
+                self._differentiate(layer, wanted, observer)
+                for name, sums in observer.sums.items():
+                    moving[name].step(to_numpy(sums), rate)
+                self.advance(STEP_WORK * len(wanted) / self.split.n_chunks)
+            after = self._held_error(layer)
+        return {name: each.current() for name, each in moving.items()} if after < before else {}
+
+    @contextmanager
+    def _recoded(self, rows: Mapping[str, Callable[[], Bytes]]) -> Iterator[None]:
+        """Have the student read other rows of some tensors."""
+        stored = {name: self.tensors[name] for name in rows}
+        self.tensors.update({name: RecodedTensor(tensor, rows[name]) for name, tensor in stored.items()})
+        try:
+            yield
+        finally:
+            self.tensors.update(stored)
 
     def _moving(self, layer: int) -> dict[str, MovingCodes]:
         """Return the tensors of a layer whose codes can move, as many as fit into memory, in order."""

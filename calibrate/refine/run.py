@@ -237,53 +237,47 @@ class _Run:
 
     def _recoded(self, split: HoldoutSplit) -> Mapping[str, SourceTensor]:
         """Move the codes of all layers; return the tensors that have others."""
-        options, chunks, network = self.options, self.text.chunks, self.source.network
-        forward, restart = options.forward, options.restart
-        of_original, of_codes, _ = _parts(self.output).paths
-        tensors = dict(self.source.tensors)
-        student_source = replace(self.source, tensors=tensors)
-        # Few and long steps follow the noise of their chunks: one chunk a step.
-        one, n_steps = replace(options, batch=1), options.passes * len(_summed(split))
-        steps = [_batch(_summed(split), one, step) for step in range(n_steps)]
-        per_layer = 2 + STEP_WORK * sum(map(len, steps)) / split.n_chunks
-        with WorkFolder(of_codes, self.about_codes, restart=restart, watch=self.source.watch) as own:
-            is_done = own.done == network.n_layers - 1
-            if not is_done:
-                self.report.start(per_layer * network.n_layers, per_layer * max(0, own.done + 1))
-                self.report.remark("codes")
-                with self._in_step(of_original, own, restart=restart) as there, ExitStack() as opened:
-                    advance = self.report.advance
-                    original = opened.enter_context(forward_pass(self.base, chunks, forward, there, advance))
-                    student = opened.enter_context(
-                        forward_pass(student_source, chunks, forward, own, advance, original.n_workers)
-                    )
-                    by_layer = LayerByLayer(
-                        original,
-                        student,
-                        tensors,
-                        self.base.tensors,
-                        steps,
-                        options.code_rate,
-                        forward.memory_bytes,
-                        split,
-                        advance,
-                    )
-                    for layer in by_layer.layers():
-                        self.report.remark(f"codes of layer {layer + 1} of {network.n_layers}")
-                    if by_layer.left_out:
-                        n_left = counted(len(by_layer.left_out), "tensor")
-                        why = f"the codes of {n_left} stay: more --memory is needed to move them"
-                        self.report.tell(Finding("codes", why, Level.NOTE, tuple(by_layer.left_out)))
-            return KeptCodes(own).tensors(self.source.tensors, network.n_layers)
+        _, of_codes, _ = _parts(self.output).paths
+        restart, watch = self.options.restart, self.source.watch
+        with WorkFolder(of_codes, self.about_codes, restart=restart, watch=watch) as own:
+            if own.done < self.source.network.n_layers - 1:
+                self._move_codes(own, split)
+            return KeptCodes(own).tensors(self.source.tensors, self.source.network.n_layers)
 
-    def _in_step(self, path: Path, own: WorkFolder, *, restart: bool) -> WorkFolder:
+    def _move_codes(self, own: WorkFolder, split: HoldoutSplit) -> None:
+        """Move the codes of the layers that are not in the folder yet."""
+        options, chunks, summed = self.options, self.text.chunks, _summed(split)
+        # Few and long steps follow the noise of their chunks: one chunk a step.
+        one = replace(options, batch=1)
+        steps = [_batch(summed, one, step) for step in range(options.passes * len(summed))]
+        n_layers, per_layer = self.source.network.n_layers, 2 + STEP_WORK * len(steps) / split.n_chunks
+        tensors, advance = dict(self.source.tensors), self.report.advance
+        self.report.start(per_layer * n_layers, per_layer * max(0, own.done + 1))
+        self.report.remark("codes")
+        with self._in_step(_parts(self.output).paths[0], own) as there, ExitStack() as opened:
+            enter, forward = opened.enter_context, options.forward
+            original = enter(forward_pass(self.base, chunks, forward, there, advance))
+            moved = replace(self.source, tensors=tensors)
+            student = enter(forward_pass(moved, chunks, forward, own, advance, original.n_workers))
+            rate, memory = options.code_rate, forward.memory_bytes
+            by_layer = LayerByLayer(
+                original, student, tensors, self.base.tensors, steps, rate, memory, split, advance
+            )
+            for layer in by_layer.layers():
+                self.report.remark(f"codes of layer {layer + 1} of {n_layers}")
+        if left := by_layer.left_out:
+            why = f"the codes of {counted(len(left), 'tensor')} stay: more --memory is needed to move them"
+            self.report.tell(Finding("codes", why, Level.NOTE, tuple(left)))
+
+    def _in_step(self, path: Path, own: WorkFolder) -> WorkFolder:
         """Open the work folder of the original's pass, which may be one layer ahead of the file's own."""
-        folder = WorkFolder(path, self.about_original, restart=restart, watch=self.base.watch)
+        restart, watch = self.options.restart, self.base.watch
+        folder = WorkFolder(path, self.about_original, restart=restart, watch=watch)
         if folder.done <= own.done + 1:
             return folder
         with folder:
             pass
-        return WorkFolder(path, self.about_original, restart=True, watch=self.base.watch)
+        return WorkFolder(path, self.about_original, restart=True, watch=watch)
 
     @contextmanager
     def _original(self) -> Iterator[Original]:

@@ -16,15 +16,9 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep to one thread, and out of inference mode, which does not know such tensors."""
-    from forward import logits, run
-    from tests.support.pretended_device import AtOnce
+    from tests.support.pretended_device import keep_to_one_thread
 
-    for module in ("forward.workers", "forward.run", "forward.layers.experts"):
-        monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    for module, function in ((run, run.run_layer), (logits, logits.sweep_vocabulary)):
-        monkeypatch.setattr(module, function.__name__, torch.no_grad()(function.__wrapped__))
+    keep_to_one_thread(monkeypatch)
 
 
 @pytest.mark.usefixtures("one_thread")

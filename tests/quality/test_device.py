@@ -23,19 +23,9 @@ Made = Callable[[str], Path]
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep to one thread, and out of inference mode, which does not know such tensors."""
-    from forward import logits, run
-    from quality import run as evaluating
-    from quality.bases import logits_file
-    from tests.support.pretended_device import AtOnce
+    from tests.support.pretended_device import keep_to_one_thread
 
-    for module in ("forward.workers", "forward.layers.experts"):
-        monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    monkeypatch.setattr(run, "run_layer", torch.no_grad()(run.run_layer.__wrapped__))
-    sweep = torch.no_grad()(logits.sweep_vocabulary.__wrapped__)
-    for module in (logits, logits_file, evaluating):
-        monkeypatch.setattr(module, "sweep_vocabulary", sweep)
+    keep_to_one_thread(monkeypatch, "quality.run", "quality.bases.logits_file")
 
 
 def on(device: str, options: quality.EvaluateOptions) -> quality.EvaluateOptions:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -85,6 +87,26 @@ def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not is_pretended:
         return result
     return tree_map(lambda x: PretendedTensor(x) if isinstance(x, torch.Tensor) else x, result)
+
+
+def keep_to_one_thread(monkeypatch: pytest.MonkeyPatch, *users: str) -> None:
+    """Keep to one thread, and out of inference mode: neither knows such tensors.
+
+    users  modules that import what computes in inference mode, beside those of the forward pass
+    """
+    from forward import logits, sweep
+
+    plain = {
+        function.__name__: torch.no_grad()(function.__wrapped__)
+        for function in (sweep.run_layer, logits.sweep_vocabulary)
+    }
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    for name in ("forward.workers", "forward.run", "forward.layers.experts", "forward.logits", *users):
+        module = import_module(name)
+        for called, other in {"ThreadPoolExecutor": AtOnce, **plain}.items():
+            if hasattr(module, called):
+                monkeypatch.setattr(module, called, other)
 
 
 @contextmanager

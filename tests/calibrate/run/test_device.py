@@ -11,7 +11,7 @@ import calibrate
 import convert
 from gguf_tools.format.shards import open_gguf
 from quantize import quantize
-from tests.support.checkpoints import transformers_checkpoint
+from tests.calibrate.words import write_words
 from tests.support.decoder_models import decoder_model
 
 torch = pytest.importorskip("torch")
@@ -21,43 +21,22 @@ from calibrate.refine.pipeline import refine  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
 
-WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda"]
-
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep to one thread, and out of inference mode, which does not know such tensors."""
-    from forward import logits
-    from forward.sweep import run_layer
-    from tests.support.pretended_device import AtOnce
+    from tests.support.pretended_device import keep_to_one_thread
 
-    for module in ("forward.workers", "forward.run", "forward.layers.experts"):
-        monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    plain = torch.no_grad()(run_layer.__wrapped__)
-    for module in ("forward.run", "calibrate.refine.gradients"):
-        monkeypatch.setattr(f"{module}.run_layer", plain)
-    sweep = torch.no_grad()(logits.sweep_vocabulary.__wrapped__)
-    for module in ("forward.logits", "calibrate.run.report"):
-        monkeypatch.setattr(f"{module}.sweep_vocabulary", sweep)
+    keep_to_one_thread(monkeypatch, "calibrate.refine.gradients", "calibrate.run.report")
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    order = np.random.default_rng(3).integers(0, len(WORDS), 4000)
-    path.write_text(" ".join(WORDS[number] for number in order))
-    return path
+    return write_words(tmp_path_factory.mktemp("text") / "text.txt", 4000)
 
 
 def model(folder: Path, name: str) -> Path:
-    """Write a small F32 file; v3 has latent attention and experts."""
-    sizes = {"hidden_size": 256, "intermediate_size": 256}
-    if name == "v3":
-        transformers_checkpoint(folder / "hf", name, num_hidden_layers=2, **sizes)
-    else:
-        decoder_model(name, folder / "hf", **sizes)
+    """Write a small F32 file."""
+    decoder_model(name, folder / "hf", hidden_size=256, intermediate_size=256)
     convert.convert(folder / "hf", folder / "base.gguf", outtype="f32")
     return folder / "base.gguf"
 

@@ -334,16 +334,10 @@ def test_a_model_without_predictions_names_the_output(tmp_path: Path) -> None:
 
 def test_another_device_gives_the_same(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that say they are elsewhere: see tests/support/pretended_device.py."""
-    from forward import logits, run
-    from tests.support.pretended_device import AtOnce, pretended
+    from tests.support.pretended_device import keep_to_one_thread, pretended
 
     expected = collect(model, tmp_path / "here")
-    for module in ("forward.workers", "forward.run", "forward.layers.experts"):
-        monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    wrapped: Any = (run, run.run_layer), (logits, logits.sweep_vocabulary)
-    for module, function in wrapped:
-        monkeypatch.setattr(module, function.__name__, torch.no_grad()(function.__wrapped__))
+    keep_to_one_thread(monkeypatch)
     with pretended() as device:
         found = collect(model, tmp_path / "there", forward=ForwardOptions(device=str(device)))
     assert found.keys() == expected.keys()
