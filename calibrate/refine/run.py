@@ -203,7 +203,7 @@ class _Run:
         """
         options, source = self.options, self.source
         _parts(self.output).make()
-        split = HoldoutSplit.of(self.text.n_chunks, self.text.chunk_size, self.text.classes)
+        split = self._split()
         recoded = self._recoded(split) if options.passes else {}
         load = source.loader_for(options.forward)
         *_, place = _parts(self.output).paths
@@ -234,6 +234,15 @@ class _Run:
         descent.set_changes(best.changes)
         best = best if before is None else replace(best, before=before)
         return {**recoded, **tensors}, best, n_steps
+
+    def _split(self) -> HoldoutSplit:
+        """Hold back chunks that the file was not calibrated on: on those it was, all that moves looks bad."""
+        text, sketch = self.text, TextSketch.read(self.source.metadata)
+        known = [chunk for chunk, tokens in enumerate(text.tokens) if sketch and sketch.shared(tokens)]
+        if len(known) == text.n_chunks:
+            why = "the file was calibrated on all of this text, so chunks held back are no fair judges of it"
+            self.report.tell(Finding("known text", why, Level.WARNING))
+        return HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes, known)
 
     def _recoded(self, split: HoldoutSplit) -> Mapping[str, SourceTensor]:
         """Move the codes of all layers; return the tensors that have others."""

@@ -284,15 +284,25 @@ class HoldoutSplit:
     classes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, n_chunks: int, chunk_size: int, classes: tuple[str, ...] = ()) -> HoldoutSplit:
-        """Hold out one chunk of eight of each class, evenly spread.
+    def of(
+        cls,
+        n_chunks: int,
+        chunk_size: int,
+        classes: tuple[str, ...] = (),
+        known: Collection[int] = (),
+    ) -> HoldoutSplit:
+        """Hold out one chunk of eight of each class, evenly spread, but none of the known ones.
 
         There are 8 at most or, of more classes, one of each. A class of one chunk keeps it, unless all do.
+        Where all chunks are known, that makes no difference.
         """
         by_class: dict[str, list[int]] = {}
         for chunk, name in enumerate(classes or ("",) * n_chunks):
             by_class.setdefault(name, []).append(chunk)
-        groups = [group for group in by_class.values() if len(group) > 1] or [list(range(n_chunks))]
+        everything = list(range(n_chunks))
+        groups = [group for group in by_class.values() if len(group) > 1] or [everything]
+        new = [[chunk for chunk in group if chunk not in known] for group in groups]
+        groups = [group for group in new if group] or groups
         most = max(1, _MOST_HELD // len(groups))
         held = sorted(chunk for group in groups for chunk in _spread(group, most))
         return cls(n_chunks, chunk_size, tuple(held), classes)

@@ -205,13 +205,9 @@ def test_scales_stay_where_no_step_is_of_use(
 def test_of_a_folder_of_texts_a_chunk_of_each_class_is_held_back(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(n_chunks: int, chunk_size: int, classes: tuple[str, ...]) -> HoldoutSplit:
-        splits.append(HoldoutSplit(n_chunks, chunk_size, (), classes))
-        return of(n_chunks, chunk_size, classes)
-
     splits: list[HoldoutSplit] = []
     of = HoldoutSplit.of
-    monkeypatch.setattr(HoldoutSplit, "of", told)
+    monkeypatch.setattr(HoldoutSplit, "of", lambda *what: splits.append(of(*what)) or splits[-1])
     (tmp_path / "texts").mkdir()
     words = (made / "text.txt").read_text()
     for name, start in (("a", 0), ("b", 9000)):
@@ -243,3 +239,22 @@ def test_bad_input_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"has a vocabulary of 576 tokens, and .*v3\.gguf one of 320: it is"):
         refine(file, other, text, output, chunk_size=64)
     assert [path.name for path in tmp_path.iterdir() if "o.gguf" in path.name] == []
+
+
+def test_chunks_that_the_file_was_calibrated_on_are_not_held_back(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits: list[HoldoutSplit] = []
+    of = HoldoutSplit.of
+    monkeypatch.setattr(HoldoutSplit, "of", lambda *what: splits.append(of(*what)) or splits[-1])
+    text = ["-f", str(made / "text.txt"), "-c", "64", "--steps", "1", "-t", "1"]
+    refining = ["refine", "--base", str(made / "base.gguf"), *text]
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    assert main([*refining, "--chunks", "8", "-o", str(first), str(made / "file.gguf")]) == 0
+    assert splits[-1].held == (4,)
+    assert main([*refining, "--chunks", "16", "-o", str(second), str(first)]) == 0
+    assert splits[-1].held == (12,)
+    assert "was calibrated on all of this text" not in capsys.readouterr().err
+    assert main([*refining, "--chunks", "8", "-o", str(tmp_path / "third.gguf"), str(first)]) == 0
+    assert splits[-1].held == (4,)
+    assert "the file was calibrated on all of this text" in capsys.readouterr().err
