@@ -23,7 +23,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from calibrate.refine.codes import MovingCodes, RecodedTensor, has_codes
+from calibrate.refine.cells import has_cells
+from calibrate.refine.codes import MovingCodes, RecodedTensor
 from calibrate.refine.gradients import Batch, Student, by_weights
 from calibrate.statistics.inputs import HoldoutSplit
 from forward.device import to_numpy
@@ -181,7 +182,7 @@ class LayerByLayer:
         moving, left = {}, self.memory
         for name, tensor in self.tensors.items():
             there = self.base.get(name)
-            if layer_of(name) != layer or not has_codes(tensor.type):
+            if layer_of(name) != layer or not has_cells(tensor.type):
                 continue
             if there is None or there.shape != tensor.shape:
                 continue

@@ -24,9 +24,13 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.refine import layers
-from calibrate.refine.codes import _LAYOUTS, MovingCodes, RecodedTensor, has_codes
+from calibrate.refine.cells import _GRIDS as GRIDS
+from calibrate.refine.cells import _LEVELS as LEVELS
+from calibrate.refine.cells import GridCells, LevelCells, has_cells
+from calibrate.refine.codes import MovingCodes, RecodedTensor
 from calibrate.refine.layers import KeptCodes, LayerByLayer, WeightGradients
 from calibrate.refine.pipeline import refine
+from calibrate.rounding.grids.rounders import GridRounder
 from forward.options import ForwardOptions
 from forward.run import ForwardPass
 
@@ -58,12 +62,13 @@ def tensor_of(name: str) -> tuple[Stored, Stored]:
     return Stored(TensorInfo("a", shape, type_), np.asarray(rows).reshape(N_ROWS, -1)), original
 
 
-of_all_types = pytest.mark.parametrize("name", sorted(_LAYOUTS))
+of_all_types = pytest.mark.parametrize("name", sorted({*LEVELS, *GRIDS}))
 
 
 def test_what_has_codes() -> None:
-    assert all(has_codes(by_name(name)) for name in ("Q2_K", "Q6_K", "IQ4_XS", "Q4_0", "MXFP4"))
-    assert not any(has_codes(by_name(name)) for name in ("F32", "IQ2_XS", "IQ3_XXS"))
+    names = ("Q2_K", "Q6_K", "IQ4_XS", "Q4_0", "MXFP4", "IQ1_S", "IQ2_XS", "IQ3_XXS")
+    assert all(has_cells(by_name(name)) for name in names)
+    assert not any(has_cells(by_name(name)) for name in ("F32", "BF16", "IQ1_KT"))
 
 
 @of_all_types
@@ -76,7 +81,7 @@ def test_without_steps_bytes_are_those_of_the_file(name: str) -> None:
     np.testing.assert_array_equal(moving.current(), before)
 
 
-@of_all_types
+@pytest.mark.parametrize("name", sorted(LEVELS))
 def test_weights_go_against_their_derivative(name: str) -> None:
     """Downhill of sum(s * w) is -s for each weight; in twenty steps of a tenth all move a level or more."""
     tensor, original = tensor_of(name)
@@ -87,11 +92,77 @@ def test_weights_go_against_their_derivative(name: str) -> None:
         moving.step(signs, 0.1)
     moved = RecodedTensor(tensor, moving.current).read_rows(0, N_ROWS) - before
     assert np.all(moved * signs <= 0)
-    layout = _LAYOUTS[name]
+    layout = LEVELS[name]
     blocks = layout.read(tensor.raw_rows(0, N_ROWS).reshape(-1, tensor.type.block_bytes))
     slopes = np.repeat(layout.lines(blocks)[0], layout.sub_elems, axis=1)
     may_move = (blocks.codes > 0) & (blocks.codes < len(layout.levels) - 1) & (slopes != 0)
     assert np.all(moved.reshape(may_move.shape)[may_move] != 0)
+
+
+@pytest.mark.parametrize("name", sorted(GRIDS))
+def test_points_of_grids_go_against_the_derivative(name: str) -> None:
+    """Their weights can't all move the same way, but most do, and so does their sum."""
+    tensor, original = tensor_of(name)
+    signs = np.random.default_rng(1).choice([-1, 1], tensor.shape).astype(np.float32)
+    moving = MovingCodes(tensor, original)
+    before = tensor.read_rows(0, N_ROWS)
+    for _ in range(20):
+        moving.step(signs, 0.1)
+    moved = (RecodedTensor(tensor, moving.current).read_rows(0, N_ROWS) - before) * signs
+    assert (moved < 0).mean() > 3 * (moved > 0).mean()
+
+
+@pytest.mark.parametrize("name", sorted(GRIDS))
+def test_the_nearest_point_is_found(name: str) -> None:
+    tensor, _ = tensor_of(name)
+    cells = GridCells(GRIDS[name], tensor.raw_rows(0, 1).reshape(-1, tensor.type.block_bytes))
+    rng = np.random.default_rng(2)
+    places = (rng.standard_normal(cells.shape) * cells.highest / 2).astype(np.float32)
+    assert cells.take(places) is not None
+    distances = np.square(places.reshape(-1, 8) - cells._points().reshape(-1, 8)).sum(axis=1)
+    together = 4 if name == "IQ1_S" else 1  # octets that share a shift
+    expected = nearest_distances(GRIDS[name], places.reshape(-1, 8), together)
+    np.testing.assert_allclose(distances.reshape(-1, together).sum(axis=1), expected, rtol=1e-4)
+    assert cells.take(places) is None
+
+
+@of_all_types
+def test_weights_start_as_near_to_the_original_as_their_cells_allow(name: str) -> None:
+    """Every other 32 weights of the original are other ones, so that cells are not where they are wanted."""
+    tensor, original = tensor_of(name)
+    weights = original.read_rows(0, N_ROWS).view(np.float32).reshape(N_ROWS, -1, 32).copy()
+    weights[:, 1::2] = np.random.default_rng(3).standard_normal(weights[:, 1::2].shape)
+    info = TensorInfo("a", tensor.shape, by_name("F32"))
+    moving = MovingCodes(tensor, Stored(info, weights.reshape(N_ROWS, -1).view(np.uint8)))
+    cells = moving._cells
+    assert cells.take(moving._places) is None
+    lows = 0.0 if isinstance(cells, GridCells) else cast(LevelCells, cells)._lows
+    started = (moving._places * cells.slopes - lows).reshape(weights.shape)
+    stored = tensor.read_rows(0, N_ROWS).reshape(weights.shape)
+    before, after = np.square(stored - weights).sum(axis=2), np.square(started - weights).sum(axis=2)
+    assert np.all(after <= before + 1e-6)
+    assert after[:, ::2].sum() < 0.5 * before[:, ::2].sum()
+    assert after[:, 1::2].sum() < before[:, 1::2].sum()
+
+
+def nearest_distances(rounder: GridRounder, places: Floats32, together: int) -> Floats32:
+    """Compute squared distances to the nearest point by trying all: a slow twin."""
+    grid, values = rounder.grid, np.array(rounder.grid.values, np.float32)
+    size = 8 // rounder.form.codes
+    shifts = np.arange(size) * grid.code_bits
+    points = values[grid.codes[:, None] >> shifts & (1 << grid.code_bits) - 1]
+    if rounder.type.name.startswith("IQ1"):
+        by_octet = [np.square(places[:, None] - points - shift).sum(axis=2) for shift in (0.125, -0.125)]
+        by_shift = [each.min(axis=1).reshape(-1, together).sum(axis=1) for each in by_octet]
+        return np.minimum(*by_shift)
+    patterns = 1 - 2 * (np.arange(256)[:, None] >> np.arange(8) & 1)
+    if rounder.type.name.endswith("XS") or rounder.type.name.endswith("XXS"):
+        patterns = patterns[patterns.prod(axis=1) == 1]
+    least = np.full(len(places), np.inf, np.float32)
+    for pattern in patterns:
+        groups = (places * pattern).reshape(len(places), -1, 1, size)
+        least = np.minimum(least, np.square(groups - points).sum(axis=3).min(axis=2).sum(axis=1))
+    return least
 
 
 def test_what_lies_between_two_levels_moves_first() -> None:
@@ -119,8 +190,8 @@ def test_a_file_with_moved_codes_diverges_less(made: Path, tmp_path: Path) -> No
             old, new = (file.raw(name).reshape(-1, info.type.block_bytes) for file in (before, after))
             is_other = not np.array_equal(old, new)
             assert not is_other or name.startswith("blk.")
-            if is_other and info.type.name in _LAYOUTS:
-                read = _LAYOUTS[info.type.name].read
+            if is_other and info.type.name in LEVELS:
+                read = LEVELS[info.type.name].read
                 n_changed += not np.array_equal(read(old).codes, read(new).codes)
                 np.testing.assert_array_equal(read(old).scales, read(new).scales)
     assert n_changed > 6
