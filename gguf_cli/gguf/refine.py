@@ -19,13 +19,13 @@ divergence of FILE's predictions from BASE's, over a text, step by step; types a
 anybody's, with or without importances or calibration. Scales gain most at 2 and 3 bits, and little from 4 on.
 
 With --codes, codes move first, layer by layer: each layer comes as near as it can to BASE's hidden states
-from FILE's own. A layer whose chunks held back do not gain keeps its codes. Only types whose weights have
-codes of their own can move: K-quants, IQ4 and blocks of 32, not IQ1 to IQ3.
+from FILE's own. A layer whose chunks held back do not gain keeps its codes. All quantized types of llama.cpp
+but Q1_0 can move; those of ik_llama.cpp alone stay.
 
 Text that FILE was not calibrated on does best, and more of it does better: a step takes 4 chunks, and once
 through the text is the default. One chunk of eight, 8 at most, is held back, at least one of each class of a
-folder of texts. The scales that are best there are written; if none is better than FILE's, they stay, and the
-run says so."""
+folder of texts, and none that FILE was calibrated on. The scales that are best there are written; if none is
+better than FILE's, they stay, and the run says so."""
 
 EPILOG = """\
 A step takes about five times as long as reading its chunks, and so does moving codes for each time through
