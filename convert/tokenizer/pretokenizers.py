@@ -18,7 +18,7 @@ import json
 import re
 import time
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,9 @@ from convert.tokenizer.files import library_errors
 from gguf_tools.errors import BadTokenizer
 
 Step = tuple[str, ...]
+
+Cut = Callable[[str], list[tuple[str, tuple[int, int]]]]
+"""A pipeline's pre_tokenize_str: a line's words, and where each begins and ends."""
 
 MAX_DESCRIPTION = 1000
 
@@ -209,10 +212,11 @@ def find_pre_tokenizer(
         if known.suits(ignore_merges) and known.steps == steps:
             return known.name
     if steps:
-        pipeline = build_pipeline(path, pre_tokenizer)
+        # A slow one cuts each line once, not once per known one.
+        cut = cache(build_pipeline(path, pre_tokenizer).pre_tokenize_str)
         with library_errors(path, "pre_tokenizer can't be tried"):
             for known in KNOWN:
-                if known.suits(ignore_merges) and cuts_alike(pipeline, known.build()):
+                if known.suits(ignore_merges) and cuts_alike(cut, known.build().pre_tokenize_str):
                     return known.name
     found = " -> ".join(map(_describe, steps)) or "none"
     if len(found) > MAX_DESCRIPTION:
@@ -288,7 +292,7 @@ def build_pipeline(path: Path, pre_tokenizer: Mapping[str, Any] | None) -> Any:
         return Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
 
 
-def cuts_alike(one: Any, other: Any) -> bool:
+def cuts_alike(one: Cut, other: Cut) -> bool:
     """Return whether two pipelines cut every line of the probe text into the same words of bytes.
 
     raises  TimeoutError when `one` takes very much longer. A regular expression can take time that is
@@ -297,19 +301,15 @@ def cuts_alike(one: Any, other: Any) -> bool:
     seconds = [0.0, 0.0]
     for line in probe_lines():
         words = []
-        for index, pipeline in enumerate((one, other)):
+        for index, cut in enumerate((one, other)):
             start = time.thread_time()
-            words.append(_words(pipeline, line))
+            words.append([word for word, _ in cut(line)])
             seconds[index] += time.thread_time() - start
         if words[0] != words[1]:
             return False
         if seconds[0] > PATIENCE_SECONDS + PATIENCE * seconds[1]:
             raise TimeoutError(f"it takes {seconds[0]:.1f} s where others take {seconds[1]:.1f} s")
     return True
-
-
-def _words(pipeline: Any, line: str) -> list[str]:
-    return [word for word, _ in pipeline.pre_tokenize_str(line)]
 
 
 _WRITTEN_BY_HAND = (

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forward.device import CPU, choose_device, is_cpu, threads_on, to_bytes, to_numpy, to_torch  # noqa: E402
-from tests.support.pretended_device import pretended  # noqa: E402
+from tests.forward.pretended_device import pretended  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-device.md"
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.pretended_device import keep_to_one_thread
+    from tests.forward.pretended_device import keep_to_one_thread
 
     keep_to_one_thread(monkeypatch)
 
@@ -41,7 +41,7 @@ def test_another_device_computes_deepseek_v4(calibration: Path, tmp_path: Path) 
 
 
 def assert_same_elsewhere(words: list[str], tmp_path: Path) -> None:
-    from tests.support.pretended_device import pretended
+    from tests.forward.pretended_device import pretended
 
     assert main([*words, "-o", str(tmp_path / "here.gguf"), "--device", "cpu"]) == 0
     with pretended() as device:
@@ -55,7 +55,7 @@ def assert_same_elsewhere(words: list[str], tmp_path: Path) -> None:
 
 
 def test_tensors_elsewhere_do_not_mix_with_those_of_the_cpu() -> None:
-    from tests.support.pretended_device import pretended
+    from tests.forward.pretended_device import pretended
 
     with pretended() as device:
         there = torch.ones(2, 2, device=device)

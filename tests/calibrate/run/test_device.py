@@ -24,7 +24,7 @@ from forward.text.tokens import Cut  # noqa: E402
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.pretended_device import keep_to_one_thread
+    from tests.forward.pretended_device import keep_to_one_thread
 
     keep_to_one_thread(monkeypatch, "calibrate.refine.gradients", "calibrate.run.report")
 
@@ -57,7 +57,7 @@ def assert_alike(base: Path, here: Path, there: Path) -> None:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", [pytest.param("llama-biases", marks=pytest.mark.slow), "qwen3moe"])
 def test_another_device_calibrates_alike(name: str, text: Path, tmp_path: Path) -> None:
-    from tests.support.pretended_device import pretended
+    from tests.forward.pretended_device import pretended
 
     base = model(tmp_path, name)
 
@@ -73,7 +73,7 @@ def test_another_device_calibrates_alike(name: str, text: Path, tmp_path: Path) 
 
 @pytest.mark.usefixtures("one_thread")
 def test_another_device_refines_alike(text: Path, tmp_path: Path) -> None:
-    from tests.support.pretended_device import pretended
+    from tests.forward.pretended_device import pretended
 
     base = model(tmp_path, "llama-biases")
     quantize(base, tmp_path / "file.gguf", "Q2_K")

@@ -333,8 +333,8 @@ def test_a_model_without_predictions_names_the_output(tmp_path: Path) -> None:
 
 
 def test_another_device_gives_the_same(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors that say they are elsewhere: see tests/support/pretended_device.py."""
-    from tests.support.pretended_device import keep_to_one_thread, pretended
+    """Tensors that say they are elsewhere: see tests/forward/pretended_device.py."""
+    from tests.forward.pretended_device import keep_to_one_thread, pretended
 
     expected = collect(model, tmp_path / "here")
     keep_to_one_thread(monkeypatch)

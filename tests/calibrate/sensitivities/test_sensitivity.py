@@ -212,8 +212,9 @@ def test_a_padded_file_has_the_losses_of_the_model(tmp_path: Path, text: Path) -
     for name, each in of_plain.tensors.items():
         other = of_padded.tensors[name]
         assert other.shape == each.shape
-        assert dict(other.by_type) == pytest.approx(dict(each.by_type), rel=1e-4), name
-        assert dict(other.padded) == pytest.approx(dict(each.padded), rel=1e-4), name
+        # Sums of other lengths are rounded otherwise, so importances are, and one code may be another.
+        assert dict(other.by_type) == pytest.approx(dict(each.by_type), rel=1e-3), name
+        assert dict(other.padded) == pytest.approx(dict(each.padded), rel=1e-3), name
 
 
 @pytest.mark.usefixtures("random_tokens")
