@@ -79,6 +79,7 @@ class CalibrationOptions:
                 and correct for the drift; False: under the original's inputs, which takes half the time
     method      name of the rounding method, a key of `calibrate.methods.METHODS`
     embedding   round token_embd under the covariance of the gradients there
+    seed        decides which labels are drawn for gradients
     any_text    use the text even if it is nonsense; see forward/text/quality.py
     forward     how the model is computed; `n_threads` is that of the run
     """
@@ -88,6 +89,7 @@ class CalibrationOptions:
     sequential: bool = True
     method: str = "two-sided"
     embedding: bool = True
+    seed: int = 0
     any_text: bool = False
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     _last: list[tuple[Any, Text]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -129,6 +131,7 @@ class CalibrationChoices(CutChoices, ForwardChoices, total=False):
     sequential: bool
     method: str
     embedding: bool
+    seed: int
     any_text: bool
     forward: ForwardOptions
 

@@ -122,6 +122,7 @@ class CalibrationPlan:
             **run_identity(self.text.chunks, options.forward),
             "sequential": options.sequential,
             "embedding": options.embedding,
+            "seed": options.seed,
             "trust": asdict(self.trust),
             **({"classes": list(self.text.classes)} if self.text.classes else {}),
         }

@@ -2,13 +2,15 @@
 
     python scripts/compare_calibrated.py MODEL --calibrate TEXT --evaluate OTHER [--imatrix FILE]
         [--chunks 64] [--evaluate-chunks 40] [--types Q2_K,Q4_K_M] [--ways default]
-        [--folder DIR] [--json FILE] [--threads N]
+        [--seeds 0,1,2] [--folder DIR] [--json FILE] [--threads N]
 
 Every type is made with the stock encoder and an importance matrix, and then in these ways:
 
     one-sided    under what the original's matrices multiply
     embedding    the same, and token_embd under the gradients there
     default      what --calibrate does: from both sides, and each tensor sees what those before it have become
+
+A seed decides which labels are drawn for the gradients; each makes files of its own.
 
 The matrix is collected from the calibration text where none is given. Files have the same tensors, to the
 byte, or the comparison ends. A share is a way's mean divergence over stock's. Its range is that of 95 % of
@@ -55,6 +57,9 @@ WAYS: Mapping[str, Mapping[str, bool]] = {
 }
 """Fields of `calibrate.Calibration` for each way."""
 
+Variant = tuple[str, int]
+"""A way and a seed."""
+
 DRAWS = 4000
 
 
@@ -62,6 +67,7 @@ DRAWS = 4000
 class Comparison:
     """A calibrated file beside the stock one.
 
+    seed        of the calibration's labels
     kld, stock  mean divergences
     error       standard error of kld
     share       kld / stock, with the ends of its range
@@ -70,6 +76,7 @@ class Comparison:
 
     type: str
     way: str
+    seed: int
     kld: float
     error: float
     stock: float
@@ -84,7 +91,8 @@ class Comparison:
 
 def main() -> None:
     args = parse()
-    types, ways = args.types.split(","), args.ways.split(",")
+    types = args.types.split(",")
+    variants = [(way, seed) for way in args.ways.split(",") for seed in map(int, args.seeds.split(","))]
     comparisons: list[Comparison] = []
     with folder_of(args.folder) as folder:
         base, matrix = make_base(args, folder), None
@@ -93,18 +101,19 @@ def main() -> None:
             stock = folder / f"stock-{type_}.gguf"
             if not stock.exists():
                 quantize.quantize(base, stock, type_, importances=matrix, n_threads=args.threads)
-            files = {way: folder / f"{way}-{type_}.gguf" for way in ways}
-            seconds = {way: make(args, base, path, type_, way) for way, path in files.items()}
+            files = {(way, seed): folder / f"{way}-{seed}-{type_}.gguf" for way, seed in variants}
+            seconds = {variant: make(args, base, path, type_, variant) for variant, path in files.items()}
             for path in files.values():
                 refuse_another_size(stock, path)
             comparisons += compare(args, base, stock, type_, files, seconds)
-            for each in comparisons[-len(ways) :]:
+            for each in comparisons[-len(variants) :]:
                 print(line(each), flush=True)
             if args.json is not None:
                 args.json.write_text(json.dumps([asdict(each) for each in comparisons], indent=1) + "\n")
-    for way in ways:
-        shares = [each.share for each in comparisons if each.way == way]
-        print(f"{way}: geometric mean of {len(shares)} shares {np.exp(np.mean(np.log(shares))):.3f}")
+    for way, seed in variants:
+        shares = [each.share for each in comparisons if (each.way, each.seed) == (way, seed)]
+        mean = np.exp(np.mean(np.log(shares)))
+        print(f"{way}, seed {seed}: geometric mean of {len(shares)} shares {mean:.3f}")
 
 
 def parse() -> argparse.Namespace:
@@ -117,6 +126,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--evaluate-chunks", type=int, default=40)
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--seeds", default="0")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--threads", type=int)
@@ -155,17 +165,16 @@ def importances(args: argparse.Namespace, base: Path, folder: Path) -> Importanc
     return collect(base, args.calibrate, matrix, options).importances
 
 
-def make(args: argparse.Namespace, base: Path, path: Path, type_: str, way: str) -> float:
+def make(args: argparse.Namespace, base: Path, path: Path, type_: str, variant: Variant) -> float:
     """Make a calibrated file if it isn't there, and return how long that took."""
     if path.exists():
         return 0.0
     started = time.monotonic()
-    calibration = calibrate.Calibration(
-        args.calibrate, Cut(n_chunks=args.chunks), forward=ForwardOptions(), **WAYS[way]
-    )
+    (way, seed), cut = variant, Cut(n_chunks=args.chunks)
+    calibration = calibrate.Calibration(args.calibrate, cut, seed=seed, forward=ForwardOptions(), **WAYS[way])
     result = quantize.quantize(base, path, type_, calibration=calibration, n_threads=args.threads)
     for text in result.written.calibration:
-        print(f"  {type_} {way}: {text}", flush=True)
+        print(f"  {type_} {way} {seed}: {text}", flush=True)
     return time.monotonic() - started
 
 
@@ -181,8 +190,8 @@ def compare(
     base: Path,
     stock: Path,
     type_: str,
-    files: Mapping[str, Path],
-    seconds: Mapping[str, float],
+    files: Mapping[Variant, Path],
+    seconds: Mapping[Variant, float],
 ) -> list[Comparison]:
     """Return how far the files are from their base, beside the stock file."""
     options = quality.EvaluateOptions(
@@ -192,13 +201,14 @@ def compare(
     plain, *others = evaluation.models
     stock_kld = plain.divergence.kld.mean.value
     comparisons = []
-    for way, model in zip(files, others, strict=True):
+    for (way, seed), model in zip(files, others, strict=True):
         kld = model.divergence.kld.mean
         least, most = share_range(by_chunk(model.tokens), by_chunk(plain.tokens))
         comparisons.append(
             Comparison(
                 type=type_,
                 way=way,
+                seed=seed,
                 kld=kld.value,
                 error=kld.error,
                 stock=stock_kld,
@@ -208,7 +218,7 @@ def compare(
                 same_top=model.divergence.same_top.value,
                 stock_same_top=plain.divergence.same_top.value,
                 n_bytes=model.n_bytes,
-                seconds=seconds[way],
+                seconds=seconds[way, seed],
             )
         )
     return comparisons
@@ -233,8 +243,8 @@ def share_range(own: npt.NDArray[np.float64], stock: npt.NDArray[np.float64]) ->
 
 def line(each: Comparison) -> str:
     return (
-        f"{each.type:8} {each.way:10} KLD {each.kld:.5f} +/- {each.error:.5f}, stock {each.stock:.5f},"
-        f" share {each.share:.3f} [{each.least:.3f}, {each.most:.3f}],"
+        f"{each.type:8} {each.way:10} seed {each.seed}: KLD {each.kld:.5f} +/- {each.error:.5f},"
+        f" stock {each.stock:.5f}, share {each.share:.3f} [{each.least:.3f}, {each.most:.3f}],"
         f" same top {each.same_top:.1%} (stock {each.stock_same_top:.1%}), {each.seconds:.0f} s"
     )
 

@@ -158,7 +158,7 @@ def open_gradients(
     if not (choices.needs_gradients):
         yield None
         return
-    options = GradientOptions(choices.forward, restart=restart, at_once=at_once)
+    options = GradientOptions(choices.forward, choices.seed, restart=restart, at_once=at_once)
     report = _Report(start)
     with collect_gradients(source, gradient_text(text), output, options, report) as gradients:
         yield gradients

@@ -41,6 +41,10 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--no-embedding", action="store_true", help="encode token_embd as without --calibrate")
     group.add_argument(
+        "--seed", type=command.seed, default=0, metavar="N",
+        help="decides which labels are drawn for the backward pass (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
         "--evaluate", type=Path, metavar="TEXT",
         help="afterwards measure the divergence from INPUT on this text, which should be another one",
     )  # fmt: skip
@@ -94,7 +98,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
     raises  BadArgument for what belongs to it where it is missing
     """
     if args.calibrate is None:
-        for option in ("no_sequential", "one_sided", "no_embedding"):
+        for option in ("no_sequential", "one_sided", "no_embedding", "seed"):
             if getattr(args, option):
                 raise BadArgument(f"--{option.replace('_', '-')} is for --calibrate, which is missing")
         return None
@@ -109,6 +113,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
         sequential=not args.no_sequential,
         method="one-sided" if args.one_sided else "two-sided",
         embedding=not args.no_embedding,
+        seed=args.seed,
         any_text=args.force,
         forward=calibration_forward(args),
     )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import quantize
 from gguf_cli.quantize import main
 from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
 from gguf_tools.findings import Finding
+from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.progress import NoReport, ProgressState
 from quantize.fill import session
@@ -331,6 +333,17 @@ def test_a_file_of_which_nothing_is_calibrated_is_written(base: Path, text: Path
     quantize.quantize(base, tmp_path / "a.gguf", "F16", options)
     quantize.quantize(base, tmp_path / "b.gguf", "F16")
     assert tensor_bytes(tmp_path / "a.gguf") == tensor_bytes(tmp_path / "b.gguf")
+
+
+def test_a_seed_decides_what_gradients_decide(base: Path, text: Path, tmp_path: Path) -> None:
+    def embedding(seed: int) -> bytes:
+        calibration = replace(plainly(text, Cut(128, n_chunks=4)), embedding=True, seed=seed)
+        types = quantize.PlanOptions(embedding_type=GGMLType.Q2_K)
+        path = tmp_path / f"{seed}.gguf"
+        quantize.quantize(base, path, "F16", types=types, calibration=calibration, n_threads=1)
+        return tensor_bytes(path)["token_embd.weight"]
+
+    assert embedding(0) != embedding(1)
 
 
 def test_another_text_does_not_resume(
