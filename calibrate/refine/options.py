@@ -19,7 +19,7 @@ class RefineOptions:
     steps     number of steps, in place of minutes
     batch     chunks of a step
     passes    how often codes go through the text, layer by layer, before scales move; 0: they stay
-    code_rate  how far codes move in a step at most, in units of the distance between two, and at first
+    code_rate  the first that is tried of how far codes move in a step, in units of the distance between two
     rate      about the relative change of a scale in a step, at 2.5 bits per weight and at first; it falls
               to zero along half a cosine
     seed      decides the order of the chunks
@@ -35,7 +35,7 @@ class RefineOptions:
     steps: int | None = None
     batch: int = 4
     passes: int = 0
-    code_rate: float = 0.0007
+    code_rate: float = 0.0008
     rate: float = 0.004
     seed: int = 0
     forward: ForwardOptions = field(default_factory=ForwardOptions)

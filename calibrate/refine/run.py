@@ -27,7 +27,7 @@ import torch
 
 from calibrate.refine.descent import Descent, RefinedTensor
 from calibrate.refine.gradients import Original, Student
-from calibrate.refine.layers import STEP_WORK, KeptCodes, LayerByLayer
+from calibrate.refine.layers import N_TRIALS, STEP_WORK, KeptCodes, LayerByLayer
 from calibrate.refine.options import RefineOptions
 from calibrate.refine.result import Refinement
 from calibrate.refine.scales import row_scales
@@ -259,9 +259,11 @@ class _Run:
         # Few and long steps follow the noise of their chunks: one chunk a step.
         one = replace(options, batch=1)
         steps = [_batch(summed, one, step) for step in range(options.passes * len(summed))]
-        n_layers, per_layer = self.source.network.n_layers, 2 + STEP_WORK * len(steps) / split.n_chunks
+        n_layers, of_steps = self.source.network.n_layers, STEP_WORK * len(steps) / split.n_chunks
+        # The first layer is moved at more than one rate.
+        total, n_done = (2 + of_steps) * n_layers + (N_TRIALS - 1) * of_steps, max(0, own.done + 1)
         tensors, advance = dict(self.source.tensors), self.report.advance
-        self.report.start(per_layer * n_layers, per_layer * max(0, own.done + 1))
+        self.report.start(total, (2 + of_steps) * n_done + (N_TRIALS - 1) * of_steps * min(1, n_done))
         self.report.remark("codes")
         with self._in_step(_parts(self.output).paths[0], own) as there, ExitStack() as opened:
             enter, forward = opened.enter_context, options.forward

@@ -19,8 +19,9 @@ divergence of FILE's predictions from BASE's, over a text, step by step; types a
 anybody's, with or without importances or calibration. Scales gain most at 2 and 3 bits, and little from 4 on.
 
 With --codes, codes move first, layer by layer: each layer comes as near as it can to BASE's hidden states
-from FILE's own. A layer whose chunks held back do not gain keeps its codes. All quantized types of llama.cpp
-but Q1_0 can move; those of ik_llama.cpp alone stay.
+from FILE's own. The first layer is moved at three rates or more, and all use the one that is best on chunks
+held back. A layer that does not gain there keeps its codes. Twice through the text does much better than
+once. All quantized types of llama.cpp but Q1_0 can move; those of ik_llama.cpp alone stay.
 
 Text that FILE was not calibrated on does best, and more of it does better: a step takes 4 chunks, and once
 through the text is the default. One chunk of eight, 8 at most, is held back, at least one of each class of a
@@ -36,7 +37,7 @@ that is in OUT.work until all is done.
 
 examples:
   gguf-tools refine lite-Q2_K.gguf --base DeepSeek-V2-Lite -f text.txt -o lite-Q2_K-refined.gguf
-  gguf-tools refine lite-Q2_K.gguf --base lite-bf16.gguf -f texts -o out.gguf --codes 1 --dtype bfloat16
+  gguf-tools refine lite-Q2_K.gguf --base lite-bf16.gguf -f texts -o out.gguf --codes 2 --dtype bfloat16
 """
 
 

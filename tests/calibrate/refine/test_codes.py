@@ -227,16 +227,39 @@ def test_codes_that_are_of_no_use_stay(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A rate at which codes fly about makes every layer worse, on the chunks held back too."""
+    """At a rate at which codes fly about every layer gets worse, on the chunks held back too."""
     inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
     choices = {"chunk_size": 64, "n_chunks": 16, "steps": 1, "rate": 1e-9, "forward": FORWARD}
-    tuned: list[dict[str, Bytes]] = []
+    tuned: list[tuple[float | None, dict[str, Bytes]]] = []
     tune = LayerByLayer._tune
+
+    def noted(self: LayerByLayer, layer: int, rate: float | None) -> tuple[float | None, dict[str, Bytes]]:
+        tuned.append(tune(self, layer, rate))
+        return tuned[-1]
+
+    monkeypatch.setattr(LayerByLayer, "_tune", noted)
     monkeypatch.setattr(
-        LayerByLayer, "_tune", lambda self, layer: tuned.append(tune(self, layer)) or tuned[-1]
+        LayerByLayer, "_try_rates", lambda self, layer, names: self._move(layer, names, self.rate)
     )
     refine(*inputs, tmp_path / "out.gguf", passes=1, code_rate=50.0, **choices)
-    assert tuned == [{}, {}]
+    assert tuned == [(50.0, {}), (50.0, {})]
+
+
+@pytest.mark.parametrize(("first", "n_tried"), [(0.01, 3), (0.03, 4), (0.09, 5), (0.001, 4), (0.1, 5)])
+def test_the_best_of_rates_is_found(first: float, n_tried: int) -> None:
+    """Errors have one minimum, at 0.01."""
+    tried: list[tuple[float, bool]] = []
+
+    def move(layer: int, names: object, rate: float, *, is_counted: bool = True) -> Any:
+        tried.append((rate, is_counted))
+        return SimpleNamespace(rate=rate, error=abs(np.log(rate / 0.01)))
+
+    steps = cast(Any, SimpleNamespace(rate=first, _move=move))
+    best = LayerByLayer._try_rates(steps, 0, ["a"])
+    assert best.rate == pytest.approx(min((rate for rate, _ in tried), key=lambda r: abs(np.log(r / 0.01))))
+    assert 0.01 / np.sqrt(3) <= best.rate <= 0.01 * np.sqrt(3)
+    assert len(tried) == n_tried
+    assert [is_counted for _, is_counted in tried] == [True] * 3 + [False] * (n_tried - 3)
 
 
 def test_memory_decides_what_moves(
