@@ -163,16 +163,17 @@ class Workers:
 
 
 @contextmanager
-def threads_for(n_tasks: int, device: torch.device) -> Iterator[int]:
-    """Give the number of threads for `n_tasks` tasks, at most as many as torch has.
+def threads_for(n_tasks: int, device: torch.device, n_threads: int | None = None) -> Iterator[int]:
+    """Give the number of threads for `n_tasks` tasks, at most as many as torch has, or `n_threads`.
 
     With fewer tasks than threads, several threads share each operation, and torch may round differently. A
     device other than the CPU is fed by one thread.
     """
-    n_threads = torch.get_num_threads()
+    before = torch.get_num_threads()
+    n_threads = n_threads or before
     n_workers = threads_on(device, min(n_threads, n_tasks))
     torch.set_num_threads(n_threads // n_workers)
     try:
         yield n_workers
     finally:
-        torch.set_num_threads(n_threads)
+        torch.set_num_threads(before)

@@ -39,7 +39,7 @@ from forward.observe import Arrays, Silent
 from forward.run import ForwardPass
 from forward.sweep import Execution
 from forward.work.work_folder import WorkFolder
-from forward.workers import give_back
+from forward.workers import give_back, threads_for
 from quantize.fill.sources import SourceTensor
 from quantize.formats.base import Bytes
 from quantize.roles import layer_of
@@ -148,6 +148,7 @@ class LayerByLayer:
     rate      the first one that is tried; see `MovingCodes.step`. In a layer it falls to zero along half a
               cosine
     memory    bytes that moving codes may take
+    n_threads  for the steps: the passes give each chunk one, and a step has one chunk
     left_out  gets the tensors that did not fit
     """
 
@@ -160,6 +161,7 @@ class LayerByLayer:
     memory: int
     split: HoldoutSplit
     advance: Callable[[float], None]
+    n_threads: int
     left_out: list[str] = field(default_factory=list)
 
     def layers(self) -> Iterator[int]:
@@ -171,7 +173,8 @@ class LayerByLayer:
             if self.original.folder.done < layer:
                 self.original.compute(layer, Silent())
                 self.original.states.finish(layer, {})
-            rate, codes = self._tune(layer, rate)
+            with threads_for(1, self.student.load.device, self.n_threads):
+                rate, codes = self._tune(layer, rate)
             with self._recoded({name: partial(np.asarray, rows) for name, rows in codes.items()}):
                 self.student.compute(layer, Silent())
             self.student.states.finish(layer, codes if rate is None else {**codes, _RATE: np.array(rate)})

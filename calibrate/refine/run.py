@@ -221,8 +221,9 @@ class _Run:
 
             before = None
             if recoded:
-                before = held_divergences(student({}, source.tensors), original, split)
-                after = held_divergences(student({}, source.tensors, recoded), original, split)
+                before = held_divergences(student({}, source.tensors), original, split, options.batch)
+                moved = student({}, source.tensors, recoded)
+                after = held_divergences(moved, original, split, options.batch)
                 recoded = recoded if after.mean() < before.mean() else {}
             tensors = {
                 name: RefinedTensor(tensor, scales)
@@ -259,6 +260,7 @@ class _Run:
         # Few and long steps follow the noise of their chunks: one chunk a step.
         one = replace(options, batch=1)
         steps = [_batch(summed, one, step) for step in range(options.passes * len(summed))]
+        n_threads = torch.get_num_threads()
         n_layers, of_steps = self.source.network.n_layers, STEP_WORK * len(steps) / split.n_chunks
         # The first layer is moved at more than one rate.
         total, n_done = (2 + of_steps) * n_layers + (N_TRIALS - 1) * of_steps, max(0, own.done + 1)
@@ -272,7 +274,7 @@ class _Run:
             student = enter(forward_pass(moved, chunks, forward, own, advance, original.n_workers))
             rate, memory = options.code_rate, forward.memory_bytes
             by_layer = LayerByLayer(
-                original, student, tensors, self.base.tensors, steps, rate, memory, split, advance
+                original, student, tensors, self.base.tensors, steps, rate, memory, split, advance, n_threads
             )
             for layer in by_layer.layers():
                 self.report.remark(f"codes of layer {layer + 1} of {n_layers}")
@@ -292,19 +294,27 @@ class _Run:
 
     @contextmanager
     def _original(self) -> Iterator[Original]:
-        """Give the original's end, once its last hidden states are there."""
+        """Give the original's end, once its last hidden states are there.
+
+        All threads are free again by then: a batch has fewer chunks to share them than the text.
+        """
         place, *_ = _parts(self.output).paths
         forward, base = self.options.forward, self.base
         restart = self.options.restart and not self.options.passes  # moving codes has begun it anew already
-        with WorkFolder(place, self.about_original, restart=restart, watch=base.watch) as folder:
+        work = WorkFolder(place, self.about_original, restart=restart, watch=base.watch)
+        with work as folder, ExitStack() as opened:
             if folder.done < base.network.n_all_layers - 1:
                 self.report.start(base.network.n_all_layers, max(0, folder.done + 1))
                 self.report.remark("the original")
-            with forward_pass(base, self.text.chunks, forward, folder, self.report.advance) as passing:
+            chunks, advance = self.text.chunks, self.report.advance
+            with threads_for(chunks.n_chunks, base.loader_for(forward).device) as n_workers:
+                own = forward_pass(base, chunks, forward, folder, advance, n_workers)
+                passing = opened.enter_context(own)
                 for _ in passing.layers(Silent):
                     give_back()
                 head = Head.of(base.network, passing.load, passing.last())
-                yield Original.of(head, self.text.chunks, passing.n_workers)
+                original = Original.of(head, chunks, n_workers)
+            yield original
 
 
 class _Shares:
@@ -385,7 +395,7 @@ class _Steps:
 
     def _held(self) -> npt.NDArray[np.float64]:
         advance, self.shares.per_layer = self.shares.per_layer, 0.0
-        found = held_divergences(self.student, self.original, self.split)
+        found = held_divergences(self.student, self.original, self.split, self.options.batch)
         self.shares.per_layer = advance
         return found
 
@@ -398,9 +408,12 @@ class _Steps:
         self.folder.finish_layer(0, arrays)
 
 
-def held_divergences(student: Student, original: Original, split: HoldoutSplit) -> npt.NDArray[np.float64]:
-    """Compute the divergence at each token of the chunks held back, float64 (n_tokens,)."""
-    return np.concatenate([student.divergences(original, [chunk]) for chunk in split.held])
+def held_divergences(
+    student: Student, original: Original, split: HoldoutSplit, batch: int
+) -> npt.NDArray[np.float64]:
+    """Compute the divergence at each token of the chunks held back, batch by batch; float64 (n_tokens,)."""
+    batches = [split.held[at : at + batch] for at in range(0, len(split.held), batch)]
+    return np.concatenate([student.divergences(original, each) for each in batches])
 
 
 def _summed(split: HoldoutSplit) -> npt.NDArray[np.int64]:

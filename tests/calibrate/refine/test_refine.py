@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 from calibrate.refine import pipeline as front  # noqa: E402
 from calibrate.refine import run  # noqa: E402
 from calibrate.refine.descent import Descent, RefinedTensor, RowGradients  # noqa: E402
-from calibrate.refine.gradients import Original, Student  # noqa: E402
+from calibrate.refine.gradients import Batch, Original, Student  # noqa: E402
 from calibrate.refine.scales import row_scales  # noqa: E402
 from calibrate.statistics.inputs import HoldoutSplit  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
@@ -216,6 +216,27 @@ def test_of_a_folder_of_texts_a_chunk_of_each_class_is_held_back(
     done = refine(*inputs, tmp_path / "o.gguf", chunk_size=64, n_chunks=8, steps=1, forward=FORWARD)
     assert done.n_steps == 1
     assert [split.classes for split in splits] == [("a", "b") * 4]
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_steps_have_all_threads(
+    passes: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four chunks share two workers, and a single one has both threads in each operation."""
+    seen: list[tuple[int, int]] = []
+    compute = Student.compute
+
+    def noted(self: Student, batch: Batch, *rest: object) -> None:
+        n_chunks = batch.chunks.n_chunks
+        seen.append((n_chunks, torch.get_num_threads() * min(self.n_workers, n_chunks)))
+        compute(self, batch, *rest)
+
+    monkeypatch.setattr(Student, "compute", noted)
+    inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
+    choices = {"chunk_size": 64, "n_chunks": 8, "steps": 1, "passes": passes}
+    refine(*inputs, tmp_path / "o.gguf", **choices, forward=ForwardOptions(n_threads=2))
+    assert {threads for n_chunks, threads in seen if n_chunks == 4} == {2}
+    assert not passes or {threads for n_chunks, threads in seen if n_chunks == 1} >= {2}
 
 
 def test_minutes_are_made_into_steps(made: Path, tmp_path: Path) -> None:
