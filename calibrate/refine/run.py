@@ -95,7 +95,9 @@ def run_refinement(
         tensors, best, n_steps = run.descend()
         for each in (source, base):
             each.watch.refuse_changed()
-        sketch = TextSketch.of(text.tokens.ravel(), mixture_sha256(path))
+        sketch, known = TextSketch.of(text.tokens.ravel(), mixture_sha256(path)), run.known
+        if known is not None:
+            sketch = known.joined(sketch)
         keys = {REFINED_KEY: Value.string(run.digest), **sketch.metadata()}
         _write(file, output, tensors, keys, options)
     _parts(output).forget()
@@ -192,6 +194,11 @@ class _Run:
         return {**self.about_original, "file": self.source.watch.recognised_by(), **how, **order}
 
     @property
+    def known(self) -> TextSketch | None:
+        """The texts that the file was made with, if it tells."""
+        return TextSketch.read(self.source.metadata)
+
+    @property
     def digest(self) -> str:
         """What decides the file, in hexadecimal."""
         return hashlib.sha256(json.dumps(self.about_descent, sort_keys=True).encode()).hexdigest()[:16]
@@ -238,7 +245,7 @@ class _Run:
 
     def _split(self) -> HoldoutSplit:
         """Hold back chunks that the file was not calibrated on: on those it was, all that moves looks bad."""
-        text, sketch = self.text, TextSketch.read(self.source.metadata)
+        text, sketch = self.text, self.known
         known = [chunk for chunk, tokens in enumerate(text.tokens) if sketch and sketch.shared(tokens)]
         if len(known) == text.n_chunks:
             why = "the file was calibrated on all of this text, so chunks held back are no fair judges of it"

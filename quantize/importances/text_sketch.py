@@ -83,6 +83,15 @@ class TextSketch:
             SHA256_KEY: Value.string(self.sha256),
         }
 
+    def joined(self, other: Self) -> Self:
+        """Sketch this text and another one as one, under the name of this one.
+
+        Of the text with the narrower window more hashes are kept than the wider one tells, so what is shared
+        with it is estimated too high.
+        """
+        hashes = np.union1d(self.hashes, other.hashes)
+        return type(self)(hashes, max(self.window, other.window), self.sha256)
+
     def shared(self, tokens: npt.NDArray[np.int64]) -> float:
         """Estimate how much of another text's passages the sketched text has, 0 to 1.
 

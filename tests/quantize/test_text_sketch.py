@@ -88,6 +88,17 @@ def test_shares_are_estimated(share: float) -> None:
     assert TextSketch.of(known, "").shared(other) == pytest.approx(share, rel=0.15)
 
 
+def test_a_joined_sketch_knows_both_texts() -> None:
+    short, long = random_text(8, 2_000), random_text(9, 200_000)
+    joined = TextSketch.of(short, "ab").joined(TextSketch.of(long, "cd"))
+    assert joined.sha256 == "ab"
+    assert joined.shared(long) == pytest.approx(1, rel=0.15)
+    shared_tokens = PASSAGE + joined.window - 1
+    assert joined.shared(short[:shared_tokens]) > 0
+    assert joined.shared(long[-shared_tokens:]) > 0
+    assert joined.shared(random_text(10, 2_000)) == 0
+
+
 def test_a_sketch_survives_a_file() -> None:
     sketch = TextSketch.of(random_text(6, 20_000), "ab12")
     read = TextSketch.read(sketch.metadata())

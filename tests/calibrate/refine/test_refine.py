@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from gguf_cli.main import main
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
 from gguf_tools.format.shards import open_gguf
 from quantize import quantize
+from quantize.importances.text_sketch import TextSketch
 from tests.convert.f32_files import write_f32
 from tests.support.checkpoints import transformers_checkpoint
 from tests.support.decoder_models import decoder_model
@@ -279,3 +281,19 @@ def test_chunks_that_the_file_was_calibrated_on_are_not_held_back(
     assert main([*refining, "--chunks", "8", "-o", str(tmp_path / "third.gguf"), str(first)]) == 0
     assert splits[-1].held == (4,)
     assert "the file was calibrated on all of this text" in capsys.readouterr().err
+
+
+def test_a_refined_file_knows_what_it_was_calibrated_on_before(made: Path, tmp_path: Path) -> None:
+    outputs = [made / "file.gguf", tmp_path / "first.gguf", tmp_path / "second.gguf"]
+    of_text: dict[str, int] = {"chunk_size": 64, "n_chunks": 8, "steps": 1}
+    for number, (file, output) in enumerate(pairwise(outputs)):
+        options = {**of_text, "from_chunk": 8 * number}
+        refine(file, made / "base.gguf", made / "text.txt", output, **options, forward=FORWARD)
+    sketches = []
+    for output in outputs[1:]:
+        with open_gguf(output) as opened:
+            sketches.append(TextSketch.read(opened.metadata))
+    first, both = sketches
+    assert first is not None
+    assert both is not None
+    assert set(first.hashes) < set(both.hashes)
