@@ -9,6 +9,7 @@ Every type is made with the stock encoder and an importance matrix, and then in 
     one-sided    under what the original's matrices multiply
     embedding    the same, and token_embd under the gradients there
     default      what --calibrate does: from both sides, and each tensor sees what those before it have become
+    refined      the default's file, whose scales `refine` has moved over the same chunks
 
 A seed decides which labels are drawn for the gradients; each makes files of its own.
 
@@ -33,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 import calibrate
+import gguf_tools
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -54,6 +56,7 @@ WAYS: Mapping[str, Mapping[str, bool]] = {
     "one-sided": {"sequential": False, "method": "one-sided", "embedding": False},
     "embedding": {"sequential": False, "method": "one-sided", "embedding": True},
     "default": {},
+    "refined": {},
 }
 """Fields of `calibrate.Calibration` for each way."""
 
@@ -170,7 +173,12 @@ def make(args: argparse.Namespace, base: Path, path: Path, type_: str, variant: 
     if path.exists():
         return 0.0
     started = time.monotonic()
-    (way, seed), cut = variant, Cut(n_chunks=args.chunks)
+    (way, seed), cut, forward = variant, Cut(n_chunks=args.chunks), ForwardOptions(n_threads=args.threads)
+    if way == "refined":
+        calibrated = path.with_name(f"default-{seed}-{type_}.gguf")
+        make(args, base, calibrated, type_, ("default", seed))
+        gguf_tools.refine(calibrated, base, args.calibrate, path, cut=cut, seed=seed, forward=forward)
+        return time.monotonic() - started
     calibration = calibrate.Calibration(args.calibrate, cut, seed=seed, forward=ForwardOptions(), **WAYS[way])
     result = quantize.quantize(base, path, type_, calibration=calibration, n_threads=args.threads)
     for text in result.written.calibration:

@@ -33,7 +33,7 @@ class RefineOptions:
     cut: Cut = field(default_factory=Cut)
     minutes: float | None = None
     steps: int | None = None
-    batch: int = 4
+    batch: int = 2
     passes: int = 0
     code_rate: float = 0.0008
     rate: float = 0.004

@@ -244,11 +244,18 @@ class _Run:
         return {**recoded, **tensors}, best, n_steps
 
     def _split(self) -> HoldoutSplit:
-        """Hold back chunks that the file was not calibrated on: on those it was, all that moves looks bad."""
+        """Hold back chunks that the file was not calibrated on: on those it was, all that moves looks bad.
+
+        Of a text that is known throughout, the chunks are held back that a calibration with it holds back.
+        """
         text, sketch = self.text, self.known
         known = [chunk for chunk, tokens in enumerate(text.tokens) if sketch and sketch.shared(tokens)]
         if len(known) == text.n_chunks:
-            why = "the file was calibrated on all of this text, so chunks held back are no fair judges of it"
+            why = (
+                "the file was calibrated on all of these chunks: new ones do better (--from-chunk), and those"
+                " held back are fair judges only if the calibration held them back, too, as it does with the"
+                " same -c and --chunks"
+            )
             self.report.tell(Finding("known text", why, Level.WARNING))
         return HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes, known)
 

@@ -23,7 +23,7 @@ from FILE's own. The first layer is moved at three rates or more, and all use th
 held back. A layer that does not gain there keeps its codes. Twice through the text does much better than
 once. All quantized types of llama.cpp but Q1_0 can move; those of ik_llama.cpp alone stay.
 
-Text that FILE was not calibrated on does best, and more of it does better: a step takes 4 chunks, and once
+Text that FILE was not calibrated on does best, and more of it does better: a step takes 2 chunks, and once
 through the text is the default. One chunk of eight, 8 at most, is held back, at least one of each class of a
 folder of texts, and none that FILE was calibrated on. The scales that are best there are written; if none is
 better than FILE's, they stay, and the run says so."""
@@ -76,7 +76,7 @@ def add_to(commands: command.Subcommands) -> None:
         "--steps", type=command.positive, metavar="N", help="make N steps (default: once through the text)"
     )
     what.add_argument(
-        "--batch", type=command.positive, default=4, metavar="N", help="chunks of a step (default: 4)"
+        "--batch", type=command.positive, default=2, metavar="N", help="chunks of a step (default: 2)"
     )
     what.add_argument(
         "--codes", type=command.natural, default=0, metavar="N", dest="passes",

@@ -224,7 +224,7 @@ def test_of_a_folder_of_texts_a_chunk_of_each_class_is_held_back(
 def test_steps_have_all_threads(
     passes: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four chunks share two workers, and a single one has both threads in each operation."""
+    """Two chunks share two workers, and a single one has both threads in each operation."""
     seen: list[tuple[int, int]] = []
     compute = Student.compute
 
@@ -237,7 +237,7 @@ def test_steps_have_all_threads(
     inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
     choices = {"chunk_size": 64, "n_chunks": 8, "steps": 1, "passes": passes}
     refine(*inputs, tmp_path / "o.gguf", **choices, forward=ForwardOptions(n_threads=2))
-    assert {threads for n_chunks, threads in seen if n_chunks == 4} == {2}
+    assert {threads for n_chunks, threads in seen if n_chunks == 2} == {2}
     assert not passes or {threads for n_chunks, threads in seen if n_chunks == 1} >= {2}
 
 
@@ -277,10 +277,10 @@ def test_chunks_that_the_file_was_calibrated_on_are_not_held_back(
     assert splits[-1].held == (4,)
     assert main([*refining, "--chunks", "16", "-o", str(second), str(first)]) == 0
     assert splits[-1].held == (12,)
-    assert "was calibrated on all of this text" not in capsys.readouterr().err
+    assert "was calibrated on all of these chunks" not in capsys.readouterr().err
     assert main([*refining, "--chunks", "8", "-o", str(tmp_path / "third.gguf"), str(first)]) == 0
     assert splits[-1].held == (4,)
-    assert "the file was calibrated on all of this text" in capsys.readouterr().err
+    assert "the file was calibrated on all of these chunks" in capsys.readouterr().err
 
 
 def test_a_refined_file_knows_what_it_was_calibrated_on_before(made: Path, tmp_path: Path) -> None:
