@@ -163,17 +163,20 @@ class Workers:
 
 
 @contextmanager
-def threads_for(n_tasks: int, device: torch.device, n_threads: int | None = None) -> Iterator[int]:
-    """Give the number of threads for `n_tasks` tasks, at most as many as torch has, or `n_threads`.
+def threads_for(n_tasks: int, device: torch.device) -> Iterator[int]:
+    """Give the number of threads for `n_tasks` tasks, see `workers_for`, and let torch share the others.
 
-    With fewer tasks than threads, several threads share each operation, and torch may round differently. A
-    device other than the CPU is fed by one thread.
+    With fewer tasks than threads, several threads share each operation, and torch may round differently.
     """
     before = torch.get_num_threads()
-    n_threads = n_threads or before
-    n_workers = threads_on(device, min(n_threads, n_tasks))
-    torch.set_num_threads(n_threads // n_workers)
+    n_workers = workers_for(n_tasks, device)
+    torch.set_num_threads(before // n_workers)
     try:
         yield n_workers
     finally:
         torch.set_num_threads(before)
+
+
+def workers_for(n_tasks: int, device: torch.device) -> int:
+    """Return how many threads `n_tasks` tasks take, at most as many as torch has; see `threads_on`."""
+    return threads_on(device, min(torch.get_num_threads(), n_tasks))

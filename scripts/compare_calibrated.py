@@ -58,7 +58,7 @@ WAYS: Mapping[str, Mapping[str, bool]] = {
     "default": {},
     "refined": {},
 }
-"""Fields of `calibrate.Calibration` for each way."""
+"""Fields of `calibrate.Calibration` for each way; a refined file is the default one, refined."""
 
 Variant = tuple[str, int]
 """A way and a seed."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -148,7 +148,6 @@ class LayerByLayer:
     rate      the first one that is tried; see `MovingCodes.step`. In a layer it falls to zero along half a
               cosine
     memory    bytes that moving codes may take
-    n_threads  for the steps: the passes give each chunk one, and a step has one chunk
     left_out  gets the tensors that did not fit
     """
 
@@ -161,7 +160,6 @@ class LayerByLayer:
     memory: int
     split: HoldoutSplit
     advance: Callable[[float], None]
-    n_threads: int
     left_out: list[str] = field(default_factory=list)
 
     def layers(self) -> Iterator[int]:
@@ -171,15 +169,20 @@ class LayerByLayer:
         rate = float(kept[_RATE]) if _RATE in kept else None
         for layer in range(done + 1, n_layers):
             if self.original.folder.done < layer:
-                self.original.compute(layer, Silent())
+                with self._threads():
+                    self.original.compute(layer, Silent())
                 self.original.states.finish(layer, {})
-            with threads_for(1, self.student.load.device, self.n_threads):
-                rate, codes = self._tune(layer, rate)
-            with self._recoded({name: partial(np.asarray, rows) for name, rows in codes.items()}):
+            rate, codes = self._tune(layer, rate)
+            recoded = {name: partial(np.asarray, rows) for name, rows in codes.items()}
+            with self._recoded(recoded), self._threads():
                 self.student.compute(layer, Silent())
             self.student.states.finish(layer, codes if rate is None else {**codes, _RATE: np.array(rate)})
             give_back()
             yield layer
+
+    def _threads(self) -> AbstractContextManager[int]:
+        """Have each chunk of a pass computed by one thread; a step has one chunk, and all threads for it."""
+        return threads_for(self.student.chunks.n_chunks, self.student.load.device)
 
     def _tune(self, layer: int, rate: float | None) -> tuple[float | None, dict[str, Bytes]]:
         """Move the codes of a layer.

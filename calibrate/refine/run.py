@@ -41,7 +41,7 @@ from forward.run import forward_pass
 from forward.text.quality import admit
 from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, WorkParts, run_identity
-from forward.workers import give_back, threads_for
+from forward.workers import give_back, threads_for, workers_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.overwriting import refuse_to_replace
@@ -274,7 +274,6 @@ class _Run:
         # Few and long steps follow the noise of their chunks: one chunk a step.
         one = replace(options, batch=1)
         steps = [_batch(summed, one, step) for step in range(options.passes * len(summed))]
-        n_threads = torch.get_num_threads()
         n_layers, of_steps = self.source.network.n_layers, STEP_WORK * len(steps) / split.n_chunks
         # The first layer is moved at more than one rate.
         total, n_done = (2 + of_steps) * n_layers + (N_TRIALS - 1) * of_steps, max(0, own.done + 1)
@@ -283,12 +282,13 @@ class _Run:
         self.report.remark("codes")
         with self._in_step(_parts(self.output).paths[0], own) as there, ExitStack() as opened:
             enter, forward = opened.enter_context, options.forward
-            original = enter(forward_pass(self.base, chunks, forward, there, advance))
+            n_workers = workers_for(chunks.n_chunks, self.base.loader_for(forward).device)
+            original = enter(forward_pass(self.base, chunks, forward, there, advance, n_workers))
             moved = replace(self.source, tensors=tensors)
-            student = enter(forward_pass(moved, chunks, forward, own, advance, original.n_workers))
+            student = enter(forward_pass(moved, chunks, forward, own, advance, n_workers))
             rate, memory = options.code_rate, forward.memory_bytes
             by_layer = LayerByLayer(
-                original, student, tensors, self.base.tensors, steps, rate, memory, split, advance, n_threads
+                original, student, tensors, self.base.tensors, steps, rate, memory, split, advance
             )
             for layer in by_layer.layers():
                 self.report.remark(f"codes of layer {layer + 1} of {n_layers}")

@@ -78,13 +78,6 @@ def test_tasks_run_together_and_without_gradients() -> None:
         assert list(workers.each(meet, range(2))) == [True, True]
 
 
-def test_parts_of_a_part_get_threads_of_their_own() -> None:
-    before = torch.get_num_threads()
-    with threads_for(9, CPU, 4) as outer, threads_for(1, CPU, 4) as inner:
-        assert (outer, inner, torch.get_num_threads()) == (4, 1, 4)
-    assert torch.get_num_threads() == before
-
-
 @pytest.mark.parametrize(
     ("n_threads", "n_parts", "n_workers", "of_an_operation"),
     [(1, 9, 1, 1), (4, 9, 4, 1), (4, 2, 2, 2), (5, 2, 2, 2)],
