@@ -141,7 +141,7 @@ class ExpertRun:
     ) -> None:
         self._context, self._number, self._experts, self._routes = context, number, experts, routes
         self._names = experts[0].names
-        self._roots = shared.roots
+        self._weights = shared.weights
         self._shared: tuple[Statistics, Conditions] | None = None
         self._pool: Moments | None = None
         missing = [name for name in self._names.inputs if context.is_missing(name)]
@@ -213,7 +213,7 @@ class ExpertRun:
     def _gather_gate_up(self, visit: _Visit) -> tuple[Inputs, int]:
         """Return the inputs of gate and up of an expert, summed up if there are enough; and how many rows."""
         context = self._context
-        inputs = Inputs(context.corrects_drift, self._roots)
+        inputs = Inputs(context.corrects_drift, self._weights)
         if len(visit.held):
             inputs.hold(self._middles(visit.held), context.holdout.places(visit.held, visit.step))
         summed = visit.own.tokens[context.holdout.summed_tokens(visit.own.tokens)]
@@ -244,7 +244,7 @@ class ExpertRun:
         """Add the original's output to its hidden states, and return the inputs of down."""
         context, rows = self._context, visit.rows
         blocks = [experts.read(visit.expert) for experts in self._experts]
-        inputs = Inputs(context.corrects_drift, self._roots)
+        inputs = Inputs(context.corrects_drift, self._weights)
         tokens = torch.unique(torch.cat([each.tokens for each in rows]))
         after = context.original.stream.after(self._number)
 

@@ -36,7 +36,7 @@ class HeldErrors:
         by_row = squares.sum(1) * places.shares * (1.0 if block is None else block.mean_square / 2)
         chunks, numbers = places.chunks.unique(return_inverse=True)
         sums = torch.zeros(len(chunks), dtype=torch.float64).index_add(0, numbers, by_row)
-        total = float((squares.sum(1) * places.counts).sum())
+        total = float((squares.sum(1) * places.shares).sum())
         return cls(total, dict(zip(chunks.tolist(), sums.tolist(), strict=True)))
 
     @classmethod

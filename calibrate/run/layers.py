@@ -17,7 +17,7 @@ import torch
 
 from calibrate.run.context import Model, RunContext
 from calibrate.run.experts import MIDDLE, ExpertRun
-from calibrate.statistics.inputs import Activations, Capture, Inputs, Order, Seen, gather
+from calibrate.statistics.inputs import Activations, Capture, Inputs, Order, Seen, WeightsOf, gather
 from forward.device import to_cpu
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.ffn import BlockNames
@@ -52,20 +52,20 @@ class LayerRun:
     original  the layer of the original without its block; that of the model that is being written is read
               whenever it is needed
     block     names of the block's matrices, which are in memory while something goes through them
-    roots     the root of each token's weight, see `Inputs`
+    weights   of the tokens, see `Inputs`
     """
 
     context: RunContext
     number: int
     original: Layer
     block: BlockNames | None
-    roots: torch.Tensor | None
+    weights: WeightsOf
 
     @classmethod
     def of(cls, context: RunContext, number: int) -> LayerRun:
         whole = context.original.layer(number)
         names = None if whole.block is None else whole.block.names
-        return cls(context, number, replace(whole, block=None), names, context.weights.roots(number))
+        return cls(context, number, replace(whole, block=None), names, context.weights.of_layer(number))
 
     def run(self) -> None:
         """Encode the layer's tensors, and leave the hidden states after it in the streams.
@@ -96,7 +96,7 @@ class LayerRun:
     def _gather(self, take: Callable[[int], Sequence[Activations]]) -> Inputs:
         context = self.context
         crossed = context.corrects_drift
-        return gather(context.holdout, take, context.workers, crossed=crossed, roots=self.roots)
+        return gather(context.holdout, take, context.workers, crossed=crossed, weights=self.weights)
 
     # ---- attention
 
@@ -199,7 +199,7 @@ class LayerRun:
             return [{MIDDLE: x[:, None]} for x in middles]
 
         if not self._missing(each.inputs for each in names):
-            return Inputs(context.corrects_drift, self.roots)
+            return Inputs(context.corrects_drift, self.weights)
         return self._gather(take)
 
     def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:

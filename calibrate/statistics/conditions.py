@@ -65,9 +65,9 @@ def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Flo
     weights = to_torch(rows)
     product = weights @ to_torch(change)
     if held is not None:
-        x, counts = held.x, held.places.counts[:, None]
-        moved = (held.originals - x) @ weights.T * counts
-        made_up = x @ product.T * counts
+        x, roots = held.x, held.places.shares.sqrt()[:, None]
+        moved = (held.originals - x) @ weights.T * roots
+        made_up = x @ product.T * roots
         total = float(made_up.double().square().sum())
         share = float((moved.double() * made_up).sum()) / total if total else 0.0
         product *= min(1.0, max(0.0, share))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from calibrate.options import CalibrationOptions
 from calibrate.rounding.factor import Factor
@@ -69,10 +68,10 @@ class GradientFactors:
         if layer is not None:
             self._open_layer(layer)
 
-    def sizes(self, layer: int) -> npt.NDArray[np.float32] | None:
-        """Return how large the gradients after a layer are, see `LayerGradients.sizes`; None without any."""
+    def layer(self, layer: int) -> LayerGradients | None:
+        """Return what is known of a layer; None without any gradients."""
         self._open_layer(layer)
-        return None if self._covariances is None else self._covariances.sizes()
+        return self._covariances
 
     def _open_layer(self, layer: int) -> None:
         if self.gradients is not None and layer != self._layer:

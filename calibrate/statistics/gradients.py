@@ -34,7 +34,7 @@ under G than place by place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -45,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.device import to_numpy, to_torch
+from forward.device import to_cpu, to_numpy, to_torch
 from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
@@ -119,9 +119,12 @@ class Covariances(Silent):
         self._sums: dict[_Key, torch.Tensor] = {}
         self._square_sums: dict[_Key, npt.NDArray[np.float64]] = {}
         self._rows: dict[str, npt.NDArray[np.int64]] = {}
+        self._tokens = torch.empty(0, dtype=torch.int64)
+        self._sizes: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # with the tokens' numbers
 
     def tokens(self, numbers: torch.Tensor) -> None:
-        """Ignore which tokens they are: all are added up."""
+        """See `ObservesGradients`."""
+        self._tokens = numbers
 
     def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         n_tokens, _, n_rows = gradient.shape
@@ -131,6 +134,9 @@ class Covariances(Silent):
                 return
         elif n_blocks > 1 and role == Role.FFN_DOWN:
             first, n_blocks = 0, 1
+        elif n_tokens == len(self._tokens):
+            sizes = torch.linalg.vector_norm(gradient.float(), dim=(1, 2))
+            self._sizes[name] = [(self._tokens, to_cpu(sizes))]
         self._n_blocks.setdefault(name, n_blocks)
         for start, stop in row_pieces(n_rows):
             part = gradient[:, :, start:stop].transpose(0, 1).float()
@@ -144,6 +150,8 @@ class Covariances(Silent):
 
     def merge(self, other: Self) -> None:
         self._n_blocks = {**other._n_blocks, **self._n_blocks}
+        for name, pieces in other._sizes.items():
+            self._sizes.setdefault(name, []).extend(pieces)
         for (name, first, start), product in other._parts.items():
             n_blocks, (n_some, size, _) = self._n_blocks[name], product.shape
             sums = self._sums.get((name, start))
@@ -170,6 +178,7 @@ class Covariances(Silent):
             f"covariance:{name}:{start}": to_numpy(sums) for (name, start), sums in self._sums.items()
         }
         arrays |= {f"squares:{name}:{start}": sums for (name, start), sums in self._square_sums.items()}
+        arrays |= {f"sizes:{name}": to_numpy(_in_order(pieces)) for name, pieces in self._sizes.items()}
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}
 
     def _put(
@@ -243,6 +252,13 @@ class LayerGradients:
         """Return the norm of each token's gradient at the hidden states after the layer, (n_tokens,)."""
         sizes: npt.NDArray[np.float32] = self.arrays[_SIZES]
         return sizes
+
+    def sizes_at(self, name: str) -> npt.NDArray[np.float32] | None:
+        """Return the norm of each token's gradient at the product of a matrix, (n_tokens,); None if unknown.
+
+        It is known where a product is shown with all tokens of a chunk at once. Those of experts are not.
+        """
+        return self.arrays.get(f"sizes:{name}")
 
     def n_tokens(self, name: str, index: int | None = None) -> int:
         """Return the number of gradients that were added up, those of all experts for what they share."""
@@ -365,7 +381,7 @@ def collect_gradients(
     """
     about = {"model": source.watch.recognised_by(), **run_identity(text.chunks, options.forward)}
     about |= {"seed": options.seed, "expert_bytes": options.expert_bytes}
-    about["keeps"] = "covariances by size, their noise, sizes"
+    about["keeps"] = "covariances by size, their noise, sizes at products, too"
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_full_disk(folders, disk_bytes(source, text, options))
         n_tokens = text.inputs.size
@@ -395,6 +411,12 @@ def _collect(
     with forward_backward(*passes, collect) as backward:
         collect(backward)
         backward.finish(lambda states: embedding_arrays(backward, states))
+
+
+def _in_order(pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Return the sizes of all tokens by their numbers, float32 (n_tokens,)."""
+    numbers, sizes = (torch.cat(each) for each in zip(*pieces, strict=True))
+    return sizes[torch.argsort(numbers)]
 
 
 def _sizes(chunks: Chunks, gradients: States) -> npt.NDArray[np.float32]:
@@ -451,5 +473,5 @@ def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int
         of_stack = stored_bytes(n_mats, n_rows)
         if n_mats > 1 and of_stack > options.expert_bytes:
             of_stack = stored_bytes(1, n_rows)
-        total += of_stack
+        total += of_stack + 4 * text.inputs.size  # sizes of the tokens' gradients
     return total

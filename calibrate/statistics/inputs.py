@@ -11,7 +11,7 @@ Held-out chunks contribute to no sum. They are used to test whether calibration 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -236,25 +236,47 @@ Activations = Mapping[tuple[str, ...], torch.Tensor]
 """Inputs of matrices, (n_rows, n_mats, n_cols), by the names of all that have the same input."""
 
 
+WeightsOf = Callable[[tuple[str, ...]], torch.Tensor | None]
+"""Returns the weight of each token of the text in the moments of what matrices multiply, float32 (n_tokens,),
+by the names of those that have the same input. None: all weigh 1."""
+
+
+def unweighed(names: tuple[str, ...]) -> None:
+    """Weigh all tokens alike: a WeightsOf."""
+
+
 @dataclass(frozen=True)
 class HeldPlaces:
     """Where held-out rows are in the text.
 
-    chunks  of each row, int64 (n_rows,)
-    shares  of its chunk's tokens that each row stands for, float32 (n_rows,)
+    tokens      their numbers, int64 (n_rows,)
+    shares      of its chunk's tokens that each row stands for, float32 (n_rows,)
+    chunk_size  in tokens
     """
 
-    chunks: torch.Tensor
+    tokens: torch.Tensor
     shares: torch.Tensor
+    chunk_size: int
 
     @property
-    def counts(self) -> torch.Tensor:
-        """Whether rows stand for any token, bool (n_rows,)."""
-        return self.shares > 0
+    def chunks(self) -> torch.Tensor:
+        """Return the chunk of each row, int64 (n_rows,)."""
+        return self.tokens // self.chunk_size
+
+    def weighed(self, weights: torch.Tensor | None) -> HeldPlaces:
+        """Let rows count as much as their tokens weigh; `weights` are those of the whole text.
+
+        A chunk's first token has rows a thousand times as large as others in some matrices that no prediction
+        depends on. So without weights it does not count.
+        """
+        by_row = (self.tokens % self.chunk_size > 0).float() if weights is None else weights[self.tokens]
+        return replace(self, shares=self.shares * by_row)
 
     @classmethod
     def joined(cls, places: Sequence[HeldPlaces]) -> HeldPlaces:
-        return cls(torch.cat([each.chunks for each in places]), torch.cat([each.shares for each in places]))
+        tokens = torch.cat([each.tokens for each in places])
+        shares = torch.cat([each.shares for each in places])
+        return cls(tokens, shares, places[0].chunk_size)
 
 
 @dataclass(frozen=True)
@@ -327,11 +349,10 @@ class HoldoutSplit:
     def places(self, tokens: torch.Tensor, step: int) -> HeldPlaces:
         """Tell where held-out rows are; `step` is how many tokens each of them stands for.
 
-        A chunk's first token stands for none: its rows are huge in some matrices, and no prediction depends
-        on them.
+        A chunk's first token stands for itself alone.
         """
-        shares = (tokens % self.chunk_size > 0).float() * (step / self.chunk_size)
-        return HeldPlaces(tokens // self.chunk_size, shares)
+        shares = torch.where(tokens % self.chunk_size > 0, step, 1).float() / self.chunk_size
+        return HeldPlaces(tokens, shares, self.chunk_size)
 
 
 def _spread(chunks: Sequence[int], most: int) -> Iterator[int]:
@@ -347,13 +368,12 @@ class Inputs:
     """The inputs of some matrices.
 
     crossed  whether the original's inputs differ
-    roots    the root of each token's weight in the sums, float32 (n_tokens,) of the whole text; None: all
-             weigh 1
+    weights  of the tokens, see `WeightsOf`
     moments  by the names of all matrices that have the same input
     """
 
     crossed: bool
-    roots: torch.Tensor | None = None
+    weights: WeightsOf = unweighed
     moments: dict[tuple[str, ...], Moments] = field(default_factory=dict)
     _held: dict[tuple[str, ...], list[Held]] = field(default_factory=dict)
 
@@ -364,8 +384,9 @@ class Inputs:
         tokens  numbers of the rows' tokens, int64 (n_rows,)
         """
         originals, own = shown[0], shown[-1]
-        roots = None if self.roots is None else self.roots[tokens]
         for names, x in own.items():
+            weights = self.weights(names)
+            roots = None if weights is None else weights[tokens].sqrt()
             moments = self.moments.get(names)
             if moments is None:
                 n_mats, n_cols = x.shape[1:]
@@ -378,7 +399,8 @@ class Inputs:
         for names, x in shown[-1].items():
             mine = to_cpu(x.float())
             other = to_cpu(shown[0][names].float()) if self.crossed else mine
-            self._held.setdefault(names, []).append(Held(mine, other, places))
+            weighed = places.weighed(self.weights(names))
+            self._held.setdefault(names, []).append(Held(mine, other, weighed))
 
     def statistics(self, names: tuple[str, ...], mat: int = 0) -> Statistics:
         return Statistics.of(self.moments[names], mat)
@@ -399,13 +421,13 @@ def gather(
     workers: Workers,
     *,
     crossed: bool,
-    roots: torch.Tensor | None = None,
+    weights: WeightsOf = unweighed,
 ) -> Inputs:
     """Gather the inputs that `take` shows for each chunk, for each model, the original first.
 
-    crossed, roots  see `Inputs`
+    crossed, weights  see `Inputs`
     """
-    inputs = Inputs(crossed, roots)
+    inputs = Inputs(crossed, weights)
     n_held = -(-HELD_ROWS // len(holdout.held))
     step = -(-holdout.chunk_size // n_held)
     for chunks in holdout.batches():

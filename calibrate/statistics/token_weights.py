@@ -2,9 +2,10 @@
 
 An error E of a matrix moves a token's loss by g E x, with x what the matrix multiplies and g the gradient at
 its product. The sum of (g E x)^2 over the tokens is tr(G E H E^T) only if the sizes of g and x have nothing
-to do with each other. In trained models they have. In some layers the first token of a chunk has inputs a
-thousand times as large as the others, and it hardly matters to the predictions. So each token is weighed by
-the size of its gradient.
+to do with each other. In trained models they have, above all at the first token of a chunk. It has inputs a
+thousand times as large as the others' in some layers, and hardly matters to the predictions there. But half
+of what heads attend to is its value, so attn_v has a gradient there that is a hundred times as large as at
+another token. So each token is weighed by the size of its gradient at the products in question.
 
 The nearest product of two matrices, by least squares, has x x^T weighed by |g|^2 (Van Loan and Pitsianis,
 1993). With one drawn label a token, |g|^2 is mostly noise. |g| has less of it.
@@ -13,11 +14,15 @@ The nearest product of two matrices, by least squares, has x x^T weighed by |g|^
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from calibrate.statistics.gradient_factors import GradientFactors
+from calibrate.statistics.gradients import LayerGradients
+from calibrate.statistics.inputs import WeightsOf, unweighed
 from forward.device import to_torch
 
 
@@ -36,18 +41,45 @@ class TokenWeights:
     chunk_size: int
     n_tokens: int
 
-    def roots(self, layer: int) -> torch.Tensor | None:
-        """Compute the root of each token's weight in a layer, float32 (n_tokens,); None without gradients.
+    def of_layer(self, layer: int) -> WeightsOf:
+        """Return the weights in a layer; without gradients there are none."""
+        known = self.gradients.layer(layer)
+        return unweighed if known is None else cache(LayerWeights(self, known).of)
 
-        Tokens with a gradient weigh 1 in the mean, and so does each of the others. A layer without any
-        gradient weighs all tokens alike.
+    def of_sizes(self, sizes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+        """Return the weights that go with sizes of gradients, float32 (n_tokens,); None if all are 0.
+
+        Tokens with a gradient weigh 1 in the mean. One without weighs the mean of those at the start of
+        their chunk if it is at the start of its, and else that of the others.
+
+        sizes  of the tokens of `chunks`
         """
-        sizes = self.gradients.sizes(layer)
-        mean = 0.0 if sizes is None else float(sizes.mean(dtype=np.float64))
-        if sizes is None or not mean:
+        mean = float(sizes.mean(dtype=np.float64))
+        if not mean:
             return None
-        weights = np.ones((self.n_tokens // self.chunk_size, self.chunk_size), np.float32)
         by_chunk = (sizes / mean).reshape(-1, self.chunk_size)
+        usual = by_chunk.mean(axis=0, keepdims=True)
+        usual[:, 1:] = usual[:, 1:].mean()
+        weights = np.repeat(usual, self.n_tokens // self.chunk_size, axis=0)
         for chunk in set(self.chunks):
             weights[chunk] = by_chunk[np.equal(self.chunks, chunk)].mean(axis=0)
-        return to_torch(np.sqrt(weights).reshape(-1))
+        return weights.reshape(-1)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The weights of a text's tokens in a layer."""
+
+    text: TokenWeights
+    gradients: LayerGradients
+
+    def of(self, names: tuple[str, ...]) -> torch.Tensor | None:
+        """Return each token's weight for the inputs that some matrices share, float32 (n_tokens,).
+
+        It is the mean of what it is for each matrix whose gradients are known token by token. If there are
+        none, the gradients after the layer stand for them. None: all weigh the same.
+        """
+        at_products = [sizes for name in names if (sizes := self.gradients.sizes_at(name)) is not None]
+        found = map(self.text.of_sizes, at_products or [self.gradients.sizes()])
+        weights = [each for each in found if each is not None]
+        return to_torch(np.stack(weights).mean(axis=0)) if weights else None

@@ -119,14 +119,15 @@ def test_errors_of_a_chunk_are_half_the_mean_of_the_squared_gradients_along_them
     scaled = (covariance / mean).astype(np.float32)
     block = OutputBlock(0, 5, None, scaled, mean / 40)  # type: ignore[arg-type]
     shown = torch.from_numpy(errors[::step])
-    found = HeldErrors.of(shown, split.places(torch.from_numpy(tokens[::step]), step), block)
+    places = split.places(torch.from_numpy(tokens[::step]), step).weighed(None)
+    found = HeldErrors.of(shown, places, block)
     for chunk in split.held:
         own = [error for error, token in zip(errors[::step], tokens[::step], strict=True)
                if token // 12 == chunk and token % 12]  # fmt: skip
         squares = [(gradients @ error) ** 2 / 2 for error in own]
         assert found.by_chunk[chunk] == pytest.approx(np.mean(squares) * len(own) * step / 12, rel=1e-5)
-    plain = HeldErrors.of(shown, split.places(torch.from_numpy(tokens[::step]), step), None)
+    plain = HeldErrors.of(shown, places, None)
     counted = errors[::step][tokens[::step] % 12 > 0].astype(np.float64)
-    assert plain.total == pytest.approx(float((counted**2).sum()))
+    assert plain.total == pytest.approx(float((counted**2).sum()) * step / 12)
     twice = HeldErrors.sum([found, found])
     assert twice.by_chunk == {chunk: 2 * error for chunk, error in found.by_chunk.items()}

@@ -101,6 +101,9 @@ def test_covariances_equal_those_of_plain_autograd(
         for number, layer in enumerate(layers):
             assert relative_error(layer.sizes(), whole.sizes[number]) < 1e-5
             for name in layer.names():
+                at_product = layer.sizes_at(name)
+                assert (at_product is None) == ("_exps" in name)
+                assert at_product is None or relative_error(at_product, whole.sizes_at[name]) < 1e-5, name
                 expected = whole.covariances[name]
                 for index, matrix in enumerate(expected):
                     mine = layer.covariance(name, index)

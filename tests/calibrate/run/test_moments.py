@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ torch = pytest.importorskip("torch")
 from calibrate.rounding.factor import Factor  # noqa: E402
 from calibrate.run.held_errors import HeldErrors  # noqa: E402
 from calibrate.statistics.conditions import conditions_of, corrected, correction  # noqa: E402
-from calibrate.statistics.gradient_factors import GradientFactors  # noqa: E402
+from calibrate.statistics.gradients import LayerGradients  # noqa: E402
 from calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402  # noqa: E402
 from calibrate.statistics.token_weights import TokenWeights  # noqa: E402
 from calibrate.statistics.trust import Trust  # noqa: E402
@@ -47,13 +49,13 @@ def test_moments_are_sums_of_outer_products() -> None:
     assert moments.n_rows == 270
 
 
-def test_a_root_weighs_a_token_in_all_sums() -> None:
+def test_a_weight_counts_a_token_in_all_sums() -> None:
     """With whole numbers, a weight of 3 is what seeing the token three times would be."""
     x, originals = rows(20, 6, 2, 40), rows(21, 6, 2, 40)
     counts = torch.tensor([1, 3, 2, 1, 4, 1])
     holdout = HoldoutSplit(1, 6, (0,))
 
-    def gathered(own: torch.Tensor, other: torch.Tensor, roots: torch.Tensor | None) -> Statistics:
+    def gathered(own: torch.Tensor, other: torch.Tensor, weights: torch.Tensor | None) -> Statistics:
         names = ("a", "b")
         with Workers(1) as workers:
             inputs = gather(
@@ -61,11 +63,11 @@ def test_a_root_weighs_a_token_in_all_sums() -> None:
                 lambda _: [{names: other}, {names: own}],
                 workers,
                 crossed=True,
-                roots=roots,
+                weights=lambda asked: weights if asked == names else None,
             )
         return inputs.statistics(names, 1)
 
-    weighed = gathered(x, originals, counts.sqrt())
+    weighed = gathered(x, originals, counts)
     repeated = gathered(x.repeat_interleave(counts, 0), originals.repeat_interleave(counts, 0), None)
     np.testing.assert_allclose(weighed.own, repeated.own, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(weighed.cross, repeated.cross, rtol=1e-5, atol=1e-5)
@@ -73,17 +75,36 @@ def test_a_root_weighs_a_token_in_all_sums() -> None:
 
 
 def test_tokens_weigh_by_the_size_of_their_gradients() -> None:
-    class Sizes(GradientFactors):
-        def sizes(self, layer: int) -> np.ndarray | None:
-            return {0: np.array([1, 2, 3, 6], np.float32), 1: np.zeros(4, np.float32)}.get(layer)
+    """The gradients at the products of the matrices, or else those after the layer.
 
-    weights = TokenWeights(Sizes(None), (0, 2), 2, 8)
-    roots = weights.roots(0)
-    assert roots is not None
-    expected = [1 / 3, 2 / 3, 1, 1, 1, 2, 1, 1]
-    np.testing.assert_allclose(roots.square().numpy(), expected, rtol=1e-6)
-    assert weights.roots(1) is None
-    assert weights.roots(2) is None
+    The first token of a chunk without gradients weighs what first tokens do, others what others do.
+    """
+    after, of_key, of_value = ([1, 2, 3, 6], [6, 3, 2, 1], [2, 0, 4, 2])
+    sizes = {"gradient sizes": after, "sizes:k": of_key, "sizes:v": of_value, "sizes:zero": [0] * 4}
+    known = LayerGradients({name: np.array(each, np.float32) for name, each in sizes.items()})
+    weights = TokenWeights(cast(Any, SimpleNamespace(layer=lambda number: known)), (0, 2), 2, 8).of_layer(0)
+
+    def of(*names: str) -> list[float]:
+        found = weights(names)
+        assert found is not None
+        return list(found.numpy())
+
+    first, other = 2 / 3, 4 / 3
+    assert of("o") == pytest.approx([1 / 3, 2 / 3, first, other, 1, 2, first, other])
+    assert of("k") == pytest.approx([2, 1, 4 / 3, 2 / 3, 2 / 3, 1 / 3, 4 / 3, 2 / 3])
+    assert of("v", "zero") == pytest.approx([1, 0, 1.5, 0.5, 2, 1, 1.5, 0.5])
+    assert of("k", "v", "o") == pytest.approx((np.array(of("k")) + of("v")) / 2)
+    assert weights(("zero",)) is None
+    nothing = TokenWeights(cast(Any, SimpleNamespace(layer=lambda number: None)), (0, 2), 2, 8).of_layer(0)
+    assert nothing(("k",)) is None
+
+
+def test_held_out_rows_count_as_their_tokens_weigh() -> None:
+    places = HoldoutSplit.of(2, 6).places(torch.arange(6, 12, 2), 2)
+    np.testing.assert_allclose(places.shares, [1 / 6, 2 / 6, 2 / 6])  # a chunk's first token is as no other
+    np.testing.assert_allclose(places.weighed(None).shares, [0, 2 / 6, 2 / 6])
+    weights = torch.tensor([9, 9, 9, 9, 9, 9, 3, 9, 0.5, 9, 2, 9])
+    np.testing.assert_allclose(places.weighed(weights).shares, [3 / 6, 1 / 6, 4 / 6])
 
 
 def test_sums_are_the_same_for_any_number_of_threads() -> None:
@@ -162,18 +183,18 @@ def test_a_correction_that_does_not_hold_on_other_rows_is_left_out() -> None:
 
 
 def test_first_tokens_of_held_out_chunks_say_nothing_of_a_correction() -> None:
-    """Their inputs may be huge, and no prediction depends on them."""
+    """Their inputs may be huge, and no prediction depends on them, unless gradients say so."""
     weights, originals = rows(21, 20, 32).numpy(), rows(22, 400, 32)
     change = correction_of(statistics(0.8 * originals, originals))
     assert change is not None
     other = rows(23, 300, 32)
     x = 0.8 * other
     x[::50] = 1000 * rows(24, 6, 32)
-    places = HoldoutSplit.of(6, 50).places(torch.arange(300), 1)
+    places = HoldoutSplit.of(6, 50).places(torch.arange(300), 1).weighed(None)
     aimed = corrected(weights, change, Held(x, other, places))
     np.testing.assert_allclose(aimed, corrected(weights, change), rtol=1e-2, atol=1e-3)
     others = (0.8 * other)[torch.arange(300) % 50 > 0]
-    assert HeldErrors.of(x, places, None).total == pytest.approx(float(others.double().square().sum()))
+    assert HeldErrors.of(x, places, None).total == pytest.approx(float(others.double().square().sum()) / 50)
 
 
 def test_the_step_that_makes_up_for_drift_is_damped_more_than_rounding() -> None:

@@ -18,6 +18,7 @@ class WholeModel:
     embedding    the same at the embeddings, of the gradient at all places of a token in a chunk
     output       sum of g^2 at every logit, (vocab_size,)
     sizes        norm of each token's gradient at the hidden states after each layer, (n_tokens,)
+    sizes_at     the same at each product of our names that all tokens go through
     tied_output  sum of |g|^2 x x^T, g at the logits of a token and x what the output matrix multiplies
     """
 
@@ -27,6 +28,7 @@ class WholeModel:
         torch.set_num_threads(1)
         self.covariances: dict[str, np.ndarray] = {}
         self.sizes: dict[int, np.ndarray] = {}
+        self.sizes_at: dict[str, np.ndarray] = {}
         self.model: Any = load_transformers(folder).requires_grad_()
         self.model.set_attn_implementation("eager")
         self._latents: dict[Any, Any] = {}
@@ -113,6 +115,7 @@ class WholeModel:
 
     def _add(self, name: str, gradient: Any) -> None:
         gradient = gradient.detach().double().transpose(0, 1)
+        self.sizes_at[f"{name}.weight"] = gradient.norm(dim=(0, 2)).numpy()
         sizes = gradient.norm(dim=2, keepdim=True).clamp_min(1e-30)
         added = (gradient.transpose(1, 2) @ (gradient / sizes)).numpy()
         self.covariances[f"{name}.weight"] = self.covariances.get(f"{name}.weight", 0) + added
