@@ -34,7 +34,7 @@ under G than place by place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -119,12 +119,12 @@ class Covariances(Silent):
         self._sums: dict[_Key, torch.Tensor] = {}
         self._square_sums: dict[_Key, npt.NDArray[np.float64]] = {}
         self._rows: dict[str, npt.NDArray[np.int64]] = {}
-        self._tokens = torch.empty(0, dtype=torch.int64)
-        self._sizes: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # with the tokens' numbers
+        self._n_tokens = 0
+        self._sizes: dict[str, list[torch.Tensor]] = {}
 
     def tokens(self, numbers: torch.Tensor) -> None:
-        """See `ObservesGradients`."""
-        self._tokens = numbers
+        """Keep how many tokens there are. Observers are merged in their order."""
+        self._n_tokens = len(numbers)
 
     def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         n_tokens, _, n_rows = gradient.shape
@@ -134,9 +134,8 @@ class Covariances(Silent):
                 return
         elif n_blocks > 1 and role == Role.FFN_DOWN:
             first, n_blocks = 0, 1
-        elif n_tokens == len(self._tokens):
-            sizes = torch.linalg.vector_norm(gradient.float(), dim=(1, 2))
-            self._sizes[name] = [(self._tokens, to_cpu(sizes))]
+        elif n_tokens == self._n_tokens:
+            self._sizes[name] = [to_cpu(torch.linalg.vector_norm(gradient.float(), dim=(1, 2)))]
         self._n_blocks.setdefault(name, n_blocks)
         for start, stop in row_pieces(n_rows):
             part = gradient[:, :, start:stop].transpose(0, 1).float()
@@ -178,7 +177,7 @@ class Covariances(Silent):
             f"covariance:{name}:{start}": to_numpy(sums) for (name, start), sums in self._sums.items()
         }
         arrays |= {f"squares:{name}:{start}": sums for (name, start), sums in self._square_sums.items()}
-        arrays |= {f"sizes:{name}": to_numpy(_in_order(pieces)) for name, pieces in self._sizes.items()}
+        arrays |= {f"sizes:{name}": to_numpy(torch.cat(pieces)) for name, pieces in self._sizes.items()}
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}
 
     def _put(
@@ -411,12 +410,6 @@ def _collect(
     with forward_backward(*passes, collect) as backward:
         collect(backward)
         backward.finish(lambda states: embedding_arrays(backward, states))
-
-
-def _in_order(pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Return the sizes of all tokens by their numbers, float32 (n_tokens,)."""
-    numbers, sizes = (torch.cat(each) for each in zip(*pieces, strict=True))
-    return sizes[torch.argsort(numbers)]
 
 
 def _sizes(chunks: Chunks, gradients: States) -> npt.NDArray[np.float32]:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 
 from calibrate.statistics.gradient_factors import GradientFactors
-from calibrate.statistics.gradients import LayerGradients
 from calibrate.statistics.inputs import WeightsOf, unweighed
 from forward.device import to_torch
 
@@ -42,11 +41,25 @@ class TokenWeights:
     n_tokens: int
 
     def of_layer(self, layer: int) -> WeightsOf:
-        """Return the weights in a layer; without gradients there are none."""
-        known = self.gradients.layer(layer)
-        return unweighed if known is None else cache(LayerWeights(self, known).of)
+        """Return the weights in a layer; without gradients there are none.
 
-    def of_sizes(self, sizes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+        Those of an input are the mean of what they are for each of its matrices whose gradients are known
+        token by token. If there are none, the gradients after the layer stand for them.
+        """
+        known = self.gradients.layer(layer)
+        if known is None:
+            return unweighed
+
+        @cache
+        def weights_of(names: tuple[str, ...]) -> torch.Tensor | None:
+            at_products = [sizes for name in names if (sizes := known.sizes_at(name)) is not None]
+            found = map(self._of_sizes, at_products or [known.sizes()])
+            weights = [each for each in found if each is not None]
+            return to_torch(np.stack(weights).mean(axis=0)) if weights else None
+
+        return weights_of
+
+    def _of_sizes(self, sizes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
         """Return the weights that go with sizes of gradients, float32 (n_tokens,); None if all are 0.
 
         Tokens with a gradient weigh 1 in the mean. One without weighs the mean of those at the start of
@@ -64,22 +77,3 @@ class TokenWeights:
         for chunk in set(self.chunks):
             weights[chunk] = by_chunk[np.equal(self.chunks, chunk)].mean(axis=0)
         return weights.reshape(-1)
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """The weights of a text's tokens in a layer."""
-
-    text: TokenWeights
-    gradients: LayerGradients
-
-    def of(self, names: tuple[str, ...]) -> torch.Tensor | None:
-        """Return each token's weight for the inputs that some matrices share, float32 (n_tokens,).
-
-        It is the mean of what it is for each matrix whose gradients are known token by token. If there are
-        none, the gradients after the layer stand for them. None: all weigh the same.
-        """
-        at_products = [sizes for name in names if (sizes := self.gradients.sizes_at(name)) is not None]
-        found = map(self.text.of_sizes, at_products or [self.gradients.sizes()])
-        weights = [each for each in found if each is not None]
-        return to_torch(np.stack(weights).mean(axis=0)) if weights else None
