@@ -78,25 +78,42 @@ class Factor:
         return self._local[n]
 
     @classmethod
-    def of(cls, moments: AnyMoments, damp: float = DAMP, n_real: int | None = None) -> Factor:
+    def of(
+        cls,
+        moments: AnyMoments,
+        damp: float = DAMP,
+        n_real: int | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> Factor:
         """Factorize moments, floats (n, n): the sum of x x^T over the inputs x, in any unit.
 
         A column that was never anything but zero gets the mean of the others' diagonal: another text may show
         it. Columns of padding never will, so errors there cost next to nothing.
 
-        damp    what is added to the diagonal, in units of its mean
-        n_real  columns without padding, which is behind them; None: all
-        raises  BadMoments if the moments are not a square of finite numbers, or not positive definite even
-                with `damp` added
+        damp       what is added to the diagonal, in units of its mean
+        n_real     columns without padding, which is behind them; None: all
+        overwrite  keep the Hessian where the moments are, which are float32
+        raises     BadMoments if the moments are not a square of finite numbers, or not positive definite even
+                   with `damp` added
         """
-        if moments.ndim != 2 or moments.shape[0] != moments.shape[1]:
-            raise BadMoments(f"second moments must be a square matrix, found shape {moments.shape}")
         scaled = _Scaled.of(moments, damp, n_real)
-        upper = _upper_root(scaled)
-        _invert_upper(upper)
+        upper = _inverse_root(scaled)
         costs = 1 / np.diag(upper).astype(np.float64) ** 2
         importances = (costs / costs[~scaled.is_padding].mean()).astype(np.float32)
-        return cls(scaled.rounded(), upper, importances, scaled.mean)
+        hessian = moments if overwrite else np.empty(moments.shape, np.float32)
+        scaled.round_to(hessian)
+        return cls(hessian, upper, importances, scaled.mean)
+
+
+def damped_inverse(moments: AnyMoments, damp: float) -> tuple[Floats32, float]:
+    """Return (H / m + damp I)^-1, float32 (n, n), and m, the mean diagonal of the moments H.
+
+    raises  BadMoments, see `Factor.of`
+    """
+    scaled = _Scaled.of(moments, damp)
+    upper = _inverse_root(scaled)
+    return upper.T @ upper, scaled.mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +164,10 @@ class _Scaled:
     is_padding: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, moments: AnyMoments, damp: float, n_real: int | None) -> _Scaled:
+    def of(cls, moments: AnyMoments, damp: float, n_real: int | None = None) -> _Scaled:
         """Scale and damp; dead columns count as the mean, and padding counts as nothing."""
+        if moments.ndim != 2 or moments.shape[0] != moments.shape[1]:
+            raise BadMoments(f"second moments must be a square matrix, found shape {moments.shape}")
         for start in range(0, len(moments), _STRIP):
             finite = np.isfinite(moments[start : start + _STRIP])
             if not finite.all():
@@ -166,14 +185,12 @@ class _Scaled:
         scaled = np.where(is_padding, _NOTHING, diagonal / mean + damp)
         return cls(moments, scaled, float(mean), is_padding)
 
-    def rounded(self) -> Floats32:
-        """Round all of them to float32 (n, n)."""
-        rounded = np.empty(self.moments.shape, np.float32)
+    def round_to(self, rounded: Floats32) -> None:
+        """Round all of them to float32 (n, n); this may be where the moments are."""
         for start in range(0, len(rounded), _STRIP):
             rows = slice(start, start + _STRIP)
             rounded[rows] = self.moments[rows].astype(np.float64) / self.mean
         np.fill_diagonal(rounded, self.diagonal)
-        return rounded
 
     def backwards(self, start: int, stop: int) -> Moments:
         """Read columns of the matrix backwards, from the diagonal down: (n - start, stop - start)."""
@@ -183,34 +200,41 @@ class _Scaled:
         return strip
 
 
+def _inverse_root(scaled: _Scaled) -> Floats32:
+    """Compute the upper triangular U with scaled^-1 = U^T U."""
+    root = _upper_root(scaled)
+    _invert_upper(root)
+    return root
+
+
 def _upper_root(scaled: _Scaled) -> Floats32:
     """Compute the upper triangular R with scaled = R R^T.
 
-    This is Cholesky's factor of the matrix read backwards. It is made in strips of columns, and only finished
-    strips are in memory: half of the matrix in float64. The library's function takes six times as much.
-    The root needs float64. Its inverse does not: damping keeps the root's condition below 1e3.
+    This is Cholesky's factor of the matrix read backwards. It is made in strips of columns. In float64, only
+    those rows of finished strips are in memory that others still need: a quarter of the matrix at most. The
+    library's function takes twelve times as much. The root needs float64. Its inverse does not: damping keeps
+    the root's condition below 1e3.
     """
     n = len(scaled.moments)
     root = np.zeros((n, n), np.float32)
     backwards = root[::-1, ::-1]
-    strips: list[Moments] = []  # below the corners
+    strips: list[Moments] = []  # from the row on that is next
     for start in range(0, n, _STRIP):
         stop = min(start + _STRIP, n)
+        n_rows = stop - start
         rest = scaled.backwards(start, stop)
-        for before in strips:
-            below = before[start - n :]
-            rest -= below @ below[: stop - start].T
+        for number, before in enumerate(strips):
+            rest -= before @ before[:n_rows].T
+            backwards[start:stop, number * _STRIP : (number + 1) * _STRIP] = before[:n_rows]
+            strips[number] = before[n_rows:].copy()
         try:
-            corner = np.linalg.cholesky(rest[: stop - start])
+            corner = np.linalg.cholesky(rest[:n_rows])
         except np.linalg.LinAlgError:
             raise BadMoments(
                 "second moments are not positive definite, even damped; give a longer text or more damping"
             ) from None
         backwards[start:stop, start:stop] = corner
-        strips.append(rest[stop - start :] @ np.linalg.inv(corner).T)
-    for start in range(0, n, _STRIP):
-        stop = min(start + _STRIP, n)
-        backwards[stop:, start:stop] = strips.pop(0)
+        strips.append(rest[n_rows:] @ np.linalg.inv(corner).T)
     return root
 
 
@@ -224,4 +248,5 @@ def _invert_upper(root: Floats32) -> None:
     left, right, beside = root[:half, :half], root[half:, half:], root[:half, half:]
     _invert_upper(left)
     _invert_upper(right)
-    beside[:] = -left @ beside @ right
+    np.matmul(left @ beside, right, out=beside)
+    np.negative(beside, out=beside)
