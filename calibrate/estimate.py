@@ -252,9 +252,11 @@ def _moments_seconds(options: CalibrationOptions, probe: Probe, info: TensorInfo
     speeds, n_cols = probe.speeds, info.n_cols
     rows = n_tokens * probe.shapes.share(info) * info.n_mats
     copied = 4 * _COPIES * options.n_models * rows * n_cols * speeds.move
-    # The step towards W t has a factor of its own. It and what it adds are products of whole matrices.
-    corrected = speeds.factor + 2 * speeds.product if options.sequential else 0.0
-    factors = info.n_mats * n_cols**3 * (speeds.factor + corrected)
+    # What rounding reads is lifted by an inverse, and factored. The step towards W t takes another inverse
+    # and a product of whole matrices. An inverse is a factor and half of such a product.
+    inverse = speeds.factor + speeds.product / 2
+    corrected = inverse + speeds.product if options.sequential else 0.0
+    factors = info.n_mats * n_cols**3 * (speeds.factor + inverse + corrected)
     return rows * n_cols**2 * options.n_models * speeds.product + copied + factors
 
 

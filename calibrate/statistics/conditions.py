@@ -12,7 +12,8 @@ added:
     V = W + W T,   T = (C - H) (H + d I)^-1
 
 Rounding then aims at V instead of W. T has an unknown for each pair of columns, and must hold on other texts,
-too. So d is larger than what H is damped by where weights are rounded under it.
+too. So d is larger than what H is damped by where weights are rounded under it. That is done under the lifted
+moments of `other_texts`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Self
 
 import numpy as np
 
-from calibrate.rounding.factor import Factor
+from calibrate.rounding.factor import Factor, damped_inverse
 from calibrate.statistics.inputs import Held, Statistics
+from calibrate.statistics.other_texts import lifted
 from calibrate.statistics.trust import Trust
 from forward.device import to_numpy, to_torch
 from forward.workers import Workers
@@ -35,23 +37,24 @@ _STRIP_ROWS = 512
 """Rows of T that are computed at a time."""
 
 
-def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floats32 | None:
+def correction(statistics: Statistics, inverse: Floats32, mean: float, workers: Workers) -> Floats32 | None:
     """Return T, float32 (n_cols, n_cols); None where the inputs are the original's.
 
-    factor  of the statistics, damped by d
+    inverse  (H / mean + d I)^-1, float32 (n_real, n_real): columns behind are padding, and not changed
     """
     own, cross = statistics.own, statistics.cross
     if cross is None:
         return None
-    upper = to_torch(factor.upper)
-    change = np.empty(own.shape, np.float32)
+    n_real = len(inverse)
+    on_device = to_torch(inverse)
+    change = np.zeros(own.shape, np.float32)
 
     def take(start: int) -> None:
-        rows = slice(start, start + _STRIP_ROWS)
-        moved = to_torch(((cross[rows] - own[rows]) / factor.mean).astype(np.float32))
-        change[rows] = to_numpy(moved @ upper.T @ upper)
+        rows, real = slice(start, min(start + _STRIP_ROWS, n_real)), slice(n_real)
+        moved = to_torch(((cross[rows, real] - own[rows, real]) / mean).astype(np.float32))
+        change[rows, real] = to_numpy(moved @ on_device)
 
-    for _ in workers.each(take, range(0, len(own), _STRIP_ROWS)):
+    for _ in workers.each(take, range(0, n_real, _STRIP_ROWS)):
         pass
     return change
 
@@ -116,17 +119,22 @@ def conditions_of(
     raises  BadActivation for NaN or infinity in the matrix's input
     """
 
-    def drift_factor(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, Factor | None]:
+    def inverted(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, _Inverse]:
         statistics, held = each
         if not statistics.is_finite:
             raise BadActivation(f"{name}: its input has NaN or infinity")
+        if statistics.cross is None or not statistics.n_rows:
+            return statistics, held, None
         damp = trust.drift_damp(statistics.n_rows, n_real or len(statistics.own))
-        return statistics, held, None if statistics.cross is None else _factor(statistics, damp, n_real)
+        try:
+            return statistics, held, damped_inverse(statistics.own[:n_real, :n_real], damp)
+        except BadMoments:
+            return statistics, held, None
 
     def with_change() -> Iterator[tuple[Statistics, Held | None, Floats32 | None]]:
-        for statistics, held, factor in workers.each(drift_factor, inputs):
-            change = None if factor is None else correction(statistics, factor, workers)
-            del factor  # twice as large as the moments, and there is one more to come
+        for statistics, held, inverse in workers.each(inverted, inputs):
+            change = None if inverse is None else correction(statistics, *inverse, workers)
+            del inverse  # as large as the moments, and there is more to come
             yield statistics, held, change
 
     def finished(each: tuple[Statistics, Held | None, Floats32 | None]) -> Conditions:
@@ -139,11 +147,15 @@ def conditions_of(
     yield from workers.each(finished, with_change())
 
 
+_Inverse = tuple[Floats32, float] | None
+"""What `damped_inverse` returns; None where nothing has to be corrected."""
+
+
 def _factor(statistics: Statistics, damp: float, n_real: int | None) -> Factor | None:
-    """Factorize second moments; None where nothing was seen, or they can't be used."""
+    """Factorize lifted moments; None where nothing was seen, or they can't be used."""
     if not statistics.n_rows:
         return None
     try:
-        return Factor.of(statistics.own, damp, n_real)
+        return Factor.of(lifted(statistics.own, n_real), damp, n_real, overwrite=True)
     except BadMoments:
         return None

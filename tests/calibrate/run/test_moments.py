@@ -12,11 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.rounding.factor import Factor  # noqa: E402
+from calibrate.rounding.factor import DAMP, damped_inverse  # noqa: E402
 from calibrate.run.held_errors import HeldErrors  # noqa: E402
 from calibrate.statistics.conditions import conditions_of, corrected, correction  # noqa: E402
 from calibrate.statistics.gradients import LayerGradients  # noqa: E402
-from calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402  # noqa: E402
+from calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402
+from calibrate.statistics.other_texts import KNEE, LIFT  # noqa: E402
 from calibrate.statistics.token_weights import TokenWeights  # noqa: E402
 from calibrate.statistics.trust import Trust  # noqa: E402
 from forward.workers import Workers  # noqa: E402
@@ -138,7 +139,7 @@ def test_importances_are_mean_squares() -> None:
 
 def correction_of(seen: Statistics) -> np.ndarray | None:
     with Workers(2) as workers:
-        return correction(seen, Factor.of(seen.own), workers)
+        return correction(seen, *damped_inverse(seen.own, DAMP), workers)
 
 
 def test_the_correction_solves_for_what_the_original_computes() -> None:
@@ -211,6 +212,47 @@ def test_the_step_that_makes_up_for_drift_is_damped_more_than_rounding() -> None
     assert seen.cross is not None
     expected = np.linalg.solve(damped, (seen.cross - seen.own).T).T
     np.testing.assert_allclose(found.correction, expected, atol=1e-5)
+
+
+def lifted_slowly(moments: np.ndarray) -> np.ndarray:
+    """Lift moments by their eigenvalues."""
+    values, vectors = np.linalg.eigh(moments.astype(np.float64))
+    mean = np.diagonal(moments).mean()
+    units = values / mean
+    lifted: np.ndarray = (vectors * (units + LIFT * units / (units + KNEE)) * mean) @ vectors.T
+    return lifted
+
+
+@pytest.mark.parametrize(("n_cols", "n_real"), [(48, None), (48, 48), (64, 48), (1100, 1030)])
+def test_rounding_sees_moments_whose_eigenvalues_are_nearer_to_each_other(
+    n_cols: int, n_real: int | None
+) -> None:
+    real = n_real or n_cols
+    spread = torch.logspace(0, 2, real)
+    x = torch.nn.functional.pad(rows(31, 3 * real, real) * spread @ rows(32, real, real), (0, n_cols - real))
+    seen = statistics(x)
+    before = seen.own.copy()
+    with Workers(2) as workers:
+        (found,) = conditions_of([(seen, None)], "blk.0.attn_q.weight", workers, Trust(), n_real)
+    assert found.factor is not None
+    np.testing.assert_array_equal(seen.own, before)  # others may read them
+    lifted = lifted_slowly(seen.own[:real, :real])
+    damp = Trust().input_damp(3 * real, real)
+    expected = lifted / np.diagonal(lifted).mean() + damp * np.eye(real)
+    np.testing.assert_allclose(found.factor.hessian[:real, :real], expected, rtol=1e-4, atol=1e-4)
+    assert not found.factor.hessian[real:, :real].any()
+    np.testing.assert_allclose(np.diagonal(found.factor.hessian)[real:], 1e-6)
+    ratios = np.linalg.eigvalsh(lifted) / np.linalg.eigvalsh(seen.own[:real, :real].astype(np.float64))
+    assert ratios[0] > 2 * ratios[-1]  # the least eigenvalue gains, and the largest hardly
+
+
+def test_a_column_that_was_never_seen_counts_as_an_ordinary_one() -> None:
+    x = rows(33, 300, 48)
+    x[:, 7] = 0
+    with Workers(1) as workers:
+        (found,) = conditions_of([(statistics(x), None)], "blk.0.attn_q.weight", workers, Trust())
+    assert found.factor is not None
+    assert 0.5 < found.factor.hessian[7, 7] < 1
 
 
 def test_inputs_that_have_not_moved_need_no_correction() -> None:
