@@ -18,9 +18,9 @@ moments of `other_texts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -123,13 +123,11 @@ def conditions_of(
         statistics, held = each
         if not statistics.is_finite:
             raise BadActivation(f"{name}: its input has NaN or infinity")
-        if statistics.cross is None or not statistics.n_rows:
+        if statistics.cross is None:
             return statistics, held, None
         damp = trust.drift_damp(statistics.n_rows, n_real or len(statistics.own))
-        try:
-            return statistics, held, damped_inverse(statistics.own[:n_real, :n_real], damp)
-        except BadMoments:
-            return statistics, held, None
+        own = statistics.own[:n_real, :n_real]
+        return statistics, held, _if_usable(statistics, lambda: damped_inverse(own, damp))
 
     def with_change() -> Iterator[tuple[Statistics, Held | None, Floats32 | None]]:
         for statistics, held, inverse in workers.each(inverted, inputs):
@@ -140,7 +138,9 @@ def conditions_of(
     def finished(each: tuple[Statistics, Held | None, Floats32 | None]) -> Conditions:
         statistics, held, change = each
         damp = trust.input_damp(statistics.n_rows, n_real or len(statistics.own))
-        factor = _factor(statistics, damp, n_real)
+        factor = _if_usable(
+            statistics, lambda: Factor.of(lifted(statistics.own, n_real), damp, n_real, overwrite=True)
+        )
         importances = statistics.importances() if statistics.n_rows else None
         return Conditions(importances, statistics.n_seen, factor, None if factor is None else change, held)
 
@@ -150,12 +150,14 @@ def conditions_of(
 _Inverse = tuple[Floats32, float] | None
 """What `damped_inverse` returns; None where nothing has to be corrected."""
 
+_Made = TypeVar("_Made")
 
-def _factor(statistics: Statistics, damp: float, n_real: int | None) -> Factor | None:
-    """Factorize lifted moments; None where nothing was seen, or they can't be used."""
+
+def _if_usable(statistics: Statistics, make: Callable[[], _Made]) -> _Made | None:
+    """Return what is made of second moments; None where nothing was seen, or they can't be used."""
     if not statistics.n_rows:
         return None
     try:
-        return Factor.of(lifted(statistics.own, n_real), damp, n_real, overwrite=True)
+        return make()
     except BadMoments:
         return None
