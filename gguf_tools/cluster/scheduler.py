@@ -6,12 +6,14 @@ goes to another, and whoever is first counts.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from gguf_tools.cluster.connect import Cluster
 from gguf_tools.cluster.job import PostedJob
@@ -19,6 +21,7 @@ from gguf_tools.cluster.worker import BatchOutcome, perform
 from gguf_tools.errors import ClusterError
 
 Item = TypeVar("Item")
+_Answer: TypeAlias = "concurrent.futures.Future[BatchOutcome]"
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Farm(Generic[Item]):
         self._cluster, self._job, self._done = cluster, job, done
         self._pace, self._look = pace or Pace(), look
         self._n_seen: Counter[str] = Counter()
-        self._finished: queue.SimpleQueue[tuple[_Batch[Item], Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[_Batch[Item], Any, _Answer]] = queue.SimpleQueue()
         self._running: set[_Batch[Item]] = set()
         self._n_batches = 0
         self._longest = 0.0
@@ -106,11 +109,11 @@ class Farm(Generic[Item]):
                     n_begun += len(batch.items)
                     self._give_out(batch)
                 try:
-                    batch, future = self._finished.get(timeout=1.0)
+                    batch, future, answer = self._answers.get(timeout=1.0)
                 except queue.Empty:
                     pass
                 else:
-                    self._take(batch, future)
+                    self._take(batch, future, answer)
                 if time.monotonic() >= next_look:
                     self._look_at_workers()
                     self._look_for_lost()
@@ -134,24 +137,29 @@ class Farm(Generic[Item]):
         if others:
             options = {"workers": others, "allow_other_workers": True}
         key = f"gguf-tools-{self._job.digest[:8]}-{batch.number}-{len(batch.futures) + batch.n_lost}"
+        client = self._cluster.client
         try:
-            future = self._cluster.client.submit(
+            future = client.submit(
                 perform, self._job, batch.items, key=f"{key}-{time.monotonic_ns()}", pure=False, **options
             )
+            # An answer is waited for without a time limit, but not in this thread. After one that was given
+            # up too early, Dask's client never gets another (dask/distributed, issue 8514).
+            waiting = client.gather(future, asynchronous=True)
+            answer: _Answer = asyncio.run_coroutine_threadsafe(waiting, client.loop.asyncio_loop)
         except Exception as error:
             raise self._cluster.lost() from error
         batch.futures.append(future)
         batch.given_out = time.monotonic()
         self._running.add(batch)
-        future.add_done_callback(lambda future: self._finished.put((batch, future)))
+        answer.add_done_callback(lambda answer: self._answers.put((batch, future, answer)))
 
-    def _take(self, batch: _Batch[Item], future: Any) -> None:
+    def _take(self, batch: _Batch[Item], future: Any, answer: _Answer) -> None:
         """Take what has become of a batch."""
         if batch.is_done or future not in batch.futures:
             return
         batch.futures.remove(future)
         if future.status == "finished":
-            outcome = self._outcome(future)
+            outcome = self._outcome(answer)
             if outcome is not None:
                 self._count(batch, outcome)
                 return
@@ -167,17 +175,14 @@ class Farm(Generic[Item]):
         if not batch.futures:
             self._give_out(batch)
 
-    def _outcome(self, future: Any) -> BatchOutcome | None:
+    def _outcome(self, answer: _Answer) -> BatchOutcome | None:
         """Return a worker's answer; None if it can't be had."""
         try:
-            outcome: BatchOutcome = future.result(timeout=self._pace.patience)
-        except TimeoutError:
-            return None
+            return answer.result()
         except Exception as error:
             if self._cluster.client.status != "running":
                 raise self._cluster.lost() from error
             return None
-        return outcome
 
     def _count(self, batch: _Batch[Item], outcome: BatchOutcome) -> None:
         """Count the items of a batch that came back."""

@@ -78,6 +78,11 @@ def test_who_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
     assert results == {item: [2 * item] for item in range(1000)}
 
 
+def test_slow_answers_are_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    results = do_all(cluster, Doubling(tmp_path / "log"), tmp_path / "out", 300, Pace(patience=0.001))
+    assert results == {item: [2 * item] for item in range(300)}
+
+
 def test_other_code_is_refused_by_name(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
