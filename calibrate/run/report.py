@@ -185,20 +185,20 @@ def report_lines(report: Report) -> Iterator[str]:
 
 
 def _class_lines(report: Report) -> Iterator[str]:
-    """Tell the errors on held-out chunks, as shares of stock's, and the divergence there, by class."""
+    """Tell the errors of matrices (as a share of stock's) and the divergence on held-out chunks, by class."""
     divergences = {} if report.divergence is None else report.divergence.by_class
     rows = []
     for each in report.classes:
         share, n_held = "-" if each.share is None else f"{each.share:.2f}", len(each.by_chunk)
         if not each.name and each.share is not None:
             chunks = ", ".join(f"{value:.2f} on chunk {n + 1}" for n, value in each.by_chunk.items())
-            yield f"error on chunks held back: {share} of stock's ({chunks})"
+            yield f"errors of matrices on chunks held back: {share} of stock's ({chunks})"
         elif each.name:
             kld = divergences.get(each.name)
             told = "-" if kld is None else f"{kld.value:.5f} +/- {kld.error:.5f}"
             rows.append((f"  {each.name}", str(each.n_chunks), str(n_held), share, told))
     if rows:
-        heads = ("  class", "chunks", "held back", "error of stock's", "KLD held back")
+        heads = ("  class", "chunks", "held back", "errors of matrices / stock's", "KLD held back")
         yield from table([heads, *rows], right=(1, 2, 3, 4))
 
 

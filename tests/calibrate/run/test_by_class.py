@@ -79,7 +79,7 @@ def test_the_report_has_a_line_for_each_class() -> None:
     report = Report((part(0, (0.1, 0.4), (1.0, 2.0)),), SPLIT, divergence)
     heads, *lines = list(report_lines(report))[2:]
     assert heads.split() == [
-        "class", "chunks", "held", "back", "error", "of", "stock's", "KLD", "held", "back",
+        "class", "chunks", "held", "back", "errors", "of", "matrices", "/", "stock's", "KLD", "held", "back",
     ]  # fmt: skip
     assert [line.split() for line in lines] == [
         ["prose", "4", "1", "0.25", "0.03000", "+/-", "0.00300"],
@@ -94,7 +94,8 @@ def test_of_a_single_text_each_chunk_is_told() -> None:
     chunks = tuple(ChunkErrors(chunk, error, 2.0) for chunk, error in errors)
     record = replace(part(0, (1, 2), (1, 2)), chunks=chunks)
     (line,) = list(report_lines(Report((record,), split)))[1:]
-    assert line == "error on chunks held back: 0.88 of stock's (0.50 on chunk 5, 1.25 on chunk 13)"
+    said = "errors of matrices on chunks held back: 0.88 of stock's (0.50 on chunk 5, 1.25 on chunk 13)"
+    assert line == said
 
 
 def test_a_run_that_goes_on_has_the_errors_by_chunk(tmp_path: Path) -> None:
