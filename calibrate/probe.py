@@ -26,6 +26,7 @@ import torch
 from calibrate.footprint import Shapes
 from calibrate.methods import Matrix, Method
 from calibrate.rounding.factor import Factor
+from calibrate.rounding.two_sided import HEAD_ROWS, OutputFactor
 from calibrate.statistics.inputs import PIECE_ROWS, Capture, Order
 from forward.device import device_name, fast_products, is_cpu
 from forward.layer import Layer
@@ -164,9 +165,9 @@ class Probe:
         if not weights.total():
             return 1.0
         type_ = weights.most_common(1)[0][0]
-        rows = np.random.default_rng(0).standard_normal((_ROUNDED, _ROUNDED)).astype(np.float32)
-        factor = Factor.of(np.eye(_ROUNDED) + 0.1)
-        seconds = self._seconds(lambda: method.encode([Matrix(rows, factor)], type_, factor), on_host=True)
+        rows = np.random.default_rng(0).standard_normal((2 * HEAD_ROWS, _ROUNDED)).astype(np.float32)
+        factor, outputs = Factor.of(np.eye(_ROUNDED) + 0.1), OutputFactor.of(np.eye(len(rows)) + 0.1)
+        seconds = self._seconds(lambda: method.encode([Matrix(rows, outputs)], type_, factor), on_host=True)
         return seconds / method.rates(type_).seconds(TensorInfo("", rows.shape, type_))
 
     @contextmanager

@@ -28,7 +28,7 @@ from calibrate.rounding.factor import Factor, Moments
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs, stock_weighting
 from calibrate.rounding.rounders import ROUNDERS
-from calibrate.rounding.two_sided import OUTPUT_DAMP, encode_side_by_side
+from calibrate.rounding.two_sided import OutputFactor, encode_side_by_side
 from gguf_tools.format.ggml_types import TYPES
 from quantize.formats import get_format
 from quantize.formats.base import Bytes
@@ -90,7 +90,7 @@ def time_type(name: str, rows: Floats, factor: Factor, moments: Moments, runs: i
     def default(rows: Floats) -> Bytes:
         return encode_compensated(rows, type_, factor)
 
-    outputs = {n: Factor.of(moments[:n, :n], OUTPUT_DAMP) for n in (1, len(moments))}
+    outputs = {n: OutputFactor.of(moments[:n, :n]) for n in (1, len(moments))}
 
     def two_sided(rows: Floats) -> Bytes:
         matrices = [(each, outputs[len(each)]) for each in np.split(rows, N_MATRICES)]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibrate.rounding.factor import Factor
+from calibrate.rounding.two_sided import OutputFactor
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.base import Bytes, Floats32
@@ -33,7 +34,7 @@ class Matrix:
     """
 
     rows: Floats32
-    outputs: Factor | None = None
+    outputs: OutputFactor | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from calibrate.rounding.two_sided import encode_side_by_side
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes
 
-_VERSION = 4
+_VERSION = 5
 
 
 def _encode_one_sided(matrices: Sequence[Matrix], type_: GGMLType, factor: Factor) -> list[Bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.options import CalibrationOptions
-from calibrate.rounding.factor import Factor
+from calibrate.rounding.two_sided import OutputFactor
 from calibrate.statistics.gradients import GradientOptions, Gradients, LayerGradients, collect_gradients
 from calibrate.statistics.inputs import HoldoutSplit, Statistics
 from calibrate.statistics.trust import Trust
@@ -37,13 +37,14 @@ class OutputBlock:
     """Some rows of a matrix, and the covariance of the gradients at their products.
 
     start, stop  the rows, counted from the matrix' first
+    factor       of the covariance, damped
     covariance   float32 (stop - start, stop - start), scaled to a mean diagonal of 1
     mean_square  of the gradient of a token at one of these products: what was divided by
     """
 
     start: int
     stop: int
-    factor: Factor
+    factor: OutputFactor
     covariance: Floats32
     mean_square: float
 
@@ -117,12 +118,14 @@ def _output_block(
     """
     mean = float(np.diagonal(covariance).mean())
     if mean == 0:
-        return OutputBlock(start, stop, Factor.of(np.eye(stop - start)), covariance.astype(np.float32), 0.0)
+        alike = OutputFactor.of(np.eye(stop - start))
+        return OutputBlock(start, stop, alike, covariance.astype(np.float32), 0.0)
+    scaled = (covariance / mean).astype(np.float32)
     try:
-        factor = Factor.of(covariance, damp=damp)
+        factor = OutputFactor.of(scaled, damp)
     except BadMoments:
         return None
-    return OutputBlock(start, stop, factor, (covariance / mean).astype(np.float32), mean / n_tokens)
+    return OutputBlock(start, stop, factor, scaled, mean / n_tokens)
 
 
 def embedding_statistics(gradients: Gradients) -> Statistics:
