@@ -106,6 +106,14 @@ class Factor:
         return cls(hessian, upper, importances, scaled.mean)
 
 
+def inverse_root(moments: AnyMoments, damp: float) -> Floats32:
+    """Return U alone, see `Factor`.
+
+    raises  BadMoments, see `Factor.of`
+    """
+    return _inverse_root(_Scaled.of(moments, damp))
+
+
 def damped_inverse(moments: AnyMoments, damp: float) -> tuple[Floats32, float]:
     """Return (H / m + damp I)^-1, float32 (n, n), and m, the mean diagonal of the moments H.
 

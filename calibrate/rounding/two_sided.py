@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.rounding.base import DEFAULT, PANEL, Effort, Rounder
-from calibrate.rounding.factor import AnyMoments, Factor
+from calibrate.rounding.factor import AnyMoments, Factor, inverse_root
 from calibrate.rounding.feedback import check_finite, check_fit, encode_rows
 from calibrate.rounding.judge import costs_of, encode_stock, is_kept
 from calibrate.rounding.products import feed_back, whitened
@@ -72,8 +72,7 @@ class OutputFactor:
         raises  BadMoments, see `Factor.of`
         """
         order = np.argsort(-np.diagonal(moments), kind="stable")
-        sorted_ = moments[np.ix_(order, order)].astype(np.float32, copy=False)
-        return cls(order, Factor.of(sorted_, damp, overwrite=True).upper)
+        return cls(order, inverse_root(moments[np.ix_(order, order)], damp))
 
 
 def encode_side_by_side(
@@ -144,13 +143,19 @@ class _Matrix:
             columns[:, place] = rows[row]
         return columns
 
-    def following(self, first: int) -> Floats32:
-        """Copy rows with what earlier rows have carried on, float32 (n_at_once, n_cols)."""
-        start = first - self._start
+    @property
+    def n_steps(self) -> int:
+        """Number of steps in which all rows are encoded."""
+        return self.n_padded // self.n_at_once
+
+    def following(self, step: int) -> Floats32:
+        """Copy the rows of a step, with what earlier rows have carried on, float32 (n_at_once, n_cols)."""
+        start = step * self.n_at_once - self._start
         return np.ascontiguousarray(self._own[:, start : start + self.n_at_once].T)
 
-    def take(self, first: int, data: Bytes, moves: Floats32) -> None:
-        """Store the bytes of these rows, and carry on how far they are off."""
+    def take(self, step: int, data: Bytes, moves: Floats32) -> None:
+        """Store the bytes of a step's rows, and carry on how far they are off."""
+        first = step * self.n_at_once
         done = self.order[first : first + self.n_at_once]
         self.data[done] = data[: len(done)]
         start, size = first - self._start, self._own.shape[1]
@@ -190,16 +195,14 @@ class _Matrix:
 def _round_rows(matrices: Sequence[_Matrix], rounder: Rounder, factor: Factor, effort: Effort) -> None:
     """Fill the matrices' bytes, without a look at the stock encoder's."""
     decode = get_format(rounder.type).decode
-    for step in range(max((each.n_padded // each.n_at_once for each in matrices), default=0)):
-        active = [each for each in matrices if step * each.n_at_once < each.n_padded]
-        now = np.concatenate([each.following(step * each.n_at_once) for each in active])
+    for step in range(max((each.n_steps for each in matrices), default=0)):
+        active = [each for each in matrices if step < each.n_steps]
+        now = np.concatenate([each.following(step) for each in active])
         data = encode_rows(now, rounder, factor, effort)
         moves = now - decode(data, now.shape[1])
-        stop = 0
-        for each in active:
-            own = slice(stop, stop + each.n_at_once)
-            each.take(step * each.n_at_once, data[own], moves[own])
-            stop = own.stop
+        ends = np.cumsum([each.n_at_once for each in active])[:-1]
+        for each, own, moved in zip(active, np.split(data, ends), np.split(moves, ends), strict=True):
+            each.take(step, own, moved)
 
 
 def _better(matrix: _Matrix, stock: Bytes, type_: GGMLType, factor: Factor) -> Bytes:

@@ -86,7 +86,8 @@ def test_errors_are_carried_on_as_the_conditional_mean(n_rows: int) -> None:
         expected = decode(Q4_K, encode_compensated(wanted, Q4_K, INPUTS))
         ours = decode(Q4_K, data[first : first + n_at_once])
         same.append((expected == ours).mean())
-    assert np.mean(same) > 0.9  # a scale on the edge may go the other way
+    assert np.mean(same) > 0.95  # a scale on the edge may go the other way
+    assert min(same) > 0.7  # which is one row of four at most
 
 
 def test_matrices_side_by_side_get_the_bytes_that_each_gets_alone() -> None:
