@@ -74,10 +74,10 @@ def test_missing_paths_are_found(path: str) -> None:
 def test_the_picture_shows_the_recorded_figures() -> None:
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
     assert PICTURE.read_text(encoding="utf-8") == picture(figures)
-    budget, calibrated = ((ROOT / "docs" / name).read_text() for name in ("budget.md", "calibrated.md"))
+    budget, gains = ((ROOT / "docs" / name).read_text() for name in ("budget.md", "calibrated-gains.md"))
     for file in figures["files"]:
         sizes = re.search(rf"\| {file['type']} \(([\d.]+) MiB\) \| ([\d.]+) .*\| ([\d.]+) \+/-", budget)
-        default = re.search(rf"\| {file['type']} \| ([\d.]+) .*\| ([\d.]+) \(", calibrated)
+        default = re.search(rf"\| {file['type']} \| ([\d.]+) .*\| ([\d.]+) \(", gains)
         assert sizes is not None
         assert default is not None
         assert [float(found) for found in sizes.groups()] == [file["mib"], file["stock"], file["chosen"]]
