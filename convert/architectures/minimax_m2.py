@@ -45,7 +45,7 @@ ARCHITECTURE = decoder(
     gguf_name="minimax-m2",
     read_config=read_config,
     rules=(
-        *ends(),
+        *ends(needs_output=True),
         *attention(),
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
         in_layer(layers, "ffn_gate_inp.weight", "block_sparse_moe.gate.weight", "num_experts hidden_size"),

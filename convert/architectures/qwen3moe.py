@@ -23,14 +23,12 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("decoder_sparse_step", 1, "llama.cpp's qwen3moe has experts in every layer")
     read.fixed("mlp_only_layers", [], "llama.cpp's qwen3moe has experts in every layer")
     read.fixed("use_sliding_window", False, "llama.cpp's qwen3moe has no sliding window")
-    biased = read.flag("attention_bias", False)
     return DecoderConfig(
         **decoder_fields(read),
         **expert_fields(read),
         moe_intermediate_size=read.size("moe_intermediate_size"),
         norm_topk_prob=read.flag("norm_topk_prob", False),
-        attention_bias=biased,
-        output_bias=biased,
+        attention_bias=read.flag("attention_bias", False),
         qk_norm=True,
     )
 

@@ -271,6 +271,7 @@ def match(
     ]
     wanted = {source for place in placed for source in place.sources}
     dropped = dict(_drop((name for name in position if name not in wanted), drops))
+    dropped |= dict(_zeros(model, (name for name in position if name not in wanted and name not in dropped)))
     unclaimed = [name for name in position if name not in wanted and name not in dropped]
     folder = model.checkpoint.folder
     missing = [source for place in placed for source in place.sources if source not in position]
@@ -278,7 +279,9 @@ def match(
         others = f"; no rule claims {_listed(unclaimed)}" if unclaimed else ""
         raise MissingTensor(f"{folder}: missing {_listed(missing)}, which config.json promises{others}")
     if unclaimed:
-        raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: no rule claims or drops them")
+        biased = all(name.endswith(_BIAS) for name in unclaimed)
+        why = _HAS_NO_PLACE if biased else "no rule claims or drops them"
+        raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: {why}")
     placed.sort(
         key=lambda place: (
             not place.first,
@@ -320,6 +323,18 @@ def _drop(names: Iterable[str], drops: Iterable[Drop]) -> Iterator[tuple[str, st
         drop = next((drop for drop in drops if drop.fits(name)), None)
         if drop is not None:
             yield name, drop.reason
+
+
+_BIAS = ".bias"
+_HAS_NO_PLACE = "llama.cpp has no place for these biases, and they are not zero"
+
+
+def _zeros(model: Weights, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the biases that add nothing, which a file can do without; they are read."""
+    for name in names:
+        weight = model.weight(name) if name.endswith(_BIAS) else None
+        if weight is not None and len(weight.shape) == 1 and not weight.read_rows(0, 1).any():
+            yield name, "a bias of zeros, for which llama.cpp has no place"
 
 
 def _build(place: _Placed, model: Weights, config: Any) -> Iterator[OutputTensor]:

@@ -17,9 +17,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Qwen 3."""
     read = with_defaults(raw, path, _DEFAULTS)
     biased = read.flag("attention_bias", False)
-    return DecoderConfig(
-        **decoder_fields(read), **window_fields(read), attention_bias=biased, output_bias=biased, qk_norm=True
-    )
+    return DecoderConfig(**decoder_fields(read), **window_fields(read), attention_bias=biased, qk_norm=True)
 
 
 ARCHITECTURE = decoder(
