@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from convert.architectures.fields import Fields, unread_notes
 from convert.architectures.options import NoOptions, make_options
 from convert.architectures.rules import Drop, OutputTensor, Rule, match
 from convert.checkpoint.checkpoint import Checkpoint
@@ -61,6 +62,7 @@ class Architecture:
     kept             types of a checkpoint's own codes that stay as they are under every --outtype
     forced_type      (tensor, type asked for) -> the type that it has all the same, None where the one asked
                      for counts
+    tells_unread     whether a field of config.json that the family doesn't read is told
     """
 
     hf_names: tuple[str, ...]
@@ -78,6 +80,7 @@ class Architecture:
     quirks: Quirks = NO_QUIRKS
     kept: frozenset[GGMLType] = frozenset()
     forced_type: Callable[[OutputTensor, GGMLType], GGMLType | None] = lambda tensor, wanted: None
+    tells_unread: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,10 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
              shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
     checkpoint = model.checkpoint
+    fields = Fields(checkpoint.config)
     if architecture.canonical_name is not None:
         model = Renaming(model, architecture.canonical_name)
-    config = architecture.read_config(checkpoint.config, checkpoint.config_path)
+    config = architecture.read_config(fields, checkpoint.config_path)
     options = options_of(architecture, choices, checkpoint.config)
     architecture.check(config, options)
     options = architecture.resolve_options(config, options, frozenset(model.names()))
@@ -126,7 +130,11 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
         config,
         tensors,
         metadata_of(architecture, config, options),
-        (*architecture.notes(config, options), *_drop_notes(dropped)),
+        (
+            *architecture.notes(config, options),
+            *(unread_notes(fields) if architecture.tells_unread else ()),
+            *_drop_notes(dropped),
+        ),
         MappingProxyType(dropped),
     )
 

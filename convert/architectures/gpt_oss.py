@@ -13,7 +13,7 @@ Published checkpoints are packed (MXFP4), and their codes are kept. Finetunes ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
-from convert.architectures.decoder.family import decoder, decoder_notes
+from convert.architectures.decoder.family import decoder, rope_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
 from convert.architectures.decoder.rules import attention, ends, in_layer, layers
 from convert.architectures.options import NoOptions
@@ -164,12 +164,7 @@ def _notes(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
         notes.append(
             "layer_types: llama.cpp's gpt-oss has its sliding window in layers 0, 2, 4 ..., this model not"
         )
-    if config.rope.kind == "yarn" and not config.rope.truncate:
-        notes.append(
-            "YaRN with truncate false: llama.cpp rounds the ends of the ramp to whole pairs of columns, and"
-            " rotates some otherwise"
-        )
-    return (*notes, *decoder_notes(replace(config, sliding_window=None)))
+    return (*notes, *rope_notes(config.rope))
 
 
 def _gate_up_sizes(weight: Weight) -> str:
@@ -188,7 +183,7 @@ ARCHITECTURE = decoder(
     gguf_name="gpt-oss",
     read_config=read_config,
     rules=(
-        *ends(),
+        *ends(needs_output=True),
         *attention(),
         in_layer(layers, "attn_sinks.weight", "self_attn.sinks", "num_attention_heads"),
         in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),

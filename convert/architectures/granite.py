@@ -16,9 +16,9 @@ from typing import Any
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
-from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.family import LLAMA3, decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE, read_decoder
-from convert.architectures.decoder.rope import paired
+from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
 from convert.architectures.decoder.rules import (
     attention,
     dense_blocks,
@@ -83,6 +83,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
             ("attention_scale", "attention_multiplier"), ("logit_scale", "logits_scaling"),
         )
     }  # fmt: skip
+    read.size("num_experts_per_tok", least=0)  # means nothing without experts
     if read.raw["num_local_experts"]:
         width = config["intermediate_size"]
         config |= {**expert_fields(read), "moe_intermediate_size": width, "scoring_func": None}
@@ -210,6 +211,7 @@ ARCHITECTURE = decoder(
     gguf_name="granite",
     read_config=read_config,
     rules=(
+        LLAMA3_ROTATION,
         *ends(),
         *(replace(rule, where=_attending) for rule in attention(paired) if rule.where is layers
           and "attn_norm" not in rule.outputs[0].name),
@@ -218,6 +220,7 @@ ARCHITECTURE = decoder(
         *_blocks(),
     ),
     metadata=_METADATA,
+    says=frozenset({LLAMA3}),
     forced_type=float32_kernels,
     quirks=LLAMA_QUIRKS,
 )  # fmt: skip

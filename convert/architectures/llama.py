@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
-from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.family import LLAMA3, decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE
-from convert.architectures.decoder.rope import llama3_divisors, paired
+from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
 from convert.architectures.decoder.rules import (
     attention,
     dense_blocks,
@@ -19,9 +19,7 @@ from convert.architectures.decoder.rules import (
     layers,
     moe_layers,
 )
-from convert.architectures.rules import Computed, Output, Rule
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
-from convert.weights.base import Weight
 
 LLAMA, MISTRAL, MIXTRAL = "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"
 
@@ -55,21 +53,12 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return DecoderConfig(**fields)
 
 
-def _stretched(config: DecoderConfig, options: Any) -> Iterable[int | None]:
-    return (None,) if config.rope.kind == "llama3" else ()
-
-
-def _rope_freqs(name: str, weights: Sequence[Weight], config: DecoderConfig) -> Computed:
-    """Return the divisors of the frequencies of all pairs, (head_dim / 2,)."""
-    return Computed(name, llama3_divisors(config.rope, config.head_dim))
-
-
 ARCHITECTURE = decoder(
     LLAMA, MISTRAL, MIXTRAL,
     gguf_name="llama",
     read_config=read_config,
     rules=(
-        Rule(_stretched, (Output("rope_freqs.weight", "", "", _rope_freqs),)),
+        LLAMA3_ROTATION,
         *ends(),
         *attention(paired),
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
@@ -80,5 +69,6 @@ ARCHITECTURE = decoder(
                       order="gate down up"),
     ),
     metadata=(*COMMON, VOCAB_SIZE, ROTATED_COLS),
+    says=frozenset({LLAMA3}),
     quirks=LLAMA_QUIRKS,
 )  # fmt: skip

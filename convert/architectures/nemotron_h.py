@@ -42,6 +42,7 @@ from convert.architectures.decoder.rules import (
     one,
 )
 from convert.architectures.delta_net.family import float32_kernels
+from convert.architectures.fields import merged
 from convert.architectures.mamba2 import (
     LONG_CONTEXT,
     MambaConfig,
@@ -99,9 +100,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     """Return the configuration of a Nemotron-H or a Nemotron 3."""
     kinds = _read_kinds(ConfigReader(raw, path))
     eps = ConfigReader(raw, path).number("layer_norm_epsilon", 1e-5)
-    read = with_defaults(
-        {**raw, "rms_norm_eps": eps, "num_hidden_layers": len(kinds)}, path, _DEFAULTS
-    )
+    stated = merged(raw, {"rms_norm_eps": eps, "num_hidden_layers": len(kinds)})
+    read = with_defaults(stated, path, _DEFAULTS)
     why = "llama.cpp's nemotron_h has no other"
     for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         read.fixed(key, False, why)

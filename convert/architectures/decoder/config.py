@@ -13,6 +13,7 @@ from typing import Any
 
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.rope import RopeConfig, read_rope
+from convert.architectures.fields import merged
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Spellings of the number of routed experts; the first that is there counts."""
@@ -175,7 +176,7 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
 
 def with_defaults(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> ConfigReader:
     """Return a reader of config.json in which `defaults` stand for the keys that it lacks."""
-    return ConfigReader({**defaults, **raw}, path)
+    return ConfigReader(merged(defaults, raw), path)
 
 
 def unrotated(n_layers: int) -> tuple[int, ...]:
@@ -220,14 +221,14 @@ def rotations_by_kind(raw: Mapping[str, Any], path: str | Path) -> tuple[float |
     local = parameters.get(SLIDING)
     read = ConfigReader(local if isinstance(local, dict) else {}, path, f"rope_parameters.{SLIDING}.")
     read.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    whole = {"rope_theta": 1e6, **(parameters[FULL] or {})}
+    whole = merged({"rope_theta": 1e6}, parameters[FULL] or {})
     return read.number("rope_theta", 10000.0), {"rope_parameters": whole}
 
 
 def window_fields(read: ConfigReader) -> dict[str, Any]:
-    """Return sliding_window and sliding_layers, which are those from max_window_layers on."""
+    """Return sliding_window and sliding_layers: by layer_types, else those from max_window_layers on."""
+    window, first = read.size_or_null("sliding_window", 4096), read.size("max_window_layers", 28, least=0)
+    layers = windows_of(read, read.size("num_hidden_layers"), lambda layer: layer >= first)
     if not read.flag("use_sliding_window", False):
         return {}
-    window = read.size_or_null("sliding_window", 4096)
-    first = read.size("max_window_layers", 28, least=0)
-    return {"sliding_window": window, "sliding_layers": tuple(range(first, read.size("num_hidden_layers")))}
+    return {"sliding_window": window, "sliding_layers": layers}

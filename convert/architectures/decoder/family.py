@@ -9,9 +9,14 @@ from typing import Any
 from convert.architectures.base import Architecture, Key
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.metadata import COMMON
-from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.decoder.rope import RopeConfig, Yarn
 from convert.architectures.decoder.rules import INV_FREQ
 from convert.architectures.rules import Rule
+
+WINDOWS, LLAMA3, RAMP = "windows", "llama3", "ramp"
+"""What the files of some families say and those of others don't: which positions a layer sees; the rotation
+of Llama 3, as a tensor; beta_fast and beta_slow, whose keys the loader reads in src/models/mistral3.cpp and
+grok.cpp alone."""
 
 
 def decoder(
@@ -20,20 +25,28 @@ def decoder(
     read_config: Callable[[Mapping[str, Any], Path], DecoderConfig],
     rules: tuple[Rule, ...],
     metadata: tuple[Key, ...] = COMMON,
+    says: frozenset[str] = frozenset(),
     **differences: Any,
 ) -> Architecture:
-    """Return a family of ordinary decoders; `differences` are other fields of Architecture."""
+    """Return a family of ordinary decoders.
+
+    says         of WINDOWS, LLAMA3 and RAMP: what llama.cpp reads in its files and does not read in others
+    differences  other fields of Architecture
+    """
     shared: dict[str, Any] = {
         "n_experts": lambda config: config.num_experts,
         "drops": lambda config, options: (INV_FREQ,),
-        "notes": lambda config, options: decoder_notes(config),
+        "notes": lambda config, options: decoder_notes(config, says),
     }
     return Architecture(hf_names, gguf_name, read_config, rules, metadata, **shared | differences)
 
 
-def decoder_notes(config: DecoderConfig) -> tuple[str, ...]:
-    """Return a note for each way in which llama.cpp computes something else than the original."""
-    return (*window_notes(config), *_rope_notes(config.rope))
+def decoder_notes(config: DecoderConfig, says: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return a note for each way in which llama.cpp computes something else than the original.
+
+    says  see `decoder`
+    """
+    return (*(() if WINDOWS in says else window_notes(config)), *rope_notes(config.rope, says))
 
 
 def window_notes(config: DecoderConfig) -> tuple[str, ...]:
@@ -47,7 +60,8 @@ def window_notes(config: DecoderConfig) -> tuple[str, ...]:
     )
 
 
-def _rope_notes(rope: RopeConfig) -> tuple[str, ...]:
+def rope_notes(rope: RopeConfig, says: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return a note for a rotation that llama.cpp computes otherwise; `says` as in `decoder`."""
     if rope.kind == "dynamic":
         return (
             "RoPE of type dynamic: the file says nothing of it, so beyond max_position_embeddings llama.cpp"
@@ -55,4 +69,24 @@ def _rope_notes(rope: RopeConfig) -> tuple[str, ...]:
         )
     if rope.kind == "longrope":
         return ("RoPE of type longrope: the file names it without its factors, and llama.cpp uses none",)
-    return ()
+    if rope.kind == "llama3" and LLAMA3 not in says:
+        return ("RoPE of type llama3: llama.cpp has no place for it in this family, and stretches nothing",)
+    return () if rope.yarn is None else yarn_notes(rope.yarn, says)
+
+
+def yarn_notes(yarn: Yarn, says: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return a note for the ends of YaRN's ramp where llama.cpp reads no key for them."""
+    notes = []
+    if RAMP not in says and (yarn.beta_fast, yarn.beta_slow) != (32.0, 1.0):
+        fast = f" --yarn-beta-fast {yarn.beta_fast:g}" if yarn.beta_fast != 32.0 else ""
+        slow = f" --yarn-beta-slow {yarn.beta_slow:g}" if yarn.beta_slow != 1.0 else ""
+        notes.append(
+            f"YaRN with beta_fast {yarn.beta_fast:g} and beta_slow {yarn.beta_slow:g}: llama.cpp takes them"
+            f" for 32 and 1 whatever the file says, which gives other logits; run it with{fast}{slow}"
+        )
+    if not yarn.truncate:
+        notes.append(
+            "YaRN with truncate false: llama.cpp rounds the ends of the ramp to whole pairs of columns, and"
+            " rotates some otherwise"
+        )
+    return tuple(notes)

@@ -50,6 +50,12 @@ def _yarn(name: str) -> Any:
     return lambda c, o: getattr(c.rope, name) if c.rope.kind == "yarn" else None
 
 
+ATTENTION_FACTOR = Key(
+    keys.ROPE_SCALING_ATTN_FACTOR, _f32, lambda c, o: c.rope.yarn and c.rope.yarn.remaining_factor
+)
+"""What the rotated columns of a YaRN are multiplied by; llama.cpp's converter leaves it out."""
+
+
 GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func])
 
 SIZES: tuple[Key, ...] = (
@@ -67,6 +73,7 @@ ROTATION: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_ORIG_CTX_LEN, _u32, _yarn("original_context")),
     Key(keys.ROPE_SCALING_YARN_EXT_FACTOR, _f32, _yarn("extrapolation_factor")),
     Key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _f32, _yarn("written_factor")),
+    ATTENTION_FACTOR,
     Key(keys.ROPE_SCALING_YARN_BETA_FAST, _f32, _yarn("beta_fast")),
     Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, _yarn("beta_slow")),
     Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),

@@ -4,6 +4,8 @@
     rope_parameters  `rope_type`, with `rope_theta` inside (transformers 5)
 
 Where both stand, rope_scaling counts. A type that isn't in KINDS is an error: no file can say what is meant.
+The context before stretching is `original_max_position_embeddings` beside them, else inside, else
+max_position_embeddings, as transformers 5.24 has it (standardize_rope_params).
 
 PairedRows are rows of queries and keys in the order in which a file's architecture rotates them.
 
@@ -19,14 +21,14 @@ Whole rows move, with their scales, so it does not matter how the checkpoint sto
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from convert.architectures.config_reader import ConfigReader, shown
-from convert.architectures.rules import OutputTensor, Renamed
+from convert.architectures.rules import Computed, Output, OutputTensor, Renamed, Rule
 from convert.weights.base import Weight
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
 from quantize.fill.sources import joined, raw_rows, rows_dtype, split_rows
@@ -66,6 +68,12 @@ class Yarn:
         if self.mscale and self.mscale_all_dim:
             return self.sharpness(self.mscale) / self.sharpness(self.mscale_all_dim)
         return self.sharpness(1.0)
+
+    @property
+    def remaining_factor(self) -> float | None:
+        """What is left of it where llama.cpp multiplies by sharpness(1) itself; None where nothing is."""
+        factor = self.rotary_factor / self.sharpness(1.0)
+        return None if abs(factor - 1.0) < 1e-6 else factor
 
     def sharpness(self, weight: float) -> float:
         """Return how much sharper attention gets: 0.1 * weight * ln(factor) + 1, never below 1."""
@@ -145,11 +153,13 @@ def read_rope(
     if kind == "default":
         return RopeConfig(theta, partial=partial)
     attention = inside.number_or_null("attention_factor")
+    beside = read.size_or_null("original_max_position_embeddings", None)
+    original = beside or inside.size("original_max_position_embeddings", context)
     return RopeConfig(
         theta,
         kind,
-        factor=_factor(inside, kind),
-        original_context=_original_context(inside, kind, context),
+        factor=_factor(inside, kind, context / original),
+        original_context=original,
         extrapolation_factor=inside.number_or_null("extrapolation_factor"),
         attention_factor=attention,
         written_factor=inside.number_or_null("attn_factor") if attention is None else attention,
@@ -168,18 +178,13 @@ def _turns(inside: ConfigReader, key: str) -> float | None:
     return None if inside.raw.get(key) is None else inside.number(key)
 
 
-def _factor(inside: ConfigReader, kind: str) -> float | None:
+def _factor(inside: ConfigReader, kind: str, stretch: float) -> float | None:
+    """Return the factor. YaRN's may be null, and is then by how much the context is longer than before."""
+    if kind == "yarn" and inside.raw.get("factor", 0) is None:
+        return stretch
     if kind in _NEED_FACTOR:
         return inside.number("factor")
     return inside.number("factor", 8.0) if kind == "llama3" else inside.number_or_null("factor")
-
-
-LLAMA3_CONTEXT = 8192
-"""Original context of Llama 3, where config.json has none."""
-
-
-def _original_context(inside: ConfigReader, kind: str, context: int) -> int:
-    return inside.size("original_max_position_embeddings", LLAMA3_CONTEXT if kind == "llama3" else context)
 
 
 def llama3_divisors(rope: RopeConfig, n_cols: int) -> np.ndarray:
@@ -201,6 +206,19 @@ def llama3_divisors(rope: RopeConfig, n_cols: int) -> np.ndarray:
     blended = one / ((one - share) / factor + share)
     divisors = np.where(waves > np.float32(context / low), factor, blended)
     return np.where(waves < np.float32(context / high), one, divisors)
+
+
+def _stretched(config: Any, options: Any) -> Iterable[int | None]:
+    return (None,) if config.rope.kind == "llama3" else ()
+
+
+def _divisors(name: str, weights: Sequence[Weight], config: Any) -> Computed:
+    """Return the divisors of the frequencies of all pairs of a head, (head_dim / 2,)."""
+    return Computed(name, llama3_divisors(config.rope, config.head_dim))
+
+
+LLAMA3_ROTATION = Rule(_stretched, (Output("rope_freqs.weight", "", "", _divisors),))
+"""What becomes of the rotation of Llama 3 in families whose loader reads the tensor."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture
+from convert.architectures.decoder.family import yarn_notes
 from convert.architectures.decoder.rules import check_mtp
 from convert.architectures.deepseek2.config import DEFAULTS, V2, V3, DeepseekConfig, Defaults
 from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA
@@ -26,8 +27,9 @@ def notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, ...]:
 
 def common_notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, ...]:
     """Return the notes that later families share, whose depth says nothing of their queries."""
+    ramp = () if config.yarn is None else yarn_notes(config.yarn)
     return tuple(note for note in (
-        _group_note(config), _norm_note(config), _yarn_note(config), _beta_note(config), _eps_note(config),
+        _group_note(config), _norm_note(config), _yarn_note(config), *ramp, _eps_note(config),
     ) if note)  # fmt: skip
 
 
@@ -73,19 +75,6 @@ def _yarn_note(config: DeepseekConfig) -> str | None:
         f"YaRN with mscale {yarn.mscale}, mscale_all_dim {yarn.mscale_all_dim}, attention_factor"
         f" {yarn.attention_factor}: llama.cpp takes mscale for equal to mscale_all_dim and will compute other"
         " attention scores"
-    )
-
-
-def _beta_note(config: DeepseekConfig) -> str | None:
-    # The loader reads the two keys for a few other architectures only (llama-model.cpp, load_hparams).
-    yarn = config.yarn
-    if yarn is None or (yarn.beta_fast, yarn.beta_slow) == (32.0, 1.0):
-        return None
-    fast = f" --yarn-beta-fast {yarn.beta_fast:g}" if yarn.beta_fast != 32.0 else ""
-    slow = f" --yarn-beta-slow {yarn.beta_slow:g}" if yarn.beta_slow != 1.0 else ""
-    return (
-        f"YaRN with beta_fast {yarn.beta_fast:g} and beta_slow {yarn.beta_slow:g}: llama.cpp takes them for"
-        f" 32 and 1 whatever the file says, which gives other logits; run it with{fast}{slow}"
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, with_defaults
-from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.family import LLAMA3, RAMP, decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE
-from convert.architectures.decoder.rope import paired
+from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 from convert.architectures.gemma.gemma3 import text_name, vision_drops
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
@@ -58,6 +58,7 @@ ARCHITECTURE = decoder(
     gguf_name="mistral3",
     read_config=read_config,
     rules=(
+        LLAMA3_ROTATION,
         *ends(),
         *attention(paired),
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
@@ -69,7 +70,7 @@ ARCHITECTURE = decoder(
         Key(keys.TEMPERATURE_SCALE, Value.f32, lambda c, o: c.sharpness and c.sharpness[0]),
     ),
     drops=vision_drops,
-    notes=lambda config, options: (),
+    says=frozenset({LLAMA3, RAMP}),
     canonical_name=text_name,
     quirks=replace(LLAMA_QUIRKS, tekken=True),
 )  # fmt: skip

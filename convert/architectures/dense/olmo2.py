@@ -16,9 +16,10 @@ from convert.architectures.decoder.config import (
     windows_of,
     with_defaults,
 )
-from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.family import WINDOWS, decoder
 from convert.architectures.decoder.metadata import COMMON, SLIDING_PATTERN, SLIDING_WINDOW, with_sliding_theta
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
+from convert.architectures.fields import merged
 from convert.architectures.rules import Rule
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -29,7 +30,7 @@ _DEFAULTS: Mapping[str, Any] = {
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of an OLMo 2 or 3."""
     theta, rope = rotations_by_kind(raw, path)
-    read = with_defaults({**raw, **rope}, path, _DEFAULTS)
+    read = with_defaults(merged(raw, rope), path, _DEFAULTS)
     why = "llama.cpp's olmo2 has no other"
     for key, value in (("attention_bias", False), ("clip_qkv", None)):
         read.fixed(key, value, why)
@@ -57,12 +58,12 @@ ARCHITECTURE = decoder(
     gguf_name="olmo2",
     read_config=read_config,
     rules=(
-        *ends(),
+        *ends(needs_output=True),
         *_without_first_norm(attention()),
         in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
         in_layer(layers, "post_ffw_norm.weight", "post_feedforward_layernorm.weight", "hidden_size"),
         *dense_blocks(),
     ),
     metadata=(*with_sliding_theta(COMMON), SLIDING_WINDOW, SLIDING_PATTERN),
-    notes=lambda config, options: (),
+    says=frozenset({WINDOWS}),
 )

@@ -20,9 +20,10 @@ from convert.architectures.decoder.config import (
     rotations_by_kind,
     with_defaults,
 )
-from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.family import WINDOWS, decoder
 from convert.architectures.decoder.metadata import COMMON, SLIDING_WINDOW, with_sliding_theta
 from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer, layers
+from convert.architectures.fields import merged
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Rule
 from convert.tokenizer.files import Quirks
@@ -39,7 +40,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Gemma 3."""
     stated, rope = rotations_by_kind(raw, path)
     theta = ConfigReader(raw, path).number("rope_local_base_freq", 10000.0) if stated is None else stated
-    read = with_defaults({**raw, **rope}, path, _DEFAULTS)
+    read = with_defaults(merged(raw, rope), path, _DEFAULTS)
     why = "llama.cpp's gemma3 has none"
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         read.fixed(key, None, why)
@@ -106,7 +107,7 @@ ARCHITECTURE = decoder(
     ),
     metadata=(*with_sliding_theta(COMMON), SLIDING_WINDOW),
     drops=vision_drops,
-    notes=lambda config, options: (),
+    says=frozenset({WINDOWS}),
     canonical_name=text_name,
     quirks=Quirks(sentencepiece=True, space_prefix=False),
 )

@@ -27,7 +27,7 @@ from convert.architectures.decoder.config import (
     windows_of,
     with_defaults,
 )
-from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.family import WINDOWS, decoder
 from convert.architectures.decoder.metadata import SIZES, SLIDING_PATTERN, SLIDING_WINDOW, read_decoder
 from convert.architectures.decoder.rules import (
     dense_blocks,
@@ -38,6 +38,7 @@ from convert.architectures.decoder.rules import (
     once,
     one,
 )
+from convert.architectures.fields import merged
 from convert.architectures.gemma.gemma3 import text_name, vision_drops
 from convert.architectures.rules import Computed, Output, Rule, Where
 from convert.checkpoint.json_files import read_json_object_if_there
@@ -122,8 +123,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     """Return the configuration of a Gemma 4."""
     rotations = raw.get("rope_parameters") or {}
     full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
-    plain = {key: value for key, value in raw.items() if key not in ("rope_parameters", "rope_scaling")}
-    read = with_defaults({"rope_theta": full.get("rope_theta", 1e6), **plain}, path, _DEFAULTS)
+    plain = merged(raw, {"rope_parameters": None, "rope_scaling": None})
+    read = with_defaults(merged({"rope_theta": full.get("rope_theta", 1e6)}, plain), path, _DEFAULTS)
     read.fixed("attention_bias", False, "llama.cpp's gemma4 has none")
     read.fixed("use_bidirectional_attention", "vision", "llama.cpp's gemma4 reads text from left to right")
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
@@ -180,14 +181,9 @@ def _global_sizes(read: ConfigReader, kv_heads: int) -> tuple[int, int, bool]:
     each: Any = next(iter(stated.values()), {}) if isinstance(stated, dict) else {}
     if not isinstance(each, dict):
         raise read.bad("per_layer_config", "an object for each full layer")
-    inside = ConfigReader(
-        {
-            "global_head_dim": each.get("head_dim"),
-            "num_global_key_value_heads": each.get("num_key_value_heads"),
-            **{key: value for key, value in read.raw.items() if value is not None},
-        },
-        read.path,
-    )
+    by_layer = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
+    unsaid = {key: each.get(inner) for key, inner in by_layer.items() if read.raw.get(key) is None}
+    inside = ConfigReader(merged(read.raw, unsaid), read.path)
     heads = inside.size_or_null("num_global_key_value_heads", None)
     used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
     return inside.size("global_head_dim", 512), used, heads is not None
@@ -413,7 +409,7 @@ ARCHITECTURE = decoder(
     ),
     metadata=_METADATA,
     drops=vision_drops,
-    notes=lambda config, options: (),
+    says=frozenset({WINDOWS}),
     canonical_name=text_name,
     quirks=Quirks(merged_pieces=_VISIBLE),
 )  # fmt: skip

@@ -28,6 +28,7 @@ class Tower(Architecture):
     """
 
     prefixes: tuple[str, ...] = ()
+    tells_unread: bool = False  # most of config.json is about the text part
 
     def is_there(self, names: Iterable[str]) -> bool:
         """Return whether a checkpoint with these weights has the tower."""
