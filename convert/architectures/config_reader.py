@@ -122,6 +122,11 @@ class ConfigReader:
                 f"{self.path}: {key} is {shown(self.raw[key])}, expected {value!r}: {why}"
             )
 
+    def overruled(self, *keys: str) -> None:
+        """Take the keys for read: what they say means nothing beside another key."""
+        for key in keys:
+            self.raw.get(key)
+
     def architecture(self, known: Collection[str]) -> str:
         """Return the first of `architectures`, which must be one of `known`."""
         value = self.raw.get("architectures")

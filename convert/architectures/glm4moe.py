@@ -53,6 +53,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read = with_defaults(raw, path, _DEFAULTS)
     fields = {**decoder_fields(read), **expert_fields(read)}
     mtp_key = "num_mtp_layers" if "num_mtp_layers" in raw else "num_nextn_predict_layers"
+    read.overruled("num_nextn_predict_layers")
     return DecoderConfig(
         **fields,
         attention_bias=read.flag("attention_bias", False),

@@ -83,8 +83,9 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
             ("attention_scale", "attention_multiplier"), ("logit_scale", "logits_scaling"),
         )
     }  # fmt: skip
-    read.size("num_experts_per_tok", least=0)  # means nothing without experts
-    if read.raw["num_local_experts"]:
+    if not read.raw["num_local_experts"]:
+        read.overruled("num_experts_per_tok")
+    else:
         width = config["intermediate_size"]
         config |= {**expert_fields(read), "moe_intermediate_size": width, "scoring_func": None}
     shared = read.size("shared_intermediate_size", 0, least=0)

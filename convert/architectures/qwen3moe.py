@@ -23,6 +23,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("decoder_sparse_step", 1, "llama.cpp's qwen3moe has experts in every layer")
     read.fixed("mlp_only_layers", [], "llama.cpp's qwen3moe has experts in every layer")
     read.fixed("use_sliding_window", False, "llama.cpp's qwen3moe has no sliding window")
+    read.overruled("sliding_window", "max_window_layers")
     return DecoderConfig(
         **decoder_fields(read),
         **expert_fields(read),

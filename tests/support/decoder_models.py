@@ -53,6 +53,23 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
                              "original_max_position_embeddings": 128}},
     ),
+    "llama-yarn-factor": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "attention_factor": 0.9,
+                             "original_max_position_embeddings": 32}},
+    ),
+    "qwen3-yarn-mscales": (
+        "Qwen3",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 1e4, "mscale": 0.7,
+                             "mscale_all_dim": 1.2, "original_max_position_embeddings": 32}},
+    ),
+    "olmo2-tied": ("Olmo2", {"tie_word_embeddings": True}),
+    "granite-llama3": (
+        "Granite",
+        {**_GRANITE, "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4,
+                                         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                         "original_max_position_embeddings": 32}},
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"head_dim": 32, "sliding_window": None}),
     "mixtral": ("Mixtral", {**_EXPERTS, "num_key_value_heads": 4}),
@@ -160,7 +177,6 @@ _WITHOUT_TRUNCATE = {"rope_type": "yarn", "factor": 32.0, "rope_theta": 150000.0
 OUR_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mistral-window": ("Mistral", {"sliding_window": 16}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
-    "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
     "qwen3moe-unnormalised": (
         "Qwen3Moe",
         {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": False},

@@ -49,6 +49,7 @@ class Yarn:
                           second it is slowed down by the whole factor
     mscale, mscale_all_dim, attention_factor  None where config.json has none
     truncate              whether the ramp between the two begins and ends at whole pairs
+    log_multiplier        what a file says as yarn_log_multiplier; None where its family has no such key
     """
 
     factor: float
@@ -59,6 +60,7 @@ class Yarn:
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
     truncate: bool = True
+    log_multiplier: float | None = None
 
     @property
     def rotary_factor(self) -> float:
@@ -71,8 +73,8 @@ class Yarn:
 
     @property
     def remaining_factor(self) -> float | None:
-        """What is left of it where llama.cpp multiplies by sharpness(1) itself; None where nothing is."""
-        factor = self.rotary_factor / self.sharpness(1.0)
+        """What is left of it beside what llama.cpp multiplies by itself; None where nothing is."""
+        factor = self.rotary_factor / self.sharpness(1.0) * self.sharpness(self.log_multiplier or 0.0)
         return None if abs(factor - 1.0) < 1e-6 else factor
 
     def sharpness(self, weight: float) -> float:
@@ -89,6 +91,7 @@ class RopeConfig:
     attention_factor  what the rotated parts are multiplied by, as transformers reads it
     written_factor    the same as llama.cpp's converter reads it, which knows `attn_factor` too
     truncate          whether YaRN's ramp begins and ends at whole pairs
+    log_multiplier    see Yarn
     partial           share of a head's columns that are rotated
     """
 
@@ -106,6 +109,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     truncate: bool = True
+    log_multiplier: float | None = None
     partial: float | None = None
 
     @property
@@ -122,6 +126,7 @@ class RopeConfig:
             self.mscale_all_dim,
             self.attention_factor,
             self.truncate,
+            self.log_multiplier,
         )
 
 

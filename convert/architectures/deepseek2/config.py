@@ -223,6 +223,7 @@ def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> 
     context = read.size("max_position_embeddings")
     theta, yarn = _read_rope(read, context)
     mtp_key = "num_mtp_layers" if "num_mtp_layers" in read.raw else "num_nextn_predict_layers"
+    read.overruled("num_nextn_predict_layers")
     return {
         "architecture": architecture,
         "vocab_size": read.size("vocab_size"),

@@ -27,6 +27,9 @@ V32 = "DeepseekV32ForCausalLM"
 _WORDS, _LETTERS = ("full", "shared"), ("F", "S")
 """Layers with an indexer of their own and without one, in a list and in a string."""
 
+_INDEXED = "indexed_attention"
+"""The one value of layer_types."""
+
 
 @dataclass(frozen=True)
 class IndexedDefaults(Defaults):
@@ -75,6 +78,7 @@ class IndexedConfig(DeepseekConfig):
         if head_dim < rotated:
             raise read.bad("index_head_dim", f"at least qk_rope_head_dim ({rotated})")
         n_layers, n_mtp = fields["num_hidden_layers"], fields["num_nextn_predict_layers"]
+        read.fixed("layer_types", [_INDEXED] * n_layers, "llama.cpp has an indexer in every layer")
         return cls(
             **fields,
             index_n_heads=read.size("index_n_heads", defaults.index_heads),
@@ -106,6 +110,7 @@ def _indexer_types(read: ConfigReader, n_layers: int, n_mtp: int) -> tuple[bool,
     key = "indexer_types" if read.raw.get("indexer_types") is not None else "index_topk_pattern"
     kinds = read.raw.get(key)
     if kinds is not None:
+        read.overruled("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
         words = _LETTERS if isinstance(kinds, str) else _WORDS
         lengths = range(n_layers, n_layers + n_mtp + 1)
         fits = isinstance(kinds, (list, str)) and len(kinds) in lengths

@@ -49,7 +49,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         )
     inside = ConfigReader(raw.get("rope_parameters") or raw["rope_scaling"], path, "rope_parameters.")
     grows = inside.number("llama_4_scaling_beta"), rope.original_context
-    return DecoderConfig(**{**fields, "rope": replace(rope, mscale=1.0)}, sharpness=grows)
+    fields["rope"] = replace(rope, mscale=1.0, log_multiplier=rope.mscale_all_dim)
+    return DecoderConfig(**fields, sharpness=grows)
 
 
 ARCHITECTURE = decoder(
@@ -66,7 +67,7 @@ ARCHITECTURE = decoder(
     ),
     metadata=(
         *COMMON, VOCAB_SIZE, ROTATED_COLS,
-        Key(keys.ROPE_SCALING_YARN_LOG_MUL, Value.f32, lambda c, o: c.sharpness and c.rope.mscale_all_dim),
+        Key(keys.ROPE_SCALING_YARN_LOG_MUL, Value.f32, lambda c, o: c.rope.log_multiplier),
         Key(keys.TEMPERATURE_SCALE, Value.f32, lambda c, o: c.sharpness and c.sharpness[0]),
     ),
     drops=vision_drops,

@@ -25,6 +25,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     for key in ("attention_bias", "mlp_bias"):
         read.fixed(key, False, "llama.cpp's smollm3 has no biases")
     read.fixed("use_sliding_window", False, "llama.cpp's smollm3 has no sliding window")
+    read.overruled("sliding_window", "layer_types")
     read.fixed("no_rope_layer_interval", 4, "llama.cpp's smollm3 rotates all but every fourth layer")
     fields = decoder_fields(read, theta=2e6)
     fields["rotated_cols"] = fields["head_dim"]

@@ -1,0 +1,68 @@
+"""Every field of config.json is read by its family, means nothing, or is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convert.architectures import ARCHITECTURES, find_architecture
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.fields import Fields, known_fields, merged, recorded_families, unread_notes
+from convert.checkpoint.checkpoint import read_config
+
+MODELS = Path(__file__).parents[2] / "golden" / "arch" / "models"
+NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+
+
+def notes(raw: dict[str, Any]) -> list[str]:
+    config = Fields(raw)
+    find_architecture(raw).read_config(config, Path("config.json"))
+    return list(unread_notes(config))
+
+
+def recorded(name: str, **changes: Any) -> dict[str, Any]:
+    return {**read_config(MODELS / name), **changes}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_that_the_class_does_not_know_is_listed(name: str) -> None:
+    before = notes(recorded(name))
+    after = notes(recorded(name, gate_of_the_week=3))
+    (new,) = set(after) - set(before)
+    assert "gate_of_the_week" in new
+    assert len(after) <= len(before) + 1, "all such fields stand in one note"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_field_of_the_class_is_unread_in_a_published_model(name: str) -> None:
+    assert [note for note in notes(recorded(name)) if " is " in note] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_at_its_default_needs_no_word(name: str) -> None:
+    raw = recorded(name)
+    defaults = known_fields(raw["architectures"][0])
+    assert notes({**defaults, **raw}) == notes(raw)
+
+
+def test_a_field_of_the_class_is_told_with_its_value() -> None:
+    raw = recorded("llama-r1-distill")
+    raw["rope_scaling"] = {**raw["rope_scaling"], "mrope_section": [4, 4]}
+    (note,) = set(notes(raw)) - set(notes(recorded("llama-r1-distill")))
+    assert "rope_scaling.mrope_section is [4, 4]" in note
+
+
+def test_what_is_asked_for_is_recorded_through_copies_and_inside() -> None:
+    config = Fields({"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": 4, "g": {"h": 5}})
+    copy = merged({"x": 0}, merged(config, {"f": 5}))
+    assert copy["b"]["d"].get("e") == 3
+    assert "a" in copy
+    assert ConfigReader(copy, "config.json").size("f") == 5
+    assert config.asked == {"a", "b", "b.d", "b.d.e", "f"}
+
+
+def test_fields_are_recorded_of_families_that_are_known() -> None:
+    assert not [name for name in recorded_families() if name not in ARCHITECTURES]
+    assert all(not known_fields(name) for name in set(ARCHITECTURES) - set(recorded_families()))

@@ -1,0 +1,92 @@
+"""What llama.cpp computes otherwise, or has no place for, is told or refused in every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convert.architectures import find_architecture
+from convert.architectures.options import make_options
+from convert.pipeline import open_conversion
+from gguf_tools.errors import UnexpectedTensors
+from tests.support.checkpoints import edit_tensors
+from tests.support.decoder_models import decoder_model
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+_MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {}, "MistralForCausalLM": {"sliding_window": None}, "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {}, "Qwen3MoeForCausalLM": {**_MOE, "norm_topk_prob": True}, "SeedOssForCausalLM": {},
+    "SmolLM3ForCausalLM": {}, "Olmo2ForCausalLM": {}, "GraniteForCausalLM": {},
+    "MiniMaxM2ForCausalLM": {**_MOE, "num_local_experts": 4},
+    "GptOssForCausalLM": {**_MOE, "num_local_experts": 4},
+    "Glm4MoeForCausalLM": {**_MOE, "n_routed_experts": 4},
+}  # fmt: skip
+"""Families that rotate by YaRN, with what they need besides sizes."""
+
+LLAMA3 = {"LlamaForCausalLM", "MistralForCausalLM", "GraniteForCausalLM"}
+"""Those whose files say the rotation of Llama 3."""
+
+
+def notes(name: str, **config: Any) -> str:
+    raw = {"architectures": [name], **_SIZES, **PLAIN[name], **config}
+    family = find_architecture(raw)
+    read = family.read_config(raw, Path("config.json"))
+    return "\n".join(family.notes(read, make_options(family.options, {}, name)))
+
+
+def yarn(**values: Any) -> dict[str, Any]:
+    return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **values}
+
+
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_ends_of_yarn_s_ramp(name: str, spelling: str) -> None:
+    plain = notes(name, **{spelling: yarn()})
+    assert "YaRN" not in plain
+    assert "--yarn-beta-slow 2" in notes(name, **{spelling: yarn(beta_slow=2.0)})
+    assert "--yarn-beta-fast 16" in notes(name, **{spelling: yarn(beta_fast=16)})
+    assert "truncate" in notes(name, **{spelling: yarn(truncate=False)})
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_rotation_of_llama_3(name: str) -> None:
+    told = "llama3" in notes(name, rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    assert told == (name not in LLAMA3)
+
+
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_windows_are_those_of_layer_types(name: str) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 16}
+    kinds = ["full_attention", "sliding_attention"] * 2
+    assert "2 layers of the original see the last 16 positions" in notes(name, **window, layer_types=kinds)
+    assert "1 layers" in notes(name, **window, max_window_layers=3)
+    assert "positions" not in notes(name, **window, layer_types=["full_attention"] * 4, max_window_layers=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3moe"])
+def test_biases_that_llama_cpp_has_no_place_for(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    decoder_model(name, folder, attention_bias=True)
+    refused = pytest.raises(UnexpectedTensors, match=r"o_proj\.bias.* no place for these biases")
+    with refused, open_conversion(folder):
+        pass
+
+    def without(tensors: dict[str, np.ndarray]) -> None:
+        for key in tensors:
+            if key.endswith("o_proj.bias"):
+                tensors[key] = np.zeros_like(tensors[key])
+
+    edit_tensors(folder, without)
+    with open_conversion(folder) as conversion:
+        made = {tensor.name for tensor in conversion.tensors}
+        assert "blk.0.attn_q.bias" in made
+        assert "blk.0.attn_output.bias" not in made
+        assert any("a bias of zeros" in note for note in conversion.notes)
