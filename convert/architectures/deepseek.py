@@ -12,7 +12,7 @@ from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, fix_head_dim
 from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.metadata import (
     COMMON,
@@ -50,6 +50,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("attention_bias", False, "llama.cpp's deepseek has no attention biases")
     read.fixed("moe_layer_freq", 1, "every layer after the leading dense ones is a mixture of experts")
     fields = decoder_fields(read)
+    fix_head_dim(read, fields, "deepseek")
     if fields["rope"].kind not in _SCALINGS:
         raise UnsupportedCheckpoint(
             f"{path}: RoPE of type {fields['rope'].kind!r}, expected one of {', '.join(_SCALINGS)}"

@@ -15,7 +15,13 @@ from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    fix_head_dim,
+    with_defaults,
+)
 from convert.architectures.decoder.family import LLAMA3, decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE, read_decoder
 from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
@@ -73,9 +79,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias"):
         read.fixed(key, False, "llama.cpp's converter has no place for such biases")
     config = decoder_fields(read)
-    cols = config["hidden_size"] // config["num_attention_heads"]
-    read.fixed("head_dim", cols, "llama.cpp's granite divides hidden_size by the heads")
-    config |= {"rotated_cols": cols, "stated_head_dim": None}
+    fix_head_dim(read, config, "granite")
+    config |= {"rotated_cols": config["head_dim"], "stated_head_dim": None}
     factors: dict[str, Any] = {
         name: read.number(key, 1.0)
         for name, key in (
@@ -83,7 +88,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
             ("attention_scale", "attention_multiplier"), ("logit_scale", "logits_scaling"),
         )
     }  # fmt: skip
-    if not read.raw["num_local_experts"]:
+    if not read.raw.get("num_local_experts"):
         read.overruled("num_experts_per_tok")
     else:
         width = config["intermediate_size"]

@@ -16,7 +16,7 @@ from convert.architectures.decoder.rope import RopeConfig, read_rope
 from convert.architectures.fields import merged
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Spellings of the number of routed experts; the first that is there counts."""
+"""Spellings of the number of routed experts."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,18 @@ def decoder_fields(read: ConfigReader, *, theta: float = 10000.0) -> dict[str, A
     }
 
 
+def fix_head_dim(read: ConfigReader, fields: Mapping[str, Any], architecture: str) -> None:
+    """Raise UnsupportedCheckpoint for heads of another size than hidden_size divided by their number."""
+    cols = fields["hidden_size"] // fields["num_attention_heads"]
+    read.fixed("head_dim", cols, f"llama.cpp's {architecture} divides hidden_size by the heads")
+
+
 def expert_fields(read: ConfigReader) -> dict[str, Any]:
     """Return the fields of DecoderConfig about routed experts."""
-    count = next((key for key in _EXPERT_COUNTS if read.raw.get(key) is not None), _EXPERT_COUNTS[0])
-    n_experts = read.size(count, most=MAX_EXPERTS)
+    stated = [key for key in _EXPERT_COUNTS if read.raw.get(key) is not None]
+    n_experts = read.size(stated[0] if stated else _EXPERT_COUNTS[0], most=MAX_EXPERTS)
+    for other in stated[1:]:
+        read.fixed(other, n_experts, f"{stated[0]} says so")
     return {
         "num_experts": n_experts,
         "num_experts_per_tok": read.size("num_experts_per_tok", most=n_experts),
@@ -176,6 +184,8 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
 
 def with_defaults(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> ConfigReader:
     """Return a reader of config.json in which `defaults` stand for the keys that it lacks."""
+    if any(raw.get(key) is not None for key in _EXPERT_COUNTS):
+        defaults = {key: value for key, value in defaults.items() if key not in _EXPERT_COUNTS}
     return ConfigReader(merged(defaults, raw), path)
 
 

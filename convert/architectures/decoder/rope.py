@@ -174,7 +174,7 @@ def read_rope(
         mscale_all_dim=inside.number_or_null("mscale_all_dim"),
         low_freq_factor=inside.number("low_freq_factor", 1.0),
         high_freq_factor=inside.number("high_freq_factor", 4.0),
-        truncate=inside.flag("truncate", True),
+        truncate="truncate" not in inside.raw or inside.flag("truncate", False),
         partial=partial,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
+    fix_head_dim,
     rotations_by_kind,
     windows_of,
     with_defaults,
@@ -36,7 +37,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         read.fixed(key, value, why)
     has_windows = raw["architectures"][0] == "Olmo3ForCausalLM"
     fields = decoder_fields(read, theta=500000.0 if has_windows else 10000.0)
-    read.fixed("head_dim", fields["hidden_size"] // fields["num_attention_heads"], why)
+    fix_head_dim(read, fields, "olmo2")
     windows: dict[str, Any] = {}
     if has_windows:
         n_layers = fields["num_hidden_layers"]

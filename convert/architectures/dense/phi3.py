@@ -16,7 +16,7 @@ import numpy as np
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.config import DecoderConfig, decoder_fields, with_defaults
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, fix_head_dim, with_defaults
 from convert.architectures.decoder.family import decoder, window_notes
 from convert.architectures.decoder.metadata import SIZES
 from convert.architectures.decoder.rules import ends, in_layer, layers
@@ -58,8 +58,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Phi3Config:
     read = with_defaults(raw, path, _DEFAULTS)
     read.fixed("attention_bias", False, "llama.cpp's phi3 has none")
     fields = decoder_fields(read)
-    cols = fields["hidden_size"] // fields["num_attention_heads"]
-    read.fixed("head_dim", cols, "llama.cpp's phi3 divides hidden_size by the heads")
+    fix_head_dim(read, fields, "phi3")
     rope, n_layers = fields["rope"], fields["num_hidden_layers"]
     if rope.kind not in ("default", "longrope"):
         raise read.bad("rope_scaling", "none, or one of type longrope")

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.decoder.config import DecoderConfig, decoder_fields, window_fields, with_defaults
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    fix_head_dim,
+    window_fields,
+    with_defaults,
+)
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 
@@ -16,7 +22,9 @@ _DEFAULTS: Mapping[str, Any] = {"max_position_embeddings": 32768, "num_key_value
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Qwen 2."""
     read = with_defaults(raw, path, _DEFAULTS)
-    return DecoderConfig(**decoder_fields(read), **window_fields(read), attention_bias=True)
+    fields = decoder_fields(read)
+    fix_head_dim(read, fields, "qwen2")
+    return DecoderConfig(**fields, **window_fields(read), attention_bias=True)
 
 
 ARCHITECTURE = decoder(
