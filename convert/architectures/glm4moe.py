@@ -41,16 +41,10 @@ from convert.tokenizer.files import GLM
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 
-_DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 8, "n_routed_experts": 128, "n_shared_experts": 1, "moe_intermediate_size": 1408,
-    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
-}  # fmt: skip
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a GLM-4 with experts."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     fields = {**decoder_fields(read), **expert_fields(read)}
     mtp_key = "num_mtp_layers" if "num_mtp_layers" in raw else "num_nextn_predict_layers"
     read.overruled("num_nextn_predict_layers")

@@ -118,11 +118,6 @@ def _transposed(name: str, weight: Weight) -> TransposedHeadRows:
     return TransposedHeadRows(name, (n_mats, n_cols, n_rows), weight, n_rows, 0, n_rows)
 
 
-_DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5,
-    "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128,
-}  # fmt: skip
-
 _DEFAULT_ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -134,7 +129,7 @@ _KINDS = ("sliding_attention", "full_attention")
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a gpt-oss."""
     rope = {} if "rope_scaling" in raw or "rope_parameters" in raw else {"rope_scaling": _DEFAULT_ROPE}
-    read = with_defaults(raw, path, {**_DEFAULTS, **rope})
+    read = with_defaults(raw, path, rope)
     read.fixed("swiglu_limit", 7.0, "llama.cpp's gpt-oss clamps its gates there")
     read.fixed("swiglu_alpha", 1.702, "llama.cpp's gpt-oss has no other gate")
     read.fixed("attention_bias", True, "llama.cpp's gpt-oss always has biases")

@@ -53,9 +53,6 @@ from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
 
 HYBRID = "GraniteMoeHybridForCausalLM"
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 32000, "max_position_embeddings": 2048, "num_local_experts": 0, "num_experts_per_tok": 0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class GraniteConfig(MambaConfig):
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
     """Return the configuration of a Granite."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias"):
         read.fixed(key, False, "llama.cpp's converter has no place for such biases")
     config = decoder_fields(read)

@@ -23,21 +23,11 @@ from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 
 LLAMA, MISTRAL, MIXTRAL = "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    LLAMA: {"max_position_embeddings": 2048},
-    MISTRAL: {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    MIXTRAL: {
-        "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
-        "num_local_experts": 8, "num_experts_per_tok": 2,
-    },
-}  # fmt: skip
-"""What transformers' configuration classes have where config.json has nothing."""
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Llama, Mistral or Mixtral."""
     name = str(raw["architectures"][0])
-    read = with_defaults(raw, path, _DEFAULTS[name])
+    read = with_defaults(raw, path)
     fields = decoder_fields(read, theta=1e6 if name == MIXTRAL else 10000.0)
     fields["rotated_cols"] = fields["head_dim"]
     if name == MIXTRAL:

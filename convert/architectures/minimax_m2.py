@@ -12,15 +12,10 @@ from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED
 from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers
 from convert.tokenizer.files import Quirks
 
-_DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 196608, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256,
-    "num_experts_per_tok": 8,
-}  # fmt: skip
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a MiniMax-M2."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     read.fixed("use_qk_norm", True, "llama.cpp's minimax-m2 always norms queries and keys")
     read.fixed("qk_norm_type", "per_layer", "llama.cpp's minimax-m2 norms all heads together")
     read.fixed("use_routing_bias", True, "llama.cpp's minimax-m2 always chooses with a bias")

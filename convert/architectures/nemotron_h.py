@@ -67,11 +67,6 @@ _LETTERS: Mapping[str, str] = {
 }  # fmt: skip
 """The same by the names that transformers 5 has in layers_block_type."""
 
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 131072, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "head_dim": 128, "max_position_embeddings": 4096, "intermediate_size": 21504,
-    "num_experts_per_tok": 2, "n_routed_experts": 8,
-}  # fmt: skip
 
 _OWN, _MTP_ATTENTION, _MTP_EXPERTS = "backbone.layers.{layer}.", "mtp.layers.0.", "mtp.layers.1."
 """Beginnings of the names of weights in a layer, and in the two that an MTP layer is stored as."""
@@ -101,7 +96,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     kinds = _read_kinds(ConfigReader(raw, path))
     eps = ConfigReader(raw, path).number("layer_norm_epsilon", 1e-5)
     stated = merged(raw, {"rms_norm_eps": eps, "num_hidden_layers": len(kinds)})
-    read = with_defaults(stated, path, _DEFAULTS)
+    read = with_defaults(stated, path, states_sizes=False)
     why = "llama.cpp's nemotron_h has no other"
     for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         read.fixed(key, False, why)

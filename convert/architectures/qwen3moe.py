@@ -12,14 +12,10 @@ from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH
 from convert.architectures.decoder.rules import attention, ends, expert_weights, in_layer, layers
 from convert.architectures.options import NoOptions
 
-_DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 32768, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768, "intermediate_size": 6144,
-}  # fmt: skip
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Qwen 3 with experts."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     read.fixed("decoder_sparse_step", 1, "llama.cpp's qwen3moe has experts in every layer")
     read.fixed("mlp_only_layers", [], "llama.cpp's qwen3moe has experts in every layer")
     read.fixed("use_sliding_window", False, "llama.cpp's qwen3moe has no sliding window")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.rope import RopeConfig, read_rope
-from convert.architectures.fields import merged
+from convert.architectures.fields import known_fields, merged
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Spellings of the number of routed experts."""
@@ -182,11 +183,26 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
     }
 
 
-def with_defaults(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> ConfigReader:
-    """Return a reader of config.json in which `defaults` stand for the keys that it lacks."""
-    if any(raw.get(key) is not None for key in _EXPERT_COUNTS):
-        defaults = {key: value for key, value in defaults.items() if key not in _EXPERT_COUNTS}
-    return ConfigReader(merged(defaults, raw), path)
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""Fields that config.json states in any case: a model of another size than was meant helps nobody."""
+
+
+def with_defaults(
+    raw: Mapping[str, Any], path: str | Path, changes: Mapping[str, Any] = MappingProxyType({}), *,
+    states_sizes: bool = True, name: str = "",
+) -> ConfigReader:
+    """Return a reader of config.json in which transformers' defaults stand for the keys that it lacks.
+
+    changes       defaults that are others than those of transformers' class
+    states_sizes  whether the sizes of the model have to be there all the same
+    name          the architecture whose defaults they are; "": the one that config.json names
+    """
+    known = known_fields(name or raw["architectures"][0])
+    needed = _SIZES if states_sizes else ()
+    left_out = _EXPERT_COUNTS if any(raw.get(key) is not None for key in _EXPERT_COUNTS) else ()
+    defaults = {key: value for key, value in known.items() if key not in (*needed, *left_out)}
+    no_blocks = {} if not known or "intermediate_size" in known else {"intermediate_size": 0}
+    return ConfigReader(merged({**no_blocks, **defaults, **changes}, raw), path)
 
 
 def unrotated(n_layers: int) -> tuple[int, ...]:

@@ -76,12 +76,12 @@ class DeltaNetConfig(DecoderConfig):
         return 2 * self.q_rows
 
 
-def read_delta_net(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> DeltaNetConfig:
-    """Read a configuration, with a family's `defaults` for what config.json lacks.
+def read_delta_net(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
+    """Read a configuration.
 
     raises  BadConfig, UnsupportedCheckpoint, naming file and key
     """
-    read = with_defaults(raw, path, {"partial_rotary_factor": 0.25, "head_dim": 256, **defaults})
+    read = with_defaults(raw, path, {"partial_rotary_factor": 0.25})
     read.fixed("attention_bias", False, "llama.cpp reads no biases of this architecture")
     read.fixed("attn_output_gate", True, "llama.cpp always gates the attention of this architecture")
     fields = decoder_fields(read)

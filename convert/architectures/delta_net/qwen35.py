@@ -14,14 +14,10 @@ from convert.architectures.delta_net.config import MROPE_SECTION, DeltaNetConfig
 from convert.architectures.delta_net.family import family
 from convert.architectures.delta_net.rules import delta_net, linear_layers
 
-_DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 32768, "num_key_value_heads": 4, "intermediate_size": 12288,
-}  # fmt: skip
 
-
-def read_qwen35(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> DeltaNetConfig:
-    """Return the configuration of a Qwen 3.5, with a family's `defaults`."""
-    config = read_delta_net(raw, path, defaults)
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
+    """Return the configuration of a Qwen 3.5, with experts or without."""
+    config = read_delta_net(raw, path)
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     section = rope.get("mrope_section")
     if section is None:
@@ -31,11 +27,6 @@ def read_qwen35(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str,
     if not isinstance(section, list) or not 0 < len(section) <= 4 or not all(n in sizes for n in section):
         raise read.bad("mrope_section", "up to four whole numbers")
     return replace(config, mrope_section=tuple(section), states_section=True)
-
-
-def read_config(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
-    """Return the configuration of a dense Qwen 3.5."""
-    return read_qwen35(raw, path, _DEFAULTS)
 
 
 DELTA_NETS = (

@@ -14,11 +14,6 @@ from convert.architectures.delta_net.family import family
 from convert.architectures.delta_net.rules import delta_net, linear_layers
 from convert.architectures.rules import Output, Rule
 
-_DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 32768, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "intermediate_size": 5632,
-}  # fmt: skip
-
 _QKVZ = "model.layers.{layer}.linear_attn.in_proj_qkvz.weight"
 
 
@@ -29,7 +24,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
     read.fixed("decoder_sparse_step", 1, why)
     read.fixed("mlp_only_layers", [], why)
     read.fixed("norm_topk_prob", True, why)
-    return read_delta_net(raw, path, _DEFAULTS)
+    return read_delta_net(raw, path)
 
 
 ARCHITECTURE = family(

@@ -24,18 +24,13 @@ from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 131072, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-5,
-}  # fmt: skip
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of the text part."""
     kind = raw.get("model_type")
     if kind == "mistral4":
         raise UnsupportedCheckpoint(f"{path}: model_type is 'mistral4', expected 'ministral3' or 'mistral'")
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path, name=f"{'Ministral3' if kind == 'ministral3' else 'Mistral'}ForCausalLM")
     read.fixed("sliding_window", None, "llama.cpp's mistral3 has none")
     fields = decoder_fields(read, theta=1e6)
     fields["rotated_cols"] = fields["head_dim"]

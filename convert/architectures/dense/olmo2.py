@@ -23,15 +23,11 @@ from convert.architectures.decoder.rules import attention, dense_blocks, ends, i
 from convert.architectures.fields import merged
 from convert.architectures.rules import Rule
 
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 50304, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
-}  # fmt: skip
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of an OLMo 2 or 3."""
     theta, rope = rotations_by_kind(raw, path)
-    read = with_defaults(merged(raw, rope), path, _DEFAULTS)
+    read = with_defaults(merged(raw, rope), path)
     why = "llama.cpp's olmo2 has no other"
     for key, value in (("attention_bias", False), ("clip_qkv", None)):
         read.fixed(key, value, why)

@@ -25,12 +25,6 @@ from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-    "original_max_position_embeddings": 4096,
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Phi3Config(DecoderConfig):
@@ -55,7 +49,7 @@ class Phi3Config(DecoderConfig):
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Phi3Config:
     """Return the configuration of a Phi 3 or 4."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path, states_sizes=False)
     read.fixed("attention_bias", False, "llama.cpp's phi3 has none")
     fields = decoder_fields(read)
     fix_head_dim(read, fields, "phi3")

@@ -16,12 +16,10 @@ from convert.architectures.decoder.config import (
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 
-_DEFAULTS: Mapping[str, Any] = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Qwen 2."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     fields = decoder_fields(read)
     fix_head_dim(read, fields, "qwen2")
     return DecoderConfig(**fields, **window_fields(read), attention_bias=True)

@@ -10,12 +10,10 @@ from convert.architectures.decoder.config import DecoderConfig, decoder_fields, 
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 
-_DEFAULTS: Mapping[str, Any] = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128}
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Qwen 3."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     biased = read.flag("attention_bias", False)
     return DecoderConfig(**decoder_fields(read), **window_fields(read), attention_bias=biased, qk_norm=True)
 

@@ -10,14 +10,10 @@ from convert.architectures.decoder.config import DecoderConfig, decoder_fields, 
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 155136, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288,
-}  # fmt: skip
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Seed-OSS."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     for key in ("attention_out_bias", "mlp_bias"):
         read.fixed(key, False, "llama.cpp's seed_oss has no such biases")
     return DecoderConfig(**decoder_fields(read), attention_bias=read.flag("attention_bias", True))

@@ -14,14 +14,10 @@ from convert.architectures.decoder.rules import attention, dense_blocks, ends, i
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from gguf_tools.errors import UnsupportedCheckpoint
 
-_DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 32768, "num_key_value_heads": 4, "tie_word_embeddings": True,
-}  # fmt: skip
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a SmolLM 3."""
-    read = with_defaults(raw, path, _DEFAULTS)
+    read = with_defaults(raw, path)
     for key in ("attention_bias", "mlp_bias"):
         read.fixed(key, False, "llama.cpp's smollm3 has no biases")
     read.fixed("use_sliding_window", False, "llama.cpp's smollm3 has no sliding window")

@@ -29,18 +29,12 @@ from convert.architectures.rules import Drop, Rule
 from convert.tokenizer.files import Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
 
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
-    "tie_word_embeddings": True, "sliding_window": 4096, "query_pre_attn_scalar": 256,
-}  # fmt: skip
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Gemma 3."""
     stated, rope = rotations_by_kind(raw, path)
     theta = ConfigReader(raw, path).number("rope_local_base_freq", 10000.0) if stated is None else stated
-    read = with_defaults(merged(raw, rope), path, _DEFAULTS)
+    read = with_defaults(merged(raw, rope), path, states_sizes=False)
     why = "llama.cpp's gemma3 has none"
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         read.fixed(key, None, why)

@@ -49,11 +49,6 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
 
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
-    "tie_word_embeddings": True, "sliding_window": 512,
-}  # fmt: skip
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
 _UNROTATED = 1e30
 """What llama.cpp divides the frequencies of columns by that are not rotated."""
@@ -124,7 +119,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     rotations = raw.get("rope_parameters") or {}
     full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
     plain = merged(raw, {"rope_parameters": None, "rope_scaling": None})
-    read = with_defaults(merged({"rope_theta": full.get("rope_theta", 1e6)}, plain), path, _DEFAULTS)
+    read = with_defaults(merged({"rope_theta": full.get("rope_theta", 1e6)}, plain), path, states_sizes=False)
     read.fixed("attention_bias", False, "llama.cpp's gemma4 has none")
     read.fixed("use_bidirectional_attention", "vision", "llama.cpp's gemma4 reads text from left to right")
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
@@ -182,8 +177,8 @@ def _global_sizes(read: ConfigReader, kv_heads: int) -> tuple[int, int, bool]:
     if not isinstance(each, dict):
         raise read.bad("per_layer_config", "an object for each full layer")
     by_layer = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
-    unsaid = {key: each.get(inner) for key, inner in by_layer.items() if read.raw.get(key) is None}
-    inside = ConfigReader(merged(read.raw, unsaid), read.path)
+    stated_there = {key: each[inner] for key, inner in by_layer.items() if each.get(inner) is not None}
+    inside = ConfigReader(merged(read.raw, stated_there), read.path)
     heads = inside.size_or_null("num_global_key_value_heads", None)
     used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
     return inside.size("global_head_dim", 512), used, heads is not None
