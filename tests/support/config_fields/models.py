@@ -38,7 +38,7 @@ _LATENT: dict[str, Any] = {
     **_EXPERTS, "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32,
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
-_INDEXED: dict[str, Any] = {**_LATENT, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 32}
+_INDEXED: dict[str, Any] = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64, "index_topk": 32}
 _V4: dict[str, Any] = {
     **{key: value for key, value in SIZES.items() if key != "intermediate_size"}, **_EXPERTS, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
     "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "index_head_dim": 64,

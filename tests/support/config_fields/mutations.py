@@ -98,10 +98,15 @@ _VALUES: Mapping[str, Sequence[Any]] = {
 }  # fmt: skip
 """Values that say more than those that `others_like` makes of the base's."""
 
-_LAYER_KINDS = ("full_attention", "sliding_attention", "linear_attention", "chunked_attention",
-                "compressed_sparse_attention", "heavily_compressed_attention", "indexed_attention",
-                "sparse", "dense", "hash_moe", "moe", "mlp", "full", "shared")  # fmt: skip
-_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
+_LISTS: Mapping[str, Sequence[str]] = {
+    "layer_types": ("full_attention", "sliding_attention", "linear_attention", "chunked_attention",
+                    "compressed_sparse_attention", "heavily_compressed_attention", "indexed_attention",
+                    "mamba", "attention", "moe", "my_kind"),
+    "layers_block_type": ("full_attention", "linear_attention", "mamba", "attention", "moe", "mlp"),
+    "mlp_layer_types": ("sparse", "dense", "hash_moe", "moe"),
+    "indexer_types": ("full", "shared"),
+}  # fmt: skip
+"""Fields with a kind for each layer -> kinds to try."""
 
 _ANY_CLASS = ("head_dim", "attention_bias", "mlp_bias", "sliding_window", "per_layer_config", "hidden_act",
               "attention_multiplier", "final_logit_softcapping", "attn_logit_softcapping", "qkv_bias",
@@ -183,7 +188,7 @@ def _values(name: str, default: Any, present: Any, raw: Mapping[str, Any] | None
 
 def _lists(name: str, present: Any, raw: Mapping[str, Any]) -> Iterator[list[str]]:
     n_layers = len(present) if present else raw.get("num_hidden_layers") or 2
-    for kind in _LAYER_KINDS:
+    for kind in _LISTS[name]:
         yield [kind] * n_layers
         yield [kind, *(present or ["full_attention"] * n_layers)[1:]]
         yield [*(present or ["full_attention"] * n_layers)[:-1], kind]
@@ -255,10 +260,10 @@ def _rotations(text: Mapping[str, Any], place: Path) -> Iterator[Mutation]:
     width = width or text["hidden_size"] // text["num_attention_heads"]
     kept = {key: here[key] for key in _SCALARS if key in here}
     n_rotated = int(width * (kept.get("partial_rotary_factor") or 1.0))
-    for key in (*_SCALARS, *here):
-        if key in here and not nested:
-            for value in (*_values(key, None, here[key]),):
-                if value != here[key] and key not in ("rope_type", "type", "short_factor", "long_factor"):
+    if not nested:
+        for key in here.keys() - {"rope_type", "short_factor", "long_factor"}:
+            for value in _values(key, None, here[key]):
+                if value != here[key]:
                     path = (*place, "rope_parameters", key)
                     yield Mutation(".".join(path), _shown(value), {path: value}, ("rope_parameters",))
     for label, kind in rope_kinds(n_rotated).items():
