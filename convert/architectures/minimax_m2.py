@@ -26,11 +26,12 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("use_routing_bias", True, "llama.cpp's minimax-m2 always chooses with a bias")
     read.fixed("scoring_func", "sigmoid", "the model computes with no other")
     fields = {**decoder_fields(read, theta=5e6), **expert_fields(read)}
-    head_dim = fields["head_dim"]
     if raw.get("rotary_dim") is not None:
-        fields["rotated_cols"] = read.size("rotary_dim", most=head_dim)
-    elif fields["rope"].partial is None:
-        fields["rotated_cols"] = head_dim // 2
+        stated = read.size("rotary_dim", most=fields["head_dim"])
+        # transformers takes partial_rotary_factor where it has both.
+        if fields["rope"].partial is not None and stated != fields["rotated_cols"]:
+            raise read.bad("rotary_dim", f"{fields['rotated_cols']}: partial_rotary_factor of head_dim columns")
+        fields["rotated_cols"] = stated
     return DecoderConfig(
         **fields,
         qk_norm=True,

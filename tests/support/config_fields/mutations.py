@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tests.support.config_fields.models import Base
+from tests.support.config_fields.models import Base, model_class
 
 Path = tuple[str, ...]
 
@@ -157,9 +157,21 @@ def mutations(base: Base, raw: Mapping[str, Any]) -> Iterator[Mutation]:
     else:
         place, text = (), raw
     fields = known["text_config"] if base.wrapped else known
+    for alias, name in attribute_map(base).items():
+        if text.get(name) is not None:
+            other = {(*place, name): ABSENT, (*place, alias): text[name]}
+            yield Mutation(f"{alias} for {name}", repr(text[name]), other)
     extra = {name: None for name in _ANY_CLASS if name not in fields}
     yield from _fields({**fields, **extra}, text, place)
     yield from _rotations(text, place)
+
+
+def attribute_map(base: Base) -> Mapping[str, str]:
+    """Return other names of fields of a base's text part -> the fields."""
+    kind = model_class(base.architecture).config_class
+    if base.wrapped:
+        kind = type(kind.sub_configs_defaults["text_config"].default_config)
+    return dict(kind.attribute_map)
 
 
 def _fields(known: Mapping[str, Any], raw: Mapping[str, Any], place: Path) -> Iterator[Mutation]:
@@ -266,6 +278,8 @@ def _rotations(text: Mapping[str, Any], place: Path) -> Iterator[Mutation]:
                 if value != here[key]:
                     path = (*place, "rope_parameters", key)
                     yield Mutation(".".join(path), _shown(value), {path: value}, ("rope_parameters",))
+    nothing = {(*place, key): ABSENT for key in ("rope_parameters", "rope_scaling", "rope_theta")}
+    yield Mutation("rope_parameters", "absent", nothing)
     for label, kind in rope_kinds(n_rotated).items():
         new = {**kept, **kind}
         also = tuple(key for key in kind if key != "rope_type")

@@ -1,6 +1,6 @@
 """Change every field of config.json in a small model of each family, and say which changes go unheard.
 
-    python scripts/check_config_fields.py [--family NAME] [--field NAME] [--sample N --seed S] [--json OUT]
+    python scripts/check/config_fields.py [--family NAME] [--field NAME] [--sample N --seed S] [--json OUT]
 
 A change that has an effect in transformers has to have it in llama.cpp's logits of our F32 file, or there has
 to be a note or a refusal that tells of it. Exit status 1 when a change is silent. Needs torch, transformers
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.config_fields.judge import SILENT, Judge
 from tests.support.config_fields.llama import Llama
@@ -92,7 +93,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", default="", help="bases or classes with this in their names")
+    parser.add_argument("--family", default="", help="a regular expression of bases or classes")
     parser.add_argument("--field", default="", help="fields with this in their names")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="mutations of each base; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
@@ -100,7 +101,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="OUT", help="where all rows go, as they come")
     parser.add_argument("--silent", type=Path, metavar="OUT", help="where the lines of silent ones go")
     args = parser.parse_args()
-    names = [name for name, base in BASES.items() if args.family in f"{name} {base.architecture}"]
+    names = [name for name, base in BASES.items() if re.search(args.family, f"{name} {base.architecture}")]
     rows: list[Row] = []
     began = time.monotonic()
     for found in results(names, args.jobs, args.field, args.sample, args.seed):
