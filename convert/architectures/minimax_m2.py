@@ -26,11 +26,12 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("use_routing_bias", True, "llama.cpp's minimax-m2 always chooses with a bias")
     read.fixed("scoring_func", "sigmoid", "the model computes with no other")
     fields = {**decoder_fields(read, theta=5e6), **expert_fields(read)}
-    if raw.get("rotary_dim") is not None:
-        stated = read.size("rotary_dim", most=fields["head_dim"])
+    stated, head_dim = read.size_or_null("rotary_dim", None), fields["head_dim"]
+    if stated is not None:
         # transformers takes partial_rotary_factor where it has both.
-        if fields["rope"].partial is not None and stated != fields["rotated_cols"]:
-            raise read.bad("rotary_dim", f"{fields['rotated_cols']}: partial_rotary_factor of head_dim columns")
+        by_share = stated if fields["rope"].partial is None else fields["rotated_cols"]
+        if stated != by_share or stated > head_dim:
+            raise read.bad("rotary_dim", f"columns of head_dim ({head_dim}), as partial_rotary_factor has it")
         fields["rotated_cols"] = stated
     return DecoderConfig(
         **fields,
