@@ -53,7 +53,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         attention_bias=read.flag("attention_bias", False),
         qk_norm=read.flag("use_qk_norm", False),
         moe_intermediate_size=read.size("moe_intermediate_size"),
-        num_shared_experts=read.size("n_shared_experts", least=0),
+        num_shared_experts=read.size("n_shared_experts"),
         first_k_dense_replace=read.size("first_k_dense_replace", least=0),
         n_group=read.size("n_group"),
         topk_group=read.size("topk_group"),

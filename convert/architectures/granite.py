@@ -43,6 +43,7 @@ from convert.architectures.mamba2 import (
     mamba_rules,
     read_mamba_sizes,
     refuse_limits,
+    refuse_one_kind,
 )
 from convert.architectures.rules import Output, Rule, Where
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
@@ -96,9 +97,10 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
 
 
 def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
-    if not config.num_experts:
-        read.fixed("shared_intermediate_size", config.intermediate_size, "llama.cpp has one width for blocks")
-    config = replace(config, is_hybrid=True)
+    width = read.size("shared_intermediate_size", 1024)
+    config = replace(config, is_hybrid=True, shared_expert_intermediate_size=width)
+    if not config.num_experts:  # the shared block is the only one
+        config = replace(config, intermediate_size=width)
     n_layers = config.num_hidden_layers
     names = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
     kinds = read.raw.get("layer_types") or ["mamba"] * n_layers
@@ -114,9 +116,11 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
         read.fixed("mamba_expand", 2, "llama.cpp's granitehybrid has no other")
         read.fixed("mamba_conv_bias", True, "llama.cpp's granitehybrid has it")
         refuse_limits(read)
+        attending = [layer for layer in range(n_layers) if layer not in mamba]
+        refuse_one_kind(read, "layer_types", mamba, attending)
     if (read.raw.get("position_embedding_type") == "rope") != (not mamba):
-        expected = "no 'rope' in a model with Mamba 2" if mamba else "'rope' in a model without Mamba 2"
-        raise read.bad("position_embedding_type", f"{expected}: llama.cpp has no other")
+        expected = "no 'rope' beside Mamba 2" if mamba else "'rope' without Mamba 2"
+        raise read.bad("position_embedding_type", f"{expected} in layer_types: llama.cpp has no other")
     return replace(
         config,
         mamba_layers=mamba,

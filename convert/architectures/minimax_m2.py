@@ -21,11 +21,13 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("use_routing_bias", True, "llama.cpp's minimax-m2 always chooses with a bias")
     read.fixed("scoring_func", "sigmoid", "the model computes with no other")
     fields = {**decoder_fields(read, theta=5e6), **expert_fields(read)}
-    head_dim = fields["head_dim"]
-    if raw.get("rotary_dim") is not None:
-        fields["rotated_cols"] = read.size("rotary_dim", most=head_dim)
-    elif fields["rope"].partial is None:
-        fields["rotated_cols"] = head_dim // 2
+    stated, head_dim = read.size_or_null("rotary_dim", None), fields["head_dim"]
+    if stated is not None:
+        # transformers takes partial_rotary_factor where it has both.
+        by_share = stated if fields["rope"].partial is None else fields["rotated_cols"]
+        if stated != by_share or stated > head_dim:
+            raise read.bad("rotary_dim", f"columns of head_dim ({head_dim}), as partial_rotary_factor has it")
+        fields["rotated_cols"] = stated
     return DecoderConfig(
         **fields,
         qk_norm=True,

@@ -50,6 +50,7 @@ from convert.architectures.mamba2 import (
     mamba_rules,
     read_mamba_sizes,
     refuse_limits,
+    refuse_one_kind,
 )
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
@@ -106,6 +107,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     ):  # fmt: skip
         read.fixed(key, value, why)
     refuse_limits(read)
+    refuse_one_kind(read, "layers_block_type", *(_layers_of(kinds, kind) for kind in (MAMBA, ATTENTION)))
     n_heads, n_groups = read.size("mamba_num_heads", 128), read.size("n_groups", 8)
     if n_heads % n_groups:
         raise read.bad("n_groups", f"a divisor of mamba_num_heads ({n_heads})")

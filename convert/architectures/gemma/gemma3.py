@@ -42,6 +42,12 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         read.fixed(key, False, why)
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
     fields = decoder_fields(read, theta=1e6)
+    yarn = fields["rope"].yarn
+    if yarn is not None and yarn.remaining_factor is not None:
+        raise UnsupportedCheckpoint(
+            f"{path}: YaRN with attention_factor, or mscale, {yarn.rotary_factor:g}, expected"
+            f" {yarn.sharpness(1.0):g}: llama.cpp's gemma3 would multiply layers with a window by it, too"
+        )
     windows = gemma_windows(fields["num_hidden_layers"])
     kinds = raw.get("layer_types")
     if kinds is not None and kinds != [
@@ -57,7 +63,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         sliding_theta=theta,
     )
     scale = gemma_attention_scale(config)
-    read.fixed("query_pre_attn_scalar", scale, "llama.cpp's gemma3 divides scores by the root of this number")
+    read.fixed("query_pre_attn_scalar", scale, "llama.cpp's gemma3 divides scores by the root of head_dim")
     return replace(config, attention_scale=scale**-0.5)
 
 

@@ -9,7 +9,7 @@ Facts of transformers' modeling_gemma4.py and llama.cpp's converter (Gemma4Model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
@@ -118,8 +118,10 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     """Return the configuration of a Gemma 4."""
     rotations = raw.get("rope_parameters") or {}
     full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
-    plain = merged(raw, {"rope_parameters": None, "rope_scaling": None})
-    read = with_defaults(merged({"rope_theta": full.get("rope_theta", 1e6)}, plain), path, states_sizes=False)
+    theta = full.get("rope_theta", 1e6)
+    ConfigReader(raw, path).fixed("rope_theta", theta, f"as in rope_parameters.{FULL}")
+    rotation = {"rope_parameters": None, "rope_scaling": None, "rope_theta": theta}
+    read = with_defaults(merged(raw, rotation), path, states_sizes=False)
     read.fixed("attention_bias", False, "llama.cpp's gemma4 has none")
     read.fixed("use_bidirectional_attention", "vision", "llama.cpp's gemma4 reads text from left to right")
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
@@ -129,7 +131,11 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     in_full.fixed("rope_type", "proportional", "llama.cpp has no other for full layers")
     in_local = ConfigReader(local, path, f"rope_parameters.{SLIDING}.")
     in_local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    global_dim, global_kv, states_kv = _global_sizes(read, fields["num_key_value_heads"])
+    windows = windows_of(read, n_layers, lambda layer: layer + 1 < n_layers and (layer + 1) % 6 > 0)
+    full_layers = [layer for layer in range(n_layers) if layer not in windows]
+    global_dim, global_kv, states_kv = _global_sizes(
+        read, ConfigReader(raw, path), fields["num_key_value_heads"], full_layers
+    )
     share = in_full.number("partial_rotary_factor", 0.25)
     if global_dim % 2 or not 0 < share <= 1 or fields["num_attention_heads"] % global_kv:
         raise read.bad("global_head_dim", "an even number, whose heads share keys, and a part is rotated")
@@ -137,7 +143,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
         **{**fields, "rotated_cols": global_dim, "stated_head_dim": global_dim},
         qk_norm=True,
         sliding_window=read.size("sliding_window"),
-        sliding_layers=windows_of(read, n_layers, lambda layer: layer + 1 < n_layers and (layer + 1) % 6 > 0),
+        sliding_layers=windows,
         sliding_theta=in_local.number("rope_theta", 10000.0),
         attention_scale=1.0,
         **_expert_fields(read),
@@ -167,21 +173,32 @@ def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
     return tuple(stated)
 
 
-def _global_sizes(read: ConfigReader, kv_heads: int) -> tuple[int, int, bool]:
+def _global_sizes(
+    read: ConfigReader, stated: ConfigReader, kv_heads: int, full_layers: Collection[int]
+) -> tuple[int, int, bool]:
     """Return columns and number of the heads of full layers' keys, and whether config.json says the latter.
 
-    transformers 5 has both in per_layer_config, by layer.
+    transformers 5 has both in per_layer_config, by layer, and reads nothing else where that is there.
+
+    read, stated  config.json, with transformers' defaults and as it stands
     """
-    stated = read.raw.get("per_layer_config")
-    each: Any = next(iter(stated.values()), {}) if isinstance(stated, dict) else {}
-    if not isinstance(each, dict):
-        raise read.bad("per_layer_config", "an object for each full layer")
-    by_layer = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
-    stated_there = {key: each[inner] for key, inner in by_layer.items() if each.get(inner) is not None}
-    inside = ConfigReader(merged(read.raw, stated_there), read.path)
-    heads = inside.size_or_null("num_global_key_value_heads", None)
-    used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
-    return inside.size("global_head_dim", 512), used, heads is not None
+    sizes = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    by_layer = read.raw.get("per_layer_config")
+    if by_layer is None:
+        heads = read.size_or_null(sizes["num_key_value_heads"], None)
+        used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
+        return read.size(sizes["head_dim"], 512), used, heads is not None
+    each = next(iter(by_layer.values()), None) if isinstance(by_layer, dict) else None
+    if not isinstance(each, dict) or by_layer != dict.fromkeys(map(str, full_layers), each):
+        raise read.bad("per_layer_config", f"the same object for each full layer ({[*full_layers]!s:.60})")
+    if "head_dim" not in each or not {*each} <= {*sizes}:
+        raise read.bad("per_layer_config", "head_dim and perhaps num_key_value_heads of each full layer")
+    inside = ConfigReader(each, read.path, prefix="per_layer_config.*.")
+    for key, other in sizes.items():
+        if key in each:
+            stated.fixed(other, each[key], "as in per_layer_config")
+    has_heads = "num_key_value_heads" in each
+    return inside.size("head_dim"), inside.size("num_key_value_heads", kv_heads), has_heads
 
 
 def _expert_fields(read: ConfigReader) -> dict[str, Any]:
@@ -322,7 +339,7 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
     Key(keys.KEY_LENGTH, _u32, lambda c, o: c.global_head_dim),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.global_head_dim),
-    Key(keys.FINAL_LOGIT_SOFTCAPPING, _f32, lambda c, o: c.final_logit_softcapping or None),
+    Key(keys.FINAL_LOGIT_SOFTCAPPING, _f32, lambda c, o: c.final_logit_softcapping or 0.0),
     SLIDING_WINDOW,
     Key(keys.SHARED_KV_LAYERS, _u32, lambda c, o: c.num_kv_shared_layers),
     Key(keys.EMBEDDING_LENGTH_PER_LAYER_INPUT, _u32, lambda c, o: c.hidden_size_per_layer_input),

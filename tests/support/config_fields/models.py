@@ -1,0 +1,236 @@
+"""A small model of each family, whose weights follow from their names and shapes alone.
+
+So a model of a changed configuration has the same weights, as far as it has weights of the same name and shape.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from tests.support.decoder_models import GOLDEN, MODELS
+
+N_VOCAB = 576
+CONTEXT = 128
+"""max_position_embeddings: less than there are tokens."""
+
+TOKENS = [int(token) for token in np.random.RandomState(7).randint(3, N_VOCAB, 144)]
+"""Longer than every window and context that a mutation gives a model."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": N_VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+
+_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    **_EXPERTS, "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
+_INDEXED: dict[str, Any] = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64, "index_topk": 32}
+_V4: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "intermediate_size"}, **_EXPERTS, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
+    "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "index_head_dim": 64,
+    "index_topk": 512, "sliding_window": 128, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
+    "num_nextn_predict_layers": 0, "compress_ratios": [0, 0, 4, 128], "num_hash_layers": 1,
+    "rope_theta": 10000, "compress_rope_theta": 160000, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "swiglu_limit": 10.0, "model_type": "deepseek_v4",
+    "attention_bias": False,
+    "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32, "beta_fast": 32,
+                     "beta_slow": 1},
+}  # fmt: skip
+"""As published: llama.cpp wants such wide heads, and the class in transformers writes other fields."""
+
+_VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "patch_size": 14, "image_size": 56,
+}  # fmt: skip
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+    "patch_size": 16, "num_position_embeddings": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model that fields are changed in.
+
+    architecture  its class in transformers, as config.json names it
+    config        arguments of the class of its configuration
+    wrapped       whether config.json has the text part's fields in text_config
+    as_is         whether config.json is `config`, and not what transformers writes of it
+    """
+
+    architecture: str
+    config: Mapping[str, Any]
+    wrapped: bool = False
+    as_is: bool = False
+
+
+def _recorded(name: str) -> dict[str, Any]:
+    return {**SIZES, **MODELS[name][1], "max_position_embeddings": CONTEXT}
+
+
+def _text(name: str, model_type: str, **others: Any) -> dict[str, Any]:
+    return {"text_config": {**_recorded(name), "model_type": model_type}, **others}
+
+
+BASES: Mapping[str, Base] = {
+    **{
+        name: Base(f"{kind}ForCausalLM", _recorded(name))
+        for name, (kind, _) in MODELS.items()
+        if name not in ("llama-biases", "llama-linear", "llama-yarn", "qwen35-ungrouped", "phi4-mini")
+    },
+    "llama": Base("LlamaForCausalLM", SIZES),
+    "deepseek2": Base("DeepseekV2ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
+    "deepseek3": Base("DeepseekV3ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
+    "youtu": Base("YoutuForCausalLM", {**SIZES, **_LATENT}),
+    "deepseek32": Base("DeepseekV32ForCausalLM", {**SIZES, **_INDEXED, "first_k_dense_replace": 1}),
+    "glm-dsa": Base("GlmMoeDsaForCausalLM", {**SIZES, **_INDEXED, "first_k_dense_replace": 1}),
+    "glm4-lite": Base(
+        "Glm4MoeLiteForCausalLM", {**SIZES, **_LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+    ),
+    "deepseek4": Base("DeepseekV4ForCausalLM", _V4, as_is=True),
+    "gemma3-wrapped": Base(
+        "Gemma3ForConditionalGeneration",
+        _text("gemma3", "gemma3_text", vision_config=_VISION, mm_tokens_per_image=4, image_token_index=570,
+              boi_token_index=571, eoi_token_index=572),
+        wrapped=True,
+    ),
+    "gemma4-wrapped": Base(
+        "Gemma4ForConditionalGeneration",
+        _text("gemma4", "gemma4_text", vision_config=None, audio_config=None, image_token_id=570,
+              boi_token_id=571, eoi_token_id=572, audio_token_id=573),
+        wrapped=True,
+    ),
+    "qwen35-wrapped": Base(
+        "Qwen3_5ForConditionalGeneration",
+        _text("qwen35", "qwen3_5_text", vision_config=_QWEN_VISION, tie_word_embeddings=False),
+        wrapped=True,
+    ),
+    "qwen35moe-wrapped": Base(
+        "Qwen3_5MoeForConditionalGeneration",
+        _text("qwen35moe", "qwen3_5_moe_text", vision_config=_QWEN_VISION, tie_word_embeddings=False),
+        wrapped=True,
+    ),
+    "mistral3-wrapped": Base(
+        "Mistral3ForConditionalGeneration",
+        _text("ministral3", "ministral3", tie_word_embeddings=False,
+              vision_config={**_VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 28}),
+        wrapped=True,
+    ),
+}  # fmt: skip
+"""Name -> the model. Every family that has a class in transformers is here at least once."""
+
+
+def model_class(architecture: str) -> Any:
+    import transformers
+
+    return getattr(transformers, architecture)
+
+
+def config_of(base: Base) -> dict[str, Any]:
+    """Return config.json of a base, as transformers writes it where the class keeps to the fields."""
+    if base.as_is:
+        return {**base.config, "architectures": [base.architecture]}
+    config = model_class(base.architecture).config_class(**json.loads(json.dumps(dict(base.config))))
+    written: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return {**written, "architectures": [base.architecture]}
+
+
+def model_of(architecture: str, folder: Path) -> Any:
+    """Return the model that transformers makes of config.json, in float32; raises whatever it raises."""
+    import torch
+
+    kind = model_class(architecture)
+    config = kind.config_class.from_pretrained(folder)
+    config._attn_implementation = "eager"
+    if n_parameters(kind, config) > 5_000_000:
+        raise ValueError("too large to try")
+    model = kind(config).float().eval()
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *persistent_buffers(model)):
+            fill(name, tensor)
+    return model
+
+
+def n_parameters(kind: Any, config: Any) -> int:
+    import torch
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in kind(config).parameters())
+
+
+def persistent_buffers(model: Any) -> list[tuple[str, Any]]:
+    stored = model.state_dict()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in stored]
+
+
+def fill(name: str, tensor: Any) -> None:
+    """Give a weight the values that follow from its name and shape."""
+    import torch
+
+    draw = torch.Generator().manual_seed(crc32(name.encode()))
+    if not tensor.is_floating_point():
+        if name.endswith("tid2eid"):
+            tensor.random_(0, 8, generator=draw)
+    elif "bias" in name:
+        tensor.normal_(0, 0.3, generator=draw)
+    elif name.endswith("A_log"):
+        tensor.uniform_(-1, 0.5, generator=draw)
+    elif tensor.dim() > 1 or "sinks" in name:
+        tensor.normal_(0, 0.12, generator=draw)
+    else:
+        tensor.copy_(tensor.mean() + 0.2 * torch.randn(tensor.shape, generator=draw))
+
+
+def logits_of(model: Any) -> np.ndarray:
+    """Return transformers' logits of TOKENS, float32 (n_tokens, n_vocab)."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS]), use_cache=False).logits[0].float().numpy()
+
+
+def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
+    """Write config.json, and a tokenizer beside it."""
+    (folder / "config.json").write_text(json.dumps(raw))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / "gpt-oss" / file, folder / file)
+
+
+def write_weights(folder: Path, model: Any) -> None:
+    """Save a model's weights beside the config.json that is there."""
+    config = (folder / "config.json").read_bytes()
+    model.save_pretrained(folder)
+    (folder / "config.json").write_bytes(config)
+    if type(model).__name__ == "DeepseekV4ForCausalLM":
+        from safetensors.torch import load_file, save_file
+
+        path = folder / "model.safetensors"
+        save_file({published(name): tensor for name, tensor in load_file(path).items()}, path)
+
+
+def published(name: str) -> str:
+    """Return the published name of one of DeepSeek V4's weights, which transformers saves as it reads it."""
+    name = name.replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
+    return name.replace(".attn.norm.", ".attn.kv_norm.")
+
+
+def round_gelu() -> None:
+    """Have torch look GELU up as llama.cpp does, in a table of float16."""
+    import torch
+
+    gelu = torch.nn.functional.gelu
+    torch.nn.functional.gelu = lambda x, **how: gelu(x.half().float(), **how).half().float()
