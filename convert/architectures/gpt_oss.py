@@ -24,6 +24,7 @@ from convert.architectures.decoder.config import DecoderConfig, decoder_fields, 
 from convert.architectures.decoder.family import decoder, rope_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
 from convert.architectures.decoder.rules import attention, ends, in_layer, layers
+from convert.architectures.fields import merged
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Arrange, Output, OutputTensor, Renamed, Rule, TransposedHeadRows
 from convert.weights.base import TYPES, Weight
@@ -128,8 +129,9 @@ _KINDS = ("sliding_attention", "full_attention")
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a gpt-oss."""
-    rope = {} if "rope_scaling" in raw or "rope_parameters" in raw else {"rope_scaling": _DEFAULT_ROPE}
-    read = with_defaults(raw, path, rope)
+    stated = raw.get("rope_scaling") or raw.get("rope_parameters")
+    rope = {} if stated else {"rope_scaling": _DEFAULT_ROPE}
+    read = with_defaults(merged(raw, rope), path)
     read.fixed("swiglu_limit", 7.0, "llama.cpp's gpt-oss clamps its gates there")
     read.fixed("swiglu_alpha", 1.702, "llama.cpp's gpt-oss has no other gate")
     read.fixed("attention_bias", True, "llama.cpp's gpt-oss always has biases")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
@@ -183,26 +182,24 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
     }
 
 
-_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 """Fields that config.json states in any case: a model of another size than was meant helps nobody."""
 
 
 def with_defaults(
-    raw: Mapping[str, Any], path: str | Path, changes: Mapping[str, Any] = MappingProxyType({}), *,
-    states_sizes: bool = True, name: str = "",
+    raw: Mapping[str, Any], path: str | Path, *, states_sizes: bool = True, name: str = ""
 ) -> ConfigReader:
     """Return a reader of config.json in which transformers' defaults stand for the keys that it lacks.
 
-    changes       defaults that are others than those of transformers' class
-    states_sizes  whether the sizes of the model have to be there all the same
+    states_sizes  whether all of its sizes have to be there all the same, or vocab_size alone
     name          the architecture whose defaults they are; "": the one that config.json names
     """
     known = known_fields(name or raw["architectures"][0])
-    needed = _SIZES if states_sizes else ()
+    needed = _SIZES if states_sizes else _SIZES[:1]
     left_out = _EXPERT_COUNTS if any(raw.get(key) is not None for key in _EXPERT_COUNTS) else ()
     defaults = {key: value for key, value in known.items() if key not in (*needed, *left_out)}
     no_blocks = {} if not known or "intermediate_size" in known else {"intermediate_size": 0}
-    return ConfigReader(merged({**no_blocks, **defaults, **changes}, raw), path)
+    return ConfigReader(merged({**no_blocks, **defaults}, raw), path)
 
 
 def unrotated(n_layers: int) -> tuple[int, ...]:
@@ -236,19 +233,26 @@ def windows_of(read: ConfigReader, n_layers: int, default: Callable[[int], bool]
     return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
 
 
-def rotations_by_kind(raw: Mapping[str, Any], path: str | Path) -> tuple[float | None, dict[str, Any]]:
-    """Return theta of layers with a window, and config.json's keys about the rotation of the others.
+def rotations_by_kind(
+    raw: Mapping[str, Any], path: str | Path, theta: float, local_theta: float
+) -> tuple[float, Mapping[str, Any]]:
+    """Return theta of layers with a window, and config.json with the others' rotation in rope_parameters.
 
-    transformers 5 has both in rope_parameters, by kind of layer; None and nothing where it has not.
+    transformers 5 has both there, by kind of layer; rope_scaling adds to that of layers without a window.
+
+    theta, local_theta  of layers without a window and with one, where nothing is said
     """
-    parameters = raw.get("rope_parameters")
-    if not isinstance(parameters, dict) or FULL not in parameters:
-        return None, {}
-    local = parameters.get(SLIDING)
-    read = ConfigReader(local if isinstance(local, dict) else {}, path, f"rope_parameters.{SLIDING}.")
-    read.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    whole = merged({"rope_theta": 1e6}, parameters[FULL] or {})
-    return read.number("rope_theta", 10000.0), {"rope_parameters": whole}
+    read = ConfigReader(raw, path)
+    stated, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if not isinstance(stated, dict) or (stated and not {*stated} & {FULL, SLIDING}):
+        raise read.bad("rope_parameters", f"an object for {FULL} and one for {SLIDING}")
+    if not isinstance(scaling, dict) or ("type" in {*scaling} and "rope_type" not in {*scaling}):
+        raise read.bad("rope_scaling", "an object with a rope_type: transformers reads no `type` in it")
+    local = ConfigReader(stated.get(SLIDING) or {}, path, f"rope_parameters.{SLIDING}.")
+    local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
+    full = merged({"rope_theta": read.number("rope_theta", theta)}, merged(stated.get(FULL) or {}, scaling))
+    others = dict.fromkeys(("rope_scaling", "rope_theta", "original_max_position_embeddings"))
+    return local.number("rope_theta", local_theta), merged(raw, {**others, "rope_parameters": full})
 
 
 def window_fields(read: ConfigReader) -> dict[str, Any]:

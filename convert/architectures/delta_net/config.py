@@ -81,7 +81,7 @@ def read_delta_net(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
 
     raises  BadConfig, UnsupportedCheckpoint, naming file and key
     """
-    read = with_defaults(raw, path, {"partial_rotary_factor": 0.25})
+    read = with_defaults(raw, path)
     read.fixed("attention_bias", False, "llama.cpp reads no biases of this architecture")
     read.fixed("attn_output_gate", True, "llama.cpp always gates the attention of this architecture")
     fields = decoder_fields(read)

@@ -20,28 +20,27 @@ from convert.architectures.decoder.config import (
 from convert.architectures.decoder.family import WINDOWS, decoder
 from convert.architectures.decoder.metadata import COMMON, SLIDING_PATTERN, SLIDING_WINDOW, with_sliding_theta
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
-from convert.architectures.fields import merged
 from convert.architectures.rules import Rule
+
+_THETA = 500000.0
+"""Base of OLMo 3's rotation where config.json has none, as in transformers' class."""
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of an OLMo 2 or 3."""
-    theta, rope = rotations_by_kind(raw, path)
-    read = with_defaults(merged(raw, rope), path)
+    windows: dict[str, Any] = {}
+    if raw["architectures"][0] == "Olmo3ForCausalLM":
+        windows["sliding_theta"], raw = rotations_by_kind(raw, path, _THETA, _THETA)
+    read = with_defaults(raw, path)
     why = "llama.cpp's olmo2 has no other"
     for key, value in (("attention_bias", False), ("clip_qkv", None)):
         read.fixed(key, value, why)
-    has_windows = raw["architectures"][0] == "Olmo3ForCausalLM"
-    fields = decoder_fields(read, theta=500000.0 if has_windows else 10000.0)
+    fields = decoder_fields(read)
     fix_head_dim(read, fields, "olmo2")
-    windows: dict[str, Any] = {}
-    if has_windows:
-        n_layers = fields["num_hidden_layers"]
-        windows = {
-            "sliding_window": read.size("sliding_window", 4096),
-            "sliding_layers": windows_of(read, n_layers, lambda layer: bool((layer + 1) % 4)),
-            "sliding_theta": theta or fields["rope"].theta,
-        }
+    if windows:
+        sliding = windows_of(read, fields["num_hidden_layers"], lambda layer: bool((layer + 1) % 4))
+        window = read.size("sliding_window", 4096)
+        windows |= {"sliding_layers": sliding, "sliding_window": window if sliding else None}
     return DecoderConfig(**fields, **windows, qk_norm=True, norms_all_heads=True)
 
 

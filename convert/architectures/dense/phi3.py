@@ -59,14 +59,14 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Phi3Config:
     stated = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     inside = ConfigReader(stated, path, "rope_scaling.")
     context = read.size("original_max_position_embeddings")
-    if rope.kind == "default" or stated.get("original_max_position_embeddings") is not None:
-        context = inside.size("original_max_position_embeddings", context)
     long, short = (
         _divisors(inside, key, fields["rotated_cols"] // 2) if rope.kind == "longrope" else ()
         for key in ("long_factor", "short_factor")
     )
-    scale = fields["max_position_embeddings"] / context
-    magnitude = math.sqrt(1 + math.log(scale) / math.log(context)) if scale > 1 else 1.0
+    factor = rope.factor or fields["max_position_embeddings"] / context
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0
+    if rope.attention_factor is not None:
+        magnitude = rope.attention_factor
     fields["rope"] = replace(rope, original_context=context, attention_factor=magnitude if long else None)
     window = read.size_or_null("sliding_window", None)
     return Phi3Config(

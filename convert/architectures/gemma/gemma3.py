@@ -23,7 +23,6 @@ from convert.architectures.decoder.config import (
 from convert.architectures.decoder.family import WINDOWS, decoder
 from convert.architectures.decoder.metadata import COMMON, SLIDING_WINDOW, with_sliding_theta
 from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer, layers
-from convert.architectures.fields import merged
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Rule
 from convert.tokenizer.files import Quirks
@@ -32,16 +31,16 @@ from gguf_tools.errors import UnsupportedCheckpoint
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Gemma 3."""
-    stated, rope = rotations_by_kind(raw, path)
-    theta = ConfigReader(raw, path).number("rope_local_base_freq", 10000.0) if stated is None else stated
-    read = with_defaults(merged(raw, rope), path, states_sizes=False)
+    local = ConfigReader(raw, path).number("rope_local_base_freq", 10000.0)
+    theta, raw = rotations_by_kind(raw, path, 1e6, local)
+    read = with_defaults(raw, path, states_sizes=False)
     why = "llama.cpp's gemma3 has none"
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         read.fixed(key, None, why)
     for key in ("attention_bias", "use_bidirectional_attention"):
         read.fixed(key, False, why)
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
-    fields = decoder_fields(read, theta=1e6)
+    fields = decoder_fields(read)
     yarn = fields["rope"].yarn
     if yarn is not None and yarn.remaining_factor is not None:
         raise UnsupportedCheckpoint(
