@@ -99,7 +99,7 @@ def decide_file(
     plan = build_plan(
         tensors,
         mixture.recipe,
-        ModelFacts.from_metadata({**metadata, **dict(kv_overrides)}),
+        ModelFacts.from_metadata(metadata, kv_overrides),
         importances=entries,
         options=types,
         allow_problems=allow_problems,
