@@ -6,6 +6,7 @@ From there on a plan becomes a file in the same way for all of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,9 +34,10 @@ from quantize.padding.matrix import fit_importances
 from quantize.padding.padding import NO_PADDING, Padding
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
-from quantize.plan.plan import Plan, PlanOptions, build_plan
+from quantize.plan.plan import Plan, PlanOptions, build_plan, in_file_order
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
+from quantize.plan.recipes import file_type_of
 from quantize.roles import layer_of
 
 
@@ -97,7 +99,7 @@ def decide_file(
     plan = build_plan(
         tensors,
         mixture.recipe,
-        ModelFacts.from_metadata({**metadata, **dict(kv_overrides)}),
+        ModelFacts.from_metadata(metadata, kv_overrides),
         importances=entries,
         options=types,
         allow_problems=allow_problems,
@@ -109,7 +111,7 @@ def decide_file(
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings), n_zeros=n_zeros)
     if not allow_problems:
         stop_at_errors(plan.findings)
-    output = output_metadata(metadata, mixture.recipe, matrix, kv_overrides, plan, types)
+    output = output_metadata(metadata, tensors, mixture.recipe, matrix, kv_overrides, plan, types)
     if options.provenance and not all(tensor.stays for tensor in plan.tensors):
         output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
         if matrix is not None and matrix.sketch is not None:
@@ -189,13 +191,17 @@ QUANTIZATION_VERSION = 2
 
 def output_metadata(
     source: Metadata,
+    tensors: Iterable[TensorInfo],
     recipe: Recipe,
     importances: ImportanceFile | None,
     kv_overrides: Iterable[tuple[str, Value]],
     plan: Plan,
     options: PlanOptions,
 ) -> dict[str, Value]:
-    """Change the source's metadata as llama-quantize does: a key that is set moves to the end."""
+    """Change the source's metadata as llama-quantize does: a key that is set moves to the end.
+
+    tensors  of the source, by which a file type is guessed where it says none
+    """
     metadata = {key: value for key, value in source.items() if key not in (*SPLIT_KEYS, PROVENANCE_KEY)}
 
     def set_last(key: str, value: Value) -> None:
@@ -205,8 +211,8 @@ def output_metadata(
     set_last(keys.QUANTIZATION_VERSION, Value.u32(QUANTIZATION_VERSION))
     if recipe.file_type is not None:
         set_last(keys.FILE_TYPE, Value.u32(recipe.file_type))
-    elif keys.FILE_TYPE in metadata:
-        set_last(keys.FILE_TYPE, metadata[keys.FILE_TYPE])
+    else:
+        set_last(keys.FILE_TYPE, metadata.get(keys.FILE_TYPE) or _guessed_file_type(tensors))
     for key, value in (*kv_overrides, *_importance_metadata(importances)):
         set_last(key, value)
     if options.prune_layers:
@@ -220,6 +226,21 @@ def output_metadata(
             pruned = sum(layer < n_dense for layer in set(options.prune_layers))
             metadata[leading] = Value.u32(n_dense - pruned)
     return metadata
+
+
+_GUESSED = 1024
+"""LLAMA_FTYPE_GUESSED: added to a file type that the input does not say."""
+
+
+def _guessed_file_type(tensors: Iterable[TensorInfo]) -> Value:
+    """Return the file type of the type that is first to have the most tensors (llama_model_loader)."""
+    counts: Counter[str] = Counter()
+    most = ""
+    for tensor in in_file_order(tensors):
+        counts[tensor.type.name] += 1
+        if counts[tensor.type.name] > counts[most]:
+            most = tensor.type.name
+    return Value.u32(_GUESSED | file_type_of(most))
 
 
 def _importance_metadata(importances: ImportanceFile | None) -> Iterable[tuple[str, Value]]:

@@ -319,7 +319,7 @@ def _with_remarks(names: Mapping[str, Sequence[str]]) -> str:
 class TensorPlan:
     """What becomes of one tensor.
 
-    name, shape   in the output, rows first
+    name, shape   in the output, rows first, without leading dimensions of 1 (ggml counts none: ggml_n_dims)
     source_name   in the input; another layer's number when layers are pruned
     as_if         the type that the source counts as where types are decided, if not its own: a conversion in
                   one pass decides what quantizing the F32 file would

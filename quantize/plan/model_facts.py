@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import architecture_of, known_hparams
-from gguf_tools.format.values import Metadata
+from gguf_tools.format.values import Kind, Metadata, Value
 
 WITHOUT_HPARAMS = frozenset({"clip"})
 """Architectures whose hyper-parameters llama-quantize does not read (llama_model_base::load_hparams). `clip`
@@ -43,11 +44,13 @@ class ModelFacts:
     width: int = 0
 
     @classmethod
-    def from_metadata(cls, metadata: Metadata) -> ModelFacts:
+    def from_metadata(cls, metadata: Metadata, overrides: Iterable[tuple[str, Value]] = ()) -> ModelFacts:
         """Return the facts of a model file.
 
+        overrides  metadata that a user puts in the place of the file's
         raises  BadRequest if `general.architecture` or the number of layers is missing
         """
+        metadata = {**metadata, **dict(_taken(overrides, metadata))}
         architecture = architecture_of(metadata)
         if architecture is None:
             raise BadRequest("general.architecture: missing from the metadata, expected a model file")
@@ -94,6 +97,21 @@ class ModelFacts:
         if self.n_layers - self.n_mtp_layers != LAYERS_OF_70B.get(self.architecture):
             return False
         return self.architecture != "llama" or self.n_heads != self.n_kv_heads
+
+
+_NUMBERS_OR_ARRAYS = (keys.HEAD_COUNT.format(arch=""), keys.HEAD_COUNT_KV.format(arch=""))
+
+
+def _taken(overrides: Iterable[tuple[str, Value]], metadata: Metadata) -> Iterator[tuple[str, Value]]:
+    """Yield the overrides that llama-quantize plans with.
+
+    One of a key that may differ by layer counts only where the file has a number for all layers
+    (llama_model_loader::get_key_or_arr).
+    """
+    for key, value in overrides:
+        is_number = key in metadata and metadata[key].kind is not Kind.ARRAY
+        if is_number or not key.endswith(_NUMBERS_OR_ARRAYS):
+            yield key, value
 
 
 def _n_tokens(metadata: Metadata) -> int:

@@ -25,7 +25,7 @@ from quantize.plan.decide import Candidate, Decision, PlanOptions, TensorPlan, d
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.recipe import Recipe
-from quantize.roles import file_order, in_layer, layer_of, tensor_role
+from quantize.roles import file_order, in_layer, layer_of, n_dims, tensor_role
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _tensor_plan(
     """Return the plan of a tensor, before anyone has looked for its importances."""
     return TensorPlan(
         name=candidate.name,
-        shape=source.shape,
+        shape=source.shape[-n_dims(source.shape) :],
         role=candidate.role.role,
         source_name=source.name,
         source_type=source.type,

@@ -233,6 +233,8 @@ _ALL: tuple[Recipe, ...] = (
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 _BY_NAME = RECIPES | IK_RECIPES
 _BY_NUMBER = {str(r.file_type): r for r in _BY_NAME.values() if r.file_type is not None}
+_WITHOUT_RECIPE = {"NVFP4": 39}
+"""File types that only the converter makes (llama.h: LLAMA_FTYPE_MOSTLY_NVFP4)."""
 ALIASES: dict[str, str] = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 FILE_TYPES: tuple[str, ...] = (*RECIPES, *ALIASES, *IK_RECIPES)
 """All names that `find_recipe` takes."""
@@ -252,6 +254,12 @@ def find_recipe(text: str) -> Recipe:
     if text in _BY_NUMBER:
         return _BY_NUMBER[text]
     raise BadArgument(unknown_file_type(text))
+
+
+def file_type_of(type_name: str) -> int:
+    """Return the number of the file type that is named after a ggml type; that of F32 where there is none."""
+    recipe = _BY_NAME.get(ALIASES.get(type_name, type_name))
+    return recipe.file_type or 0 if recipe is not None else _WITHOUT_RECIPE.get(type_name, 0)
 
 
 def unknown_file_type(text: str) -> str:

@@ -149,3 +149,21 @@ def test_own_rules_name_recipes_and_places() -> None:
     for row in OWN_RULES:
         assert set(row.recipes) <= set(RECIPES)
         assert row.source
+
+
+@pytest.mark.parametrize(
+    ("stored", "n_gqa"),
+    [(Value.u32(4), 8), (Value.i32s([4, 4]), 2), (None, 1)],
+    ids=["number", "array", "none"],
+)
+def test_an_override_of_heads_counts_only_in_the_place_of_a_number(stored: Value | None, n_gqa: int) -> None:
+    """As in llama-quantize, which looks at the file's key before it asks for overrides."""
+    key = "llama.attention.head_count_kv"
+    metadata = {
+        "general.architecture": Value.string("llama"),
+        "llama.block_count": Value.u32(2),
+        "llama.attention.head_count": Value.u32(8),
+    }
+    metadata |= {} if stored is None else {key: stored}
+    facts = ModelFacts.from_metadata(metadata, [(key, Value.u32(1)), ("llama.expert_count", Value.u32(4))])
+    assert (facts.n_gqa, facts.n_experts) == (n_gqa, 4)
