@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from convert.tokenizer.files import Quirks
+from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools.errors import BadTokenizer
-from tests.convert.tokenizer.small_tokenizers import put, read, small
+from tests.convert.tokenizer.small_tokenizers import added, put, read, small
 from tests.support.tokenizer_files import copy_tokenizer
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
@@ -96,6 +98,36 @@ def test_where_ids_are_looked_for(tmp_path: Path) -> None:
     assert read(folder, eos_token_id=4).special.ids == {"bos": 6, "eos": 4, "pad": 2}
     (folder / "special_tokens_map.json").unlink()
     assert read(folder).special.ids == {"bos": 6, "pad": 2, "eos": 7}
+
+
+@pytest.mark.parametrize("file_name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["bos", "eos", "pad"])
+def test_the_first_of_several_ids_counts(kind: str, file_name: str, tmp_path: Path) -> None:
+    stated = {f"{kind}_token_id": [5, 2]}
+    put(tmp_path, tokenizer_json=small())
+    if file_name == "generation_config.json":
+        put(tmp_path, generation_config_json=stated)
+    tokenizer = read(tmp_path, **({} if file_name == "generation_config.json" else stated))
+    assert tokenizer.special.ids == {kind: 5}
+    assert [note for note in tokenizer.notes if f"{file_name}: {kind}_token_id" in note]
+
+
+def test_ends_of_a_text_besides_eos(tmp_path: Path) -> None:
+    """llama.cpp knows some by their texts, and eot and eom by their ids; of the others there is a note."""
+    more = [added(8, "<|im_end|>"), added(9, "<|user|>"), added(10, "<|stop|>")]
+    content = small(added_tokens=[*small()["added_tokens"], *more])
+    put(tmp_path, tokenizer_json=content, generation_config_json={"eos_token_id": [7, 10, 9]})
+    tokenizer = read(tmp_path, eos_token_id=[7, 8, 9, True, 99], eot_token_id=9)
+    assert tokenizer.special.ids == {"eos": 7}
+    assert [note for note in tokenizer.notes if "eos_token_id" in note] == [
+        "config.json: eos_token_id lists '<|user|>' (9), too: a GGUF file has one eos token, and llama.cpp"
+        " goes on after these",
+        "generation_config.json: eos_token_id lists '<|stop|>' (10), too: a GGUF file has one eos token, and"
+        " llama.cpp goes on after these",
+    ]
+    quirks = Quirks(special_tokens={"eot": "<|user|>", "eom": "<|stop|>"})
+    known = read_tokenizer(tmp_path, {"eos_token_id": [7, 8, 9]}, quirks=quirks)
+    assert not [note for note in known.notes if "eos_token_id" in note]
 
 
 def test_an_unknown_token_that_is_no_added_one_is_left_out(tmp_path: Path) -> None:
