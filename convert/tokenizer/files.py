@@ -29,9 +29,7 @@ class Quirks:
                      names one
     adds_bos         whether text begins with the bos token, whatever the files say
     tiktoken         whether the family's tiktoken.model is read; see vocab_tiktoken
-    tekken           whether the family's tekken.json is read; see vocab_tekken
-    sentencepiece    whether a tokenizer.model counts before tokenizer.json, and a tokenizer.json with the
-                     tokens of a SentencePiece model is enough
+    sentencepiece    whether a tokenizer.model counts before tokenizer.json
     states_prefix    whether add_prefix_space of tokenizer_config.json is written
     space_prefix     what add_space_prefix of a SentencePiece vocabulary is; None: not said
     of_size          number of tokens -> kind -> id: special tokens of vocabularies known by their size
@@ -44,7 +42,6 @@ class Quirks:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     adds_bos: bool = False
     tiktoken: bool = False
-    tekken: bool = False
     sentencepiece: bool = False
     states_prefix: bool = False
     space_prefix: bool | None = None
@@ -169,7 +166,7 @@ class ChatTemplates:
     notes: tuple[str, ...] = ()
 
 
-def read_chat_templates(files: TokenizerFiles, *, with_config: bool = True) -> ChatTemplates:
+def read_chat_templates(files: TokenizerFiles) -> ChatTemplates:
     """Return the templates of the first source that has any.
 
     1. chat_template.jinja and additional_chat_templates/*.jinja
@@ -178,12 +175,10 @@ def read_chat_templates(files: TokenizerFiles, *, with_config: bool = True) -> C
 
     This is transformers' order; llama.cpp's converter asks 2 before 1. A note says when that matters.
 
-    with_config  False: pass 2 over, for tokenizers whose programs don't know that file
-    raises       BadTokenizer for a template that is not a string
+    raises  BadTokenizer for a template that is not a string
     """
     in_files = _jinja_files(files.folder)
-    stated = files.tokenizer_config.get("chat_template") if with_config else None
-    in_config = _named_templates(files.config_path, stated)
+    in_config = _named_templates(files.config_path, files.tokenizer_config.get("chat_template"))
     path = files.folder / "chat_template.json"
     in_json = _named_templates(path, read_json_object_if_there(path, BadTokenizer).get("chat_template"))
 

@@ -266,11 +266,11 @@ def _ids(
 
 
 _KNOWN_ENDS = frozenset((
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
-    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
-    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>",
-    "<REPO>", "<reponame>", "<|file_sep|>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
+    "[e~[", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>",
+    "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 ))  # fmt: skip
 """Tokens that end a text in llama.cpp whatever the file says (special_eog_ids in src/llama-vocab.cpp)."""
 
@@ -278,7 +278,8 @@ _KNOWN_ENDS = frozenset((
 def _unknown_ends(files: TokenizerFiles, tokens: Sequence[str], known: set[int]) -> Iterator[str]:
     """Yield a note for each file with ends of a text that llama.cpp doesn't know: a GGUF file has one eos."""
     known = set(known)
-    for file_name, source in (("config.json", files.config), ("generation_config.json", _generation_config(files))):
+    sources = {"config.json": files.config, "generation_config.json": _generation_config(files)}
+    for file_name, source in sources.items():
         stated = source.get("eos_token_id")
         ids = stated if isinstance(stated, list) else []
         found = [i for i in ids if type(i) is int and 0 <= i < len(tokens) and i not in known]

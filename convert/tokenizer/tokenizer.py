@@ -66,7 +66,7 @@ _NORMALIZER_SETTINGS = ("lowercase", "strip_accents")
 # Two names of one cutting: llama.cpp tells DeepSeek's distills of Qwen by the token that they begin with.
 _QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
 
-_OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "spiece.model")
+_OTHER_TOKENIZER_FILES = ("tiktoken.model", "vocab.json", "merges.txt", "spiece.model")
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,8 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     has_model = model_path.is_file()
     if is_byte_level_bpe(tokenizer_json) and not (quirks.sentencepiece and has_model):
         return _read_byte_level(files, pre_tokenizer)
+    if tekken_path.is_file() and not tokenizer_json:
+        return _read_tekken(tekken_path, files, pre_tokenizer)
     if has_model:
         _refuse_pre_tokenizer(pre_tokenizer, model_path)
         return _read_sentencepiece(model_path, files)
@@ -187,11 +189,9 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
         vocab = read_merged_pieces(files, quirks.merged_pieces)
         return _assembled(files, "gemma4", "", vocab, add_space_prefix=False)
-    if quirks.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
+    if is_sentencepiece_bpe(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
         return _assembled(files, "llama", "default", read_spm_json_vocab(files))
-    if quirks.tekken and tekken_path.is_file():
-        return _read_tekken(tekken_path, files, pre_tokenizer)
     if quirks.tiktoken and not tokenizer_json and tiktoken_path.is_file():
         return _read_tiktoken(tiktoken_path, files, pre_tokenizer)
     if tokenizer_json:
@@ -222,16 +222,15 @@ def _assembled(
     vocab: Vocab,
     special: SpecialTokens | None = None,
     notes: Sequence[str] = (),
-    templates: ChatTemplates | None = None,
     **settings: Any,
 ) -> Tokenizer:
-    """Return the tokenizer, with the folder's special tokens and chat templates where none are given.
+    """Return the tokenizer with the folder's chat templates, and its special tokens where none are given.
 
     notes     what is not carried over, besides what vocabulary, special tokens and templates note
     settings  other fields of Tokenizer
     """
     special = special or read_special_tokens(files, vocab.tokens)
-    templates = templates or read_chat_templates(files)
+    templates = read_chat_templates(files)
     notes = (*vocab.notes, *special.notes, *templates.notes, *notes)
     return Tokenizer(model, pre, vocab, special, templates, notes=notes, **settings)
 
@@ -276,8 +275,7 @@ def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -
     pipeline = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     pre = find_pre_tokenizer(path, pipeline, ignore_merges=True, name=pre_tokenizer)
     special = SpecialTokens(tekken.special_ids, {"bos": True, "eos": False})
-    templates = read_chat_templates(files, with_config=False)
-    return _assembled(files, "gpt2", pre, tekken.vocab, special, templates=templates, tokens_last=True)
+    return _assembled(files, "gpt2", pre, tekken.vocab, special, tokens_last=True)
 
 
 def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:

@@ -114,9 +114,11 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def is_sentencepiece_bpe(tokenizer_json: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json has the tokens of a SentencePiece model."""
+    """Return whether a tokenizer.json has the tokens of a SentencePiece model, single bytes among them."""
     model = tokenizer_json.get("model")
-    return isinstance(model, Mapping) and model.get("type") == "BPE" and bool(model.get("byte_fallback"))
+    if not isinstance(model, Mapping) or model.get("type") != "BPE" or not model.get("byte_fallback"):
+        return False
+    return any(_BYTE.fullmatch(text) for text in model.get("vocab") or ())
 
 
 def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:

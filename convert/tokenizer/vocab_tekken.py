@@ -51,7 +51,7 @@ def read_tekken_vocab(path: Path, content: Mapping[str, Any], vocab_size: int | 
         _size(path, config, f"default_{key}") for key in ("vocab_size", "num_special_tokens")
     )
     if vocab_size not in (None, n_tokens):
-        raise BadTokenizer(f"{path}: {n_tokens} tokens, but params.json says vocab_size {vocab_size}")
+        raise BadTokenizer(f"{path}: {n_tokens} tokens, but the model has vocab_size {vocab_size}")
     names = _special_names(path, content.get("special_tokens"), n_special)
     ranks = tuple(_ranks(path, content.get("vocab"), n_tokens - n_special))
     ids = {kind: names.index(name) for kind, name in _SPECIAL_KINDS.items() if name in names}
