@@ -17,15 +17,9 @@ from typing import Any
 
 from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
+from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.cuttings import CUTTINGS
-from convert.tokenizer.files import (
-    MAX_MEMORY,
-    NO_QUIRKS,
-    ChatTemplates,
-    Quirks,
-    TokenizerFiles,
-    read_chat_templates,
-)
+from convert.tokenizer.files import MAX_MEMORY, NO_QUIRKS, Quirks, TokenizerFiles
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab

@@ -16,9 +16,9 @@ from convert.architectures.deepseek2.mistral_large3 import canonical_name as dee
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadTokenizer, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format.values import Kind
+from tests.convert.tokenizer.small_tokenizers import tekken_json
 from tests.support import oracle
 from tests.support.checkpoints import formula, write_safetensors
-from tests.support.tokenizer_files import tekken_json
 
 VOCAB = 320
 PARAMS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Special tokens and chat templates: which file is believed."""
+"""Special tokens: which file is believed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from convert.tokenizer.files import Quirks
 from convert.tokenizer.tokenizer import read_tokenizer
-from gguf_tools.errors import BadTokenizer
 from tests.convert.tokenizer.small_tokenizers import added, put, read, small
 from tests.support.tokenizer_files import copy_tokenizer
 
@@ -160,54 +159,3 @@ def test_add_bos_of_deepseek_v2(tmp_path: Path) -> None:
         "add_bos_token: true, as tokenizer_config.json says; tokenizer.json's post-processor adds none"
         in (tokenizer.notes)
     )
-
-
-# --- chat templates ---------------------------------------------------------------------------------------
-
-
-def chat_keys(folder: Path) -> dict[str, Any]:
-    metadata = read(folder).metadata()
-    return {key.removeprefix("tokenizer."): value.data for key, value in metadata.items() if "chat" in key}
-
-
-def test_chat_template_of_tokenizer_config(tmp_path: Path) -> None:
-    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": "{{ x }}"})
-    assert chat_keys(tmp_path) == {"chat_template": "{{ x }}"}
-
-
-def test_chat_template_file_is_used_before_the_config(tmp_path: Path) -> None:
-    put(
-        tmp_path,
-        tokenizer_json=small(),
-        tokenizer_config_json={"chat_template": "old"},
-        chat_template_jinja="new",
-    )
-    assert chat_keys(tmp_path) == {"chat_template": "new"}
-    assert any("tokenizer_config.json has another one" in note for note in read(tmp_path).notes)
-
-
-def test_additional_chat_templates(tmp_path: Path) -> None:
-    (tmp_path / "additional_chat_templates").mkdir()
-    put(tmp_path / "additional_chat_templates", **{"tool-use_jinja": "t"})
-    put(tmp_path, tokenizer_json=small(), chat_template_jinja="d")
-    assert list(chat_keys(tmp_path).items()) == [
-        ("chat_template.tool_use", "t"), ("chat_templates", ("tool_use",)), ("chat_template", "d"),
-    ]  # fmt: skip
-
-
-def test_list_of_named_chat_templates(tmp_path: Path) -> None:
-    templates = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
-    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": templates})
-    assert chat_keys(tmp_path) == {"chat_template.rag": "r", "chat_templates": ("rag",), "chat_template": "d"}
-
-
-def test_chat_template_json(tmp_path: Path) -> None:
-    put(tmp_path, tokenizer_json=small(), chat_template_json={"chat_template": "j"})
-    assert chat_keys(tmp_path) == {"chat_template": "j"}
-
-
-@pytest.mark.parametrize("entry", [7, [{"name": "x"}], ["x"], {"default": "x"}])
-def test_a_chat_template_that_is_none(entry: Any, tmp_path: Path) -> None:
-    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": entry})
-    with pytest.raises(BadTokenizer, match="chat_template is neither a text nor a list"):
-        read(tmp_path)

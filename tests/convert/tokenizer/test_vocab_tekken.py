@@ -10,9 +10,8 @@ import pytest
 
 from convert.architectures import ARCHITECTURES
 from convert.tokenizer.tokenizer import read_tokenizer
-from tests.convert.tokenizer.small_tokenizers import put, small, write_vocab_file
+from tests.convert.tokenizer.small_tokenizers import put, small, tekken_json, write_vocab_file
 from tests.support import oracle
-from tests.support.tokenizer_files import tekken_json
 
 BESIDE: dict[str, dict[str, Any]] = {
     "alone": {},
