@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Unpack
+from typing import Any, Unpack
 
 from convert.architectures import find_architecture
 from convert.architectures.base import Architecture, Conversion, build, metadata_of, options_of
@@ -238,9 +238,9 @@ def prepare(
         counts=count_parameters((info.name, info.shape) for info in infos),
         type_="mmproj" if options.mmproj else "model",
     )
-    tokenizer = None if options.mmproj else read_tokenizer(
-        folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
-    )  # fmt: skip
+    tokenizer = None
+    if not options.mmproj:
+        tokenizer = _tokenizer(folder, checkpoint.config, options, architecture, general)
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     if options.keep_grid:
@@ -266,6 +266,22 @@ def prepare(
     rows = row_sources(plan, sources, spec, padding)
     outputs = _outputs(path, metadata, plan, options)
     return Preparation(plan, outputs, source_bytes(plan, infos), padding), rows
+
+
+def _tokenizer(
+    folder: Path,
+    config: Mapping[str, Any],
+    options: ConvertOptions,
+    architecture: Architecture,
+    general: GeneralMetadata,
+) -> Tokenizer:
+    return read_tokenizer(
+        folder,
+        config,
+        pre_tokenizer=options.pre_tokenizer,
+        quirks=architecture.quirks,
+        model_name=str(general.facts[keys.NAME]),
+    )
 
 
 def _for_program(
@@ -349,9 +365,7 @@ def prepare_vocab(
     general = general_metadata(
         folder, config, model_name=options.model_name, metadata_file=options.metadata_file
     )
-    tokenizer = read_tokenizer(
-        folder, config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
-    )
+    tokenizer = _tokenizer(folder, config, options, architecture, general)
     model_config = architecture.read_config(config, path_of_config)
     choices = options_of(architecture, options.family_choices, config)
     family = metadata_of(

@@ -76,8 +76,9 @@ merges, is counted as 289 MiB, and takes half of that."""
 class TokenizerFiles:
     """What a folder's JSON files say about its tokenizer. A file is read when it is first asked for.
 
-    config  config.json
-    quirks  of the model's family
+    config      config.json
+    quirks      of the model's family
+    model_name  what general.name calls the model
 
     The objects are empty where there is no such file; a broken one raises BadTokenizer.
     """
@@ -85,6 +86,7 @@ class TokenizerFiles:
     folder: Path
     config: Mapping[str, Any]
     quirks: Quirks = NO_QUIRKS
+    model_name: str = ""
 
     @cached_property
     def tokenizer_json(self) -> Mapping[str, Any]:

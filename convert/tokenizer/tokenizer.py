@@ -17,13 +17,14 @@ from typing import Any
 
 from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
+from convert.tokenizer.added_tokens import attribute_notes
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.cuttings import CUTTINGS
 from convert.tokenizer.files import MAX_MEMORY, NO_QUIRKS, Quirks, TokenizerFiles
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab
-from convert.tokenizer.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
+from convert.tokenizer.vocab_bpe import add_tokens_of_config, is_byte_level_bpe, read_bpe_vocab
 from convert.tokenizer.vocab_spm import (
     is_sentencepiece_bpe,
     read_merged_pieces,
@@ -137,16 +138,18 @@ def read_tokenizer(
     *,
     pre_tokenizer: str | None = None,
     quirks: Quirks = NO_QUIRKS,
+    model_name: str = "",
 ) -> Tokenizer:
     """Return the tokenizer in a checkpoint's folder.
 
     config         config.json, for vocab_size and special token ids
     pre_tokenizer  name of llama.cpp's pre-tokenizer, in place of recognising it
     quirks         of the model's family
+    model_name     what general.name calls the model, which llama.cpp knows some by
     raises         BadTokenizer when the files are missing, damaged, or ask for what llama.cpp can't do;
                    BadRequest when pre_tokenizer is given and there is nothing it could apply to
     """
-    files = TokenizerFiles(folder, config, quirks)
+    files = TokenizerFiles(folder, config, quirks, model_name)
     return _with_quirks_of_size(_with_stated_prefix(_read(files, pre_tokenizer), files), quirks)
 
 
@@ -273,12 +276,17 @@ def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -
 
 
 def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:
-    if files.tokenizer_json:  # its added tokens and post-processor count
-        files.load()
+    from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers import models
+
+    # Added tokens and post-processor of a tokenizer.json count.
+    library = files.load() if files.tokenizer_json else LibraryTokenizer(models.BPE())
+    add_tokens_of_config(library, files)
     spm = read_spm_vocab(path, files)
     special = read_special_tokens(files, spm.vocab.tokens, spm.special_ids)
     prefix = None if spm.add_space_prefix else False
-    return _assembled(files, "llama", "default", spm.vocab, special, add_space_prefix=prefix)
+    notes = tuple(attribute_notes(library, files))
+    return _assembled(files, "llama", "default", spm.vocab, special, notes, add_space_prefix=prefix)
 
 
 def _flat(normalizer: object) -> Iterator[Mapping[str, Any]]:

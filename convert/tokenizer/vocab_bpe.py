@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from convert.tokenizer.added_tokens import attribute_notes, flags_of
 from convert.tokenizer.files import TokenizerFiles, library_errors
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
@@ -60,6 +61,7 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
         types.append(kind)
     if n_rows > len(text_of):
         notes.append(f"{n_rows - len(text_of)} rows of the embedding have no token: written as [PADn]")
+    notes += attribute_notes(library, files)
     merges = read_merges(path, tokenizer_json["model"]["merges"])
     return Vocab(tuple(tokens), tuple(types), merges, notes=tuple(notes))
 
@@ -120,28 +122,28 @@ def _add_tokens_of_config(library: Any, files: TokenizerFiles) -> Iterator[str]:
     from tokenizers import AddedToken
 
     config_path, vocab_size = files.config_path, files.vocab_size
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     batch = _Batch(library)
     for token_id, text, entry in added_tokens_of(config_path, files.tokenizer_config):
         actual = batch.id_of(text)
         if vocab_size is not None and actual >= vocab_size:
             yield f"{config_path.name}: token {quoted(text)} has no row in the embedding: left out"
             continue
-        batch.add(AddedToken(text, **{flag: entry[flag] for flag in flags if flag in entry}))
+        batch.add(AddedToken(text, **flags_of(entry)))
         if actual != token_id:
             yield f"{config_path.name}: token {quoted(text)} is given id {token_id}: it is {actual}"
     library.add_tokens(batch.tokens)
 
     added = {token.content for token in library.get_added_tokens_decoder().values()}
     batch = _Batch(library)
-    for text in named_special_tokens(files):
+    for text, entry in named_special_tokens(files):
         if text in added:
             continue
+        added.add(text)
         if vocab_size is not None and batch.id_of(text) >= vocab_size and library.token_to_id(text) is None:
             where = "is in no vocabulary and has no row in the embedding"
             yield f"special token {quoted(text)} {where}: left out"
             continue
-        batch.add(AddedToken(text, special=True, normalized=False))
+        batch.add(AddedToken(text, **{**flags_of(entry), "special": True, "normalized": False}))
     library.add_special_tokens(batch.tokens)
 
 
@@ -168,8 +170,8 @@ class _Batch:
             self._new_ids.setdefault(token.content, self.id_of(token.content))
 
 
-def named_special_tokens(files: TokenizerFiles) -> Iterator[str]:
-    """Yield the texts of special tokens in tokenizer_config.json and special_tokens_map.json."""
+def named_special_tokens(files: TokenizerFiles) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield text and properties of special tokens in tokenizer_config.json and special_tokens_map.json."""
     for source in (files.tokenizer_config, files.special_tokens_map):
         named = [source.get(f"{kind}_token") for kind in SPECIAL_KINDS]
         for key in ("additional_special_tokens", "extra_special_tokens"):
@@ -179,9 +181,10 @@ def named_special_tokens(files: TokenizerFiles) -> Iterator[str]:
             elif isinstance(listed, list):
                 named += listed
         for token in named:
-            text = token.get("content") if isinstance(token, Mapping) else token
+            entry = token if isinstance(token, Mapping) else {"content": token}
+            text = entry.get("content")
             if isinstance(text, str) and text:
-                yield text
+                yield text, entry
 
 
 def _added_token(path: Path, library: Any, text: str, added: Any) -> tuple[str, TokenType]:

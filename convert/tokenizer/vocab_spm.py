@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.added_tokens import attribute_notes
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
@@ -132,7 +133,7 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
     notes = add_tokens_of_config(library, files)
     n_base = library.get_vocab_size(with_added_tokens=False)
     text_of = {token_id: text for text, token_id in library.get_vocab(with_added_tokens=True).items()}
-    special = {*named_special_tokens(files)}
+    special = {text for text, _ in named_special_tokens(files)}
     n_tokens = max(text_of, default=-1) + 1
     n_rows = n_tokens if vocab_size is None else vocab_size
     tokens: list[str] = []
@@ -144,6 +145,7 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
         check_fits(path, text, token_id, n_rows)
         tokens.append(text)
         types.append(_type(text, is_special=text in special, is_base=token_id < n_base))
+    notes += attribute_notes(library, files)
     n_pads = n_rows - n_tokens
     tokens += [pad_text(token_id) for token_id in range(n_tokens, n_rows)]
     types += [TokenType.UNUSED] * n_pads
