@@ -18,6 +18,7 @@ from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.added_tokens import attribute_notes
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
+from convert.tokenizer.sentencepiece_notes import model_notes
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from convert.tokenizer.vocab_bpe import (
     add_tokens_of_config,
@@ -83,11 +84,9 @@ def read_spm_vocab(path: Path, files: TokenizerFiles) -> SentencePieceVocab:
             notes.append(f"{source.name}: token {token_id} is {both}")
         tokens[token_id], scores[token_id], types[token_id] = text, ADDED_SCORE, kind
 
-    return SentencePieceVocab(
-        vocab=Vocab(tuple(tokens), tuple(types), scores=tuple(scores), notes=tuple(notes)),
-        special_ids=model.special_ids,
-        add_space_prefix=model.add_space_prefix,
-    )
+    vocab = Vocab(tuple(tokens), tuple(types), scores=tuple(scores))
+    vocab = replace(vocab, notes=(*notes, *model_notes(path, model, vocab)))
+    return SentencePieceVocab(vocab, model.special_ids, model.normalizer.add_space_prefix)
 
 
 def _added_tokens(files: TokenizerFiles) -> Iterator[tuple[Path, str, int, TokenType]]:
