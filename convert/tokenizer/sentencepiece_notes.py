@@ -6,28 +6,18 @@ tokenizer of this kind knows no normalizer, and a GGUF file no user-defined piec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
 from convert.tokenizer.files import library_errors
+from convert.tokenizer.pipeline_notes import changed_by
 from convert.tokenizer.sentencepiece_model import Kind, Normalizer, SentencePieceModel
 from convert.tokenizer.vocab import TokenType, Vocab
 from gguf_tools.text import printable, quoted
 
-PROBES = ("ﬁ", "Ａ", "½", "A", "é", "e\u0301", "\t", " a", "a ", "…", "İ")
-"""Texts that normalizers change: ligatures, full width, fractions, case, accents, white space."""
-
 MAX_TRIED, MAX_TRIED_CHARS = 4096, 32
 """Number of user-defined pieces that are tried, and their length; all at these limits take a second."""
-
-
-def changed_by(normalize: Callable[[str], str]) -> str:
-    """Return words on the first of PROBES that `normalize` changes; empty where it changes none."""
-    for text in PROBES:
-        if (to := normalize(text)) != text:
-            return f"{quoted(text)} as it is, not as {quoted(to)}"
-    return ""
 
 
 def model_notes(path: Path, model: SentencePieceModel, vocab: Vocab) -> Iterator[str]:

@@ -90,6 +90,9 @@ def read_special_tokens(
             named = _after_roberta(named, processor)
         elif kind == "TemplateProcessing":
             named = _after_template(named, processor)
+        elif kind == "BertProcessing":
+            cls, sep = ((processor.get(name) or [None])[0] for name in ("cls", "sep"))
+            named = named.noting(f"tokenizer.json puts {cls!r} before and {sep!r} behind a text: left out")
     adds, add_notes = _adds(named, tokenizer_config, byte_level)
     if quirks.adds_bos and adds.get("bos") is not True:
         adds["bos"] = True
@@ -128,6 +131,9 @@ def _after_roberta(named: _Named, processor: Mapping[str, Any]) -> _Named:
 def _after_template(named: _Named, processor: Mapping[str, Any]) -> _Named:
     single = processor.get("single") or []
     pair = processor.get("pair") or []
+    if others := [text for element in single[1:-1] if (text := _special(element))]:
+        texts = ", ".join(map(quoted, others))
+        named = named.noting(f"tokenizer.json puts {texts} beside a text, next to its ends: left out")
     first = _special(single[0]) if len(single) > 1 else None
     last = _special(single[-1]) if len(single) > 1 else None
     if first:

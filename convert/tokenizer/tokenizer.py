@@ -10,7 +10,7 @@ Everything is read as data (JSON, protocol buffer); no code of the checkpoint's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from convert.tokenizer.added_tokens import attribute_notes
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.cuttings import CUTTINGS
 from convert.tokenizer.files import MAX_MEMORY, NO_QUIRKS, Quirks, TokenizerFiles
+from convert.tokenizer.pipeline_notes import PiecePipeline, byte_level_notes, normalizer_settings
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
+from convert.tokenizer.sentencepiece_notes import missing_byte_note
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab
 from convert.tokenizer.vocab_bpe import add_tokens_of_config, is_byte_level_bpe, read_bpe_vocab
@@ -56,7 +58,6 @@ _ADD_KEYS = {
     "sep": keys.TOKENIZER_ADD_SEP,
 }
 _NORMALIZER_KEY = "tokenizer.ggml.normalizer.{name}"
-_NORMALIZER_SETTINGS = ("lowercase", "strip_accents")
 
 # Two names of one cutting: llama.cpp tells DeepSeek's distills of Qwen by the token that they begin with.
 _QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
@@ -184,11 +185,10 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
         return _read_sentencepiece(model_path, files)
     if quirks.merged_pieces is not None and is_sentencepiece_bpe(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
-        vocab = read_merged_pieces(files, quirks.merged_pieces)
-        return _assembled(files, "gemma4", "", vocab, add_space_prefix=False)
+        return _read_merged_pieces(files, quirks.merged_pieces)
     if is_sentencepiece_bpe(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
-        return _assembled(files, "llama", "default", read_spm_json_vocab(files))
+        return _read_pieces(files)
     if quirks.tiktoken and not tokenizer_json and tiktoken_path.is_file():
         return _read_tiktoken(tiktoken_path, files, pre_tokenizer)
     if tokenizer_json:
@@ -229,7 +229,8 @@ def _assembled(
     special = special or read_special_tokens(files, vocab.tokens)
     templates = read_chat_templates(files)
     notes = (*vocab.notes, *special.notes, *templates.notes, *notes)
-    return Tokenizer(model, pre, vocab, special, templates, notes=notes, **settings)
+    normalizer = normalizer_settings(files.tokenizer_json)
+    return Tokenizer(model, pre, vocab, special, templates, normalizer=normalizer, notes=notes, **settings)
 
 
 def _read_byte_level(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
@@ -240,20 +241,42 @@ def _read_byte_level(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokeni
         files.json_path, tokenizer_json.get("pre_tokenizer"), ignore_merges=ignore_merges, name=pre_tokenizer
     )
     special = read_special_tokens(files, vocab.tokens)
-    normalizers = list(_flat(tokenizer_json.get("normalizer")))
-    lost = [str(normalizer.get("type")) for normalizer in normalizers]
-    notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
+    notes = list(byte_level_notes(tokenizer_json, vocab))
     if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
         pre = _QWEN_WITH_BOS
     if pre_tokenizer is None:
         pre = files.quirks.pre_tokenizers.get(pre, pre)
     if CUTTINGS[pre].ignore_merges != ignore_merges:
-        notes.append(
-            f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
-            " opposite: a word that is a token itself may be cut otherwise"
-        )
-    settings = _normalizer_settings(normalizers)
-    return _assembled(files, "gpt2", pre, vocab, special, notes, normalizer=settings)
+        notes.append(_merges_note(pre, ignore_merges))
+    return _assembled(files, "gpt2", pre, vocab, special, notes)
+
+
+def _merges_note(pre: str, ignore_merges: bool) -> str:
+    return (
+        f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
+        " opposite: a word that is a token itself may be cut otherwise"
+    )
+
+
+def _read_merged_pieces(files: TokenizerFiles, visible: Container[str]) -> Tokenizer:
+    vocab = read_merged_pieces(files, visible)
+    pipeline = PiecePipeline(files.json_path, files.tokenizer_json)
+    notes = list(pipeline.notes(vocab, space_prefix=False))
+    if files.tokenizer_json["model"].get("ignore_merges"):
+        notes.append(_merges_note("gemma4", True))
+    return _assembled(files, "gemma4", "", vocab, notes=notes, add_space_prefix=False)
+
+
+def _read_pieces(files: TokenizerFiles) -> Tokenizer:
+    vocab = read_spm_json_vocab(files)
+    pipeline = PiecePipeline(files.json_path, files.tokenizer_json)
+    prefix = None if pipeline.adds_space_prefix() else False
+    tokenizer = _with_stated_prefix(
+        _assembled(files, "llama", "default", vocab, add_space_prefix=prefix), files
+    )
+    lost = pipeline.notes(vocab, space_prefix=tokenizer.add_space_prefix is not False)
+    missing = missing_byte_note(files.json_path, vocab.tokens)
+    return replace(tokenizer, notes=(*tokenizer.notes, *lost, *missing))
 
 
 def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
@@ -287,28 +310,3 @@ def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:
     prefix = None if spm.add_space_prefix else False
     notes = tuple(attribute_notes(library, files))
     return _assembled(files, "llama", "default", spm.vocab, special, notes, add_space_prefix=prefix)
-
-
-def _flat(normalizer: object) -> Iterator[Mapping[str, Any]]:
-    if not isinstance(normalizer, Mapping):  # the library takes an object's values without names, too
-        return
-    if normalizer.get("type") == "Sequence":
-        for part in normalizer.get("normalizers") or ():
-            yield from _flat(part)
-    else:
-        yield normalizer
-
-
-def _normalizer_settings(normalizers: list[Mapping[str, Any]]) -> dict[str, bool]:
-    settings: dict[str, bool] = {}
-    for normalizer in normalizers:
-        kind = normalizer.get("type")
-        if kind == "Lowercase":
-            settings["lowercase"] = True
-        elif kind == "StripAccents":
-            settings["strip_accents"] = True
-        elif kind == "BertNormalizer":
-            settings |= {
-                name: normalizer[name] for name in _NORMALIZER_SETTINGS if normalizer.get(name) is not None
-            }
-    return {name: settings[name] for name in _NORMALIZER_SETTINGS if name in settings}

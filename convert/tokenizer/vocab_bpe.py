@@ -66,11 +66,16 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
     return Vocab(tuple(tokens), tuple(types), merges, notes=tuple(notes))
 
 
-def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+def check_affixes(path: Path, model: Mapping[str, Any]) -> None:
+    """Raise BadTokenizer for a BPE that marks where words begin or end."""
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             found = shown(repr(model[key]))
-            raise BadTokenizer(f"{path}: model.{key} is {found}; llama.cpp's byte-level BPE has none")
+            raise BadTokenizer(f"{path}: model.{key} is {found}; llama.cpp's BPE has none")
+
+
+def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+    check_affixes(path, model)
     # Without a type, what looks like a BPE may be another model to the library.
     if not isinstance(model.get("vocab"), Mapping) or not isinstance(model["merges"], list):
         raise BadTokenizer(f"{path}: model.vocab and model.merges are no object and list, as a BPE has them")

@@ -23,6 +23,7 @@ from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fit
 from convert.tokenizer.vocab_bpe import (
     add_tokens_of_config,
     added_tokens_in,
+    check_affixes,
     named_special_tokens,
     read_merges,
 )
@@ -128,6 +129,7 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
     """
     path, vocab_size = files.json_path, files.vocab_size
     library = files.load()
+    check_affixes(path, files.tokenizer_json["model"])
     added_tokens_in(path, files.tokenizer_json)
     notes = add_tokens_of_config(library, files)
     n_base = library.get_vocab_size(with_added_tokens=False)
