@@ -101,6 +101,10 @@ class TokenizerFiles:
         return read_json_object_if_there(self.folder / "special_tokens_map.json", BadTokenizer)
 
     @cached_property
+    def added_tokens(self) -> Mapping[str, Any]:
+        return read_json_object_if_there(self.added_path, BadTokenizer)
+
+    @cached_property
     def vocab_size(self) -> int | None:
         """The rows of the embedding as config.json states them; raises BadConfig for an impossible number."""
         vocab_size = self.config.get("vocab_size")
@@ -113,6 +117,10 @@ class TokenizerFiles:
     @property
     def json_path(self) -> Path:
         return self.folder / "tokenizer.json"
+
+    @property
+    def added_path(self) -> Path:
+        return self.folder / "added_tokens.json"
 
     @property
     def config_path(self) -> Path:

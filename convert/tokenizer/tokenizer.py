@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from convert.checkpoint.checkpoint import config_path
 from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
 from convert.tokenizer.added_tokens import attribute_notes
@@ -63,6 +64,7 @@ _NORMALIZER_KEY = "tokenizer.ggml.normalizer.{name}"
 _QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
 
 _OTHER_TOKENIZER_FILES = ("tiktoken.model", "vocab.json", "merges.txt", "spiece.model")
+_SAVE = "save the tokenizer as tokenizer.json first (AutoTokenizer.from_pretrained, then save_pretrained)"
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     others = [name for name in _OTHER_TOKENIZER_FILES if (folder / name).is_file()]
     raise BadTokenizer(
         f"{folder}: no tokenizer.json and no tokenizer.model"
-        + (f"; found {', '.join(others)}: save the tokenizer as tokenizer.json first" if others else "")
+        + (f"; found {', '.join(others)}: {_SAVE}" if others else "")
     )
 
 
@@ -289,7 +291,7 @@ def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None)
 
 def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     content = read_json_object(path, BadTokenizer, most_memory=MAX_MEMORY)
-    tekken = vocab_tekken.read_tekken_vocab(path, content, files.vocab_size)
+    tekken = vocab_tekken.read_tekken_vocab(path, content, files.vocab_size, config_path(files.folder))
     split = {"type": "Split", "pattern": {"Regex": tekken.pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     pipeline = {"type": "Sequence", "pretokenizers": [split, byte_level]}

@@ -61,7 +61,7 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
         types.append(kind)
     if n_rows > len(text_of):
         notes.append(f"{n_rows - len(text_of)} rows of the embedding have no token: written as [PADn]")
-    notes += attribute_notes(library, files)
+    notes += [*attribute_notes(library, files), *unused_added_tokens(files, text_of)]
     merges = read_merges(path, tokenizer_json["model"]["merges"])
     return Vocab(tuple(tokens), tuple(types), merges, notes=tuple(notes))
 
@@ -150,6 +150,15 @@ def _add_tokens_of_config(library: Any, files: TokenizerFiles) -> Iterator[str]:
             continue
         batch.add(AddedToken(text, **{**flags_of(entry), "special": True, "normalized": False}))
     library.add_special_tokens(batch.tokens)
+
+
+def unused_added_tokens(files: TokenizerFiles, text_of: Mapping[int, str]) -> Iterator[str]:
+    """Yield a note where added_tokens.json, which counts beside a tokenizer.model alone, has other tokens."""
+    lost = [text for text, token_id in files.added_tokens.items() if text_of.get(token_id) != text]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        has = f"token {quoted(lost[0])}{more} is not in {files.json_path.name} under its id"
+        yield f"{files.added_path.name}: {has}: left out"
 
 
 class _Batch:

@@ -14,10 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.added_tokens import attribute_notes
 from convert.tokenizer.files import TokenizerFiles
-from convert.tokenizer.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
+from convert.tokenizer.sentencepiece_model import (
+    Kind,
+    ModelType,
+    SentencePieceModel,
+    read_sentencepiece_model,
+)
 from convert.tokenizer.sentencepiece_notes import model_notes
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from convert.tokenizer.vocab_bpe import (
@@ -26,6 +30,7 @@ from convert.tokenizer.vocab_bpe import (
     check_affixes,
     named_special_tokens,
     read_merges,
+    unused_added_tokens,
 )
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted, shown
@@ -86,15 +91,42 @@ def read_spm_vocab(path: Path, files: TokenizerFiles) -> SentencePieceVocab:
         tokens[token_id], scores[token_id], types[token_id] = text, ADDED_SCORE, kind
 
     vocab = Vocab(tuple(tokens), tuple(types), scores=tuple(scores))
+    notes += _disagreements(path, model, files, vocab)
     vocab = replace(vocab, notes=(*notes, *model_notes(path, model, vocab)))
     return SentencePieceVocab(vocab, model.special_ids, model.normalizer.add_space_prefix)
 
 
+def _disagreements(
+    path: Path, model: SentencePieceModel, files: TokenizerFiles, vocab: Vocab
+) -> Iterator[str]:
+    """Yield a note for each way in which a tokenizer.json beside the model has other tokens."""
+    if not files.tokenizer_json:
+        return
+    ours, theirs = path.name, files.json_path.name
+    added = added_tokens_in(files.json_path, files.tokenizer_json)
+    pieces = {piece.text: token_id for token_id, piece in enumerate(model.pieces)}
+    base = files.tokenizer_json["model"].get("vocab")
+    if isinstance(base, Mapping):
+        texts = {text for text, _ in added}
+        other = {text: number for text, number in base.items() if text in pieces or text not in texts}
+        if other != pieces:
+            n_same = sum(other.get(text) == token_id for text, token_id in pieces.items())
+            yield (
+                f"{theirs} has {len(other)} tokens and {ours} {len(pieces)}, {n_same} of them alike: {ours}"
+                " counts"
+            )
+    rows = dict(enumerate(text.replace("▁", " ") for text in vocab.tokens))
+    lost = [text for text, token_id in added if rows.get(token_id) != text.replace("▁", " ")]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        yield f"{theirs}: added token {quoted(lost[0])}{more} is not in {ours} or beside it: left out"
+
+
 def _added_tokens(files: TokenizerFiles) -> Iterator[tuple[Path, str, int, TokenType]]:
     """Yield (file, text, id, type): first of added_tokens.json, then of tokenizer_config.json, which wins."""
-    path = files.folder / "added_tokens.json"
+    path = files.added_path
     seen: dict[int, str] = {}
-    for text, token_id in read_json_object_if_there(path, BadTokenizer).items():
+    for text, token_id in files.added_tokens.items():
         if not isinstance(token_id, int):
             found = shown(repr(token_id))
             raise BadTokenizer(f"{path}: token {quoted(text)} has id {found}, expected a number")
@@ -146,7 +178,7 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
         check_fits(path, text, token_id, n_rows)
         tokens.append(text)
         types.append(_type(text, is_special=text in special, is_base=token_id < n_base))
-    notes += attribute_notes(library, files)
+    notes += [*attribute_notes(library, files), *unused_added_tokens(files, text_of)]
     n_pads = n_rows - n_tokens
     tokens += [pad_text(token_id) for token_id in range(n_tokens, n_rows)]
     types += [TokenType.UNUSED] * n_pads

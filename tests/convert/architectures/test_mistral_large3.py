@@ -168,7 +168,7 @@ def test_fp8_with_a_scale_per_tensor(tmp_path: Path) -> None:
         (
             {"vocab_size": 321},
             BadTokenizer,
-            r"tekken\.json: 320 tokens, but the model has vocab_size 321",
+            r"tekken\.json: 320 tokens, but params\.json says vocab_size 321",
         ),
     ],
 )

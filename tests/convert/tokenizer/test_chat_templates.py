@@ -56,6 +56,13 @@ def test_chat_template_json(tmp_path: Path) -> None:
     assert chat_keys(tmp_path) == {"chat_template": "j"}
 
 
+def test_chat_template_of_a_processor(tmp_path: Path) -> None:
+    put(tmp_path, tokenizer_json=small(), processor_config_json={"chat_template": "p"})
+    assert chat_keys(tmp_path) == {"chat_template": "p"}
+    put(tmp_path, chat_template_json={"chat_template": "j"})
+    assert chat_keys(tmp_path) == {"chat_template": "j"}
+
+
 @pytest.mark.parametrize("entry", [7, [{"name": "x"}], ["x"], {"default": "x"}])
 def test_a_chat_template_that_is_none(entry: Any, tmp_path: Path) -> None:
     put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": entry})
@@ -84,6 +91,7 @@ def test_a_template_that_does_not_parse_is_noted(template: str, why: str, tmp_pa
         "tokenizer_config.json: chat template 'default'": {"tokenizer_config_json": alone},
         "tokenizer_config.json: chat template 'tools'": {"tokenizer_config_json": {"chat_template": named}},
         "chat_template.json: chat template 'default'": {"chat_template_json": alone},
+        "processor_config.json: chat template 'default'": {"processor_config_json": alone},
     }
     for number, (place, files) in enumerate(places.items()):
         folder = tmp_path / str(number)

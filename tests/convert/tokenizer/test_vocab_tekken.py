@@ -10,6 +10,7 @@ import pytest
 
 from convert.architectures import ARCHITECTURES
 from convert.tokenizer.tokenizer import read_tokenizer
+from gguf_tools.errors import BadTokenizer
 from tests.convert.tokenizer.small_tokenizers import put, small, tekken_json, write_vocab_file
 from tests.support import oracle
 
@@ -42,6 +43,12 @@ def test_a_tokenizer_json_counts_before_it(tmp_path: Path) -> None:
 def test_chat_template_of_the_configuration(tmp_path: Path) -> None:
     put(tmp_path, tekken_json=tekken_json(), tokenizer_config_json={"chat_template": "{{ x }}"})
     assert read_tokenizer(tmp_path, {}).chat_templates.default == "{{ x }}"
+
+
+def test_another_size_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, tekken_json=tekken_json(), config_json={})
+    with pytest.raises(BadTokenizer, match=r"320 tokens, but config\.json says vocab_size 321"):
+        read_tokenizer(tmp_path, {"vocab_size": 321})
 
 
 @pytest.mark.skipif(not oracle.available(), reason="the xllamacpp wheel is not installed")
