@@ -8,7 +8,7 @@ for is tried with the library, on two short texts each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from convert.tokenizer.files import TokenizerFiles, library_errors
@@ -51,11 +51,25 @@ _PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 (llama_vocab::impl::load of src/llama-vocab.cpp)."""
 
 
+def _is_phi3(model_name: str) -> bool:
+    return any(name in model_name.lower() for name in _PHI3)
+
+
+def name_note(files: TokenizerFiles, tokens: Collection[str]) -> Iterator[str]:
+    """Yield a note where llama.cpp takes the model for Phi 3, and doesn't load a file without its tokens."""
+    missing = [text for text in (*_PHI3_KEEPS, "</s>") if text not in tokens]
+    if missing and _is_phi3(files.model_name):
+        yield (
+            f"the name {quoted(files.model_name)} says Phi 3, and llama.cpp doesn't load the file for want of"
+            f" a token {missing[0]}: give another --model-name"
+        )
+
+
 def _lost_attributes(library: Any, model_name: str) -> Iterator[tuple[str, str]]:
     """Yield (attribute, text of the token) for what llama.cpp does otherwise."""
     library.no_truncation()
     library.no_padding()
-    is_phi3 = any(name in model_name.lower() for name in _PHI3)
+    is_phi3 = _is_phi3(model_name)
     for token_id, token in library.get_added_tokens_decoder().items():
         text = token.content
         rstrip = is_phi3 and text not in _PHI3_KEEPS  # llama.cpp's

@@ -18,12 +18,12 @@ from typing import Any
 from convert.checkpoint.checkpoint import config_path
 from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
-from convert.tokenizer.added_tokens import attribute_notes
+from convert.tokenizer.added_tokens import attribute_notes, name_note
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.cuttings import CUTTINGS
 from convert.tokenizer.files import MAX_MEMORY, NO_QUIRKS, Quirks, TokenizerFiles
 from convert.tokenizer.pipeline_notes import PiecePipeline, byte_level_notes, normalizer_settings
-from convert.tokenizer.pretokenizers import find_pre_tokenizer
+from convert.tokenizer.pretokenizers import build_parts, find_pre_tokenizer
 from convert.tokenizer.sentencepiece_notes import missing_byte_note
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab
@@ -230,7 +230,8 @@ def _assembled(
     """
     special = special or read_special_tokens(files, vocab.tokens)
     templates = read_chat_templates(files)
-    notes = (*vocab.notes, *special.notes, *templates.notes, *notes)
+    named = name_note(files, frozenset(vocab.tokens))
+    notes = (*vocab.notes, *special.notes, *templates.notes, *notes, *named)
     normalizer = normalizer_settings(files.tokenizer_json)
     return Tokenizer(model, pre, vocab, special, templates, normalizer=normalizer, notes=notes, **settings)
 
@@ -286,7 +287,8 @@ def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None)
         raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: that of {path} is {vocab_tiktoken.PRE_TOKENIZER}")
     vocab = vocab_tiktoken.read_tiktoken_vocab(path, files)
     special = read_special_tokens(files, vocab.tokens, by_name=False)
-    return _assembled(files, "gpt2", vocab_tiktoken.PRE_TOKENIZER, vocab, special)
+    notes = _attribute_notes(files)
+    return _assembled(files, "gpt2", vocab_tiktoken.PRE_TOKENIZER, vocab, special, notes)
 
 
 def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
@@ -300,15 +302,16 @@ def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -
     return _assembled(files, "gpt2", pre, tekken.vocab, special, tokens_last=True)
 
 
-def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:
-    from tokenizers import Tokenizer as LibraryTokenizer
-    from tokenizers import models
-
-    # Added tokens and post-processor of a tokenizer.json count.
-    library = files.load() if files.tokenizer_json else LibraryTokenizer(models.BPE())
+def _attribute_notes(files: TokenizerFiles) -> tuple[str, ...]:
+    """Return notes on tokens that are added to a tokenizer.model or tiktoken.model."""
+    library = files.load() if files.tokenizer_json else build_parts(files.config_path)
     add_tokens_of_config(library, files)
+    return tuple(attribute_notes(library, files))
+
+
+def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:
+    notes = _attribute_notes(files)
     spm = read_spm_vocab(path, files)
     special = read_special_tokens(files, spm.vocab.tokens, spm.special_ids)
     prefix = None if spm.add_space_prefix else False
-    notes = tuple(attribute_notes(library, files))
     return _assembled(files, "llama", "default", spm.vocab, special, notes, add_space_prefix=prefix)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from convert.tokenizer.files import Quirks
 from convert.tokenizer.tokenizer import read_tokenizer
 from tests.convert.tokenizer.small_tokenizers import added, put, small, write_vocab_file
 from tests.convert.tokenizer.test_vocab_spm import train_spm
@@ -30,7 +32,9 @@ def flagged(token_id: int, text: str, *flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("place", ["tokenizer.json", "its configuration", "a named token", "tokenizer.model"])
+@pytest.mark.parametrize(
+    "place", ["tokenizer.json", "its configuration", "a named token", "tokenizer.model", "tiktoken.model"]
+)
 def test_an_attribute_is_named(place: str, flag: str, tmp_path: Path) -> None:
     entry = flagged(8, "<tool>", flag)
     files = {
@@ -40,12 +44,17 @@ def test_an_attribute_is_named(place: str, flag: str, tmp_path: Path) -> None:
         },
         "a named token": {"tokenizer_json": small(), "tokenizer_config_json": {"mask_token": entry}},
         "tokenizer.model": {"tokenizer_config_json": {"added_tokens_decoder": {"430": entry}}},
+        "tiktoken.model": {"tokenizer_config_json": {"added_tokens_decoder": {"256": entry}}},
     }  # fmt: skip
     if place == "tokenizer.model":
         train_spm(tmp_path)
+    if place == "tiktoken.model":
+        lines = (base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+        (tmp_path / place).write_bytes(b"".join(lines))
     put(tmp_path, **files[place])
-    options = {"vocab_size": 431} if place == "tokenizer.model" else {}
-    found = [n for n in read_tokenizer(tmp_path, options).notes if n.startswith("added tokens: ")]
+    config = {"vocab_size": 431} if place == "tokenizer.model" else {}
+    tokenizer = read_tokenizer(tmp_path, config, quirks=Quirks(tiktoken=True))
+    found = [note for note in tokenizer.notes if note.startswith("added tokens: ")]
     assert found == [f"added tokens: {EXAMPLES[flag]}"]
 
 
@@ -83,6 +92,14 @@ def test_what_llama_cpp_does_for_phi_3(name: str, expected: int, tmp_path: Path)
     tokens = [added(6, "<s>"), flagged(7, "</s>", "rstrip"), added(8, "<unk>"), added(9, "<|endoftext|>")]
     put(tmp_path, tokenizer_json=small(added_tokens=[*tokens, flagged(10, "<|end|>", "rstrip")]))
     assert len(notes(tmp_path, model_name=name)) == expected
+
+
+def test_a_name_with_which_llama_cpp_loads_no_file(tmp_path: Path) -> None:
+    put(tmp_path, tokenizer_json=small())
+    assert read_tokenizer(tmp_path, {}, model_name="My Phi3").notes[-1] == (
+        "the name 'My Phi3' says Phi 3, and llama.cpp doesn't load the file for want of a token <unk>: give"
+        " another --model-name"
+    )
 
 
 def test_a_token_beside_which_llama_cpp_strips_of_itself(tmp_path: Path) -> None:
