@@ -22,6 +22,7 @@ from gguf_tools.files.named_files import parse_json, read_input
 from gguf_tools.findings import listed
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.hub.names import folder_name
 from gguf_tools.text import shown
 
 MODULES_NAME = "modules.json"
@@ -38,6 +39,7 @@ _OLD_NAMES: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_RERANKER = "qwen3-reranker"
 _WITHOUT_EFFECT = ("Transformer", "Normalize", "Dropout")
 """Modules that need nothing: the model itself, the length of vectors, which programs see to, and training."""
 
@@ -61,16 +63,17 @@ class EmbeddingFiles:
 
 
 def read_embedding_files(folder: Path, architecture: str, family: Metadata) -> EmbeddingFiles:
-    """Return what the files in a checkpoint's folder say; nothing where there is no modules.json.
+    """Return what the files in a checkpoint's folder say. Without a modules.json there are no embeddings.
 
     family  the keys of the model's family, for the length of its context
     raises  BadConfig for a file that can't be read, or has another form than sentence-transformers writes
     """
     path = folder / MODULES_NAME
+    reranker = tuple(_reranker_note(folder))
     if not path.exists():
-        return EmbeddingFiles()
+        return EmbeddingFiles(notes=reranker)
     pooling_type: int | None = None
-    notes: list[str] = []
+    notes = list(reranker)
     for kind, place in _modules(path):
         if kind.endswith("Pooling"):
             pooling_type, more = _pooling(folder / place / "config.json")
@@ -82,6 +85,20 @@ def read_embedding_files(folder: Path, architecture: str, family: Metadata) -> E
     notes += _length_notes(folder / "sentence_bert_config.json", context.data if context else None)
     notes += _prompt_notes(folder / "config_sentence_transformers.json")
     return EmbeddingFiles(pooling_type, tuple(notes))
+
+
+def _reranker_note(folder: Path) -> Iterator[str]:
+    """Yield a note on a Qwen 3 that ranks texts, which llama.cpp's converter knows by the same signs."""
+    card = folder / "README.md"
+    try:
+        text = read_input(card, MAX_BYTES, BadConfig).decode(errors="replace") if card.is_file() else ""
+    except BadConfig:  # a card that can't be read is reported with the names that it has
+        text = ""
+    if _RERANKER in folder_name(folder).lower() or f"# {_RERANKER}" in text.lower():
+        yield (
+            "a reranker: the file is its language model, which ranks by the next token, yes or no;"
+            " llama.cpp's /rerank needs a classifier, which is not made"
+        )
 
 
 def _modules(path: Path) -> Iterator[tuple[str, str]]:

@@ -117,6 +117,19 @@ def test_what_makes_no_difference(tmp_path: Path) -> None:
     assert read_embedding_files(tmp_path / "other", "x", {}).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "card", "expected"),
+    [("Qwen3-Reranker-0.6B", None, 1), ("mine", "# Qwen3-Reranker-4B", 1), ("mine", "of Qwen3-Reranker", 0)],
+)
+def test_a_reranker(name: str, card: str | None, expected: int, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    if card is not None:
+        (folder / "README.md").write_text(card)
+    found = read_embedding_files(folder, "qwen3", {})
+    assert len([note for note in found.notes if "needs a classifier, which is not made" in note]) == expected
+
+
 def test_a_missing_pooling(tmp_path: Path) -> None:
     write(tmp_path, {})
     (tmp_path / "1_Pooling" / "config.json").unlink()
