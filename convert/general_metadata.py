@@ -117,6 +117,15 @@ _GENERATION_NAMES = {
     keys.SAMPLING_PENALTY_REPEAT: ("penalty_repeat", "repetition_penalty"),
 }
 
+# Settings of GenerationConfig (transformers 5) that have no key, and the values with which they do nothing.
+_WITHOUT_KEY: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": (), "penalty_alpha": (0.0,),
+    "encoder_repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,), "guidance_scale": (1.0,),
+    "bad_words_ids": ([],), "sequence_bias": ({},), "begin_suppress_tokens": ([],), "stop_strings": ([],),
+    "forced_bos_token_id": (), "forced_eos_token_id": (), "exponential_decay_length_penalty": (),
+    "min_length": (0,), "min_new_tokens": (0,), "num_beams": (1,),
+}  # fmt: skip
+
 # Names in a model card: plain, with model_ before them, and a few habits of card writers.
 _CARD_NAMES = {
     keys.NAME: ("name", "model_name"),
@@ -316,6 +325,7 @@ def _source(entry: object, n_params: int) -> dict[str, str]:
 
 
 def _read_generation_config(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return the sampling settings by key, and a note on those that have none."""
     if not path.is_file():
         return {}, None
     try:
@@ -330,7 +340,8 @@ def _read_generation_config(path: Path) -> tuple[dict[str, Any], str | None]:
         value = next((entries[name] for name in names if entries.get(name) is not None), None)
         if _suits(value, kind):
             facts[key] = value
-    return facts, None
+    lost = [name for name, idle in _WITHOUT_KEY.items() if entries.get(name) not in (None, *idle)]
+    return facts, f"{path.name}: {', '.join(lost)}: left out, a GGUF file has no key" if lost else None
 
 
 def _read_override(path: Path | None) -> tuple[dict[str, Any], list[str]]:

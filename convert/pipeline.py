@@ -15,13 +15,14 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Unpack
+from typing import Any, Unpack
 
 from convert.architectures import find_architecture
 from convert.architectures.base import Architecture, Conversion, build, metadata_of, options_of
 from convert.architectures.rules import OutputTensor
 from convert.architectures.vision import find_tower
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
+from convert.embedding_files import EmbeddingFiles, read_embedding_files
 from convert.general_metadata import GeneralMetadata, general_metadata
 from convert.model_names import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
@@ -182,7 +183,7 @@ def plan_run(
 
 @dataclass(frozen=True)
 class _Model:
-    """The metadata of a model: the general keys, the family's keys and the tokenizer.
+    """The metadata of a model: the general keys, the family's keys, those of embeddings and the tokenizer.
 
     tokenizer  None for a tower, which has no text
     """
@@ -191,6 +192,7 @@ class _Model:
     family: Metadata
     architecture: str
     tokenizer: Tokenizer | None
+    embedding: EmbeddingFiles
 
     def metadata(self, file_type: str) -> dict[str, Value]:
         """Return all keys of a file whose general.file_type is the number of the recipe `file_type`."""
@@ -201,6 +203,7 @@ class _Model:
             keys.ARCHITECTURE: Value.string(self.architecture),
             **self.general.metadata(),
             **family,
+            **self.embedding.metadata(self.architecture),
             keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
             **(self.tokenizer.metadata() if self.tokenizer else {}),
         }
@@ -238,10 +241,14 @@ def prepare(
         counts=count_parameters((info.name, info.shape) for info in infos),
         type_="mmproj" if options.mmproj else "model",
     )
-    tokenizer = None if options.mmproj else read_tokenizer(
-        folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
-    )  # fmt: skip
-    model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
+    tokenizer = None
+    if not options.mmproj:
+        tokenizer = _tokenizer(folder, checkpoint.config, options, architecture, general)
+    gguf_name = conversion.architecture.gguf_name
+    embedding = EmbeddingFiles()
+    if tokenizer:
+        embedding = read_embedding_files(folder, gguf_name, conversion.metadata)
+    model = _Model(general, conversion.metadata, gguf_name, tokenizer, embedding)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     if options.keep_grid:
         options = replace(options, types=with_grids(options.types, sources))
@@ -255,7 +262,7 @@ def prepare(
     sizes = model.metadata(F32.name), infos, options.pad, decide, str(folder)
     made = decide_padded(*sizes, hidden=options.pad_hidden)
     plan, metadata, padding = made.plan, made.metadata, made.padding
-    said = (*conversion.notes, *general.notes, *(tokenizer.notes if tokenizer else ()))
+    said = (*conversion.notes, *general.notes, *(tokenizer.notes if tokenizer else ()), *embedding.notes)
     plan = replace(plan, notes=(*notes, *said, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     lost = lost_grids(sources, options.types.grids) if options.keep_grid and options.types else ()
@@ -266,6 +273,22 @@ def prepare(
     rows = row_sources(plan, sources, spec, padding)
     outputs = _outputs(path, metadata, plan, options)
     return Preparation(plan, outputs, source_bytes(plan, infos), padding), rows
+
+
+def _tokenizer(
+    folder: Path,
+    config: Mapping[str, Any],
+    options: ConvertOptions,
+    architecture: Architecture,
+    general: GeneralMetadata,
+) -> Tokenizer:
+    return read_tokenizer(
+        folder,
+        config,
+        pre_tokenizer=options.pre_tokenizer,
+        quirks=architecture.quirks,
+        model_name=str(general.facts[keys.NAME]),
+    )
 
 
 def _for_program(
@@ -349,19 +372,18 @@ def prepare_vocab(
     general = general_metadata(
         folder, config, model_name=options.model_name, metadata_file=options.metadata_file
     )
-    tokenizer = read_tokenizer(
-        folder, config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
-    )
+    tokenizer = _tokenizer(folder, config, options, architecture, general)
     model_config = architecture.read_config(config, path_of_config)
     choices = options_of(architecture, options.family_choices, config)
     family = metadata_of(
         architecture, model_config, architecture.resolve_options(model_config, choices, None)
     )
-    model = _Model(general, family, architecture.gguf_name, tokenizer)
+    embedding = read_embedding_files(folder, architecture.gguf_name, family)
+    model = _Model(general, family, architecture.gguf_name, tokenizer, embedding)
     named = isinstance(options.outtype, str) and is_outtype(options.outtype)
     outtype = str(options.outtype) if named else "auto"
     plan = outtype_plan((), resolve_outtype(outtype, ()))
-    plan = replace(plan, notes=(*general.notes, *tokenizer.notes))
+    plan = replace(plan, notes=(*general.notes, *tokenizer.notes, *embedding.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=True)
     return Preparation(plan, _outputs(path, model.metadata(plan.file_type), plan, options), 0)
 

@@ -32,6 +32,9 @@ from gguf_tools.text import size_text
 SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
 """Patterns of config.json, the tokenizer's files, the index and the model card. No code is among them."""
 
+SMALL_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json")
+"""Patterns of those in folders: named chat templates, and the modules of sentence-transformers."""
+
 MAX_SMALL_BYTES = 256 << 20
 """Maximum size of such a file; the largest tokenizer.json are a tenth of it."""
 
@@ -144,11 +147,9 @@ def weight_files(
 
 
 def _is_small(file: ListedFile) -> bool:
-    return (
-        "/" not in file.name
-        and any(fnmatch(file.name, pattern) for pattern in SMALL_NAMES)
-        and (file.n_bytes or 0) <= MAX_SMALL_BYTES
-    )
+    patterns = SMALL_FOLDERS if "/" in file.name else SMALL_NAMES
+    is_wanted = any(fnmatch(file.name, pattern) for pattern in patterns)
+    return is_wanted and file.name.count("/") <= 1 and (file.n_bytes or 0) <= MAX_SMALL_BYTES
 
 
 def is_offline() -> bool:

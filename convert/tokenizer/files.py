@@ -1,11 +1,7 @@
-"""The files about a tokenizer in a checkpoint's folder, each read once, and what its family adds to them.
-
-Chat templates, which turn a conversation into a prompt, are files of their own or entries of the others.
-"""
+"""The JSON files about a tokenizer in a checkpoint's folder, each read once, and what its family adds."""
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +12,6 @@ from typing import Any
 from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.vocab import MAX_VOCAB
 from gguf_tools.errors import BadConfig, BadTokenizer, ToolkitError
-from gguf_tools.files.named_files import read_input
 from gguf_tools.text import shown
 
 
@@ -29,9 +24,7 @@ class Quirks:
                      names one
     adds_bos         whether text begins with the bos token, whatever the files say
     tiktoken         whether the family's tiktoken.model is read; see vocab_tiktoken
-    tekken           whether the family's tekken.json is read; see vocab_tekken
-    sentencepiece    whether a tokenizer.model counts before tokenizer.json, and a tokenizer.json with the
-                     tokens of a SentencePiece model is enough
+    sentencepiece    whether a tokenizer.model counts before tokenizer.json
     states_prefix    whether add_prefix_space of tokenizer_config.json is written
     space_prefix     what add_space_prefix of a SentencePiece vocabulary is; None: not said
     of_size          number of tokens -> kind -> id: special tokens of vocabularies known by their size
@@ -44,7 +37,6 @@ class Quirks:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     adds_bos: bool = False
     tiktoken: bool = False
-    tekken: bool = False
     sentencepiece: bool = False
     states_prefix: bool = False
     space_prefix: bool | None = None
@@ -84,8 +76,9 @@ merges, is counted as 289 MiB, and takes half of that."""
 class TokenizerFiles:
     """What a folder's JSON files say about its tokenizer. A file is read when it is first asked for.
 
-    config  config.json
-    quirks  of the model's family
+    config      config.json
+    quirks      of the model's family
+    model_name  what general.name calls the model
 
     The objects are empty where there is no such file; a broken one raises BadTokenizer.
     """
@@ -93,6 +86,7 @@ class TokenizerFiles:
     folder: Path
     config: Mapping[str, Any]
     quirks: Quirks = NO_QUIRKS
+    model_name: str = ""
 
     @cached_property
     def tokenizer_json(self) -> Mapping[str, Any]:
@@ -107,6 +101,10 @@ class TokenizerFiles:
         return read_json_object_if_there(self.folder / "special_tokens_map.json", BadTokenizer)
 
     @cached_property
+    def added_tokens(self) -> Mapping[str, Any]:
+        return read_json_object_if_there(self.added_path, BadTokenizer)
+
+    @cached_property
     def vocab_size(self) -> int | None:
         """The rows of the embedding as config.json states them; raises BadConfig for an impossible number."""
         vocab_size = self.config.get("vocab_size")
@@ -119,6 +117,10 @@ class TokenizerFiles:
     @property
     def json_path(self) -> Path:
         return self.folder / "tokenizer.json"
+
+    @property
+    def added_path(self) -> Path:
+        return self.folder / "added_tokens.json"
 
     @property
     def config_path(self) -> Path:
@@ -153,74 +155,3 @@ def library_errors(path: Path, what: str) -> Iterator[None]:
         if isinstance(cause, Exception) or type(cause).__name__ == "PanicException":
             raise BadTokenizer(f"{path}: {what}: {shown(str(cause))}") from cause
         raise
-
-
-MAX_BYTES = 8 << 20
-
-_IN_A_KEY = frozenset(string.ascii_letters + string.digits)
-
-
-@dataclass(frozen=True)
-class ChatTemplates:
-    """default is what llama.cpp uses unless told a name; named are the others."""
-
-    default: str | None = None
-    named: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def read_chat_templates(files: TokenizerFiles, *, with_config: bool = True) -> ChatTemplates:
-    """Return the templates of the first source that has any.
-
-    1. chat_template.jinja and additional_chat_templates/*.jinja
-    2. tokenizer_config.json: one text, or a list of {"name", "template"}
-    3. chat_template.json
-
-    This is transformers' order; llama.cpp's converter asks 2 before 1. A note says when that matters.
-
-    with_config  False: pass 2 over, for tokenizers whose programs don't know that file
-    raises       BadTokenizer for a template that is not a string
-    """
-    in_files = _jinja_files(files.folder)
-    stated = files.tokenizer_config.get("chat_template") if with_config else None
-    in_config = _named_templates(files.config_path, stated)
-    path = files.folder / "chat_template.json"
-    in_json = _named_templates(path, read_json_object_if_there(path, BadTokenizer).get("chat_template"))
-
-    chosen = in_files or in_config or in_json
-    notes: list[str] = []
-    if in_files and in_config and in_files != in_config:
-        notes.append("chat template: chat_template.jinja is used; tokenizer_config.json has another one")
-    if chosen and "default" not in chosen:
-        notes.append(f"chat template: none is named default, only {', '.join(chosen)}")
-    named = {_key_part(name): template for name, template in chosen.items() if name not in ("default", "")}
-    return ChatTemplates(chosen.get("default"), named, tuple(notes))
-
-
-def _jinja_files(folder: Path) -> dict[str, str]:
-    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if (main := folder / "chat_template.jinja").is_file():
-        paths = {"default": main, **paths}
-    try:
-        return {
-            name: read_input(path, MAX_BYTES, BadTokenizer).decode("utf-8") for name, path in paths.items()
-        }
-    except UnicodeDecodeError as cause:
-        raise BadTokenizer(f"{folder}: a chat template can't be read: {cause}") from cause
-
-
-def _named_templates(path: Path, entry: object) -> dict[str, str]:
-    if entry is None:
-        return {}
-    if isinstance(entry, str):
-        return {"default": entry}
-    if isinstance(entry, list) and all(isinstance(choice, Mapping) for choice in entry):
-        pairs = [(choice.get("name", ""), choice.get("template")) for choice in entry]
-        if all(isinstance(part, str) for pair in pairs for part in pair):
-            return dict(pairs)
-    raise BadTokenizer(f'{path}: chat_template is neither a text nor a list of {{"name", "template"}}')
-
-
-def _key_part(name: str) -> str:
-    """Return a template's name as part of a metadata key, with _ for all but ASCII letters and digits."""
-    return "".join(char if char in _IN_A_KEY else "_" for char in name)

@@ -280,16 +280,17 @@ def build_pipeline(path: Path, pre_tokenizer: Mapping[str, Any] | None) -> Any:
 
     raises  BadTokenizer when the library can't build it
     """
+    return build_parts(path, pre_tokenizer=pre_tokenizer).pre_tokenizer
+
+
+def build_parts(path: Path, **parts: Any) -> Any:
+    """Return a tokenizer of the library with some parts of a tokenizer.json and no tokens; raises alike."""
     from tokenizers import Tokenizer
 
-    shell: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": pre_tokenizer,
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    with library_errors(path, "pre_tokenizer can't be built"):
-        return Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    shell = {"version": "1.0", "added_tokens": [], "model": model, **parts}
+    with library_errors(path, f"{' and '.join(parts)} can't be built"):
+        return Tokenizer.from_str(json.dumps(shell))
 
 
 def cuts_alike(one: Cut, other: Cut) -> bool:

@@ -4,9 +4,12 @@ Before it returns a single piece, the library builds a trie of all pieces and a 
 and some versions crash there on a hostile file. A vocabulary needs only this:
 
     ModelProto       1  pieces: messages     2  trainer: message      3  normalizer: message
+                     5  denormalizer: message of the same form
     piece            1  text: bytes          2  score: float32        3  kind: number, see Kind
     trainer          3  type of the model: number                     45 to 48  texts of unk, bos, eos, pad
-    normalizer       3  whether a text gets a leading space: number
+                     24 whether a word's space stands behind it: number
+    normalizer       1  name: bytes          2  table of characters: bytes
+                     3, 4, 5  numbers, see Normalizer
 
 A field begins with its number and wire type. Of a repeated field the last one counts; repeated messages are
 merged. These are refused: a file that is cut off, a piece without text or with the text of another, and more
@@ -56,17 +59,38 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Normalizer:
+    """How text is changed before it is cut.
+
+    charsmap             a table of characters and what takes their place, for the tokenizers library; empty
+                         where all stay as they are
+    add_space_prefix     a text gets a leading space
+    drops_extra_spaces   leading and trailing spaces are left out, and all but one of several
+    escapes_spaces       a space becomes ▁
+    """
+
+    name: str = ""
+    charsmap: bytes = b""
+    add_space_prefix: bool = True
+    drops_extra_spaces: bool = True
+    escapes_spaces: bool = True
+
+
+@dataclass(frozen=True)
 class SentencePieceModel:
     """What a tokenizer.model says.
 
-    special_ids       kind ("bos", "eos", "unk", "pad") -> id, of those that the model has
-    add_space_prefix  whether a text gets a leading space
+    special_ids     kind ("bos", "eos", "unk", "pad") -> id, of those that the model has
+    denormalizer    how text is changed that was put together from pieces
+    space_is_last   the leading space of a text stands behind it instead
     """
 
     model_type: int
     pieces: tuple[Piece, ...]
     special_ids: Mapping[str, int]
-    add_space_prefix: bool
+    normalizer: Normalizer
+    denormalizer: Normalizer
+    space_is_last: bool
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
@@ -83,7 +107,7 @@ _SPECIAL = (("bos", 46, "<s>"), ("eos", 47, "</s>"), ("unk", 45, "<unk>"), ("pad
 
 
 def _model(data: bytes) -> SentencePieceModel:
-    messages: dict[int, list[bytes]] = {1: [], 2: [], 3: []}
+    messages: dict[int, list[bytes]] = {1: [], 2: [], 3: [], 5: []}
     for number, _, value in _fields(data):
         if number in messages and isinstance(value, bytes):
             messages[number].append(value)
@@ -91,13 +115,20 @@ def _model(data: bytes) -> SentencePieceModel:
                 raise ValueError(f"more than {MAX_PIECES} pieces")
     pieces = tuple(map(_piece, messages[1]))
     ids = _ids_of(pieces)
-    trainer, normalizer = (b"".join(messages[number]) for number in (2, 3))
+    trainer, normalizer, denormalizer = (b"".join(messages[number]) for number in (2, 3, 5))
     return SentencePieceModel(
         model_type=_number(trainer, 3, ModelType.UNIGRAM),
         pieces=pieces,
         special_ids=dict(_special_ids(pieces, ids, trainer)),
-        add_space_prefix=bool(_number(normalizer, 3, 1)),
+        normalizer=_normalizer(normalizer),
+        denormalizer=_normalizer(denormalizer),
+        space_is_last=bool(_number(trainer, 24, 0)),
     )
+
+
+def _normalizer(message: bytes) -> Normalizer:
+    flags = (bool(_number(message, number, 1)) for number in (3, 4, 5))
+    return Normalizer(_text(message, 1, ""), _last(message, 2, b""), *flags)
 
 
 def _special_ids(
@@ -184,5 +215,9 @@ def _number(message: bytes, number: int, default: int) -> int:
 
 
 def _text(message: bytes, number: int, default: str) -> str:
+    return _last(message, number, default.encode()).decode("utf-8")
+
+
+def _last(message: bytes, number: int, default: bytes) -> bytes:
     values = [value for n, type_, value in _fields(message) if n == number and type_ == _BYTES]
-    return bytes(values[-1]).decode("utf-8") if values else default
+    return bytes(values[-1]) if values else default

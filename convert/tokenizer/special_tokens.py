@@ -22,6 +22,7 @@ from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.text import quoted
 
 _ENDS = ("bos", "eos", "eot", "eom", "pad")
 """Kinds that are looked for in more files than llama.cpp's converter reads."""
@@ -89,6 +90,9 @@ def read_special_tokens(
             named = _after_roberta(named, processor)
         elif kind == "TemplateProcessing":
             named = _after_template(named, processor)
+        elif kind == "BertProcessing":
+            cls, sep = ((processor.get(name) or [None])[0] for name in ("cls", "sep"))
+            named = named.noting(f"tokenizer.json puts {cls!r} before and {sep!r} behind a text: left out")
     adds, add_notes = _adds(named, tokenizer_config, byte_level)
     if quirks.adds_bos and adds.get("bos") is not True:
         adds["bos"] = True
@@ -96,7 +100,8 @@ def read_special_tokens(
     named_tokens = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))} if by_name else {}
     candidates = _candidates(files, named, named_tokens, default_ids or {})
     ids, id_notes = _ids(files.folder, candidates, len(tokens))
-    return SpecialTokens(ids, adds, (*named.notes, *add_notes, *id_notes))
+    ends = _unknown_ends(files, tokens, set(ids.values()))
+    return SpecialTokens(ids, adds, (*named.notes, *add_notes, *id_notes, *ends))
 
 
 def _text(source: Mapping[str, Any], kind: str) -> str | None:
@@ -126,6 +131,9 @@ def _after_roberta(named: _Named, processor: Mapping[str, Any]) -> _Named:
 def _after_template(named: _Named, processor: Mapping[str, Any]) -> _Named:
     single = processor.get("single") or []
     pair = processor.get("pair") or []
+    if others := [text for element in single[1:-1] if (text := _special(element))]:
+        texts = ", ".join(map(quoted, others))
+        named = named.noting(f"tokenizer.json puts {texts} beside a text, next to its ends: left out")
     first = _special(single[0]) if len(single) > 1 else None
     last = _special(single[-1]) if len(single) > 1 else None
     if first:
@@ -218,9 +226,7 @@ def _candidates(
     files: TokenizerFiles, named: _Named, id_of: Mapping[str, int], default_ids: Mapping[str, int]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (file, kind -> id) for each source of ids; the first that has a kind counts."""
-    generation_config: Mapping[str, Any] = {}
-    with suppress(BadTokenizer):  # a broken one is reported with the sampling settings, which it is for
-        generation_config = read_json_object_if_there(files.folder / "generation_config.json", BadTokenizer)
+    generation_config = _generation_config(files)
     added = added_tokens_in(files.json_path, files.tokenizer_json)
     id_of_added: dict[str | None, int] = dict(reversed(added))
 
@@ -235,26 +241,60 @@ def _candidates(
     listed = files.special_tokens_map
     yield "special_tokens_map.json", by_kind(lambda kind: id_of.get(_text(listed, kind) or ""), _ENDS)
     yield "generation_config.json", by_kind(lambda kind: generation_config.get(f"{kind}_token_id"), _ENDS)
-    yield "generation_config.json", {"eos": _first(generation_config.get("eos_token_id"))}
     yield "tokenizer.model", default_ids
+
+
+def _generation_config(files: TokenizerFiles) -> Mapping[str, Any]:
+    with suppress(BadTokenizer):  # a broken one is reported with the sampling settings, which it is for
+        return read_json_object_if_there(files.folder / "generation_config.json", BadTokenizer)
+    return {}
 
 
 def _ids(
     folder: Path, sources: Iterable[tuple[str, Mapping[str, Any]]], n_tokens: int
 ) -> tuple[dict[str, int], list[str]]:
+    """Return the id of each kind, the first of several, and notes on what is left out."""
     ids: dict[str, int] = {}
     notes: list[str] = []
     for file_name, candidates in sources:
-        for kind, token_id in candidates.items():
-            if kind in ids or not isinstance(token_id, int):
+        for kind, stated in candidates.items():
+            token_id, *others = stated if isinstance(stated, list) and stated else [stated]
+            if kind in ids or type(token_id) is not int:
                 continue
             if 0 <= token_id < n_tokens:
                 ids[kind] = token_id
+                if others and kind != "eos":
+                    notes.append(f"{file_name}: {kind}_token_id has {len(others) + 1} ids: the first counts")
             else:
                 notes.append(f"{file_name}: {kind} token id {token_id} is none of {n_tokens}: left out")
     notes += [f"no {kind} token found in {folder}" for kind in ("bos", "eos") if kind not in ids]
     return ids, notes
 
 
-def _first(ids: object) -> object:
-    return ids[0] if isinstance(ids, list) and ids else None
+_KNOWN_ENDS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
+    "[e~[", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>",
+    "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+))  # fmt: skip
+"""Tokens that end a text in llama.cpp whatever the file says (special_eog_ids in src/llama-vocab.cpp)."""
+
+
+def _unknown_ends(files: TokenizerFiles, tokens: Sequence[str], known: set[int]) -> Iterator[str]:
+    """Yield a note for each file with ends of a text that llama.cpp doesn't know: a GGUF file has one eos."""
+    known = set(known)
+    sources = {"config.json": files.config, "generation_config.json": _generation_config(files)}
+    for file_name, source in sources.items():
+        stated = source.get("eos_token_id")
+        ids = stated if isinstance(stated, list) else []
+        found = [i for i in ids if type(i) is int and 0 <= i < len(tokens) and i not in known]
+        lost = [i for i in dict.fromkeys(found) if tokens[i] not in _KNOWN_ENDS]
+        known.update(lost)
+        if lost:
+            texts = ", ".join(f"{quoted(tokens[token_id])} ({token_id})" for token_id in lost[:3])
+            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+            yield (
+                f"{file_name}: eos_token_id lists {texts}{more}, too: a GGUF file has one eos token, and"
+                " llama.cpp goes on after these"
+            )

@@ -10,26 +10,24 @@ Everything is read as data (JSON, protocol buffer); no code of the checkpoint's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from convert.checkpoint.checkpoint import config_path
 from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
+from convert.tokenizer.added_tokens import attribute_notes, name_note
+from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.cuttings import CUTTINGS
-from convert.tokenizer.files import (
-    MAX_MEMORY,
-    NO_QUIRKS,
-    ChatTemplates,
-    Quirks,
-    TokenizerFiles,
-    read_chat_templates,
-)
-from convert.tokenizer.pretokenizers import find_pre_tokenizer
+from convert.tokenizer.files import MAX_MEMORY, NO_QUIRKS, Quirks, TokenizerFiles
+from convert.tokenizer.pipeline_notes import PiecePipeline, byte_level_notes, normalizer_settings
+from convert.tokenizer.pretokenizers import build_parts, find_pre_tokenizer
+from convert.tokenizer.sentencepiece_notes import missing_byte_note
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab
-from convert.tokenizer.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
+from convert.tokenizer.vocab_bpe import add_tokens_of_config, is_byte_level_bpe, read_bpe_vocab
 from convert.tokenizer.vocab_spm import (
     is_sentencepiece_bpe,
     read_merged_pieces,
@@ -61,12 +59,12 @@ _ADD_KEYS = {
     "sep": keys.TOKENIZER_ADD_SEP,
 }
 _NORMALIZER_KEY = "tokenizer.ggml.normalizer.{name}"
-_NORMALIZER_SETTINGS = ("lowercase", "strip_accents")
 
 # Two names of one cutting: llama.cpp tells DeepSeek's distills of Qwen by the token that they begin with.
 _QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
 
-_OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "spiece.model")
+_OTHER_TOKENIZER_FILES = ("tiktoken.model", "vocab.json", "merges.txt", "spiece.model")
+_SAVE = "save the tokenizer as tokenizer.json first (AutoTokenizer.from_pretrained, then save_pretrained)"
 
 
 @dataclass(frozen=True)
@@ -143,16 +141,18 @@ def read_tokenizer(
     *,
     pre_tokenizer: str | None = None,
     quirks: Quirks = NO_QUIRKS,
+    model_name: str = "",
 ) -> Tokenizer:
     """Return the tokenizer in a checkpoint's folder.
 
     config         config.json, for vocab_size and special token ids
     pre_tokenizer  name of llama.cpp's pre-tokenizer, in place of recognising it
     quirks         of the model's family
+    model_name     what general.name calls the model, which llama.cpp knows some by
     raises         BadTokenizer when the files are missing, damaged, or ask for what llama.cpp can't do;
                    BadRequest when pre_tokenizer is given and there is nothing it could apply to
     """
-    files = TokenizerFiles(folder, config, quirks)
+    files = TokenizerFiles(folder, config, quirks, model_name)
     return _with_quirks_of_size(_with_stated_prefix(_read(files, pre_tokenizer), files), quirks)
 
 
@@ -180,18 +180,17 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     has_model = model_path.is_file()
     if is_byte_level_bpe(tokenizer_json) and not (quirks.sentencepiece and has_model):
         return _read_byte_level(files, pre_tokenizer)
+    if tekken_path.is_file() and not tokenizer_json:
+        return _read_tekken(tekken_path, files, pre_tokenizer)
     if has_model:
         _refuse_pre_tokenizer(pre_tokenizer, model_path)
         return _read_sentencepiece(model_path, files)
     if quirks.merged_pieces is not None and is_sentencepiece_bpe(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
-        vocab = read_merged_pieces(files, quirks.merged_pieces)
-        return _assembled(files, "gemma4", "", vocab, add_space_prefix=False)
-    if quirks.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
+        return _read_merged_pieces(files, quirks.merged_pieces)
+    if is_sentencepiece_bpe(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
-        return _assembled(files, "llama", "default", read_spm_json_vocab(files))
-    if quirks.tekken and tekken_path.is_file():
-        return _read_tekken(tekken_path, files, pre_tokenizer)
+        return _read_pieces(files)
     if quirks.tiktoken and not tokenizer_json and tiktoken_path.is_file():
         return _read_tiktoken(tiktoken_path, files, pre_tokenizer)
     if tokenizer_json:
@@ -206,7 +205,7 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     others = [name for name in _OTHER_TOKENIZER_FILES if (folder / name).is_file()]
     raise BadTokenizer(
         f"{folder}: no tokenizer.json and no tokenizer.model"
-        + (f"; found {', '.join(others)}: save the tokenizer as tokenizer.json first" if others else "")
+        + (f"; found {', '.join(others)}: {_SAVE}" if others else "")
     )
 
 
@@ -222,18 +221,19 @@ def _assembled(
     vocab: Vocab,
     special: SpecialTokens | None = None,
     notes: Sequence[str] = (),
-    templates: ChatTemplates | None = None,
     **settings: Any,
 ) -> Tokenizer:
-    """Return the tokenizer, with the folder's special tokens and chat templates where none are given.
+    """Return the tokenizer with the folder's chat templates, and its special tokens where none are given.
 
     notes     what is not carried over, besides what vocabulary, special tokens and templates note
     settings  other fields of Tokenizer
     """
     special = special or read_special_tokens(files, vocab.tokens)
-    templates = templates or read_chat_templates(files)
-    notes = (*vocab.notes, *special.notes, *templates.notes, *notes)
-    return Tokenizer(model, pre, vocab, special, templates, notes=notes, **settings)
+    templates = read_chat_templates(files)
+    named = name_note(files, frozenset(vocab.tokens))
+    notes = (*vocab.notes, *special.notes, *templates.notes, *notes, *named)
+    normalizer = normalizer_settings(files.tokenizer_json)
+    return Tokenizer(model, pre, vocab, special, templates, normalizer=normalizer, notes=notes, **settings)
 
 
 def _read_byte_level(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
@@ -244,20 +244,42 @@ def _read_byte_level(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokeni
         files.json_path, tokenizer_json.get("pre_tokenizer"), ignore_merges=ignore_merges, name=pre_tokenizer
     )
     special = read_special_tokens(files, vocab.tokens)
-    normalizers = list(_flat(tokenizer_json.get("normalizer")))
-    lost = [str(normalizer.get("type")) for normalizer in normalizers]
-    notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
+    notes = list(byte_level_notes(tokenizer_json, vocab))
     if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
         pre = _QWEN_WITH_BOS
     if pre_tokenizer is None:
         pre = files.quirks.pre_tokenizers.get(pre, pre)
     if CUTTINGS[pre].ignore_merges != ignore_merges:
-        notes.append(
-            f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
-            " opposite: a word that is a token itself may be cut otherwise"
-        )
-    settings = _normalizer_settings(normalizers)
-    return _assembled(files, "gpt2", pre, vocab, special, notes, normalizer=settings)
+        notes.append(_merges_note(pre, ignore_merges))
+    return _assembled(files, "gpt2", pre, vocab, special, notes)
+
+
+def _merges_note(pre: str, ignore_merges: bool) -> str:
+    return (
+        f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
+        " opposite: a word that is a token itself may be cut otherwise"
+    )
+
+
+def _read_merged_pieces(files: TokenizerFiles, visible: Container[str]) -> Tokenizer:
+    vocab = read_merged_pieces(files, visible)
+    pipeline = PiecePipeline(files.json_path, files.tokenizer_json)
+    notes = list(pipeline.notes(vocab, space_prefix=False))
+    if files.tokenizer_json["model"].get("ignore_merges"):
+        notes.append(_merges_note("gemma4", True))
+    return _assembled(files, "gemma4", "", vocab, notes=notes, add_space_prefix=False)
+
+
+def _read_pieces(files: TokenizerFiles) -> Tokenizer:
+    vocab = read_spm_json_vocab(files)
+    pipeline = PiecePipeline(files.json_path, files.tokenizer_json)
+    prefix = None if pipeline.adds_space_prefix() else False
+    tokenizer = _with_stated_prefix(
+        _assembled(files, "llama", "default", vocab, add_space_prefix=prefix), files
+    )
+    lost = pipeline.notes(vocab, space_prefix=tokenizer.add_space_prefix is not False)
+    missing = missing_byte_note(files.json_path, vocab.tokens)
+    return replace(tokenizer, notes=(*tokenizer.notes, *lost, *missing))
 
 
 def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
@@ -265,50 +287,31 @@ def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None)
         raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: that of {path} is {vocab_tiktoken.PRE_TOKENIZER}")
     vocab = vocab_tiktoken.read_tiktoken_vocab(path, files)
     special = read_special_tokens(files, vocab.tokens, by_name=False)
-    return _assembled(files, "gpt2", vocab_tiktoken.PRE_TOKENIZER, vocab, special)
+    notes = _attribute_notes(files)
+    return _assembled(files, "gpt2", vocab_tiktoken.PRE_TOKENIZER, vocab, special, notes)
 
 
 def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     content = read_json_object(path, BadTokenizer, most_memory=MAX_MEMORY)
-    tekken = vocab_tekken.read_tekken_vocab(path, content, files.vocab_size)
+    tekken = vocab_tekken.read_tekken_vocab(path, content, files.vocab_size, config_path(files.folder))
     split = {"type": "Split", "pattern": {"Regex": tekken.pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     pipeline = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     pre = find_pre_tokenizer(path, pipeline, ignore_merges=True, name=pre_tokenizer)
     special = SpecialTokens(tekken.special_ids, {"bos": True, "eos": False})
-    templates = read_chat_templates(files, with_config=False)
-    return _assembled(files, "gpt2", pre, tekken.vocab, special, templates=templates, tokens_last=True)
+    return _assembled(files, "gpt2", pre, tekken.vocab, special, tokens_last=True)
+
+
+def _attribute_notes(files: TokenizerFiles) -> tuple[str, ...]:
+    """Return notes on tokens that are added to a tokenizer.model or tiktoken.model."""
+    library = files.load() if files.tokenizer_json else build_parts(files.config_path)
+    add_tokens_of_config(library, files)
+    return tuple(attribute_notes(library, files))
 
 
 def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:
-    if files.tokenizer_json:  # its added tokens and post-processor count
-        files.load()
+    notes = _attribute_notes(files)
     spm = read_spm_vocab(path, files)
     special = read_special_tokens(files, spm.vocab.tokens, spm.special_ids)
     prefix = None if spm.add_space_prefix else False
-    return _assembled(files, "llama", "default", spm.vocab, special, add_space_prefix=prefix)
-
-
-def _flat(normalizer: object) -> Iterator[Mapping[str, Any]]:
-    if not isinstance(normalizer, Mapping):  # the library takes an object's values without names, too
-        return
-    if normalizer.get("type") == "Sequence":
-        for part in normalizer.get("normalizers") or ():
-            yield from _flat(part)
-    else:
-        yield normalizer
-
-
-def _normalizer_settings(normalizers: list[Mapping[str, Any]]) -> dict[str, bool]:
-    settings: dict[str, bool] = {}
-    for normalizer in normalizers:
-        kind = normalizer.get("type")
-        if kind == "Lowercase":
-            settings["lowercase"] = True
-        elif kind == "StripAccents":
-            settings["strip_accents"] = True
-        elif kind == "BertNormalizer":
-            settings |= {
-                name: normalizer[name] for name in _NORMALIZER_SETTINGS if normalizer.get(name) is not None
-            }
-    return {name: settings[name] for name in _NORMALIZER_SETTINGS if name in settings}
+    return _assembled(files, "llama", "default", spm.vocab, special, notes, add_space_prefix=prefix)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from convert.tokenizer.added_tokens import attribute_notes, flags_of
 from convert.tokenizer.files import TokenizerFiles, library_errors
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
@@ -60,15 +61,21 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
         types.append(kind)
     if n_rows > len(text_of):
         notes.append(f"{n_rows - len(text_of)} rows of the embedding have no token: written as [PADn]")
+    notes += [*attribute_notes(library, files), *unused_added_tokens(files, text_of)]
     merges = read_merges(path, tokenizer_json["model"]["merges"])
     return Vocab(tuple(tokens), tuple(types), merges, notes=tuple(notes))
 
 
-def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+def check_affixes(path: Path, model: Mapping[str, Any]) -> None:
+    """Raise BadTokenizer for a BPE that marks where words begin or end."""
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             found = shown(repr(model[key]))
-            raise BadTokenizer(f"{path}: model.{key} is {found}; llama.cpp's byte-level BPE has none")
+            raise BadTokenizer(f"{path}: model.{key} is {found}; llama.cpp's BPE has none")
+
+
+def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+    check_affixes(path, model)
     # Without a type, what looks like a BPE may be another model to the library.
     if not isinstance(model.get("vocab"), Mapping) or not isinstance(model["merges"], list):
         raise BadTokenizer(f"{path}: model.vocab and model.merges are no object and list, as a BPE has them")
@@ -120,29 +127,38 @@ def _add_tokens_of_config(library: Any, files: TokenizerFiles) -> Iterator[str]:
     from tokenizers import AddedToken
 
     config_path, vocab_size = files.config_path, files.vocab_size
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     batch = _Batch(library)
     for token_id, text, entry in added_tokens_of(config_path, files.tokenizer_config):
         actual = batch.id_of(text)
         if vocab_size is not None and actual >= vocab_size:
             yield f"{config_path.name}: token {quoted(text)} has no row in the embedding: left out"
             continue
-        batch.add(AddedToken(text, **{flag: entry[flag] for flag in flags if flag in entry}))
+        batch.add(AddedToken(text, **flags_of(entry)))
         if actual != token_id:
             yield f"{config_path.name}: token {quoted(text)} is given id {token_id}: it is {actual}"
     library.add_tokens(batch.tokens)
 
     added = {token.content for token in library.get_added_tokens_decoder().values()}
     batch = _Batch(library)
-    for text in named_special_tokens(files):
+    for text, entry in named_special_tokens(files):
         if text in added:
             continue
+        added.add(text)
         if vocab_size is not None and batch.id_of(text) >= vocab_size and library.token_to_id(text) is None:
             where = "is in no vocabulary and has no row in the embedding"
             yield f"special token {quoted(text)} {where}: left out"
             continue
-        batch.add(AddedToken(text, special=True, normalized=False))
+        batch.add(AddedToken(text, **{**flags_of(entry), "special": True, "normalized": False}))
     library.add_special_tokens(batch.tokens)
+
+
+def unused_added_tokens(files: TokenizerFiles, text_of: Mapping[int, str]) -> Iterator[str]:
+    """Yield a note where added_tokens.json, which counts beside a tokenizer.model alone, has other tokens."""
+    lost = [text for text, token_id in files.added_tokens.items() if text_of.get(token_id) != text]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        has = f"token {quoted(lost[0])}{more} is not in {files.json_path.name} under its id"
+        yield f"{files.added_path.name}: {has}: left out"
 
 
 class _Batch:
@@ -168,8 +184,8 @@ class _Batch:
             self._new_ids.setdefault(token.content, self.id_of(token.content))
 
 
-def named_special_tokens(files: TokenizerFiles) -> Iterator[str]:
-    """Yield the texts of special tokens in tokenizer_config.json and special_tokens_map.json."""
+def named_special_tokens(files: TokenizerFiles) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield text and properties of special tokens in tokenizer_config.json and special_tokens_map.json."""
     for source in (files.tokenizer_config, files.special_tokens_map):
         named = [source.get(f"{kind}_token") for kind in SPECIAL_KINDS]
         for key in ("additional_special_tokens", "extra_special_tokens"):
@@ -179,9 +195,10 @@ def named_special_tokens(files: TokenizerFiles) -> Iterator[str]:
             elif isinstance(listed, list):
                 named += listed
         for token in named:
-            text = token.get("content") if isinstance(token, Mapping) else token
+            entry = token if isinstance(token, Mapping) else {"content": token}
+            text = entry.get("content")
             if isinstance(text, str) and text:
-                yield text
+                yield text, entry
 
 
 def _added_token(path: Path, library: Any, text: str, added: Any) -> tuple[str, TokenType]:

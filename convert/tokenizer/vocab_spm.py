@@ -14,15 +14,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.added_tokens import attribute_notes
 from convert.tokenizer.files import TokenizerFiles
-from convert.tokenizer.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
+from convert.tokenizer.sentencepiece_model import (
+    Kind,
+    ModelType,
+    SentencePieceModel,
+    read_sentencepiece_model,
+)
+from convert.tokenizer.sentencepiece_notes import model_notes
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from convert.tokenizer.vocab_bpe import (
     add_tokens_of_config,
     added_tokens_in,
+    check_affixes,
     named_special_tokens,
     read_merges,
+    unused_added_tokens,
 )
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted, shown
@@ -82,18 +90,43 @@ def read_spm_vocab(path: Path, files: TokenizerFiles) -> SentencePieceVocab:
             notes.append(f"{source.name}: token {token_id} is {both}")
         tokens[token_id], scores[token_id], types[token_id] = text, ADDED_SCORE, kind
 
-    return SentencePieceVocab(
-        vocab=Vocab(tuple(tokens), tuple(types), scores=tuple(scores), notes=tuple(notes)),
-        special_ids=model.special_ids,
-        add_space_prefix=model.add_space_prefix,
-    )
+    vocab = Vocab(tuple(tokens), tuple(types), scores=tuple(scores))
+    notes += _disagreements(path, model, files, vocab)
+    vocab = replace(vocab, notes=(*notes, *model_notes(path, model, vocab)))
+    return SentencePieceVocab(vocab, model.special_ids, model.normalizer.add_space_prefix)
+
+
+def _disagreements(
+    path: Path, model: SentencePieceModel, files: TokenizerFiles, vocab: Vocab
+) -> Iterator[str]:
+    """Yield a note for each way in which a tokenizer.json beside the model has other tokens."""
+    if not files.tokenizer_json:
+        return
+    ours, theirs = path.name, files.json_path.name
+    added = added_tokens_in(files.json_path, files.tokenizer_json)
+    pieces = {piece.text: token_id for token_id, piece in enumerate(model.pieces)}
+    base = files.tokenizer_json["model"].get("vocab")
+    if isinstance(base, Mapping):
+        texts = {text for text, _ in added}
+        other = {text: number for text, number in base.items() if text in pieces or text not in texts}
+        if other != pieces:
+            n_same = sum(other.get(text) == token_id for text, token_id in pieces.items())
+            yield (
+                f"{theirs} has {len(other)} tokens and {ours} {len(pieces)}, {n_same} of them alike: {ours}"
+                " counts"
+            )
+    rows = dict(enumerate(text.replace("▁", " ") for text in vocab.tokens))
+    lost = [text for text, token_id in added if rows.get(token_id) != text.replace("▁", " ")]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        yield f"{theirs}: added token {quoted(lost[0])}{more} is not in {ours} or beside it: left out"
 
 
 def _added_tokens(files: TokenizerFiles) -> Iterator[tuple[Path, str, int, TokenType]]:
     """Yield (file, text, id, type): first of added_tokens.json, then of tokenizer_config.json, which wins."""
-    path = files.folder / "added_tokens.json"
+    path = files.added_path
     seen: dict[int, str] = {}
-    for text, token_id in read_json_object_if_there(path, BadTokenizer).items():
+    for text, token_id in files.added_tokens.items():
         if not isinstance(token_id, int):
             found = shown(repr(token_id))
             raise BadTokenizer(f"{path}: token {quoted(text)} has id {found}, expected a number")
@@ -114,9 +147,11 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def is_sentencepiece_bpe(tokenizer_json: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json has the tokens of a SentencePiece model."""
+    """Return whether a tokenizer.json has the tokens of a SentencePiece model, single bytes among them."""
     model = tokenizer_json.get("model")
-    return isinstance(model, Mapping) and model.get("type") == "BPE" and bool(model.get("byte_fallback"))
+    if not isinstance(model, Mapping) or model.get("type") != "BPE" or not model.get("byte_fallback"):
+        return False
+    return any(_BYTE.fullmatch(text) for text in model.get("vocab") or ())
 
 
 def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
@@ -126,11 +161,12 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
     """
     path, vocab_size = files.json_path, files.vocab_size
     library = files.load()
+    check_affixes(path, files.tokenizer_json["model"])
     added_tokens_in(path, files.tokenizer_json)
     notes = add_tokens_of_config(library, files)
     n_base = library.get_vocab_size(with_added_tokens=False)
     text_of = {token_id: text for text, token_id in library.get_vocab(with_added_tokens=True).items()}
-    special = {*named_special_tokens(files)}
+    special = {text for text, _ in named_special_tokens(files)}
     n_tokens = max(text_of, default=-1) + 1
     n_rows = n_tokens if vocab_size is None else vocab_size
     tokens: list[str] = []
@@ -142,6 +178,7 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
         check_fits(path, text, token_id, n_rows)
         tokens.append(text)
         types.append(_type(text, is_special=text in special, is_base=token_id < n_base))
+    notes += [*attribute_notes(library, files), *unused_added_tokens(files, text_of)]
     n_pads = n_rows - n_tokens
     tokens += [pad_text(token_id) for token_id in range(n_tokens, n_rows)]
     types += [TokenType.UNUSED] * n_pads

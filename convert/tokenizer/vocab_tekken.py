@@ -38,11 +38,14 @@ class TekkenVocab:
     pattern: str
 
 
-def read_tekken_vocab(path: Path, content: Mapping[str, Any], vocab_size: int | None) -> TekkenVocab:
+def read_tekken_vocab(
+    path: Path, content: Mapping[str, Any], vocab_size: int | None, config_path: Path
+) -> TekkenVocab:
     """Return the vocabulary in `content`, what `path` holds.
 
-    vocab_size  rows of the embedding, which must be as many as the vocabulary has
-    raises      BadTokenizer for a file of another form, a damaged one, or a vocabulary of another size
+    vocab_size   rows of the embedding, which must be as many as the vocabulary has
+    config_path  the file that says so, for the message
+    raises       BadTokenizer for a file of another form, a damaged one, or a vocabulary of another size
     """
     config = content.get("config")
     if not isinstance(config, Mapping) or not isinstance(config.get("pattern"), str):
@@ -51,7 +54,7 @@ def read_tekken_vocab(path: Path, content: Mapping[str, Any], vocab_size: int | 
         _size(path, config, f"default_{key}") for key in ("vocab_size", "num_special_tokens")
     )
     if vocab_size not in (None, n_tokens):
-        raise BadTokenizer(f"{path}: {n_tokens} tokens, but params.json says vocab_size {vocab_size}")
+        raise BadTokenizer(f"{path}: {n_tokens} tokens, but {config_path.name} says vocab_size {vocab_size}")
     names = _special_names(path, content.get("special_tokens"), n_special)
     ranks = tuple(_ranks(path, content.get("vocab"), n_tokens - n_special))
     ids = {kind: names.index(name) for kind, name in _SPECIAL_KINDS.items() if name in names}

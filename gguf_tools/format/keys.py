@@ -107,6 +107,7 @@ SAMPLING_MIROSTAT_ETA = _shown("general.sampling.mirostat_eta", _F32)
 # --- hyper-parameters
 VOCAB_SIZE = _loaded("{arch}.vocab_size", _U32)
 CONTEXT_LENGTH = _loaded("{arch}.context_length", _U32)
+POOLING_TYPE = _loaded("{arch}.pooling_type", _U32)
 EMBEDDING_LENGTH = _loaded("{arch}.embedding_length", _U32)
 BLOCK_COUNT = _loaded("{arch}.block_count", _U32)
 LEADING_DENSE_BLOCK_COUNT = _loaded("{arch}.leading_dense_block_count", _U32)

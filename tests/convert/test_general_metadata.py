@@ -113,6 +113,19 @@ def test_sampling_settings(tmp_path: Path) -> None:
     ]
 
 
+def test_settings_without_a_key_are_named(tmp_path: Path) -> None:
+    idle = {"typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None, "num_beams": 1}
+    for settings, notes in (
+        (idle, ()),
+        (
+            {**idle, "no_repeat_ngram_size": 3, "stop_strings": ["x"]},
+            ("generation_config.json: no_repeat_ngram_size, stop_strings: left out, a GGUF file has no key",),
+        ),
+    ):
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        assert general_metadata(tmp_path, {}).notes == notes
+
+
 def test_a_broken_generation_config_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{", encoding="utf-8")
     (note,) = general_metadata(tmp_path, {}).notes

@@ -17,7 +17,6 @@ from convert.architectures.deepseek2.metadata import GGUF_NAME
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
 from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
 from convert.checkpoint.json_files import MISTRAL_LARGE_3
-from convert.tokenizer.files import Quirks
 from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
@@ -215,5 +214,4 @@ ARCHITECTURE = relative(
     metadata=METADATA,
     canonical_name=canonical_name,
     is_vision=_is_vision,
-    quirks=Quirks(tekken=True),
 )

@@ -68,5 +68,5 @@ ARCHITECTURE = decoder(
     drops=vision_drops,
     says=frozenset({LLAMA3, RAMP}),
     canonical_name=text_name,
-    quirks=replace(LLAMA_QUIRKS, tekken=True),
+    quirks=LLAMA_QUIRKS,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 
 import convert
 from convert.architectures.deepseek2.mistral_large3 import canonical_name as deepseek_name
-from convert.tokenizer.pretokenizers import KNOWN
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadTokenizer, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format.values import Kind
+from tests.convert.tokenizer.small_tokenizers import tekken_json
 from tests.support import oracle
 from tests.support.checkpoints import formula, write_safetensors
 
@@ -59,24 +58,10 @@ def tensors() -> dict[str, np.ndarray]:
     }
 
 
-def tekken() -> dict[str, Any]:
-    known = next(known for known in KNOWN if known.name == "tekken")
-    words = [bytes([byte]) for byte in range(256)] + [b"th", b"he", b"the", b" t", b" the"]
-    words += [b"%c%c" % (97 + i // 26, 97 + i % 26) for i in range(100)]
-    words = list(dict.fromkeys(words))[: VOCAB - 16]
-    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"]
-    return {
-        "config": {"pattern": known.steps[0][1], "num_vocab_tokens": len(words), "default_vocab_size": VOCAB,
-                   "default_num_special_tokens": 16, "version": "v13"},
-        "special_tokens": [{"rank": i, "token_str": n, "is_control": True} for i, n in enumerate(names)],
-        "vocab": [{"rank": i, "token_bytes": base64.b64encode(w).decode()} for i, w in enumerate(words)],
-    }  # fmt: skip
-
-
 def write(folder: Path, stored: dict[str, np.ndarray] | None = None, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "params.json").write_text(json.dumps(PARAMS | changes))
-    (folder / "tekken.json").write_text(json.dumps(tekken()))
+    (folder / "tekken.json").write_text(json.dumps(tekken_json()))
     write_safetensors(
         folder / "consolidated-00001-of-00001.safetensors", tensors() if stored is None else stored
     )
@@ -201,7 +186,7 @@ def test_what_is_wrong_is_named(
 
 
 def test_another_cutting_is_refused(tmp_path: Path) -> None:
-    folder, content = write(tmp_path), tekken()
+    folder, content = write(tmp_path), tekken_json()
     content["config"]["pattern"] = r"\w+"
     (folder / "tekken.json").write_text(json.dumps(content))
     with pytest.raises(BadTokenizer, match=r"tekken\.json: pre-tokenizer not recognised"):

@@ -33,6 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / name).write_bytes(b"x" * 1000)
     (made / "onnx").mkdir()
     (made / "onnx" / "config.json").write_text("{}")
+    (made / "1_Pooling").mkdir()
+    (made / "1_Pooling" / "config.json").write_text("{}")
     return made
 
 
@@ -75,8 +77,8 @@ def test_only_what_is_needed_is_fetched(hub: HubServer) -> None:
     path = model_path(f"https://huggingface.co/{NAME}/tree/main", quiet=True)
     fetched = sorted(each.relative_to(path).as_posix() for each in path.rglob("*"))
     assert fetched == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-        "tokenizer_config.json",
+        "1_Pooling", "1_Pooling/config.json", "config.json", "generation_config.json", "model.safetensors",
+        "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     assert hub.asked("/onnx/") == hub.asked(".py") == hub.asked(".bin") == hub.asked("consolidated") == []
     assert path.parent.parent.name == "models--owner--tiny-deepseek-v3"

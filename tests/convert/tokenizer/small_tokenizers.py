@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
+from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.values import Value
@@ -75,3 +77,18 @@ def with_model(**changes: Any) -> dict[str, Any]:
     content = small()
     content["model"] = {**content["model"], **changes}
     return content
+
+
+def tekken_json(n_tokens: int = 320) -> dict[str, Any]:
+    """Return the content of a tekken.json with 16 special tokens, the bytes, and some short words."""
+    known = next(known for known in KNOWN if known.name == "tekken")
+    words = [bytes([byte]) for byte in range(256)] + [b"th", b"he", b"the", b" t", b" the"]
+    words += [b"%c%c" % (97 + i // 26, 97 + i % 26) for i in range(100)]
+    words = list(dict.fromkeys(words))[: n_tokens - 16]
+    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"]
+    return {
+        "config": {"pattern": known.steps[0][1], "num_vocab_tokens": len(words),
+                   "default_vocab_size": n_tokens, "default_num_special_tokens": 16, "version": "v13"},
+        "special_tokens": [{"rank": i, "token_str": n, "is_control": True} for i, n in enumerate(names)],
+        "vocab": [{"rank": i, "token_bytes": base64.b64encode(w).decode()} for i, w in enumerate(words)],
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Special tokens and chat templates: which file is believed."""
+"""Special tokens: which file is believed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gguf_tools.errors import BadTokenizer
-from tests.convert.tokenizer.small_tokenizers import put, read, small
+from convert.tokenizer.files import Quirks
+from convert.tokenizer.tokenizer import read_tokenizer
+from tests.convert.tokenizer.small_tokenizers import added, put, read, small
 from tests.support.tokenizer_files import copy_tokenizer
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
@@ -98,6 +99,36 @@ def test_where_ids_are_looked_for(tmp_path: Path) -> None:
     assert read(folder).special.ids == {"bos": 6, "pad": 2, "eos": 7}
 
 
+@pytest.mark.parametrize("file_name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["bos", "eos", "pad"])
+def test_the_first_of_several_ids_counts(kind: str, file_name: str, tmp_path: Path) -> None:
+    stated = {f"{kind}_token_id": [5, 2]}
+    put(tmp_path, tokenizer_json=small())
+    if file_name == "generation_config.json":
+        put(tmp_path, generation_config_json=stated)
+    tokenizer = read(tmp_path, **({} if file_name == "generation_config.json" else stated))
+    assert tokenizer.special.ids == {kind: 5}
+    assert [note for note in tokenizer.notes if f"{file_name}: {kind}_token_id" in note]
+
+
+def test_ends_of_a_text_besides_eos(tmp_path: Path) -> None:
+    """llama.cpp knows some by their texts, and eot and eom by their ids; of the others there is a note."""
+    more = [added(8, "<|im_end|>"), added(9, "<|user|>"), added(10, "<|stop|>")]
+    content = small(added_tokens=[*small()["added_tokens"], *more])
+    put(tmp_path, tokenizer_json=content, generation_config_json={"eos_token_id": [7, 10, 9]})
+    tokenizer = read(tmp_path, eos_token_id=[7, 8, 9, True, 99], eot_token_id=9)
+    assert tokenizer.special.ids == {"eos": 7}
+    assert [note for note in tokenizer.notes if "eos_token_id" in note] == [
+        "config.json: eos_token_id lists '<|user|>' (9), too: a GGUF file has one eos token, and llama.cpp"
+        " goes on after these",
+        "generation_config.json: eos_token_id lists '<|stop|>' (10), too: a GGUF file has one eos token, and"
+        " llama.cpp goes on after these",
+    ]
+    quirks = Quirks(special_tokens={"eot": "<|user|>", "eom": "<|stop|>"})
+    known = read_tokenizer(tmp_path, {"eos_token_id": [7, 8, 9]}, quirks=quirks)
+    assert not [note for note in known.notes if "eos_token_id" in note]
+
+
 def test_an_unknown_token_that_is_no_added_one_is_left_out(tmp_path: Path) -> None:
     """MiniMax-M2's is a word of the vocabulary; llama.cpp's converter writes no id for it."""
     folder = put(tmp_path, tokenizer_json=small(), tokenizer_config_json={**BOTH_NAMED, "unk_token": "ab"})
@@ -128,54 +159,3 @@ def test_add_bos_of_deepseek_v2(tmp_path: Path) -> None:
         "add_bos_token: true, as tokenizer_config.json says; tokenizer.json's post-processor adds none"
         in (tokenizer.notes)
     )
-
-
-# --- chat templates ---------------------------------------------------------------------------------------
-
-
-def chat_keys(folder: Path) -> dict[str, Any]:
-    metadata = read(folder).metadata()
-    return {key.removeprefix("tokenizer."): value.data for key, value in metadata.items() if "chat" in key}
-
-
-def test_chat_template_of_tokenizer_config(tmp_path: Path) -> None:
-    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": "{{ x }}"})
-    assert chat_keys(tmp_path) == {"chat_template": "{{ x }}"}
-
-
-def test_chat_template_file_is_used_before_the_config(tmp_path: Path) -> None:
-    put(
-        tmp_path,
-        tokenizer_json=small(),
-        tokenizer_config_json={"chat_template": "old"},
-        chat_template_jinja="new",
-    )
-    assert chat_keys(tmp_path) == {"chat_template": "new"}
-    assert any("tokenizer_config.json has another one" in note for note in read(tmp_path).notes)
-
-
-def test_additional_chat_templates(tmp_path: Path) -> None:
-    (tmp_path / "additional_chat_templates").mkdir()
-    put(tmp_path / "additional_chat_templates", **{"tool-use_jinja": "t"})
-    put(tmp_path, tokenizer_json=small(), chat_template_jinja="d")
-    assert list(chat_keys(tmp_path).items()) == [
-        ("chat_template.tool_use", "t"), ("chat_templates", ("tool_use",)), ("chat_template", "d"),
-    ]  # fmt: skip
-
-
-def test_list_of_named_chat_templates(tmp_path: Path) -> None:
-    templates = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
-    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": templates})
-    assert chat_keys(tmp_path) == {"chat_template.rag": "r", "chat_templates": ("rag",), "chat_template": "d"}
-
-
-def test_chat_template_json(tmp_path: Path) -> None:
-    put(tmp_path, tokenizer_json=small(), chat_template_json={"chat_template": "j"})
-    assert chat_keys(tmp_path) == {"chat_template": "j"}
-
-
-@pytest.mark.parametrize("entry", [7, [{"name": "x"}], ["x"], {"default": "x"}])
-def test_a_chat_template_that_is_none(entry: Any, tmp_path: Path) -> None:
-    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": entry})
-    with pytest.raises(BadTokenizer, match="chat_template is neither a text nor a list"):
-        read(tmp_path)

@@ -135,3 +135,13 @@ def test_a_normalizer_is_named_in_the_notes(tmp_path: Path) -> None:
     )
     assert "normalizer NFC is not applied: llama.cpp's BPE takes text as it is" in tokenizer.notes
     assert tokenizer.metadata()["tokenizer.ggml.normalizer.lowercase"] == Value.bool_(True)
+
+
+def test_added_tokens_that_are_not_used(tmp_path: Path) -> None:
+    """transformers reads added_tokens.json where there is no tokenizer.json."""
+    put(tmp_path, tokenizer_json=small(), added_tokens_json={"<s>": 6, "</s>": 7})
+    assert not [note for note in read(tmp_path).notes if "added_tokens.json" in note]
+    put(tmp_path, added_tokens_json={"<s>": 6, "</s>": 6, "<x>": 8})
+    assert [note for note in read(tmp_path).notes if "added_tokens.json" in note] == [
+        "added_tokens.json: token '</s>' and 1 more is not in tokenizer.json under its id: left out"
+    ]

@@ -10,7 +10,15 @@ import pytest
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.tokenizer.vocab import TokenType
 from gguf_tools.errors import BadRequest, BadTokenizer
-from tests.convert.tokenizer.small_tokenizers import TEXT, put, read, small, with_model, write_vocab_file
+from tests.convert.tokenizer.small_tokenizers import (
+    TEXT,
+    added,
+    put,
+    read,
+    small,
+    with_model,
+    write_vocab_file,
+)
 from tests.support import oracle
 
 needs_llama_cpp = pytest.mark.skipif(not oracle.available(), reason="the xllamacpp wheel is not installed")
@@ -115,3 +123,33 @@ def test_byte_level_json_is_preferred_to_a_model_file(tmp_path: Path) -> None:
     assert read(tmp_path).model == "gpt2"
     put(tmp_path, tokenizer_json=with_model(byte_fallback=True))
     assert read(tmp_path).model == "llama"
+
+
+def pieces_as_json(folder: Path) -> dict[str, Any]:
+    """The pieces of a tokenizer.model as a tokenizer.json."""
+    ids = {text: token_id for token_id, text in enumerate(read(folder).vocab.tokens)}
+    model = {"type": "BPE", "byte_fallback": True, "vocab": ids, "merges": []}
+    return {"version": "1.0", "added_tokens": [], "model": model}
+
+
+def test_a_tokenizer_json_beside_it_that_disagrees(tmp_path: Path) -> None:
+    train_spm(tmp_path)
+    alike = pieces_as_json(tmp_path)
+    n_pieces = len(alike["model"]["vocab"])
+    listed = {str(n_pieces): {"content": "<x>", "special": True}}
+    put(tmp_path, tokenizer_config_json={"added_tokens_decoder": listed})
+    known, unknown = added(n_pieces, "<x>"), added(n_pieces + 1, "<y>")
+
+    def notes(content: dict[str, Any]) -> list[str]:
+        put(tmp_path, tokenizer_json=content)
+        return [note for note in read(tmp_path, n_pieces + 2).notes if note.startswith("tokenizer.json")]
+
+    assert notes({**alike, "added_tokens": [known]}) == []
+    assert notes({**alike, "added_tokens": [known, unknown]}) == [
+        "tokenizer.json: added token '<y>' is not in tokenizer.model or beside it: left out"
+    ]
+    model = {**alike["model"], "vocab": {**alike["model"]["vocab"], "moreover": n_pieces}}
+    assert notes({**alike, "model": model}) == [
+        f"tokenizer.json has {n_pieces + 1} tokens and tokenizer.model {n_pieces}, {n_pieces} of them alike:"
+        " tokenizer.model counts"
+    ]

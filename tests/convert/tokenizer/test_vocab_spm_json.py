@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from convert.tokenizer.files import LLAMA, NO_QUIRKS, Quirks
+from convert.architectures import ARCHITECTURES, FamilyRow
+from convert.tokenizer.files import LLAMA, Quirks
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format import keys
@@ -51,9 +53,14 @@ def test_types_scores_and_padding(tmp_path: Path) -> None:
     assert [note for note in tokenizer.notes if "has merges and no scores" in note]
 
 
-def test_other_families_want_a_tokenizer_model(tmp_path: Path) -> None:
-    with pytest.raises(BadTokenizer, match="BPE with byte_fallback, expected a byte-level BPE"):
-        read(write(tmp_path), NO_QUIRKS)
+@pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+def test_every_family_reads_it(row: FamilyRow, tmp_path: Path) -> None:
+    quirks = import_module(row.module).ARCHITECTURE.quirks
+    tokenizer = read(write(tmp_path), quirks)
+    has_merges = quirks.merged_pieces is not None
+    assert tokenizer.model == ("gemma4" if has_merges else "llama")
+    noted = [note for note in tokenizer.notes if "has merges and no scores" in note]
+    assert len(noted) == (0 if has_merges else 1)
 
 
 def test_a_token_without_a_row(tmp_path: Path) -> None:
