@@ -12,6 +12,8 @@ from difflib import SequenceMatcher
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from convert.architectures.stored_names import stored_names
+
 if TYPE_CHECKING:
     from convert.architectures.base import Architecture
 
@@ -71,7 +73,8 @@ def _sources(family: Architecture) -> set[str]:
 
 def _kinds(family: Architecture, stored: list[str]) -> Iterator[str]:
     """Yield the names of weights as the family's rules would know them, with N in place of numbers."""
+    canonical = stored_names(family)
     for name in stored:
         if not _SIDE.search(name):
             name = _CODES.sub(".weight", name).removesuffix("_blocks")
-            yield _NUMBER.sub(".N", name if family.canonical_name is None else family.canonical_name(name))
+            yield _NUMBER.sub(".N", canonical(name))

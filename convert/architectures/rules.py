@@ -211,8 +211,8 @@ class Rule:
     """Outputs that appear together in each place that `where` names.
 
     optional  a place where the checkpoint has none of the sources goes without these outputs
-    when      name of a weight: the rule applies only in places where the checkpoint has it; "" for none
-    unless    name of a weight: the rule applies only in places where the checkpoint lacks it
+    when      names of weights: the rule applies only in places where the checkpoint has one of them
+    unless    names of weights: the rule applies only in places where the checkpoint lacks them all
     first     the outputs stand before all others, in the order of rules and layers
     early     weight -> whether what is made of it stands before all that the checkpoint gives in order
     """
@@ -220,8 +220,8 @@ class Rule:
     where: Where
     outputs: tuple[Output, ...]
     optional: bool = False
-    when: str = ""
-    unless: str = ""
+    when: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
     early: Callable[[Weight], bool] | None = None
     first: bool = False
 
@@ -298,9 +298,9 @@ def _place(
 ) -> Iterator[_Placed]:
     for rule in rules:
         for layer in rule.where(config, options):
-            if rule.when and rule.when.format(layer=layer) not in names:
+            if rule.when and not any(name.format(layer=layer) in names for name in rule.when):
                 continue
-            if rule.unless and rule.unless.format(layer=layer) in names:
+            if any(name.format(layer=layer) in names for name in rule.unless):
                 continue
             outputs = tuple(
                 (output, output.name.format(layer=layer), _sources(output.source, layer, n_experts))

@@ -135,8 +135,7 @@ RULES: tuple[Rule, ...] = (
     in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "n_routed_experts hidden_size"),
     in_layer(_biased, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias",
               "n_routed_experts"),
-    expert_stacks(moe_layers, "mlp.experts.{expert}", down="down_proj", gate="gate_proj", up="up_proj",
-                  order="down gate up"),
+    *expert_stacks(moe_layers),
     *shared_experts(moe_layers),
     *mtp(),
 )  # fmt: skip

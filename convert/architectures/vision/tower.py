@@ -13,6 +13,7 @@ from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.rules import Drop, OutputTensor, Rule
+from convert.architectures.stored_names import stored_names
 from convert.architectures.vision.config import TowerConfig
 from gguf_tools.format.ggml_types import F16, F32, GGMLType
 
@@ -32,7 +33,7 @@ class Tower(Architecture):
 
     def is_there(self, names: Iterable[str]) -> bool:
         """Return whether a checkpoint with these weights has the tower."""
-        canonical = self.canonical_name or str
+        canonical = stored_names(self)
         return any(canonical(name).startswith(self.prefixes) for name in names)
 
 
