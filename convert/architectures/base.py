@@ -139,6 +139,7 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
         tensors,
         metadata_of(architecture, config, options),
         (
+            *checkpoint.notes,
             *architecture.notes(config, options),
             *tied,
             *(unread_notes(fields) if architecture.tells_unread else ()),

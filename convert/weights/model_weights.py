@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.checkpoint.adapters import TENSORS as ADAPTER_TENSORS
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoader, rows_and_cols
 from convert.weights.settings import Settings
@@ -41,6 +42,9 @@ DROPPED: Mapping[str, str] = MappingProxyType({
     ),
     **dict.fromkeys((".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale"), "scales the cache"),
     ".workspace": "scratch of a kernel",
+    **dict.fromkeys(
+        (".position_ids", ".masked_bias", ".cos_cached", ".sin_cached"), "a constant of the model's code"
+    ),
     **dict.fromkeys((".gptq_bits", ".gptq_groupsize", ".gptq_sym"), "settings, which the shapes show too"),
 })  # fmt: skip
 """Suffix of stored tensors that are dropped, unless a loader consumes them -> why."""
@@ -209,6 +213,11 @@ def refuse(checkpoint: Checkpoint, settings: Settings) -> None:
             f" checkpoint was saved half-way; {first_quantized(checkpoint)}"
         )
     for name in checkpoint.names():
+        if any(part in name for part in ADAPTER_TENSORS):
+            raise UnsupportedCheckpoint(
+                f"{checkpoint.raw(name).path}: {name}: part of an adapter; merge it into the model first"
+                " (PEFT: merge_and_unload), then convert"
+            )
         for suffix, meaning in TENSORS.items():
             if name.endswith(suffix):
                 path = checkpoint.raw(name).path
