@@ -140,6 +140,7 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
         metadata_of(architecture, config, options),
         (
             *checkpoint.notes,
+            *model.notes,
             *architecture.notes(config, options),
             *tied,
             *(unread_notes(fields) if architecture.tells_unread else ()),

@@ -109,6 +109,10 @@ class Renaming:
         return self._weights.dropped
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        return self._weights.notes
+
+    @property
     def last(self) -> frozenset[str]:
         last = self._weights.last
         return frozenset(name for name, stored in self._stored.items() if stored in last)

@@ -90,6 +90,11 @@ class Weights(Protocol):
         """Stored tensors that are part of no weight and not needed -> why."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about how they are stored."""
+        ...
+
     def weight(self, name: str) -> Weight:
         """Return the weight with the logical `name`, unread.
 

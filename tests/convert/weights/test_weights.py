@@ -337,8 +337,6 @@ def test_a_method_that_is_no_name_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"transform_config": {"a": 1}}, r"quantization_config\.transform_config: the model rotates"),
-        ({"rotation_config": {"a": 1}}, "rotation_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "format 'sparse-24-bitmask' is not read"),
         ({"quantization_status": "calibration"}, "'calibration', expected compressed or frozen"),
     ],
