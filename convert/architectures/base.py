@@ -17,9 +17,10 @@ from typing import Any
 
 from convert.architectures.config_reader import with_known_class
 from convert.architectures.fields import Fields, merged, unread_notes
+from convert.architectures.mlx import has_moved, with_whole_norms
 from convert.architectures.options import NoOptions, make_options
 from convert.architectures.rules import Drop, OutputTensor, Rule, match
-from convert.architectures.stored_names import Renaming, stored_names
+from convert.architectures.stored_names import Renaming, StoredNames, stored_names
 from convert.tokenizer.files import NO_QUIRKS, Quirks
 from convert.weights.base import Weights
 from gguf_tools.format.ggml_types import GGMLType
@@ -83,6 +84,11 @@ class Architecture:
     forced_type: Callable[[OutputTensor, GGMLType], GGMLType | None] = lambda tensor, wanted: None
     tells_unread: bool = True
 
+    @property
+    def stored_names(self) -> StoredNames:
+        """Name of a weight in any checkpoint -> name that the rules know it by."""
+        return stored_names(self.rules, self.canonical_name)
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -109,11 +115,12 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
     raises   BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
              shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
-    checkpoint, names = model.checkpoint, stored_names(architecture)
+    checkpoint, names = model.checkpoint, architecture.stored_names
     is_base_class = names.prefix and (
         checkpoint.config["architectures"][0] not in architecture.hf_names
         or any(map(names.lacks_prefix, model.names()))
     )
+    rules = with_whole_norms(architecture.rules) if has_moved(model) else architecture.rules
     model = Renaming(model, names)
     path, fields = checkpoint.config_path, Fields(with_known_class(checkpoint.config, architecture.hf_names))
     config = architecture.read_config(fields, path)
@@ -126,7 +133,7 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
     options = architecture.resolve_options(config, options, frozenset(model.names()))
     tensors, dropped = match(
         model,
-        architecture.rules,
+        rules,
         architecture.drops(config, options),
         config,
         options,

@@ -162,6 +162,9 @@ def _two(where: Where, kind: str, source: str, rows: str) -> Rule:
 
 
 _STACK = "model.layers.{layer}.block_sparse_moe.experts."
+_APART = "model.layers.{layer}.mlp.gate_proj.weight"
+"""A weight of MLX, which stores the gate and up of a block called shared apart where there is no other."""
+
 _IN_TRANSFORMERS_5 = {
     ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
     ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
@@ -191,8 +194,14 @@ def _blocks() -> tuple[Rule, ...]:
                  "num_experts hidden_size moe_intermediate_size"),
         _two(_shared, "_shexp", "shared_mlp.input_linear", "shared_rows hidden_size"),
         in_layer(_shared, "ffn_down_shexp.weight", "shared_mlp.output_linear.weight", down),
-        _two(_dense_shared, "", "shared_mlp.input_linear", "shared_rows hidden_size"),
-        in_layer(_dense_shared, "ffn_down.weight", "shared_mlp.output_linear.weight", down),
+        *(
+            replace(rule, unless=(_APART,))
+            for rule in (
+                _two(_dense_shared, "", "shared_mlp.input_linear", "shared_rows hidden_size"),
+                in_layer(_dense_shared, "ffn_down.weight", "shared_mlp.output_linear.weight", down),
+            )
+        ),
+        *(replace(rule, where=_dense_shared, when=(_APART,)) for rule in dense_blocks()),
     )  # fmt: skip
 
 

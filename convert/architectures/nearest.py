@@ -12,8 +12,6 @@ from difflib import SequenceMatcher
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from convert.architectures.stored_names import stored_names
-
 if TYPE_CHECKING:
     from convert.architectures.base import Architecture
 
@@ -73,7 +71,7 @@ def _sources(family: Architecture) -> set[str]:
 
 def _kinds(family: Architecture, stored: list[str]) -> Iterator[str]:
     """Yield the names of weights as the family's rules would know them, with N in place of numbers."""
-    canonical = stored_names(family)
+    canonical = family.stored_names
     for name in stored:
         if not _SIDE.search(name):
             name = _CODES.sub(".weight", name).removesuffix("_blocks")

@@ -8,16 +8,14 @@ so itself, so each is brought to the family's own, one by one. Names that fit no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from convert.architectures.mlx import MovedBack, is_moved
+from convert.architectures.rules import Rule
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights.base import Weight, Weights
 from gguf_tools.errors import CheckpointError, MissingTensor
-
-if TYPE_CHECKING:
-    from convert.architectures.base import Architecture
 
 _WRAPPERS = re.compile(
     r"^(?:base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|model\.(?=model\.|lm_head\.))+"
@@ -74,18 +72,23 @@ class StoredNames:
         return self._without_wrappers(name).split(".", 1)[0] in self.tops
 
 
-def stored_names(architecture: Architecture) -> StoredNames:
-    """Return what brings stored names to those of a family."""
-    outputs = [output for rule in architecture.rules for output in rule.outputs]
+def stored_names(rules: Iterable[Rule], own: Callable[[str], str] | None) -> StoredNames:
+    """Return what brings stored names to those of a family's rules.
+
+    own  the family's other spellings -> the rules' names
+    """
+    outputs = [output for rule in rules for output in rule.outputs]
     embeddings = next((output.source for output in outputs if output.name == "token_embd.weight"), "")
     prefix = embeddings.split(".", 1)[0] + "." if embeddings.count(".") > 1 else ""
     inside = (output.source.removeprefix(prefix) for output in outputs if output.source.startswith(prefix))
     tops = frozenset(name.split(".", 1)[0] for name in inside) if prefix else frozenset()
-    return StoredNames(prefix, tops, architecture.canonical_name)
+    return StoredNames(prefix, tops, own)
 
 
 class Renaming:
     """The weights of a checkpoint, each called `canonical_name(name)`. A weight keeps its stored name.
+
+    Kernels have the axes that they have outside of MLX.
 
     raises  CheckpointError when two weights get the same name
     """
@@ -125,4 +128,5 @@ class Renaming:
         """Return the weight that is now called `name`; raises what `Weights.weight` raises."""
         if name not in self._stored:
             raise MissingTensor(f"{self.checkpoint.folder}: no weight {name}")
-        return self._weights.weight(self._stored[name])
+        weight = self._weights.weight(self._stored[name])
+        return MovedBack(weight) if is_moved(name, weight) else weight

@@ -104,6 +104,11 @@ class Checkpoint:
     def config_path(self) -> Path:
         return config_path(self.folder)
 
+    @property
+    def is_of_mlx(self) -> bool:
+        """Whether MLX has written the files, which it says in their headers."""
+        return any(file.metadata.get("format") == "mlx" for file in self.files)
+
     def names(self) -> tuple[str, ...]:
         """Return the names of all stored tensors, by shard and then by name."""
         return tuple(self._tensors)

@@ -28,6 +28,7 @@ MODULES: tuple[str, ...] = (
     "convert.weights.schemes.eetq",
     "convert.weights.schemes.bnb",
     "convert.weights.schemes.hqq",
+    "convert.weights.schemes.mlx",
     "convert.weights.schemes.integers",
     "convert.weights.schemes.torchao",
     "convert.weights.schemes.integer_tables",

@@ -123,4 +123,7 @@ def _own_and_mtp(rule: Rule) -> Iterator[Rule]:
 
 
 DROP_MTP = Drop(lambda name: name.startswith("mtp."), "multi-token prediction layer; kept without --no-mtp")
-DROP_VISION = Drop(lambda name: name.startswith("model.visual."), "vision part; the file holds the text part")
+DROP_VISION = Drop(
+    lambda name: name.startswith(("model.visual.", "visual.", "vision_tower.")),
+    "vision part; the file holds the text part",
+)

@@ -13,7 +13,6 @@ from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.rules import Drop, OutputTensor, Rule
-from convert.architectures.stored_names import stored_names
 from convert.architectures.vision.config import TowerConfig
 from gguf_tools.format.ggml_types import F16, F32, GGMLType
 
@@ -33,7 +32,7 @@ class Tower(Architecture):
 
     def is_there(self, names: Iterable[str]) -> bool:
         """Return whether a checkpoint with these weights has the tower."""
-        canonical = stored_names(self)
+        canonical = self.stored_names
         return any(canonical(name).startswith(self.prefixes) for name in names)
 
 
