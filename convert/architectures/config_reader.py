@@ -41,7 +41,7 @@ def with_head(name: str, known: Container[str]) -> str | None:
 
 
 def with_known_class(config: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-    """Return config.json with the class of `known` that has its base class in `architectures`, if that is one.
+    """Return config.json with a class of `known` in place of its base class in `architectures`.
 
     Families know their configurations by classes with an output matrix.
     """

@@ -119,7 +119,7 @@ def ends(norm: Arrange = renamed, *, needs_output: bool = False) -> tuple[Rule, 
         one(once, "output_norm.weight", "model.norm.weight", "hidden_size", norm),
         Rule(untied, (output,)),
         Rule(tied, (output,), optional=True),
-        *((Rule(tied, (again,), unless="lm_head.weight"),) if needs_output else ()),
+        *((Rule(tied, (again,), unless=("lm_head.weight",)),) if needs_output else ()),
     )
 
 
