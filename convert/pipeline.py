@@ -19,6 +19,7 @@ from typing import Any, Unpack
 
 from convert.architectures import find_architecture
 from convert.architectures.base import Architecture, Conversion, build, metadata_of, options_of
+from convert.architectures.config_reader import with_known_class
 from convert.architectures.rules import OutputTensor
 from convert.architectures.vision import find_tower
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
@@ -373,7 +374,8 @@ def prepare_vocab(
         folder, config, model_name=options.model_name, metadata_file=options.metadata_file
     )
     tokenizer = _tokenizer(folder, config, options, architecture, general)
-    model_config = architecture.read_config(config, path_of_config)
+    known = with_known_class(config, architecture.hf_names)
+    model_config = architecture.read_config(known, path_of_config)
     choices = options_of(architecture, options.family_choices, config)
     family = metadata_of(
         architecture, model_config, architecture.resolve_options(model_config, choices, None)

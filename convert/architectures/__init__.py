@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from convert.architectures.config_reader import architecture_name
+from convert.architectures.config_reader import architecture_name, with_head, with_known_class
 from convert.architectures.options import LatentOptions, MTPOptions, NoOptions
 from gguf_tools.errors import UnsupportedCheckpoint
 
@@ -106,14 +106,16 @@ def find_architecture(
     raises  BadConfig when it names none, UnsupportedCheckpoint when it is another one
     """
     name = architecture_name(config, path, supported()[-1])
-    if name not in ARCHITECTURES:
+    known = with_head(name, ARCHITECTURES)
+    if known is None:
         from convert.architectures.nearest import nearest
 
         raise UnsupportedCheckpoint(
             f"{path}: architecture {name}, expected one of {', '.join(supported())};"
             f" {nearest(name, (row.module for row in ARCHITECTURES.values()), names)}"
         )
-    module = import_module(ARCHITECTURES[name].module)
+    module = import_module(ARCHITECTURES[known].module)
+    config = with_known_class(config, ARCHITECTURES)
     # A class of transformers may be several architectures of llama.cpp.
     architecture: Architecture = module.choose(config) if hasattr(module, "choose") else module.ARCHITECTURE
     return architecture

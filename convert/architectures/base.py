@@ -15,13 +15,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.architectures.fields import Fields, unread_notes
+from convert.architectures.config_reader import with_known_class
+from convert.architectures.fields import Fields, merged, unread_notes
+from convert.architectures.mlx import has_moved, with_whole_norms
 from convert.architectures.options import NoOptions, make_options
 from convert.architectures.rules import Drop, OutputTensor, Rule, match
-from convert.checkpoint.checkpoint import Checkpoint
+from convert.architectures.stored_names import Renaming, StoredNames, stored_names
 from convert.tokenizer.files import NO_QUIRKS, Quirks
-from convert.weights.base import Weight, Weights
-from gguf_tools.errors import CheckpointError, MissingTensor
+from convert.weights.base import Weights
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.values import Value
 
@@ -57,7 +58,8 @@ class Architecture:
     check            (config, options) -> nothing; raises BadRequest for options that don't fit the model
     resolve_options  (config, options, names of weights) -> options with the defaults that depend on the
                      model. The names are None where no weights are looked at
-    canonical_name   name of a weight in the checkpoint -> name that the rules know it by
+    canonical_name   another spelling of a weight's name -> name that the rules know it by; spellings that all
+                     families have in common are those of convert.architectures.stored_names
     quirks           what the family's tokenizers have in common beyond what their files say
     kept             types of a checkpoint's own codes that stay as they are under every --outtype
     forced_type      (tensor, type asked for) -> the type that it has all the same, None where the one asked
@@ -81,6 +83,11 @@ class Architecture:
     kept: frozenset[GGMLType] = frozenset()
     forced_type: Callable[[OutputTensor, GGMLType], GGMLType | None] = lambda tensor, wanted: None
     tells_unread: bool = True
+
+    @property
+    def stored_names(self) -> StoredNames:
+        """Name of a weight in any checkpoint -> name that the rules know it by."""
+        return stored_names(self.rules, self.canonical_name)
 
 
 @dataclass(frozen=True)
@@ -108,17 +115,25 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
     raises   BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
              shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
-    checkpoint = model.checkpoint
-    fields = Fields(checkpoint.config)
-    if architecture.canonical_name is not None:
-        model = Renaming(model, architecture.canonical_name)
-    config = architecture.read_config(fields, checkpoint.config_path)
+    checkpoint, names = model.checkpoint, architecture.stored_names
+    is_base_class = names.prefix and (
+        checkpoint.config["architectures"][0] not in architecture.hf_names
+        or any(map(names.lacks_prefix, model.names()))
+    )
+    rules = with_whole_norms(architecture.rules) if has_moved(model) else architecture.rules
+    model = Renaming(model, names)
+    path, fields = checkpoint.config_path, Fields(with_known_class(checkpoint.config, architecture.hf_names))
+    config = architecture.read_config(fields, path)
+    tied: tuple[str, ...] = ()
+    if is_base_class and "lm_head.weight" not in model.names() and not config.tie_word_embeddings:
+        config = architecture.read_config(merged(fields, {"tie_word_embeddings": True}), path)
+        tied = (_TIED_NOTE,)
     options = options_of(architecture, choices, checkpoint.config)
     architecture.check(config, options)
     options = architecture.resolve_options(config, options, frozenset(model.names()))
     tensors, dropped = match(
         model,
-        architecture.rules,
+        rules,
         architecture.drops(config, options),
         config,
         options,
@@ -131,12 +146,21 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
         tensors,
         metadata_of(architecture, config, options),
         (
+            *checkpoint.notes,
+            *model.notes,
             *architecture.notes(config, options),
+            *tied,
             *(unread_notes(fields) if architecture.tells_unread else ()),
             *_drop_notes(dropped),
         ),
         MappingProxyType(dropped),
     )
+
+
+_TIED_NOTE = (
+    "no lm_head.weight: the checkpoint is that of a model without an output matrix, as models of embeddings"
+    " are; llama.cpp takes the matrix of embeddings in its place"
+)
 
 
 def options_of(
@@ -170,47 +194,3 @@ def _drop_notes(dropped: Mapping[str, str]) -> list[str]:
         f" {reason}"
         for reason, names in by_reason.items()
     ]
-
-
-class Renaming:
-    """The weights of a checkpoint under other names, for a family that is another one under other names.
-
-    Weights are as `weights` has them, each called `canonical_name(name)`. A weight itself keeps its stored
-    name.
-
-    raises  CheckpointError when two weights get the same name
-    """
-
-    def __init__(self, weights: Weights, canonical_name: Callable[[str], str]) -> None:
-        self._weights = weights
-        self._stored: dict[str, str] = {}
-        for name in weights.names():
-            other = self._stored.setdefault(canonical_name(name), name)
-            if other != name:
-                folder = weights.checkpoint.folder
-                raise CheckpointError(
-                    f"{folder}: {other} and {name} are both {canonical_name(name)}, expected one"
-                )
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self._weights.checkpoint
-
-    @property
-    def dropped(self) -> Mapping[str, str]:
-        return self._weights.dropped
-
-    @property
-    def last(self) -> frozenset[str]:
-        last = self._weights.last
-        return frozenset(name for name, stored in self._stored.items() if stored in last)
-
-    def names(self) -> tuple[str, ...]:
-        """Return the new names, in the order of the stored ones."""
-        return tuple(self._stored)
-
-    def weight(self, name: str) -> Weight:
-        """Return the weight that is now called `name`; raises what `Weights.weight` raises."""
-        if name not in self._stored:
-            raise MissingTensor(f"{self.checkpoint.folder}: no weight {name}")
-        return self._weights.weight(self._stored[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -27,6 +27,26 @@ def architecture_name(config: Mapping[str, Any], path: str | Path, example: str)
         found = "no architectures" if listed is None else f"architectures is {str(listed)[:80]!r}"
         raise BadConfig(f"{path}: {found}, expected a list such as ['{example}']")
     return listed[0]
+
+
+def with_head(name: str, known: Container[str]) -> str | None:
+    """Return the class among `known` that is `name`, or has that base class; None if there is none.
+
+    transformers saves the model that it calls Qwen3ForCausalLM as a Qwen3Model when it has no output matrix.
+    """
+    stem = name.removesuffix("Model")
+    heads = f"{stem}ForConditionalGeneration", f"{stem}ForCausalLM", f"{stem.removesuffix('Text')}ForCausalLM"
+    candidates = (name,) if stem == name else (name, *heads)
+    return next((candidate for candidate in candidates if candidate in known), None)
+
+
+def with_known_class(config: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+    """Return config.json with a class of `known` in place of its base class in `architectures`.
+
+    Families know their configurations by classes with an output matrix.
+    """
+    listed = config["architectures"]
+    return {**config, "architectures": [with_head(listed[0], known) or listed[0], *listed[1:]]}
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

@@ -7,12 +7,16 @@ A checkpoint stores experts as stacks with gate and up interleaved:
     down_proj          packed (experts, hidden_size, width), plain (experts, width, hidden_size)
     gate_up_proj_bias  (experts, 2 width), gate and up by turns
 
-Published checkpoints are packed (MXFP4), and their codes are kept. Finetunes may be plain.
+Published checkpoints are packed (MXFP4), and their codes are kept. Finetunes may be plain. Two programs store
+them in other ways, with rows as everywhere else:
+
+    Unsloth  gate_up_projs.0.weight (2 width, hidden_size) ..., down_projs.0.weight: expert by expert
+    MLX      gate_proj, up_proj (experts, width, hidden_size), down_proj, without interleaving
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +27,20 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder, rope_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
-from convert.architectures.decoder.rules import attention, ends, in_layer, layers
+from convert.architectures.decoder.rules import attention, ends, in_layer, layers, stack_of
 from convert.architectures.fields import merged
 from convert.architectures.options import NoOptions
-from convert.architectures.rules import Arrange, Output, OutputTensor, Renamed, Rule, TransposedHeadRows
+from convert.architectures.rules import (
+    Arrange,
+    Output,
+    OutputTensor,
+    Renamed,
+    Rule,
+    Stacked,
+    TransposedHeadRows,
+    renamed,
+    stacked,
+)
 from convert.weights.base import TYPES, Weight
 from gguf_tools.format.ggml_types import MXFP4, GGMLType
 from quantize.fill.sources import raw_rows, rows_dtype
@@ -46,7 +60,7 @@ class AlternateRows:
 
     name: str
     shape: tuple[int, ...]
-    tensor: Weight | TransposedHeadRows
+    tensor: Weight | TransposedHeadRows | Stacked
     first: int
 
     @property
@@ -91,6 +105,19 @@ def half_of_gate_up(first: int) -> Arrange:
         (weight,) = weights
         shape = (config.num_experts, config.moe_intermediate_size, config.hidden_size)
         return AlternateRows(name, shape, weight if is_packed(weight) else _transposed(name, weight), first)
+
+    return arrange
+
+
+def half_of_each(first: int) -> Arrange:
+    """Return the arrangement of gate or of up, weight or bias, in what experts have one by one."""
+
+    def arrange(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
+        stack = stacked(name, weights, config)
+        shape = (len(weights), config.moe_intermediate_size, *weights[0].shape[1:])
+        if len(shape) == 2:
+            return AlternateCols(name, shape, stack.type, stack, first)
+        return AlternateRows(name, shape, stack, first)
 
     return arrange
 
@@ -173,7 +200,58 @@ def _down_sizes(weight: Weight) -> str:
     return " ".join(("num_experts", *(sizes if is_packed(weight) else reversed(sizes))))
 
 
+def _router_name(name: str) -> str:
+    """Return the published name of Unsloth's router."""
+    return name.replace(".mlp.router.linear.", ".mlp.router.", 1)
+
+
 _EXPERTS = "model.layers.{layer}.mlp.experts"
+_BY_EXPERT, _APART = f"{_EXPERTS}.gate_up_projs.0.weight", f"{_EXPERTS}.gate_proj"
+_EACH_GATE_UP, _EACH_DOWN = f"{_EXPERTS}.gate_up_projs.{{expert}}", f"{_EXPERTS}.down_projs.{{expert}}"
+
+
+def _halves(end: str, source: str, sizes: Any, half: Callable[[int], Arrange], **where: Any) -> Rule:
+    """Return the rule of gate and up that are stored as one; `end` is "weight" or "bias"."""
+    return Rule(layers, tuple(
+        Output(f"blk.{{layer}}.ffn_{part}_exps.{end}", source, sizes, half(first))
+        for part, first in (("gate", GATE), ("up", UP))
+    ), **where)  # fmt: skip
+
+
+def _down(end: str, source: str, sizes: Any, arrange: Arrange, **where: Any) -> Rule:
+    return Rule(layers, (Output(f"blk.{{layer}}.ffn_down_exps.{end}", source, sizes, arrange),), **where)
+
+
+def _published() -> tuple[Rule, ...]:
+    elsewhere = (_BY_EXPERT, _APART)
+    return (
+        _halves("weight", f"{_EXPERTS}.gate_up_proj", _gate_up_sizes, half_of_gate_up, early=is_packed,
+                unless=elsewhere),
+        _down("weight", f"{_EXPERTS}.down_proj", _down_sizes, down, early=is_packed, unless=elsewhere),
+        _halves("bias", f"{_EXPERTS}.gate_up_proj_bias", "num_experts gate_up_rows", half_of_bias,
+                unless=elsewhere),
+        _down("bias", f"{_EXPERTS}.down_proj_bias", "num_experts hidden_size", renamed, unless=(_BY_EXPERT,)),
+    )  # fmt: skip
+
+
+def _by_expert() -> tuple[Rule, ...]:
+    here = {"when": (_BY_EXPERT,)}
+    return (
+        _halves("weight", f"{_EACH_GATE_UP}.weight", "gate_up_rows hidden_size", half_of_each, **here),
+        _down("weight", f"{_EACH_DOWN}.weight", "hidden_size moe_intermediate_size", stacked, **here),
+        _halves("bias", f"{_EACH_GATE_UP}.bias", "gate_up_rows", half_of_each, **here),
+        _down("bias", f"{_EACH_DOWN}.bias", "hidden_size", stacked, **here),
+    )
+
+
+def _apart() -> Iterator[Rule]:
+    for part in ("gate", "up", "down"):
+        yield stack_of(part, layers, f"{_EXPERTS}.", _APART)
+    for part in ("gate", "up"):
+        bias = Output(f"blk.{{layer}}.ffn_{part}_exps.bias", f"{_EXPERTS}.{part}_proj_bias",
+                      "num_experts moe_intermediate_size")  # fmt: skip
+        yield Rule(layers, (bias,), when=(_APART,))
+
 
 ARCHITECTURE = decoder(
     "GptOssForCausalLM",
@@ -186,24 +264,12 @@ ARCHITECTURE = decoder(
         in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
         in_layer(layers, "ffn_gate_inp.weight", "mlp.router.weight", "num_experts hidden_size"),
         in_layer(layers, "ffn_gate_inp.bias", "mlp.router.bias", "num_experts"),
-        Rule(layers, (
-            Output("blk.{layer}.ffn_gate_exps.weight", f"{_EXPERTS}.gate_up_proj", _gate_up_sizes,
-                   half_of_gate_up(GATE)),
-            Output("blk.{layer}.ffn_up_exps.weight", f"{_EXPERTS}.gate_up_proj", _gate_up_sizes,
-                   half_of_gate_up(UP)),
-        ), early=is_packed),
-        Rule(layers, (
-            Output("blk.{layer}.ffn_down_exps.weight", f"{_EXPERTS}.down_proj", _down_sizes, down),
-        ), early=is_packed),
-        Rule(layers, (
-            Output("blk.{layer}.ffn_gate_exps.bias", f"{_EXPERTS}.gate_up_proj_bias",
-                   "num_experts gate_up_rows", half_of_bias(GATE)),
-            Output("blk.{layer}.ffn_up_exps.bias", f"{_EXPERTS}.gate_up_proj_bias",
-                   "num_experts gate_up_rows", half_of_bias(UP)),
-        )),
-        in_layer(layers, "ffn_down_exps.bias", "mlp.experts.down_proj_bias", "num_experts hidden_size"),
+        *_published(),
+        *_by_expert(),
+        *_apart(),
     ),
     metadata=(*COMMON, SLIDING_WINDOW, EXPERT_WIDTH),
     notes=_notes,
+    canonical_name=_router_name,
     kept=frozenset({MXFP4}),
 )  # fmt: skip

@@ -33,6 +33,7 @@ from convert.architectures.decoder.rules import (
     in_layer,
     layers,
     moe_layers,
+    stack_of,
     up_rows,
 )
 from convert.architectures.delta_net.family import float32_kernels
@@ -160,6 +161,25 @@ def _two(where: Where, kind: str, source: str, rows: str) -> Rule:
     ))  # fmt: skip
 
 
+_STACK = "model.layers.{layer}.block_sparse_moe.experts."
+_APART = "model.layers.{layer}.mlp.gate_proj.weight"
+"""A weight of MLX, which stores the gate and up of a block called shared apart where there is no other."""
+
+_IN_TRANSFORMERS_5 = {
+    ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+    ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+    ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+}
+
+
+def _published_name(name: str) -> str:
+    """Return the name as published checkpoints have it, for one that transformers 5 has in memory."""
+    for ending, published in _IN_TRANSFORMERS_5.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending) + published
+    return name
+
+
 def _blocks() -> tuple[Rule, ...]:
     down = "hidden_size shared_expert_intermediate_size"
     return (
@@ -167,13 +187,21 @@ def _blocks() -> tuple[Rule, ...]:
         *(replace(rule, where=_plain) for rule in dense_blocks()),
         in_layer(moe_layers, "ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
                  "num_experts hidden_size"),
-        _two(moe_layers, "_exps", "block_sparse_moe.input_linear", "num_experts gate_up_rows hidden_size"),
+        replace(_two(moe_layers, "_exps", "block_sparse_moe.input_linear",
+                     "num_experts gate_up_rows hidden_size"), unless=(f"{_STACK}gate_proj",)),
+        *(stack_of(part, moe_layers, _STACK, f"{_STACK}gate_proj") for part in ("gate", "up")),
         in_layer(moe_layers, "ffn_down_exps.weight", "block_sparse_moe.output_linear.weight",
                  "num_experts hidden_size moe_intermediate_size"),
         _two(_shared, "_shexp", "shared_mlp.input_linear", "shared_rows hidden_size"),
         in_layer(_shared, "ffn_down_shexp.weight", "shared_mlp.output_linear.weight", down),
-        _two(_dense_shared, "", "shared_mlp.input_linear", "shared_rows hidden_size"),
-        in_layer(_dense_shared, "ffn_down.weight", "shared_mlp.output_linear.weight", down),
+        *(
+            replace(rule, unless=(_APART,))
+            for rule in (
+                _two(_dense_shared, "", "shared_mlp.input_linear", "shared_rows hidden_size"),
+                in_layer(_dense_shared, "ffn_down.weight", "shared_mlp.output_linear.weight", down),
+            )
+        ),
+        *(replace(rule, where=_dense_shared, when=(_APART,)) for rule in dense_blocks()),
     )  # fmt: skip
 
 
@@ -227,6 +255,7 @@ ARCHITECTURE = decoder(
         *_blocks(),
     ),
     metadata=_METADATA,
+    canonical_name=_published_name,
     says=frozenset({LLAMA3}),
     forced_type=float32_kernels,
     quirks=LLAMA_QUIRKS,

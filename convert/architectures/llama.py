@@ -14,10 +14,11 @@ from convert.architectures.decoder.rules import (
     attention,
     dense_blocks,
     ends,
-    expert_stacks,
     in_layer,
     layers,
     moe_layers,
+    sparse_moe_experts,
+    sparse_moe_name,
 )
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 
@@ -55,10 +56,10 @@ ARCHITECTURE = decoder(
         *dense_blocks("mlp_bias"),
         in_layer(moe_layers, "ffn_gate_inp.weight", "block_sparse_moe.gate.weight",
                  "num_experts hidden_size"),
-        expert_stacks(moe_layers, "block_sparse_moe.experts.{expert}", down="w2", gate="w1", up="w3",
-                      order="gate down up"),
+        *sparse_moe_experts(moe_layers),
     ),
     metadata=(*COMMON, VOCAB_SIZE, ROTATED_COLS),
+    canonical_name=sparse_moe_name,
     says=frozenset({LLAMA3}),
     quirks=LLAMA_QUIRKS,
 )  # fmt: skip

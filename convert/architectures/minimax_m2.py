@@ -9,7 +9,14 @@ from typing import Any
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS
-from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers
+from convert.architectures.decoder.rules import (
+    attention,
+    ends,
+    in_layer,
+    layers,
+    sparse_moe_experts,
+    sparse_moe_name,
+)
 from convert.tokenizer.files import Quirks
 
 
@@ -47,9 +54,9 @@ ARCHITECTURE = decoder(
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
         in_layer(layers, "ffn_gate_inp.weight", "block_sparse_moe.gate.weight", "num_experts hidden_size"),
         in_layer(layers, "exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", "num_experts"),
-        expert_stacks(layers, "block_sparse_moe.experts.{expert}", down="w2", gate="w1", up="w3",
-                      order="gate down up"),
+        *sparse_moe_experts(layers),
     ),
     metadata=(*COMMON, EXPERT_WIDTH, ROTATED_COLS),
+    canonical_name=sparse_moe_name,
     quirks=Quirks(pre_tokenizers={"gpt-4o": "minimax-m2"}),
 )  # fmt: skip

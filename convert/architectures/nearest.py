@@ -71,7 +71,8 @@ def _sources(family: Architecture) -> set[str]:
 
 def _kinds(family: Architecture, stored: list[str]) -> Iterator[str]:
     """Yield the names of weights as the family's rules would know them, with N in place of numbers."""
+    canonical = family.stored_names
     for name in stored:
         if not _SIDE.search(name):
             name = _CODES.sub(".weight", name).removesuffix("_blocks")
-            yield _NUMBER.sub(".N", name if family.canonical_name is None else family.canonical_name(name))
+            yield _NUMBER.sub(".N", canonical(name))

@@ -202,7 +202,7 @@ def _attention(where: Where, prefix: str) -> tuple[Rule, ...]:
 
 def _experts_of(where: Where, prefix: str) -> tuple[Rule, ...]:
     mixer = f"{prefix}mixer."
-    of_expert = f"{mixer}experts.{{expert}}."
+    of_expert, in_stacks = f"{mixer}experts.{{expert}}.", f"{mixer}experts.up_proj"
     stacks = (
         ("down", "expert_cols moe_intermediate_size"),
         ("up", "moe_intermediate_size expert_cols"),
@@ -225,7 +225,14 @@ def _experts_of(where: Where, prefix: str) -> tuple[Rule, ...]:
         Rule(where, tuple(
             Output(f"blk.{{layer}}.ffn_{part}_exps.weight", f"{of_expert}{part}_proj.weight", sizes, stacked)
             for part, sizes in stacks
-        )),
+        ), unless=(in_stacks,)),
+        *(
+            Rule(where, (
+                Output(f"blk.{{layer}}.ffn_{part}_exps.weight", f"{mixer}experts.{part}_proj",
+                       f"num_experts {sizes}"),
+            ), when=(in_stacks,))
+            for part, sizes in stacks
+        ),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH
-from convert.architectures.decoder.rules import attention, ends, expert_weights, in_layer, layers
+from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers
 from convert.architectures.options import NoOptions
 
 
@@ -48,7 +48,7 @@ ARCHITECTURE = decoder(
         *attention(),
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
         in_layer(layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        *expert_weights(layers),
+        *expert_stacks(layers),
     ),
     metadata=(*COMMON, EXPERT_WIDTH),
     notes=_notes,

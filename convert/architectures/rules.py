@@ -174,6 +174,7 @@ A layer that source and output count differently is an object, and a name takes 
 Arrange = Callable[[str, Sequence[Weight], Any], OutputTensor]
 """(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert, or none."""
 
+_OF_MLX = "; MLX has written the checkpoint, and stores this model in a way that is not read"
 LISTED = 8
 """Number of names that an error message lists before it counts the rest."""
 
@@ -211,8 +212,8 @@ class Rule:
     """Outputs that appear together in each place that `where` names.
 
     optional  a place where the checkpoint has none of the sources goes without these outputs
-    when      name of a weight: the rule applies only in places where the checkpoint has it; "" for none
-    unless    name of a weight: the rule applies only in places where the checkpoint lacks it
+    when      names of weights: the rule applies only in places where the checkpoint has one of them
+    unless    names of weights: the rule applies only in places where the checkpoint lacks them all
     first     the outputs stand before all others, in the order of rules and layers
     early     weight -> whether what is made of it stands before all that the checkpoint gives in order
     """
@@ -220,8 +221,8 @@ class Rule:
     where: Where
     outputs: tuple[Output, ...]
     optional: bool = False
-    when: str = ""
-    unless: str = ""
+    when: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
     early: Callable[[Weight], bool] | None = None
     first: bool = False
 
@@ -274,14 +275,16 @@ def match(
     dropped |= dict(_zeros(model, (name for name in position if name not in wanted and name not in dropped)))
     unclaimed = [name for name in position if name not in wanted and name not in dropped]
     folder = model.checkpoint.folder
+    of_mlx = _OF_MLX if model.checkpoint.is_of_mlx else ""
     missing = [source for place in placed for source in place.sources if source not in position]
     if missing:
         others = f"; no rule claims {_listed(unclaimed)}" if unclaimed else ""
-        raise MissingTensor(f"{folder}: missing {_listed(missing)}, which config.json promises{others}")
+        found = f"{_listed(missing)}, which config.json promises{others}"
+        raise MissingTensor(f"{folder}: missing {found}{of_mlx}")
     if unclaimed:
         biased = all(name.endswith(_BIAS) for name in unclaimed)
         why = _HAS_NO_PLACE if biased else "no rule claims or drops them"
-        raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: {why}")
+        raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: {why}{of_mlx}")
     placed.sort(
         key=lambda place: (
             not place.first,
@@ -298,9 +301,9 @@ def _place(
 ) -> Iterator[_Placed]:
     for rule in rules:
         for layer in rule.where(config, options):
-            if rule.when and rule.when.format(layer=layer) not in names:
+            if rule.when and not any(name.format(layer=layer) in names for name in rule.when):
                 continue
-            if rule.unless and rule.unless.format(layer=layer) in names:
+            if any(name.format(layer=layer) in names for name in rule.unless):
                 continue
             outputs = tuple(
                 (output, output.name.format(layer=layer), _sources(output.source, layer, n_experts))
@@ -357,7 +360,7 @@ def _check_shape(weight: Weight, sizes: str, model: Weights, config: Any) -> Non
         )
         raise CheckpointError(
             f"{path}: {weight.name}: shape {weight.shape}, expected {expected} from config.json"
-            f" ({', '.join(sizes.split())})"
+            f" ({', '.join(sizes.split())}){_OF_MLX if model.checkpoint.is_of_mlx else ''}"
         )
 
 

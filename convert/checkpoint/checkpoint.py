@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from convert.checkpoint.adapters import NOT_USED, adapter_of, refuse_adapter
 from convert.checkpoint.json_files import PARAMS_NAME, mistral_config, read_json_object, with_text_config
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from convert.checkpoint.streamed import StreamedFolder
@@ -42,9 +43,12 @@ WEIGHT_NAMES = (
 )  # fmt: skip
 """Patterns of weight files, in the order in which they are looked for."""
 
+SINGLE_NAME = "model.safetensors"
 PICKLE_NAMES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "optimizer.bin")
-"""Pickles that trainers leave beside the weights."""
+NO_WEIGHTS = (
+    "training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "optimizer.bin", "adapter_model.bin",
+)  # fmt: skip
+"""Pickles that trainers leave beside the weights, or in their place."""
 
 
 class Checkpoint:
@@ -54,6 +58,7 @@ class Checkpoint:
     source        what it was opened by: the folder, or a StreamedFolder whose shards stay on the Hub
     config        config.json as a dictionary, see `read_config`
     files         the open shards, in reading order
+    notes         what the folder holds that isn't used
     allow_pickle  read pickles where there are no safetensors files
     raises   CheckpointError (BadConfig, UnsupportedCheckpoint) when the folder is not a whole checkpoint
     """
@@ -62,6 +67,9 @@ class Checkpoint:
         self.source = folder
         self.folder = Path(folder)
         self.config = read_config(self.folder)
+        self.notes: tuple[str, ...] = ()
+        if adapter_of(self.folder) is not None:
+            self.notes = (NOT_USED,)
         with ExitStack() as opened:
             index = self.folder / INDEX_NAME
             if isinstance(folder, StreamedFolder):
@@ -71,6 +79,9 @@ class Checkpoint:
             else:
                 index = _index_path(self.folder, allow_pickle=allow_pickle)
                 places = read_index(index)
+                if places is not None and _is_stale(index, places):
+                    places = None
+                    self.notes = (*self.notes, _STALE.format(index=index.name, file=SINGLE_NAME))
                 self.files = tuple(
                     opened.enter_context(_open_file(path))
                     for path in _shard_paths(index, places, allow_pickle=allow_pickle)
@@ -92,6 +103,11 @@ class Checkpoint:
     @property
     def config_path(self) -> Path:
         return config_path(self.folder)
+
+    @property
+    def is_of_mlx(self) -> bool:
+        """Whether MLX has written the files, which it says in their headers."""
+        return any(file.metadata.get("format") == "mlx" for file in self.files)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all stored tensors, by shard and then by name."""
@@ -144,6 +160,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise MissingModel(f"{folder}: no such folder")
     path = config_path(folder)
     if not path.exists():
+        refuse_adapter(folder)
         raise BadConfig(f"{folder}: no config.json; expected the folder of a Hugging Face model")
     config = read_json_object(path)
     return mistral_config(config) if path.name == PARAMS_NAME else with_text_config(config)
@@ -193,15 +210,16 @@ def _shard_paths(index: Path, places: Mapping[str, str] | None, *, allow_pickle:
         paths = [folder / name for name in sorted(counts)]
         # os.path, because Path.exists raises for a name that is too long.
         missing = [path for path in paths if not os.path.exists(path)]
+        if (folder / SINGLE_NAME).exists() and SINGLE_NAME not in counts:
+            raise CheckpointError(
+                f"{folder}: holds {SINGLE_NAME} and {len(paths) - len(missing)} of the {len(paths)} shards of"
+                f" {INDEX_NAME}; remove one of them, or the index and its shards"
+            )
         if missing:
             raise CheckpointError(
                 f"{folder / shown(missing[0].name)}: missing shard;"
                 f" {index.name} places {counts[missing[0].name]} tensors in it"
-                f" ({len(missing)} of {len(paths)} shards are missing)"
-            )
-        if (folder / "model.safetensors").exists() and "model.safetensors" not in counts:
-            raise CheckpointError(
-                f"{folder}: holds model.safetensors and the shards of {INDEX_NAME}; remove one of them"
+                f" ({len(missing)} of {len(paths)} shards are missing{_others(folder, counts)})"
             )
         return paths
     for pattern in WEIGHT_NAMES:
@@ -223,7 +241,31 @@ def _shard_paths(index: Path, places: Mapping[str, str] | None, *, allow_pickle:
             f"{pickles[0]}: a pickle checkpoint, and reading one can run any code; expected .safetensors"
             " (save the model again with safe_serialization=True, or read it with --allow-pickle)"
         )
-    raise CheckpointError(f"{folder}: no weights; expected model.safetensors or {INDEX_NAME}")
+    refuse_adapter(folder)
+    raise CheckpointError(f"{folder}: no weights; expected {SINGLE_NAME} or {INDEX_NAME}")
+
+
+_STALE = "{index} names none of the files that are here; {file} is read without it, as transformers does"
+
+
+def _is_stale(index: Path, places: Mapping[str, str]) -> bool:
+    """Return whether a folder has a single file of weights, and none of the shards that its index names."""
+    names = set(places.values())
+    folder = index.parent
+    return (
+        index.name == INDEX_NAME
+        and SINGLE_NAME not in names
+        and (folder / SINGLE_NAME).exists()
+        and not any(os.path.exists(folder / name) for name in names)
+    )
+
+
+def _others(folder: Path, named: Container[str]) -> str:
+    """Return words for weights in a folder that its index doesn't name."""
+    others = sorted(
+        path.name for pattern in WEIGHT_NAMES for path in folder.glob(pattern) if path.name not in named
+    )
+    return f", and {others[0]} is here, which it doesn't name" if others else ""
 
 
 def _check_numbering(paths: Iterable[Path]) -> None:
@@ -257,11 +299,13 @@ def _route(files: Iterable[TensorFile]) -> Mapping[str, RawTensor]:
 
 def _check_index(index: Path, places: Mapping[str, str], tensors: Mapping[str, RawTensor]) -> None:
     """Raise CheckpointError for the first tensor that is not where the index says."""
+    absent = [name for name in places if name not in tensors]
     for name, file_name in places.items():
         if name not in tensors:
             raise MissingTensor(
                 f"{index.parent / file_name}: {shown(name)}: not in this shard, where {index.name} places it;"
-                " the download may be incomplete"
+                f" {len(absent)} of the index's {len(places)} tensors are in no shard, so shards or index are"
+                " those of another save"
             )
         if tensors[name].path.name != file_name:
             raise CheckpointError(
@@ -270,5 +314,6 @@ def _check_index(index: Path, places: Mapping[str, str], tensors: Mapping[str, R
     for name, tensor in tensors.items():
         if name not in places:
             raise CheckpointError(
-                f"{tensor.path}: {shown(name)}: not in {index.name}; shards of another model?"
+                f"{tensor.path}: {shown(name)}: not in {index.name}, which is that of another save; remove it"
+                " if the shards are whole"
             )

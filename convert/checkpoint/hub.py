@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from convert.checkpoint.adapters import refuse_adapter
 from convert.checkpoint.checkpoint import (
     INDEX_NAME,
     NO_WEIGHTS,
     PICKLE_NAMES,
+    SINGLE_NAME,
     WEIGHT_NAMES,
     read_index,
 )
@@ -125,6 +127,8 @@ def weight_files(
     if places is not None:
         shards = sorted(set(places.values()))
         missing = [shard for shard in shards if shard not in files]
+        if missing == shards and SINGLE_NAME in files:
+            return (SINGLE_NAME,)
         if missing:
             raise CheckpointError(f"{name}: {INDEX_NAME} names {missing[0]}, which is not on the Hub")
         return tuple(shards)
@@ -138,6 +142,8 @@ def weight_files(
     )
     if pickles and allow_pickle:
         return tuple(pickles)
+    if not pickles:
+        refuse_adapter(folder)
     if pickles:
         raise UnsupportedCheckpoint(
             f"{name}: its weights are pickles ({pickles[0]} ...), and reading one can run any code;"

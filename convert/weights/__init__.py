@@ -28,6 +28,7 @@ MODULES: tuple[str, ...] = (
     "convert.weights.schemes.eetq",
     "convert.weights.schemes.bnb",
     "convert.weights.schemes.hqq",
+    "convert.weights.schemes.mlx",
     "convert.weights.schemes.integers",
     "convert.weights.schemes.torchao",
     "convert.weights.schemes.integer_tables",
@@ -67,9 +68,11 @@ def open_weights(checkpoint: Checkpoint) -> ModelWeights:
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
     from convert.weights.model_weights import ModelWeights, first_quantized, refuse
+    from convert.weights.rotations import refuse_rotations
     from convert.weights.settings import read_settings
 
     settings = read_settings(checkpoint)
+    refuse_rotations(checkpoint)
     loaders = all_loaders()
     if settings.method is not None:
         read = sorted({method for loader in loaders for method in loader.methods})

@@ -90,6 +90,11 @@ class Weights(Protocol):
         """Stored tensors that are part of no weight and not needed -> why."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about how they are stored."""
+        ...
+
     def weight(self, name: str) -> Weight:
         """Return the weight with the logical `name`, unread.
 
@@ -169,13 +174,14 @@ def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:
     return prod(shape[:-1]), (shape[-1] if shape else 1)
 
 
-TYPES: Mapping[str, GGMLType] = MappingProxyType({"F32": F32, "F16": F16, "BF16": BF16})
-"""safetensors dtype -> the ggml type with the same bytes."""
+TYPES: Mapping[str, GGMLType] = MappingProxyType({"F32": F32, "F16": F16, "BF16": BF16, "F64": F32})
+"""safetensors dtype of plain weights -> the ggml type that they are read as: the one with the same bytes, and
+F32 for F64."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
-    """A stored tensor that is the weight itself."""
+    """A stored tensor that is the weight itself; 64-bit floats are rounded to 32 bits."""
 
     raw: RawTensor
     by_rows: ClassVar[bool] = True
@@ -197,7 +203,8 @@ class PlainWeight:
         return self.raw.dtype
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.raw.read_rows(start, stop)
+        rows = self.raw.read_rows(start, stop)
+        return rows.astype(np.float32) if self.raw.dtype == "F64" else rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ So a model can mix formats. Modules that were not quantized are recognised one b
 as floats. The configuration's lists of them (ignore, modules_to_not_convert ...) are not needed, and every
 producer matches them in another way.
 
-A rotation of the activations, a scale that is multiplied into a module's inputs at run time, or zeros that
-are left out belong to the weights as much as codes and scales do. Reading without them would give a file that
-looks good and computes nonsense, so `refuse` stops at them, whatever the format.
+A rotation of a module's inputs (convert.weights.rotations), a scale that is multiplied into them at run time,
+or zeros that are left out belong to the weights as much as codes and scales do. Reading without them would
+give a file that looks good and computes nonsense, so `refuse` stops at them, whatever the format.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from typing import Any
 
 import numpy as np
 
+from convert.checkpoint.adapters import TENSORS as ADAPTER_TENSORS
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoader, rows_and_cols
+from convert.weights.known_keys import unread_keys
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.text import bytes_text, printable, table
@@ -41,6 +43,9 @@ DROPPED: Mapping[str, str] = MappingProxyType({
     ),
     **dict.fromkeys((".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale"), "scales the cache"),
     ".workspace": "scratch of a kernel",
+    **dict.fromkeys(
+        (".position_ids", ".masked_bias", ".cos_cached", ".sin_cached"), "a constant of the model's code"
+    ),
     **dict.fromkeys((".gptq_bits", ".gptq_groupsize", ".gptq_sym"), "settings, which the shapes show too"),
 })  # fmt: skip
 """Suffix of stored tensors that are dropped, unless a loader consumes them -> why."""
@@ -60,6 +65,7 @@ class ModelWeights:
 
     checkpoint, settings   where the weights come from
     dropped                stored tensors that are part of no weight and not needed -> why
+    notes                  what the user should know about how they are stored
     raises   UnsupportedCheckpoint for a stored tensor that is part of no weight
     """
 
@@ -74,6 +80,7 @@ class ModelWeights:
         _check_plain(checkpoint, settings, loaders, plain)
         self._claims: dict[str, _Claim] = {}
         self._names: dict[str, None] = {}
+        self.notes = tuple(unread_keys(settings)) if claims else ()
         for stored in checkpoint.names():
             claim = claims.get(stored)
             if claim is None and stored not in plain:
@@ -179,23 +186,15 @@ TENSORS: Mapping[str, str] = MappingProxyType({
     ".act.scales": "a scale of the module's inputs",
     ".bitmask": "a sparse matrix",
     ".trellis": "EXL3",
-    ".hadamard": "a rotation of the module's inputs",
 })  # fmt: skip
 """Suffix of stored tensors -> what makes a checkpoint unreadable that has them."""
 
-ROTATIONS = ("transform_config", "rotation_config")
 FINISHED = ("compressed", "frozen")
 """Values of quantization_status of a checkpoint that is ready to be used."""
 
 
 def refuse(checkpoint: Checkpoint, settings: Settings) -> None:
     """Raise UnsupportedCheckpoint for the first thing that would make the weights mean something else."""
-    for key in ROTATIONS:
-        if settings.get(key):
-            raise UnsupportedCheckpoint(
-                f"{settings.where(key)}: the model rotates its activations, which is not read;"
-                f" {first_quantized(checkpoint)}"
-            )
     sparsity = settings.get("sparsity_config")
     kind = sparsity.get("format") if isinstance(sparsity, dict) else None
     if kind not in (None, "dense"):
@@ -209,6 +208,11 @@ def refuse(checkpoint: Checkpoint, settings: Settings) -> None:
             f" checkpoint was saved half-way; {first_quantized(checkpoint)}"
         )
     for name in checkpoint.names():
+        if any(part in name for part in ADAPTER_TENSORS):
+            raise UnsupportedCheckpoint(
+                f"{checkpoint.raw(name).path}: {name}: part of an adapter; merge it into the model first"
+                " (PEFT: merge_and_unload), then convert"
+            )
         for suffix, meaning in TENSORS.items():
             if name.endswith(suffix):
                 path = checkpoint.raw(name).path

@@ -4,6 +4,7 @@ The first of these that exists counts:
 
     config.json             quantization_config, or compression_config (older compressed-tensors); the same
                             inside text_config (multimodal wrappers)
+                            quantization, MLX's
     quantize_config.json    the whole file (AutoGPTQ)
     quant_config.json       the whole file (AutoAWQ; EETQ)
     hf_quant_config.json    `quantization` in it (ModelOpt); also completes what config.json says
@@ -24,13 +25,18 @@ from convert.checkpoint.checkpoint import Checkpoint
 from gguf_tools.errors import BadConfig
 
 _SECTIONS = ("quantization_config", "compression_config")
+_OF_MLX = "quantization"
+"""Key of MLX, which writes the same under quantization_config, without a method."""
+
 _SPELLINGS = {
     "intel/auto-round": "auto-round", "auto_round": "auto-round", "autoround": "auto-round",
     "compressed_tensors": "compressed-tensors", "bnb": "bitsandbytes", "fbgemm-fp8": "fbgemm_fp8",
 }  # fmt: skip
 _METHOD_KEYS = ("quant_method", "method")
 # A key that only one program writes, for sections without a method.
-_TELLING_KEYS = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "w_bit": "awq"}
+_TELLING_KEYS = {
+    "quant_algo": "modelopt", "config_groups": "compressed-tensors", "w_bit": "awq", "mode": "mlx",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,9 @@ def read_settings(checkpoint: Checkpoint) -> Settings:
     """
     config, path = checkpoint.config, checkpoint.config_path
     modelopt = checkpoint.read_json("hf_quant_config.json")
+    own = config.get(_OF_MLX)
+    if isinstance(own, Mapping) and own.keys() >= {"bits", "group_size"}:
+        return _settings(dict(own), path, _OF_MLX, config, "mlx")
     for holder, prefix in ((config, ""), (config.get("text_config"), "text_config.")):
         for key in _SECTIONS:
             if isinstance(holder, Mapping) and holder.get(key) is not None:

@@ -24,7 +24,7 @@ import numpy as np
 Tensors = dict[str, np.ndarray]
 
 DTYPE_NAMES = {
-    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
     "float8_e8m0fnu": "F8_E8M0", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
 }  # fmt: skip
 NUMPY_DTYPES: dict[str, Any] = {

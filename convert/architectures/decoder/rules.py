@@ -119,7 +119,7 @@ def ends(norm: Arrange = renamed, *, needs_output: bool = False) -> tuple[Rule, 
         one(once, "output_norm.weight", "model.norm.weight", "hidden_size", norm),
         Rule(untied, (output,)),
         Rule(tied, (output,), optional=True),
-        *((Rule(tied, (again,), unless="lm_head.weight"),) if needs_output else ()),
+        *((Rule(tied, (again,), unless=("lm_head.weight",)),) if needs_output else ()),
     )
 
 
@@ -164,49 +164,75 @@ def dense_blocks(bias: str = "") -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def expert_stacks(where: Where, prefix: str, down: str, gate: str, up: str, order: str) -> Rule:
-    """Return the rule that stacks the experts of a layer; its stacks are complete at the same moment.
+_EXPERTS = "blk.{{layer}}.ffn_{}_exps.weight"
+_EXPERT_SIZES = {
+    "down": "hidden_size moe_intermediate_size",
+    "gate": "moe_intermediate_size hidden_size",
+    "up": "moe_intermediate_size hidden_size",
+}
 
-    prefix          of an expert's names within the layer: "mlp.experts.{expert}"
-    down, gate, up  what the family calls the matrices of an expert
-    order           of the stacks in the file: "down gate up"
+
+def expert_stacks(
+    where: Where,
+    experts: str = "mlp.experts",
+    *,
+    down: str = "down_proj",
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    order: str = "down gate up",
+) -> tuple[Rule, ...]:
+    """Return the rules of the experts of a layer, which are stored in one of three ways.
+
+    One by one, they become stacks that are complete at the same moment. transformers 5 may save two stacks,
+    gate_up_proj and down_proj, and MLX saves three.
+
+    experts         what the family calls them within the layer
+    down, gate, up  what it calls the matrices of an expert that stands alone
+    order           of the stacks in the file where experts stand alone
     """
-    sizes = {
-        "down": "hidden_size moe_intermediate_size",
-        "gate": "moe_intermediate_size hidden_size",
-        "up": "moe_intermediate_size hidden_size",
-    }
+    stack = f"model.layers.{{layer}}.{experts}."
+    both, apart = f"{stack}gate_up_proj", f"{stack}gate_proj"
     names = {"down": down, "gate": gate, "up": up}
-    return Rule(where, tuple(
-        Output(
-            f"blk.{{layer}}.ffn_{part}_exps.weight",
-            f"model.layers.{{layer}}.{prefix}.{names[part]}.weight", sizes[part], stacked,
-        )
-        for part in order.split()
-    ))  # fmt: skip
-
-
-_STACK = "model.layers.{layer}.mlp.experts"
-"""Beginning of the names of stacked experts, as transformers 5 may save them."""
-
-
-def expert_weights(where: Where) -> tuple[Rule, ...]:
-    """Return the rules of experts as Qwen has them, which are stored one by one or in two stacks."""
-    one_by_one = expert_stacks(
-        where, "mlp.experts.{expert}", "down_proj", "gate_proj", "up_proj", order="down gate up"
-    )
-    stacked_sizes = "num_experts gate_up_rows hidden_size"
+    rows = "num_experts gate_up_rows hidden_size"
     return (
-        replace(one_by_one, unless=f"{_STACK}.gate_up_proj"),
+        Rule(where, tuple(
+            Output(_EXPERTS.format(part), f"{stack}{{expert}}.{names[part]}.weight", _EXPERT_SIZES[part],
+                   stacked)
+            for part in order.split()
+        ), unless=(both, apart)),
         Rule(where, (
-            Output("blk.{layer}.ffn_gate_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, gate_rows),
-            Output("blk.{layer}.ffn_up_exps.weight", f"{_STACK}.gate_up_proj", stacked_sizes, up_rows),
-        ), when=f"{_STACK}.gate_up_proj"),
-        Rule(where, (
-            Output("blk.{layer}.ffn_down_exps.weight", f"{_STACK}.down_proj",
-                   "num_experts hidden_size moe_intermediate_size"),
-        ), when=f"{_STACK}.gate_up_proj"),
+            Output(_EXPERTS.format("gate"), both, rows, gate_rows),
+            Output(_EXPERTS.format("up"), both, rows, up_rows),
+        ), when=(both,)),
+        stack_of("gate", where, stack, apart),
+        stack_of("up", where, stack, apart),
+        stack_of("down", where, stack, both, apart),
     )  # fmt: skip
+
+
+def stack_of(part: str, where: Where, stack: str, *when: str) -> Rule:
+    """Return the rule of a matrix of all experts of a layer that is stored as one.
+
+    stack  beginning of the names of stacks: "model.layers.{layer}.mlp.experts."
+    when   the rule applies where the checkpoint has one of these
+    """
+    sizes = f"num_experts {_EXPERT_SIZES[part]}"
+    return Rule(where, (Output(_EXPERTS.format(part), f"{stack}{part}_proj", sizes),), when=when)
+
+
+def sparse_moe_experts(where: Where) -> tuple[Rule, ...]:
+    """Return the rules of experts as Mixtral has them; a family with these has `sparse_moe_name`."""
+    return expert_stacks(
+        where, "block_sparse_moe.experts", down="w2", gate="w1", up="w3", order="gate down up"
+    )
+
+
+_OF_BLOCK = re.compile(r"\.mlp\.(?=experts\.|gate\.|e_score_correction_bias$)")
+
+
+def sparse_moe_name(name: str) -> str:
+    """Return Mixtral's name of a weight of experts, for that of its class in transformers 5."""
+    return _OF_BLOCK.sub(".block_sparse_moe.", name)
 
 
 def gate_rows(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:

@@ -133,6 +133,11 @@ class DeepseekConfig:
         return self.n_routed_experts
 
     @property
+    def gate_up_rows(self) -> int:
+        """Rows of an expert's gate and up stored as one."""
+        return 2 * self.moe_intermediate_size
+
+    @property
     def qk_head_dim(self) -> int:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 

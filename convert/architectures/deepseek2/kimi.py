@@ -8,5 +8,4 @@ ARCHITECTURE = relative(
     "KimiVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     is_vision=lambda name: name.startswith(("vision_tower.", "multi_modal_projector.", "mm_projector.")),
-    canonical_name=lambda name: name.removeprefix("language_model."),
 )

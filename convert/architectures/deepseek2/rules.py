@@ -103,11 +103,16 @@ def _biased(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | No
     return moe_layers(config, options) if config.topk_method == "noaux_tc" else ()
 
 
+_ATTENTION = "model.layers.{layer}.self_attn."
+_MLX_KEYS, _MLX_VALUES = f"{_ATTENTION}embed_q.weight", f"{_ATTENTION}unembed_out.weight"
+"""What MLX makes of kv_b_proj: the two tensors of the layout split, ready made."""
+
+
 def _kv_b(mla: str, *parts: tuple[str, Any]) -> Rule:
-    source = "model.layers.{layer}.self_attn.kv_b_proj.weight"
     return Rule(_with_layout(mla), tuple(
-        Output(f"blk.{{layer}}.{name}", source, "kv_b_rows kv_lora_rank", arrange) for name, arrange in parts
-    ))  # fmt: skip
+        Output(f"blk.{{layer}}.{name}", f"{_ATTENTION}kv_b_proj.weight", "kv_b_rows kv_lora_rank", arrange)
+        for name, arrange in parts
+    ), unless=(_MLX_KEYS,) if mla == "split" else ())  # fmt: skip
 
 
 RULES: tuple[Rule, ...] = (
@@ -127,6 +132,10 @@ RULES: tuple[Rule, ...] = (
     _kv_b("both", ("attn_kv_b.weight", renamed), ("attn_k_b.weight", _flat_keys),
           ("attn_v_b.weight", _flat_values)),
     _kv_b("none", ("attn_kv_b.weight", renamed)),
+    Rule(_with_layout("split"), (
+        Output("blk.{layer}.attn_k_b.weight", _MLX_KEYS, "num_attention_heads kv_lora_rank qk_nope_head_dim"),
+        Output("blk.{layer}.attn_v_b.weight", _MLX_VALUES, "num_attention_heads v_head_dim kv_lora_rank"),
+    ), when=(_MLX_KEYS,)),
     in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size attention_cols"),
 
     in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
@@ -135,8 +144,7 @@ RULES: tuple[Rule, ...] = (
     in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "n_routed_experts hidden_size"),
     in_layer(_biased, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias",
               "n_routed_experts"),
-    expert_stacks(moe_layers, "mlp.experts.{expert}", down="down_proj", gate="gate_proj", up="up_proj",
-                  order="down gate up"),
+    *expert_stacks(moe_layers),
     *shared_experts(moe_layers),
     *mtp(),
 )  # fmt: skip

@@ -42,16 +42,10 @@ DELTA_NETS = (
 )  # fmt: skip
 
 
-def canonical_name(name: str) -> str:
-    """Return the name without what says that a vision part stands beside the text part."""
-    return name.replace("model.language_model.", "model.", 1)
-
-
 ARCHITECTURE = family(
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5ForCausalLM",
     gguf_name="qwen35",
     read_config=read_config,
     delta_nets=DELTA_NETS,
-    canonical_name=canonical_name,
 )

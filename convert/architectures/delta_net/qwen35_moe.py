@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convert.architectures.delta_net.family import family
-from convert.architectures.delta_net.qwen35 import DELTA_NETS, canonical_name, read_config
+from convert.architectures.delta_net.qwen35 import DELTA_NETS, read_config
 
 ARCHITECTURE = family(
     "Qwen3_5MoeForConditionalGeneration",
@@ -11,5 +11,4 @@ ARCHITECTURE = family(
     gguf_name="qwen35moe",
     read_config=read_config,
     delta_nets=DELTA_NETS,
-    canonical_name=canonical_name,
 )

@@ -12,7 +12,7 @@ from convert.architectures.decoder.arrange import plus_one
 from convert.architectures.decoder.rules import (
     dense_blocks,
     ends,
-    expert_weights,
+    expert_stacks,
     in_layer,
     layers,
     moe_layers,
@@ -78,7 +78,7 @@ def _norms_and_feed_forward() -> tuple[Rule, ...]:
                  plus_one),
         *dense_blocks(),
         in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        *expert_weights(moe_layers),
+        *expert_stacks(moe_layers),
         *shared_experts(moe_layers, "shared_expert"),
         in_layer(moe_layers, "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "one hidden_size"),
     )  # fmt: skip
@@ -118,8 +118,12 @@ def _own_and_mtp(rule: Rule) -> Iterator[Rule]:
 
     yield replace(rule, where=of(False))
     outputs = tuple(replace(output, source=moved(output.source)) for output in rule.outputs)
-    yield replace(rule, where=of(True), outputs=outputs, when=moved(rule.when), unless=moved(rule.unless))
+    when, unless = tuple(map(moved, rule.when)), tuple(map(moved, rule.unless))
+    yield replace(rule, where=of(True), outputs=outputs, when=when, unless=unless)
 
 
 DROP_MTP = Drop(lambda name: name.startswith("mtp."), "multi-token prediction layer; kept without --no-mtp")
-DROP_VISION = Drop(lambda name: name.startswith("model.visual."), "vision part; the file holds the text part")
+DROP_VISION = Drop(
+    lambda name: name.startswith(("model.visual.", "visual.", "vision_tower.")),
+    "vision part; the file holds the text part",
+)

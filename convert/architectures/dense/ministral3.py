@@ -18,7 +18,7 @@ from convert.architectures.decoder.family import LLAMA3, RAMP, decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE
 from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
-from convert.architectures.gemma.gemma3 import text_name, vision_drops
+from convert.architectures.gemma.gemma3 import vision_drops
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
@@ -67,6 +67,5 @@ ARCHITECTURE = decoder(
     ),
     drops=vision_drops,
     says=frozenset({LLAMA3, RAMP}),
-    canonical_name=text_name,
     quirks=LLAMA_QUIRKS,
 )  # fmt: skip

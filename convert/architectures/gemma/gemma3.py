@@ -66,11 +66,6 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return replace(config, attention_scale=scale**-0.5)
 
 
-def text_name(name: str) -> str:
-    """Return the name without what says that a vision part stands beside the text part."""
-    return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
-
-
 def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
     """Return what a file of the text part leaves out."""
     drop = Drop(
@@ -107,6 +102,5 @@ ARCHITECTURE = decoder(
     metadata=(*with_sliding_theta(COMMON), SLIDING_WINDOW),
     drops=vision_drops,
     says=frozenset({WINDOWS}),
-    canonical_name=text_name,
     quirks=Quirks(sentencepiece=True, space_prefix=False),
 )

@@ -37,9 +37,10 @@ from convert.architectures.decoder.rules import (
     layers_if,
     once,
     one,
+    stack_of,
 )
 from convert.architectures.fields import merged
-from convert.architectures.gemma.gemma3 import text_name, vision_drops
+from convert.architectures.gemma.gemma3 import vision_drops
 from convert.architectures.rules import Computed, Output, Rule, Where
 from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import Quirks
@@ -271,14 +272,21 @@ def _blocks() -> tuple[Rule, ...]:
     return *narrow, *wide
 
 
+_STACK = "model.layers.{layer}.experts."
+
+
 def _experts() -> tuple[Rule, ...]:
     with_experts = layers_if("num_experts")
     return (
         in_layer(with_experts, "ffn_gate_inp.weight", "router.proj.weight", "num_experts hidden_size"),
         in_layer(with_experts, "ffn_gate_inp.scale", "router.scale", "hidden_size"),
         in_layer(with_experts, "ffn_down_exps.scale", "router.per_expert_scale", "num_experts"),
-        in_layer(with_experts, "ffn_gate_up_exps.weight", "experts.gate_up_proj",
-                 "num_experts gate_up_rows hidden_size"),
+        replace(
+            in_layer(with_experts, "ffn_gate_up_exps.weight", "experts.gate_up_proj",
+                     "num_experts gate_up_rows hidden_size"),
+            unless=(f"{_STACK}gate_proj",),
+        ),
+        *(stack_of(part, with_experts, _STACK, f"{_STACK}gate_proj") for part in ("gate", "up")),
         in_layer(with_experts, "ffn_down_exps.weight", "experts.down_proj",
                  "num_experts hidden_size moe_intermediate_size"),
         *_norms({
@@ -422,6 +430,5 @@ ARCHITECTURE = decoder(
     metadata=_METADATA,
     drops=vision_drops,
     says=frozenset({WINDOWS}),
-    canonical_name=text_name,
     quirks=Quirks(merged_pieces=_VISIBLE),
 )  # fmt: skip

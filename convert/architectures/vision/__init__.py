@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from convert.architectures.config_reader import architecture_name
+from convert.architectures.config_reader import architecture_name, with_head
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
@@ -45,11 +45,12 @@ def find_tower(config: Mapping[str, Any], path: str | Path, names: Iterable[str]
             checkpoint has none
     """
     name = architecture_name(config, path, next(iter(TOWERS)))
-    if name not in TOWERS:
+    known = with_head(name, TOWERS)
+    if known is None:
         raise UnsupportedCheckpoint(
             f"{path}: no vision tower is known of architecture {name}, only of {', '.join(TOWERS)}"
         )
-    module = import_module(f"convert.architectures.vision.{TOWERS[name]}")
+    module = import_module(f"convert.architectures.vision.{TOWERS[known]}")
     tower: Tower = module.ARCHITECTURE
     if not tower.is_there(names):
         raise UnsupportedCheckpoint(

@@ -32,7 +32,7 @@ class Tower(Architecture):
 
     def is_there(self, names: Iterable[str]) -> bool:
         """Return whether a checkpoint with these weights has the tower."""
-        canonical = self.canonical_name or str
+        canonical = self.stored_names
         return any(canonical(name).startswith(self.prefixes) for name in names)
 
 

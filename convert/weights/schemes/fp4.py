@@ -181,7 +181,7 @@ def _matrix(
         )
     if factor is not None and (prod(factor.shape) != 1 or factor.dtype not in ("F32", "BF16", "F16")):
         raise module.wrong(factor, f"{factor.dtype} {factor.shape}", "one float")
-    return _weight(module, shape, codes, scales, group_size, factor, divides=divides)
+    return fp4_weight(module, shape, codes, scales, group_size, factor, divides=divides)
 
 
 def _is_stack_of_blocks(module: Module) -> bool:
@@ -197,10 +197,10 @@ def _load_stack_of_blocks(module: Module) -> Fp4Weight:
     if scales.shape != blocks.shape[:-1]:
         raise module.wrong(scales, f"shape {scales.shape}", f"{blocks.shape[:-1]}")
     shape = (*blocks.shape[:-2], blocks.shape[-2] * MX_GROUP)
-    return _weight(module, shape, blocks, scales, MX_GROUP)
+    return fp4_weight(module, shape, blocks, scales, MX_GROUP)
 
 
-def _weight(
+def fp4_weight(
     module: Module,
     shape: tuple[int, ...],
     codes: RawTensor,

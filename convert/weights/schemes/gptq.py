@@ -183,11 +183,6 @@ def _bits(
 
 
 def _load(module: Module) -> GptqWeight:
-    if module.settings.get("rotation"):
-        raise UnsupportedCheckpoint(
-            f"{module.settings.where('rotation')}: GPTQ weights that were rotated are not read; first tensor:"
-            f" {module['.qweight'].name}"
-        )
     layout = module.settings.get("checkpoint_format", "format")
     if not isinstance(layout, str | None) or layout not in LAYOUTS:
         raise UnsupportedCheckpoint(

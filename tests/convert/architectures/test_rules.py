@@ -46,6 +46,7 @@ class ArrayWeight:
 
 class FakeCheckpoint:
     folder = Path("folder")
+    is_of_mlx = False
 
     def __contains__(self, name: object) -> bool:
         return False

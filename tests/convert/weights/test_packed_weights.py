@@ -546,8 +546,6 @@ def test_tensors_of_another_shape_or_type_are_read_or_refused(
          r"config\.checkpoint_format is 'bitblas'.*first tensor: model\.layers\.0.*qweight"),
         ("gptq", "v1_4bit_sym_g128", {"checkpoint_format": ["gptq"]}, UnsupportedCheckpoint,
          r"config\.checkpoint_format is \['gptq'\], which is not read"),
-        ("gptq", "v1_4bit_sym_g128", {"rotation": "hadamard"}, UnsupportedCheckpoint,
-         r"config\.rotation: GPTQ weights that were rotated .*first tensor: model\.layers\.0.*qweight"),
         ("gptq", "v1_4bit_sym_g128", {"bits": "four"}, BadConfig, r"quantization_config\.bits is 'four'"),
         ("awq", "gemm_g64", {"bits": 3}, UnsupportedCheckpoint,
          r"config\.bits is 3, .*AWQ.*first tensor: .*qweight"),

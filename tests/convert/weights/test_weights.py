@@ -56,6 +56,27 @@ def test_floats_are_read_as_they_are_stored(dtype: Any, type_: Any, tmp_path: Pa
     assert weights.names() == ("a.bias", "a.weight")
 
 
+def test_64_bit_floats_are_rounded_to_32(tmp_path: Path) -> None:
+    stored = random_matrix(3, 5).astype(np.float64) + np.pi
+    with weights_in(tmp_path, {"a.weight": stored}) as weights:
+        assert weights.weight("a.weight").type == F32
+        assert np.array_equal(read_all(weights.weight("a.weight")), stored.astype(np.float32))
+
+
+def test_constants_of_a_models_code_are_dropped(tmp_path: Path) -> None:
+    constants = {"a.position_ids": np.arange(9)[None], "a.masked_bias": np.array(-1e4, np.float32)}
+    with weights_in(tmp_path, {"a.weight": random_matrix(3, 5), **constants}) as weights:
+        assert weights.names() == ("a.weight",)
+        assert set(weights.dropped) == set(constants)
+
+
+@pytest.mark.parametrize("name", ["a.lora_A.weight", "a.modules_to_save.default.weight"])
+def test_a_model_with_an_adapter_in_it_is_refused(name: str, tmp_path: Path) -> None:
+    tensors = {"a.base_layer.weight": random_matrix(3, 5), name: random_matrix(3, 5)}
+    with pytest.raises(UnsupportedCheckpoint, match=f"{name}: part of an adapter; merge it into the model"):
+        weights_in(tmp_path, tensors)
+
+
 def test_a_plain_checkpoint_that_still_says_fp8_is_read_as_plain(tmp_path: Path) -> None:
     weights = weights_in(tmp_path, {"a.weight": random_matrix(2, 3)}, FP8)
     assert isinstance(weights.weight("a.weight"), PlainWeight)
@@ -316,8 +337,6 @@ def test_a_method_that_is_no_name_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"transform_config": {"a": 1}}, r"quantization_config\.transform_config: the model rotates"),
-        ({"rotation_config": {"a": 1}}, "rotation_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "format 'sparse-24-bitmask' is not read"),
         ({"quantization_status": "calibration"}, "'calibration', expected compressed or frozen"),
     ],

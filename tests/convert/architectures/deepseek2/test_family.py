@@ -301,11 +301,16 @@ def test_mtp_without_such_a_layer_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("mla", ["split", "both", "none"])
 @pytest.mark.parametrize("mtp", [False, True])
-def test_every_weight_is_claimed_by_exactly_one_rule(style: str, mla: Any, mtp: bool) -> None:
+@pytest.mark.parametrize("stack", ["none", "gate_up_proj", "gate_proj"])
+def test_every_weight_is_claimed_by_exactly_one_rule(style: str, mla: Any, mtp: bool, stack: str) -> None:
     config = DeepseekConfig.from_dict(STYLES[style] | {"num_nextn_predict_layers": 1})
     seen: dict[str, int] = {}
     outputs: list[str] = []
     for number, rule in enumerate(RULES):
+        if any(name.endswith(stack) for name in rule.unless):
+            continue
+        if rule.when and not any(name.endswith(stack) for name in rule.when):
+            continue
         for layer in rule.where(config, LatentOptions(mla, mtp)):
             outputs += [output.name.format(layer=layer) for output in rule.outputs]
             for source in {output.source.format(layer=layer, expert="E") for output in rule.outputs}:

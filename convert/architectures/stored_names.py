@@ -1,0 +1,132 @@
+"""Names of weights as programs save them, brought to the names that a family's rules have.
+
+A checkpoint may come from a model inside a wrapper, from the base class of a model, whose names lack what
+stands before its layers ("model."), or from a model whose text part stands beside a vision part. A name says
+so itself, so each is brought to the family's own, one by one. Names that fit nothing stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from convert.architectures.mlx import MovedBack, is_moved
+from convert.architectures.rules import Rule
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.weights.base import Weight, Weights
+from gguf_tools.errors import CheckpointError, MissingTensor
+
+_WRAPPERS = re.compile(
+    r"^(?:base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|model\.(?=model\.|lm_head\.))+"
+)
+"""What stands before the names of a model inside a wrapper: that of PEFT, of torch's DDP, FSDP or compile, or
+a training module of Lightning."""
+
+_INNER_WRAPPERS = re.compile(
+    r"(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)\."
+)
+"""The same around a part of the model. PEFT calls what it adds an adapter to `base_layer`."""
+
+_TEXT_PART = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?(?=(lm_head\.)?)")
+"""What stands before the names of a text part, in transformers 4 and 5 and in MLX."""
+
+_STACKS = (
+    (re.compile(r"\.switch_(?:mlp|glu)\.fc1\."), ".experts.up_proj."),
+    (re.compile(r"\.switch_(?:mlp|glu)\.fc2\."), ".experts.down_proj."),
+    (re.compile(r"\.experts\.switch_glu\.|\.switch_(?:mlp|glu)\."), ".experts."),
+    (re.compile(r"(\.experts\.(?:gate|up|down|gate_up)_proj)\.weight$"), r"\1"),
+    (re.compile(r"(\.experts\.(?:gate|up|down|gate_up)_proj)\.bias$"), r"\1_bias"),
+)
+"""Stacks of experts as MLX calls them -> as transformers 5 does, whose stacks are not modules."""
+
+
+@dataclass(frozen=True)
+class StoredNames:
+    """Name of a stored weight -> name that a family's rules know it by.
+
+    prefix  what the names of the base class lack: "model."
+    tops    what comes after the prefix: "layers", "norm" ...
+    own     the family's other spellings -> the rules' names
+    """
+
+    prefix: str
+    tops: frozenset[str]
+    own: Callable[[str], str] | None
+
+    def __call__(self, name: str) -> str:
+        name = self._without_wrappers(name)
+        if name.split(".", 1)[0] in self.tops:
+            name = self.prefix + name
+        return name
+
+    def _without_wrappers(self, name: str) -> str:
+        name = _INNER_WRAPPERS.sub("", _WRAPPERS.sub("", name))
+        name = _TEXT_PART.sub(lambda match: "" if match[1] else "model.", name)
+        for pattern, replacement in _STACKS:
+            name = pattern.sub(replacement, name)
+        return name if self.own is None else self.own(name)
+
+    def lacks_prefix(self, name: str) -> bool:
+        """Return whether a stored name is one of the base class."""
+        return self._without_wrappers(name).split(".", 1)[0] in self.tops
+
+
+def stored_names(rules: Iterable[Rule], own: Callable[[str], str] | None) -> StoredNames:
+    """Return what brings stored names to those of a family's rules.
+
+    own  the family's other spellings -> the rules' names
+    """
+    outputs = [output for rule in rules for output in rule.outputs]
+    embeddings = next((output.source for output in outputs if output.name == "token_embd.weight"), "")
+    prefix = embeddings.split(".", 1)[0] + "." if embeddings.count(".") > 1 else ""
+    inside = (output.source.removeprefix(prefix) for output in outputs if output.source.startswith(prefix))
+    tops = frozenset(name.split(".", 1)[0] for name in inside) if prefix else frozenset()
+    return StoredNames(prefix, tops, own)
+
+
+class Renaming:
+    """The weights of a checkpoint, each called `canonical_name(name)`. A weight keeps its stored name.
+
+    Kernels have the axes that they have outside of MLX.
+
+    raises  CheckpointError when two weights get the same name
+    """
+
+    def __init__(self, weights: Weights, canonical_name: Callable[[str], str]) -> None:
+        self._weights = weights
+        self._stored: dict[str, str] = {}
+        for name in weights.names():
+            canonical = canonical_name(name)
+            other = self._stored.setdefault(canonical, name)
+            if other != name:
+                folder = weights.checkpoint.folder
+                raise CheckpointError(f"{folder}: {other} and {name} are both {canonical}, expected one")
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self._weights.checkpoint
+
+    @property
+    def dropped(self) -> Mapping[str, str]:
+        return self._weights.dropped
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._weights.notes
+
+    @property
+    def last(self) -> frozenset[str]:
+        last = self._weights.last
+        return frozenset(name for name, stored in self._stored.items() if stored in last)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the new names, in the order of the stored ones."""
+        return tuple(self._stored)
+
+    def weight(self, name: str) -> Weight:
+        """Return the weight that is now called `name`; raises what `Weights.weight` raises."""
+        if name not in self._stored:
+            raise MissingTensor(f"{self.checkpoint.folder}: no weight {name}")
+        weight = self._weights.weight(self._stored[name])
+        return MovedBack(weight) if is_moved(name, weight) else weight
