@@ -113,6 +113,7 @@ class Encoder:
                     for chunk, each in sorted(stock_error.by_chunk.items())
                 ),
                 in_nats=bool(group.blocks),
+                is_close=error.is_close_to(stock_error),
             )
         )
         return np.concatenate(by_method if is_better else [strip.stock for strip in strips])

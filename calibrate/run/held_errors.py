@@ -5,23 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from calibrate.statistics.gradient_factors import OutputBlock
 from calibrate.statistics.inputs import HeldPlaces
-from forward.device import to_torch
+from forward.device import to_numpy, to_torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeldErrors:
     """Squared errors of products of some rows of a matrix.
 
-    total     over all held-out rows that count
+    by_row    float64 (n_held,), of each held-out row; empty without any
     by_chunk  for a token of each chunk: in nats where the gradients are known
     """
 
-    total: float = 0.0
+    by_row: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     by_chunk: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """The sum over all held-out rows."""
+        return float(self.by_row.sum())
+
+    def is_close_to(self, other: HeldErrors) -> bool:
+        """Whether the same rows can't tell which of two encodings is better.
+
+        Their difference is less than two of its standard errors, were its mean zero. Rounding is chaotic:
+        sums that come in another order give other bytes, as good as these, and the choice may be another.
+        """
+        moved = self.by_row - other.by_row
+        return bool(abs(moved.sum()) < 2 * np.linalg.norm(moved))
 
     @classmethod
     def of(cls, errors: torch.Tensor, places: HeldPlaces, block: OutputBlock | None) -> HeldErrors:
@@ -32,19 +48,17 @@ class HeldErrors:
         they cause, in nats.
         """
         weighed = errors if block is None else errors @ to_torch(block.covariance)
-        squares = weighed.double() * errors
-        by_row = squares.sum(1) * places.shares * (1.0 if block is None else block.mean_square / 2)
+        by_row = (weighed.double() * errors).sum(1) * places.shares
         chunks, numbers = places.chunks.unique(return_inverse=True)
-        sums = torch.zeros(len(chunks), dtype=torch.float64).index_add(0, numbers, by_row)
-        total = float((squares.sum(1) * places.shares).sum())
-        return cls(total, dict(zip(chunks.tolist(), sums.tolist(), strict=True)))
+        in_nats = by_row * (1.0 if block is None else block.mean_square / 2)
+        sums = torch.zeros(len(chunks), dtype=torch.float64).index_add(0, numbers, in_nats)
+        return cls(to_numpy(by_row), dict(zip(chunks.tolist(), sums.tolist(), strict=True)))
 
     @classmethod
     def sum(cls, parts: Iterable[HeldErrors]) -> HeldErrors:
         """Add up those of all rows of a matrix."""
-        total, by_chunk = 0.0, dict[int, float]()
+        parts, by_chunk = list(parts), dict[int, float]()
         for part in parts:
-            total += part.total
             for chunk, error in part.by_chunk.items():
                 by_chunk[chunk] = by_chunk.get(chunk, 0.0) + error
-        return cls(total, by_chunk)
+        return cls(np.sum([part.by_row for part in parts], axis=0), by_chunk)

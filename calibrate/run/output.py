@@ -148,6 +148,7 @@ class Record:
     stock_error    the same of the stock encoder's bytes
     is_stock       whether stock's bytes were kept
     chunks         errors by held-out chunk, for a token of it: in nats where `in_nats`, else of the products
+    is_close       whether the held-out rows can't tell which bytes are better
     """
 
     tensor: str
@@ -161,6 +162,7 @@ class Record:
     is_stock: bool
     chunks: tuple[ChunkErrors, ...] = ()
     in_nats: bool = False
+    is_close: bool = False
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Self:

@@ -109,6 +109,11 @@ class Report:
         """The parts that have the stock encoder's bytes, because others were not better."""
         return tuple(part for part in self.parts if part.is_stock)
 
+    @property
+    def close(self) -> tuple[Record, ...]:
+        """The parts of which it is chance whether they have the stock encoder's bytes."""
+        return tuple(part for part in self.parts if part.is_close)
+
     @cached_property
     def classes(self) -> list[ClassErrors]:
         """The errors on each class of text."""
@@ -170,13 +175,18 @@ class Report:
 
 def report_lines(report: Report) -> Iterator[str]:
     """Tell what was done, and the findings."""
-    parts, kept = report.parts, report.kept
+    parts, kept, close = report.parts, report.kept, report.close
     if not parts:
         return
     n_tensors = len({part.tensor for part in parts})
     yield f"calibrated {len(parts) - len(kept)} of {len(parts)} matrices in {n_tensors} tensors"
     if kept:
         yield f"  {len(kept)} were not better on text held back and keep stock's bytes: {_names(kept)}"
+    if close:
+        yield (
+            f"  of {len(close)} it can't be told which bytes are better, and another machine may choose the"
+            f" others: {_names(close)}"
+        )
     if report.divergence is not None:
         yield from report.divergence.lines()
     yield from _class_lines(report)

@@ -132,3 +132,20 @@ def test_errors_of_a_chunk_are_half_the_mean_of_the_squared_gradients_along_them
     assert plain.total == pytest.approx(float((counted**2).sum()) * step / 12)
     twice = HeldErrors.sum([found, found])
     assert twice.by_chunk == {chunk: 2 * error for chunk, error in found.by_chunk.items()}
+
+
+@pytest.mark.parametrize(
+    ("ours", "stocks", "is_close"),
+    [
+        ([1, 1, 1, 1, 1], [2, 2, 2, 2, 2], False),
+        ([2, 2, 2, 2, 2], [1, 1, 1, 1, 1], False),
+        ([1, 1, 1], [2, 2, 2], True),
+        ([1, 1, 1, 1, 9], [2, 2, 2, 2, 2], True),
+        ([2, 2, 2, 2, 2], [2, 2, 2, 2, 2], False),
+        ([], [], False),
+    ],
+    ids=["better", "worse", "few rows", "rows disagree", "the same bytes", "no rows"],
+)
+def test_rows_tell_which_errors_are_smaller(ours: list[int], stocks: list[int], is_close: bool) -> None:
+    one, other = (HeldErrors(np.array(each, float)) for each in (ours, stocks))
+    assert one.is_close_to(other) == other.is_close_to(one) == is_close
