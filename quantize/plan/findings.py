@@ -46,6 +46,7 @@ class Kind(StrEnum):
     NO_CODEC = "no codec"
     REFUSED = "refused"
     NO_PROGRAM = "no program"
+    PRUNED = "pruned layers"
 
 
 def stop_at_errors(findings: Iterable[Finding]) -> None:

@@ -15,7 +15,6 @@ from quantize.plan.overrides import (
     parse_overrides,
     parse_type,
 )
-from quantize.plan.plan import Pruning
 
 
 def test_an_override_is_found_anywhere_in_a_name_in_any_case() -> None:
@@ -115,14 +114,6 @@ def test_layers() -> None:
     for text in ("", "1,", "-1", "1-3", "x"):
         with pytest.raises(BadOverride, match="expected layer numbers"):
             parse_layers(text)
-
-
-def test_pruning() -> None:
-    names = [f"blk.{i}.attn_q.weight" for i in range(4)]
-    pruning = Pruning.of(["output.weight", *names], (0, 2))
-    assert pruning.kept == (1, 3)
-    assert [pruning.new_name(n) for n in names] == [None, "blk.0.attn_q.weight", None, "blk.1.attn_q.weight"]
-    assert pruning.new_name("output.weight") == "output.weight"
 
 
 def test_custom_q_is_a_list_with_commas() -> None:
