@@ -333,6 +333,12 @@ def expected_kinds(key: str, architecture: str) -> Sequence[str]:
     return _kinds.get(_template_of(key, architecture), ())
 
 
+def kinds_instead(key: str, architecture: str, type_name: str) -> Sequence[str]:
+    """Return the kinds that llama.cpp accepts for a key in place of `type_name`; none where it fits."""
+    expected = expected_kinds(key, architecture)
+    return () if type_name in expected else expected
+
+
 def is_per_layer(key: str, architecture: str) -> bool:
     """Return whether a key that holds an array has a value for each layer there."""
     return _template_of(key, architecture) in _per_layer

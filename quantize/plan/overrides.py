@@ -18,13 +18,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadOverride, FormatError
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
-from gguf_tools.format.values import Value
-from gguf_tools.text import did_you_mean
+from gguf_tools.format.hparams import architecture_of
+from gguf_tools.format.shards import SPLIT_KEYS
+from gguf_tools.format.values import Kind, Metadata, Value
+from gguf_tools.text import did_you_mean, value_text
 from quantize.plan.recipes import ALIASES, RECIPES
 
 _LAYER = re.compile(r"^\^?blk\\?\..*?\\?\.")
 _UINT32_MAX = 2**32 - 1
+_INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
@@ -181,6 +185,39 @@ def parse_kv_override(text: str) -> tuple[str, Value]:
     if kind == "str":
         return key, Value.string(data)
     raise BadOverride(f"{text!r}: found type {kind!r}, expected int, float, bool or str")
+
+
+_WORDS = {"uint32": "int", "int32": "int", "float32": "float", "bool": "bool", "string": "str"}
+"""Kind of a value -> the word for it in `KEY=TYPE:VALUE`."""
+
+
+def fit_kv_overrides(
+    overrides: Iterable[tuple[str, Value]], metadata: Metadata
+) -> tuple[tuple[str, Value], ...]:
+    """Return metadata that a user sets, whole numbers as the kind that llama.cpp reads.
+
+    metadata  of the file that they are for
+    raises    BadOverride for a kind that llama.cpp doesn't load, and for the keys of a split set
+    """
+    overrides = tuple(overrides)
+    architecture = architecture_of({**metadata, **dict(overrides)}) or ""
+    return tuple((key, _fit_kind(key, value, architecture)) for key, value in overrides)
+
+
+def _fit_kind(key: str, value: Value, architecture: str) -> Value:
+    if key in SPLIT_KEYS:
+        raise BadOverride(f"--override-kv {key}: it holds a split set together, and can't be set")
+    expected = keys.kinds_instead(key, architecture, value.type_name)
+    if not expected:
+        return value
+    if value.kind is Kind.UINT32 and "int32" in expected and value.data <= _INT32_MAX:
+        return Value.i32(value.data)
+    words = list(dict.fromkeys(_WORDS[kind] for kind in expected if kind in _WORDS))
+    way = f"write {' or '.join(f'{key}={word}:VALUE' for word in words)}" if words else "see gguf-tools set"
+    raise BadOverride(
+        f"--override-kv {key}: {value_text(value)} is {value.type_name}, llama.cpp reads"
+        f" {' or '.join(expected)}; {way}"
+    )
 
 
 def _parse_uint32(data: str, text: str) -> int:

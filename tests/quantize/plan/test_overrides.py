@@ -6,6 +6,7 @@ from gguf_tools.errors import BadOverride
 from gguf_tools.format.values import Value
 from quantize.plan.overrides import (
     find_override,
+    fit_kv_overrides,
     idle_overrides,
     parse_custom_q,
     parse_kv_override,
@@ -107,6 +108,47 @@ def test_bad_kv_override(text: str, complaint: str) -> None:
     with pytest.raises(BadOverride, match=complaint) as error:
         parse_kv_override(text)
     assert repr(text) in str(error.value)
+
+
+LLAMA = {"general.architecture": Value.string("llama")}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("llama.rope.freq_base=int:1000000", r"is uint32, llama\.cpp reads float32; write llama"),
+        ("llama.block_count=float:2", "write llama.block_count=int:VALUE"),
+        ("llama.block_count=str:2", "is string, llama.cpp reads uint32"),
+        ("llama.attention.head_count_kv=bool:true", "reads uint32 or array of int32 or array of uint32"),
+        ("llama.attention.causal=int:1", "write llama.attention.causal=bool:VALUE"),
+        ("llama.expert_weights_norm=int:1", "reads bool"),
+        ("llama.rope.scaling.type=int:1", "write llama.rope.scaling.type=str:VALUE"),
+        ("tokenizer.ggml.add_bos_token=int:1", "reads bool"),
+        ("tokenizer.ggml.eos_token_id=str:</s>", "reads uint32"),
+        ("tokenizer.ggml.tokens=str:a", "reads array of string; see gguf-tools set"),
+        ("general.name=int:7", "reads string"),
+        ("general.alignment=float:64", "reads uint32"),
+        ("split.count=int:2", "holds a split set together"),
+    ],
+)
+def test_a_kind_that_does_not_load_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(BadOverride, match=complaint) as error:
+        fit_kv_overrides([parse_kv_override(text)], LLAMA)
+    assert text.partition("=")[0] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("llama.rope.freq_base=float:1000000", Value.f32(1e6)),
+        ("llama.attention.head_count_kv=int:2", Value.u32(2)),
+        ("general.sampling.top_k=int:40", Value.i32(40)),
+        ("qwen2.rope.freq_base=int:1", Value.u32(1)),  # nobody reads it in a llama
+        ("own.key=str:x", Value.string("x")),
+    ],
+)
+def test_kinds_that_load(text: str, value: Value) -> None:
+    assert fit_kv_overrides([parse_kv_override(text)], LLAMA) == ((text.partition("=")[0], value),)
 
 
 def test_layers() -> None:
