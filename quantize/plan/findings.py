@@ -20,7 +20,7 @@ from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions, TensorPlan
 from quantize.plan.overrides import Override, find_override, idle_overrides
 from quantize.plan.recipe_files import LACKED_BY
-from quantize.roles import in_layer_ranges, sibling_with_same_activations
+from quantize.roles import in_layer_ranges, siblings_with_same_activations
 
 _NAMED_IN_A_NOTE = 3
 
@@ -227,7 +227,7 @@ def _uses_of_data(
     shared = [p.name for p in weighed if p.entry == p.source_name and p.weighting == ONE_ROW_FOR_ALL]
     neutral = {p.name: f"matrices: {p.n_neutral}" for p in weighed if p.n_neutral}
     known = {tensor.name for tensor in source}
-    strange = [n for n in importances if n not in known and sibling_with_same_activations(n) not in known]
+    strange = [n for n in importances if known.isdisjoint((n, *siblings_with_same_activations(n)))]
     level = Level.NOTE if _NEVER_COLLECTED.issuperset(without) else Level.WARNING
     yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total, level)
     yield from _each_about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
