@@ -111,7 +111,7 @@ def _add_convert(commands: _Subparsers) -> None:
     convert.add_argument("output", type=output_file, metavar="OUTPUT")
     add_force(convert)
     _add_layout(convert)
-    _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are, and which matrices are one")
+    _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are")
 
     def body(args: argparse.Namespace) -> None:
         if args.mla == "both" and args.for_model is None:

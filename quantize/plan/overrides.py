@@ -25,6 +25,7 @@ from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.values import Kind, Metadata, Value
 from gguf_tools.text import did_you_mean, value_text
 from quantize.plan.recipes import ALIASES, RECIPES
+from quantize.roles import layer_of
 
 _LAYER = re.compile(r"^\^?blk\\?\..*?\\?\.")
 _UINT32_MAX = 2**32 - 1
@@ -95,6 +96,32 @@ def parse_custom_q(text: str) -> tuple[Override, ...]:
                 " comma"
             )
     return parse_overrides(text.split(","))
+
+
+def rules_for(names: Iterable[str], others: Iterable[str], type_name: str) -> tuple[str, ...]:
+    """Write the rules that give tensors a type, `REGEX=TYPE`: whole layers where none of `others` is in them.
+
+    names   the tensors
+    others  tensors that keep their types
+
+    >>> rules_for(["blk.2.attn_q.weight", "blk.2.ffn_up.weight"], ["blk.1.attn_q.weight"], "Q4_K")
+    ('blk\\.2\\.=Q4_K',)
+    """
+    mixed = {layer_of(name) for name in others}
+    parts: dict[int | None, list[str]] = {}
+    for name in names:
+        parts.setdefault(layer_of(name), []).append(name)
+    expressions = [f"^{re.escape(name)}$" for name in parts.pop(None, ())]
+    layers: dict[str, list[str]] = {}
+    for layer, group in parts.items():
+        ends = [re.escape(name.removeprefix(f"blk.{layer}.")) for name in group]
+        layers.setdefault(f"{_either(ends)}$" if layer in mixed else "", []).append(str(layer))
+    expressions += [rf"blk\.{_either(numbers)}\.{end}" for end, numbers in layers.items()]
+    return tuple(f"{expression}={type_name}" for expression in expressions)
+
+
+def _either(expressions: Sequence[str]) -> str:
+    return expressions[0] if len(expressions) == 1 else f"({'|'.join(expressions)})"
 
 
 def parse_override_file(content: str) -> tuple[Override, ...]:

@@ -166,6 +166,7 @@ def build_plan(
         importances=importances or {},
         options=options,
         recipe_name=recipe.name,
+        mtp_layers=range(facts.n_layers - facts.n_mtp_layers, facts.n_layers),
     )
     if not allow_problems:
         stop_at_errors(findings)
