@@ -13,6 +13,7 @@ is the same, and expressions like `\\S` keep their meaning.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -124,12 +125,20 @@ def _either(expressions: Sequence[str]) -> str:
     return expressions[0] if len(expressions) == 1 else f"({'|'.join(expressions)})"
 
 
-def parse_override_file(content: str) -> tuple[Override, ...]:
+def parse_override_file(content: str, name: str | os.PathLike[str]) -> tuple[Override, ...]:
     """Return the overrides in a file of `REGEX=TYPE` words, separated by spaces or line ends.
 
-    raises  BadOverride, as `parse_override`
+    A # at the start of a word begins a comment, as in the recipes of other makers.
+    name    of the file, for messages
+    raises  BadOverride naming the file and the line, as `parse_override`
     """
-    return parse_overrides(content.split())
+    found: list[Override] = []
+    for number, line in enumerate(content.removeprefix("\ufeff").splitlines(), 1):
+        try:
+            found += parse_overrides(re.sub(r"(^|\s)#.*", "", line).split())
+        except BadOverride as error:
+            raise BadOverride(f"{name}: line {number}: {error}") from error
+    return tuple(found)
 
 
 def parse_type(name: str, text: str | None = None) -> GGMLType:

@@ -49,9 +49,22 @@ def test_bad_override(text: str, complaint: str) -> None:
 
 
 def test_override_file() -> None:
-    found = parse_override_file("a=Q4_0 b=Q5_0\n\n  c=F16\n")
+    found = parse_override_file("a=Q4_0 b=Q5_0\n\n  c=F16\n", "rules.txt")
     assert [o.text for o in found] == ["a=Q4_0", "b=Q5_0", "c=F16"]
-    assert parse_override_file(" \n") == ()
+    assert parse_override_file(" \n", "rules.txt") == ()
+
+
+def test_override_file_of_another_maker() -> None:
+    lines = ("\ufeff## Mix = mine", "", "  # ^a=Q4_0", r"^blk\.([0-1])\.x#y$=q5_K # 5 bits", "#a", "^b$=f32")
+    found = parse_override_file("\r\n".join(lines), "rules.txt")
+    assert [o.text for o in found] == [r"^blk\.([0-1])\.x#y$=q5_K", "^b$=f32"]
+
+
+def test_a_mistake_in_an_override_file() -> None:
+    with pytest.raises(BadOverride, match=r"^rules\.txt: line 3: 'b=Q9': 'Q9' is not a ggml type"):
+        parse_override_file("# mine\na=Q4_0\nb=Q9\n", "rules.txt")
+    with pytest.raises(BadOverride, match=r"^rules\.txt: line 1: 'file_type:': expected REGEX=TYPE"):
+        parse_override_file("file_type: Q4_K\n", "rules.txt")
 
 
 def test_parse_type() -> None:
