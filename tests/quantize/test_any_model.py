@@ -17,6 +17,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.importances.entries import Importance
 from quantize.plan.plan import PlanOptions
+from quantize.value_errors import compare_values
 from tests.quantize.codecs import encode
 from tests.support import oracle
 
@@ -124,6 +125,20 @@ def test_a_llama_file(tmp_path: Path, file_type: str, with_matrix: bool) -> None
         quantize.quantize(tmp_path / "out.gguf", tmp_path / "f32.gguf", "F32", options=requantize)
         expected, found = logits(tmp_path / "f32.gguf"), logits(tmp_path / "out.gguf")
         assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("file_type", ["Q4_K_M", "Q8_0", "F16", "COPY"])
+def test_a_tensor_without_dimensions_is_copied(tmp_path: Path, file_type: str) -> None:
+    metadata, shapes = llama()
+    names = ("blk.0.scale", "blk.0.logit_scale.weight", "logit_scale")
+    write(tmp_path / "in.gguf", (metadata, {**shapes, **dict.fromkeys(names, ())}))
+    quantize.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", file_type)
+    with open_gguf(tmp_path / "in.gguf") as source, open_gguf(tmp_path / "out.gguf") as output:
+        for name in names:
+            assert output.tensors[name] == TensorInfo(name, (), F32)
+            assert bytes(output.raw(name)) == bytes(source.raw(name))
+            assert len(bytes(output.raw(name))) == 4
+        assert compare_values(source, output).tensors[-1].n_elems >= 1
 
 
 @pytest.mark.parametrize(("file_type", "with_matrix"), [("Q4_K_M", False), ("IQ3_M", True)])
