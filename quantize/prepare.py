@@ -37,6 +37,7 @@ from quantize.plan.plan import Plan, build_plan
 from quantize.plan.pruning import Pruning, prune_metadata
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
+from quantize.roles import layer_of
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,11 @@ def decide_file(
     elif options.calibration is not None:
         matrix = options.calibration.promise(metadata, tensors)
     entries = fit_importances(matrix.entries, metadata, tensors) if matrix else {}
+    has_layers = any(layer_of(tensor.name) is not None for tensor in tensors)
     plan = build_plan(
         tensors,
         mixture.recipe,
-        ModelFacts.from_metadata({**metadata, **dict(kv_overrides)}),
+        ModelFacts.from_metadata({**metadata, **dict(kv_overrides)}, has_layers=has_layers),
         importances=entries,
         options=types,
         allow_problems=allow_problems,

@@ -66,6 +66,16 @@ def mmproj() -> tuple[Metadata, Shapes]:
     }, shapes
 
 
+def image_model() -> tuple[Metadata, Shapes]:
+    """Return a few tensors in the manner of an image model, whose metadata say nothing of sizes."""
+    shapes: Shapes = {
+        "img_in.weight": (HIDDEN, 64), "double_blocks.0.img_attn.qkv.weight": (3 * HIDDEN, HIDDEN),
+        "single_blocks.0.linear1.weight": (FFN, HIDDEN), "blocks.0.ffn.0.weight": (FFN, HIDDEN),
+        "double_blocks.0.img_attn.norm.key_norm.scale": (128,),
+    }  # fmt: skip
+    return {"general.architecture": Value.string("flux")}, shapes
+
+
 def write(path: Path, model: tuple[Metadata, Shapes]) -> dict[str, np.ndarray]:
     """Write a model of random weights in F32; return them."""
     metadata, shapes = model
@@ -125,6 +135,15 @@ def test_a_llama_file(tmp_path: Path, file_type: str, with_matrix: bool) -> None
         quantize.quantize(tmp_path / "out.gguf", tmp_path / "f32.gguf", "F32", options=requantize)
         expected, found = logits(tmp_path / "f32.gguf"), logits(tmp_path / "out.gguf")
         assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("file_type", ["Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "IQ4_XS", "F16", "COPY"])
+def test_an_image_model_needs_no_number_of_layers(tmp_path: Path, file_type: str) -> None:
+    weights = write(tmp_path / "in.gguf", image_model())
+    quantize.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", file_type)
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert set(file.tensors) == set(weights)
+        assert "flux.block_count" not in file.metadata
 
 
 @pytest.mark.parametrize("file_type", ["Q4_K_M", "Q8_0", "F16", "COPY"])
