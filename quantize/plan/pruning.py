@@ -66,6 +66,9 @@ def _span(layers: Sequence[int]) -> str:
     return f"{layers[0]} to {layers[-1]}" if layers else "none"
 
 
+MAX_LAYERS = 512
+"""Layers that llama.cpp has room for (src/llama-hparams.h: LLAMA_MAX_LAYERS)."""
+
 _OF_ALL_LAYERS = ("per_layer_model_proj.weight",)
 """Tensors outside the layers whose rows belong to them (gemma3n, gemma4)."""
 
@@ -140,6 +143,8 @@ def prune_metadata(
     n_layers  layers of the whole model, those for multi-token prediction included
     raises    BadRequest naming the key where the layers that stay would no longer load
     """
+    if n_layers > MAX_LAYERS:
+        raise BadRequest(f"can't prune layers: block_count is {n_layers}, expected at most {MAX_LAYERS}")
     return _Pruned(metadata, n_layers, pruning).change()
 
 

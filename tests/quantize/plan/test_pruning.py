@@ -150,6 +150,11 @@ def test_what_would_not_load_is_refused(keys: dict[str, Any], complaint: str) ->
         prune("x", 4, {1}, **keys)
 
 
+def test_more_layers_than_there_can_be() -> None:
+    with pytest.raises(BadRequest, match="expected at most 512"):
+        prune("llama", 2**31, {1})
+
+
 def test_rows_of_all_layers_in_one_tensor_are_refused() -> None:
     with pytest.raises(BadRequest, match="per_layer_model_proj"):
         Pruning.of(["per_layer_model_proj.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"], (1,))
