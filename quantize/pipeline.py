@@ -150,6 +150,9 @@ def prepare(
     made = decide_padded(*sizes, hidden=options.pad_hidden)
     refuse_overridden_sizes(made.padding, options.kv_overrides)
     plan, metadata = made.plan, made.metadata
+    if source.endian == "big":
+        note = f"{source.path} is for big-endian machines, the output for little-endian ones"
+        plan = replace(plan, notes=(*plan.notes, note))
     origins = ((tensor.info, tensor.source_name) for tensor in plan.tensors)
     parts = parts_of(source, origins, keep_split=options.keep_split)
     if options.keep_split:  # pruning may leave a part empty

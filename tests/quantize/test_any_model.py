@@ -12,6 +12,7 @@ from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.header import Endian
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
@@ -76,7 +77,9 @@ def image_model() -> tuple[Metadata, Shapes]:
     return {"general.architecture": Value.string("flux")}, shapes
 
 
-def write(path: Path, model: tuple[Metadata, Shapes]) -> dict[str, np.ndarray]:
+def write(
+    path: Path, model: tuple[Metadata, Shapes], endian: Endian = "little"
+) -> dict[str, np.ndarray]:
     """Write a model of random weights in F32; return them."""
     metadata, shapes = model
     rng = np.random.default_rng(5)
@@ -84,10 +87,11 @@ def write(path: Path, model: tuple[Metadata, Shapes]) -> dict[str, np.ndarray]:
         name: np.ones(shape, np.float32) if len(shape) == 1 else rng.normal(0, 0.05, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
-    layout = FileLayout.of(metadata, [TensorInfo(name, shape, F32) for name, shape in shapes.items()])
+    infos = [TensorInfo(name, shape, F32) for name, shape in shapes.items()]
+    layout = FileLayout.of(metadata, infos, endian=endian)
     with GGUFWriter(path, layout) as writer:
         for name, values in weights.items():
-            writer.write(layout.offset_of(name), values)
+            writer.write(layout.offset_of(name), values.astype(">f4" if endian == "big" else "<f4"))
         writer.publish()
     return weights
 
@@ -135,6 +139,15 @@ def test_a_llama_file(tmp_path: Path, file_type: str, with_matrix: bool) -> None
         quantize.quantize(tmp_path / "out.gguf", tmp_path / "f32.gguf", "F32", options=requantize)
         expected, found = logits(tmp_path / "f32.gguf"), logits(tmp_path / "out.gguf")
         assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("file_type", ["Q8_0", "F32", "COPY"])
+def test_a_big_endian_file_becomes_a_little_endian_one(tmp_path: Path, file_type: str) -> None:
+    weights = write(tmp_path / "in.gguf", llama(), "big")
+    result = quantize.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", file_type)
+    (note,) = (text for text in result.preparation.plan.remarks if "endian" in text)
+    assert note.endswith("in.gguf is for big-endian machines, the output for little-endian ones")
+    assert_encoded(tmp_path / "out.gguf", weights, None)
 
 
 @pytest.mark.parametrize("file_type", ["Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "IQ4_XS", "F16", "COPY"])
