@@ -80,9 +80,8 @@ class ConvertOptions:
 
 
 class ConvertChoices(RunChoices, total=False):
-    """The fields of ConvertOptions and RunOptions as keyword arguments."""
+    """The fields of ConvertOptions and RunOptions as keyword arguments, but for the type."""
 
-    outtype: str | Mixture
     importances: ImportanceSource | None
     types: PlanOptions | None
     mla: MLALayout | None

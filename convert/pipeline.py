@@ -47,7 +47,7 @@ from quantize.options import QuantizeOptions
 from quantize.padding.choose import Decide, decide_padded
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, in_file_order
-from quantize.plan.recipe_files import find_mixture, only_in_ik
+from quantize.plan.recipe_files import Mixture, find_mixture, only_in_ik
 from quantize.plan.recipes import find_recipe
 from quantize.prepare import (
     QUANTIZATION_VERSION,
@@ -135,22 +135,29 @@ class CheckpointSources:
 def convert(
     folder: str | os.PathLike[str],
     outfile: str | os.PathLike[str] | None = None,
+    outtype: str | Mixture | None = None,
     options: ConvertOptions | None = None,
     run: RunOptions | None = None,
     **choices: Unpack[ConvertChoices],
 ) -> Result:
     """Convert the checkpoint in `folder`, and write `outfile`.
 
-        convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")
+        convert("DeepSeek-V2-Lite", "lite-bf16.gguf", "bf16")
 
     outfile  a file, in whose name {ftype} stands for the type; or a folder, in which the file gets a name
              made of what is known of the model. None: `folder` itself
+    outtype  as in ConvertOptions, whose field it replaces
     options  what to make: ConvertOptions
     run      how to run: RunOptions
     choices  fields of both as keyword arguments; they replace those of `options` and `run`
-    raises   ToolkitError. The old output then stays as it was, and finished work is kept for the next run
+    raises   ToolkitError. The old output then stays as it was, and finished work is kept for the next run;
+             TypeError for options in place of the type
     """
+    if isinstance(outtype, ConvertOptions):
+        raise TypeError("convert: found ConvertOptions in place of outtype; pass them as options=")
     options, run = merge_choices(options or ConvertOptions(), run, choices)
+    if outtype is not None:
+        options = replace(options, outtype=outtype)
     with plan_run(folder, outfile, options) as planned:
         return planned.execute(run)
 

@@ -177,7 +177,7 @@ def _add_repair(commands: _Subparsers) -> None:
     )
     _add_file(repair)
     _add_new_file(repair, "repaired")
-    _add_model(repair, f"{_KINDS_OF_MODEL}; says how many heads there are")
+    _add_model(repair, f"{_KINDS_OF_MODEL}; says how many heads there are, and which matrices are one")
     repair.set_defaults(
         body=lambda args: _repair(args.file, _NewFile(args.repaired, args.force), args.for_model)
     )
@@ -461,7 +461,9 @@ def _repair(path: Path, output: _NewFile, model: str | None) -> None:
     from imatrix.store import load
 
     contents = load(path)
-    done = repair(contents, None if model is None else read_model(_headers_of(model)).facts.n_heads)
+    checked = None if model is None else read_model(_headers_of(model))
+    names = () if checked is None else [tensor.name for tensor in checked.tensors]
+    done = repair(contents, None if checked is None else checked.facts.n_heads, names)
     for change in done.changes:
         print(change)
     print(counted(len(done.changes), "change"))

@@ -481,7 +481,7 @@ def _recipe_line(recipe: Recipe) -> str:
         what = "every tensor as it is"
     else:
         what = f"mostly {recipe.default}, {by_name(recipe.default).bits_per_weight:.2f} bits"
-        what += ", needs --imatrix" * (recipe.default in recipe.need_importances)
+        what += ", needs --imatrix" * recipe.always_needs_importances
     types = {recipe.default, *(rule.type for rule in recipe.rules)} - {None}
     limit = "" if types <= {*encodable()} else " (plan only)"
     return f"  {recipe.name:10} {number:>3}  {what}{limit}"

@@ -36,7 +36,8 @@ class CheckedModel:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        return ModelFacts.from_metadata(self.metadata)
+        has_layers = any(layer_of(tensor.name) is not None for tensor in self.tensors)
+        return ModelFacts.from_metadata(self.metadata, has_layers=has_layers)
 
     def fit(self, entries: Importances) -> Importances:
         """Give entries the sizes of this file, which may be padded."""

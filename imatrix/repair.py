@@ -5,6 +5,7 @@
     attn_kv_b from attn_v_b      the mean of the heads' sums and counts, as quantization takes it
     attn_v_b from attn_kv_b      every head takes the latents' sums; needs the number of heads
     gate from up, up from gate   both multiply the same activations
+    merged from parts, and back  of gate_up and attn_qkv, as far as the model has them
     unseen experts               neutral weights: all columns get the mean energy of the experts seen
 
 Non-finite and negative numbers are not repaired: they mean that collecting went wrong.
@@ -22,14 +23,14 @@ group, and both programs' llama-quantize take one, so these become their mean, t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gguf_tools.errors import BadImportance, BadRequest
 from quantize.importances.entries import Importance, ImportanceEntry, ImportanceFile, refuse_nonfinite
-from quantize.roles import Role, has_row_groups, sibling_with_same_activations, tensor_role
+from quantize.roles import Role, has_row_groups, siblings_with_same_activations, tensor_role
 
 _HEADS = re.compile(r"^(blk\.\d+\.)attn_v_b\.weight$")
 _LATENTS = re.compile(r"^(blk\.\d+\.)attn_kv_b\.weight$")
@@ -44,16 +45,25 @@ class Repaired:
     changes: tuple[str, ...]
 
 
-def repair(contents: ImportanceFile, n_heads: int | None = None) -> Repaired:
+def repair(contents: ImportanceFile, n_heads: int | None = None, names: Iterable[str] = ()) -> Repaired:
     """Fill every gap of a matrix for which the other entries say enough.
 
     n_heads  attention heads of the model; None: inferred from entries that have a row per head
+    names    tensors of the model, each of which may have an entry of its own
     raises   BadImportance for NaN and infinity
     """
     refuse_nonfinite(contents.entries)
     entries = dict(contents.entries)
     changes = []
-    for step in (_derive_latents, _derive_heads, _derive_gate_and_up, _fill_unseen):
+
+    def derive_siblings(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:
+        for name in names:
+            siblings = siblings_with_same_activations(name)
+            known = next((other for other in siblings if other in entries), None)
+            if known is not None and name not in entries and tensor_role(name, (1, 1)).role not in _LATENT:
+                yield name, entries[known], f"from {known}, {_SAME}"
+
+    for step in (_derive_latents, _derive_heads, derive_siblings, _derive_gate_and_up, _fill_unseen):
         for name, entry, change in list(step(entries, n_heads)):
             entries[name] = entry
             changes.append(f"{name}: {change}")
@@ -62,6 +72,11 @@ def repair(contents: ImportanceFile, n_heads: int | None = None) -> Repaired:
 
 
 _Change = tuple[str, ImportanceEntry, str]
+
+_SAME = "which multiplies the same activations"
+
+_LATENT = (Role.ATTN_KV_B, Role.ATTN_V_B)
+"""Siblings whose entries have other sizes."""
 
 
 def _derive_latents(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:
@@ -98,7 +113,7 @@ def _derive_gate_and_up(entries: dict[str, ImportanceEntry], n_heads: int | None
             continue
         other = f"{match[1]}{'up' if match[2] == 'gate' else 'gate'}{match[3]}"
         if other not in entries:
-            yield other, entry, f"from {name}, which multiplies the same activations"
+            yield other, entry, f"from {name}, {_SAME}"
 
 
 def _fill_unseen(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:
@@ -138,9 +153,8 @@ def in_layout_both(
                 raise BadRequest(f"{name}: has values for every head, and the model does not say how many")
             entry = _mean_over_heads(name, entry, n_heads)
         entries[name] = entry
-        sibling = sibling_with_same_activations(name)
-        if sibling is not None and sibling not in contents.entries:
-            entries[sibling] = entry
+        for sibling in siblings_with_same_activations(name):
+            entries.setdefault(sibling, entry)
     return replace(contents, entries=dict(sorted(entries.items())), path=None)
 
 

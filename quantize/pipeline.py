@@ -25,6 +25,7 @@ from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.grids import with_grids
 from quantize.options import QuantizeOptions
 from quantize.padding.choose import decide_padded, refuse_overridden_sizes
+from quantize.plan.overrides import fit_kv_overrides
 from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
@@ -135,7 +136,7 @@ def prepare(
 ) -> Preparation:
     """Decide what becomes of every tensor of `source`, and lay the output out; see `plan_run`."""
     options = options or QuantizeOptions()
-    options = replace(options, kv_overrides=tuple(options.kv_overrides))  # several plans read them
+    options = replace(options, kv_overrides=fit_kv_overrides(options.kv_overrides, source.metadata))
     tensors = tuple(source.tensors.values())
     if not options.keep_split:
         tensors = tuple(in_file_order(tensors))
@@ -149,6 +150,9 @@ def prepare(
     made = decide_padded(*sizes, hidden=options.pad_hidden)
     refuse_overridden_sizes(made.padding, options.kv_overrides)
     plan, metadata = made.plan, made.metadata
+    if source.endian == "big":
+        note = f"{source.path} is for big-endian machines, the output for little-endian ones"
+        plan = replace(plan, notes=(*plan.notes, note))
     origins = ((tensor.info, tensor.source_name) for tensor in plan.tensors)
     parts = parts_of(source, origins, keep_split=options.keep_split)
     if options.keep_split:  # pruning may leave a part empty

@@ -34,7 +34,8 @@ from quantize.padding.matrix import fit_importances
 from quantize.padding.padding import NO_PADDING, Padding
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
-from quantize.plan.plan import Plan, PlanOptions, build_plan, in_file_order
+from quantize.plan.plan import Plan, build_plan, in_file_order
+from quantize.plan.pruning import Pruning, prune_metadata
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
 from quantize.plan.recipes import file_type_of
@@ -96,10 +97,11 @@ def decide_file(
     elif options.calibration is not None:
         matrix = options.calibration.promise(metadata, tensors)
     entries = fit_importances(matrix.entries, metadata, tensors) if matrix else {}
+    has_layers = any(layer_of(tensor.name) is not None for tensor in tensors)
     plan = build_plan(
         tensors,
         mixture.recipe,
-        ModelFacts.from_metadata(metadata, kv_overrides),
+        ModelFacts.from_metadata(metadata, kv_overrides, has_layers=has_layers),
         importances=entries,
         options=types,
         allow_problems=allow_problems,
@@ -111,7 +113,11 @@ def decide_file(
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings), n_zeros=n_zeros)
     if not allow_problems:
         stop_at_errors(plan.findings)
-    output = output_metadata(metadata, tensors, mixture.recipe, matrix, kv_overrides, plan, types)
+    output = output_metadata(metadata, tensors, mixture.recipe, matrix, kv_overrides)
+    if types.prune_layers:
+        n_layers = ModelFacts.from_metadata({**dict(kv_overrides), **metadata}).n_layers
+        output, notes = prune_metadata(output, n_layers, Pruning(frozenset(types.prune_layers)))
+        plan = replace(plan, findings=(*plan.findings, *notes))
     if options.provenance and not all(tensor.stays for tensor in plan.tensors):
         output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
         if matrix is not None and matrix.sketch is not None:
@@ -195,8 +201,6 @@ def output_metadata(
     recipe: Recipe,
     importances: ImportanceFile | None,
     kv_overrides: Iterable[tuple[str, Value]],
-    plan: Plan,
-    options: PlanOptions,
 ) -> dict[str, Value]:
     """Change the source's metadata as llama-quantize does: a key that is set moves to the end.
 
@@ -215,16 +219,6 @@ def output_metadata(
         set_last(keys.FILE_TYPE, metadata.get(keys.FILE_TYPE) or _guessed_file_type(tensors))
     for key, value in (*kv_overrides, *_importance_metadata(importances)):
         set_last(key, value)
-    if options.prune_layers:
-        architecture = metadata[keys.ARCHITECTURE].data
-        layers = {layer for tensor in plan.tensors if (layer := layer_of(tensor.name)) is not None}
-        set_last(keys.BLOCK_COUNT.format(arch=architecture), Value.u32(len(layers)))
-        # llama-quantize leaves this one alone, and a model without its dense layer no longer loads.
-        leading = keys.LEADING_DENSE_BLOCK_COUNT.format(arch=architecture)
-        if leading in metadata:
-            n_dense = metadata[leading].data
-            pruned = sum(layer < n_dense for layer in set(options.prune_layers))
-            metadata[leading] = Value.u32(n_dense - pruned)
     return metadata
 
 

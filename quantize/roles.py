@@ -11,7 +11,7 @@ covers dense matrices, stacked experts and shared experts alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -167,11 +167,16 @@ _OWN_NAMES: dict[str, _OwnNames] = {
     ),
 }
 
-# The second half of each head's rows in attn_kv_b is attn_v_b, so the activations of one serve the other.
-_SAME_ACTIVATIONS: tuple[tuple[str, str], ...] = (
-    ("attn_v_b.weight", "attn_kv_b.weight"),
-    ("attn_kv_b.weight", "attn_v_b.weight"),
+_MERGED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("attn_kv_b", ("attn_v_b",)),  # the second half of each head's rows
+    ("attn_qkv", ("attn_q", "attn_k", "attn_v")),
+    *((f"ffn_gate_up{part}", (f"ffn_gate{part}", f"ffn_up{part}")) for part in ("", "_exps", "_shexp")),
 )
+"""Matrices that hold the rows of others, which so multiply the same activations."""
+
+_SIBLINGS: Mapping[str, tuple[str, ...]] = dict(_MERGED) | {
+    part: (merged,) for merged, parts in _MERGED for part in parts
+}
 
 
 _IN_GROUPS = ("attn_output_a.weight",)
@@ -322,12 +327,13 @@ def in_layer(name: str, layer: int) -> str:
     return _LAYER.sub(f"blk.{layer}", name, count=1)
 
 
-def sibling_with_same_activations(name: str) -> str | None:
-    """Name the tensor that multiplies the same activations as `name`, in another layout.
+def siblings_with_same_activations(name: str) -> tuple[str, ...]:
+    """Name the tensors that hold rows of `name`, or whose rows it holds: they multiply the same activations.
 
-    `attn_v_b` and `attn_kv_b` are each other's siblings; other tensors have none.
+    >>> siblings_with_same_activations("blk.1.ffn_up_exps.weight")
+    ('blk.1.ffn_gate_up_exps.weight',)
     """
-    for part, other in _SAME_ACTIVATIONS:
-        if name.endswith(part):
-            return name.removesuffix(part) + other
-    return None
+    layer, dot, part = name.removesuffix(".weight").rpartition(".")
+    if not name.endswith(".weight"):
+        return ()
+    return tuple(f"{layer}{dot}{other}.weight" for other in _SIBLINGS.get(part, ()))

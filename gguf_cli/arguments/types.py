@@ -196,7 +196,7 @@ def overrides_of_files(args: argparse.Namespace) -> tuple[Override, ...]:
     from quantize.plan.overrides import parse_override_file
 
     return tuple(
-        each for path in args.tensor_type_file for each in parse_override_file(read_input_text(path))
+        each for path in args.tensor_type_file for each in parse_override_file(read_input_text(path), path)
     )
 
 

@@ -33,11 +33,12 @@ _SET_EXAMPLES = """\
 types: u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str, and arrays of them: [i32]:1,2,3 or [str]:["a, b", "c"]
 
 Without a type the value gets that of the key, or the one that llama.cpp expects.
+@FILE in place of a value is the text of a file.
 
 examples:
   gguf-tools set model.gguf "general.name=DeepSeek V3" general.license=mit
   gguf-tools set model.gguf deepseek2.context_length=u32:65536
-  gguf-tools set model.gguf tokenizer.chat_template=str@chat.jinja -o other.gguf
+  gguf-tools set model.gguf tokenizer.chat_template=@chat.jinja -o other.gguf
 """
 _REMOVE_EXAMPLES = """\
 examples:

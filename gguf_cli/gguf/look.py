@@ -124,11 +124,14 @@ def show(path: str, *, full: bool, as_json: bool) -> None:
     """Print what a file's header says; `full`: long arrays and texts whole."""
     from gguf_tools.look.listing import describe, show_text
 
-    with open_gguf(path) as source:
+    with open_gguf(path, may_lack_parts=True) as source:
         if as_json:
-            print(json_text(describe(source, full=full)))
+            lacking = {"missing": source.missing} if source.missing else {}
+            print(json_text(describe(source, full=full) | lacking))
         else:
             print("\n".join(show_text(source, full=full)))
+            if source.missing:
+                print(f"note: this is one part: {source.missing}")
 
 
 @dataclass(frozen=True)
@@ -190,8 +193,10 @@ def verify(
     """Print what is wrong with a file; return the exit code."""
     from gguf_tools.look import verify as checks
 
-    with open_gguf(path) as source:
+    with open_gguf(path, may_lack_parts=True) as source:
         findings = checks.verify(source)
+        if source.missing:
+            findings.append(Finding(checks.KIND, source.missing, Level.BAD, file=path))
         if against is not None:
             findings += compare_with_source(source, against)
         n_tensors = len(source.tensors)
@@ -269,7 +274,7 @@ def scan(path: str, *, strict: bool, data: bool, as_json: bool) -> int:
     from gguf_tools import scan as scanner
 
     try:
-        with open_gguf(path) as source:
+        with open_gguf(path, may_lack_parts=True) as source:
             findings = scanner.scan(source, data=data)
     except GGUFError as error:
         if not as_json:

@@ -8,6 +8,7 @@ Nothing here touches a file that is edited. A user writes values as KEY=TYPE:VAL
     tokenizer.chat_template=str@chat.jinja    the value is the text of a file, as it is
     general.tags=[str]:["a, b", "c"]          an array in JSON, for items with commas
     general.name=DeepSeek V3                  with the type that the key has, or that llama.cpp expects
+    tokenizer.chat_template=@chat.jinja       so is the text of a file; str: before an @ that is text
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ class Assignment:
 
     type_name  as in Value.type_name; None if none was given
     text       the value, not yet read
+    start      how the value begins as it was typed
     """
 
     key: str
     type_name: str | None
     text: str
+    start: str = field(default="", compare=False)
 
 
 def parse_assignment(argument: str) -> Assignment:
-    """Parse KEY=TYPE:VALUE, KEY=TYPE@FILE or KEY=VALUE.
+    """Parse KEY=TYPE:VALUE, KEY=VALUE, or with the value in a file KEY=TYPE@FILE or KEY=@FILE.
 
         edit.parse_assignment("llama.context_length=u32:32768")
 
@@ -75,9 +78,14 @@ def parse_assignment(argument: str) -> Assignment:
     key, equals, text = argument.partition("=")
     if not key or not equals:
         raise BadRequest(f"{argument!r}: expected KEY=TYPE:VALUE")
+    if text.startswith("@"):
+        try:
+            return Assignment(key, None, text_of(read_input(text[1:])), text)
+        except BadRequest as error:
+            raise BadRequest(f"{error}; {key}=str:{text} is that text itself") from error
     match = _TYPED.fullmatch(text)
     if match is None or not (match["kind"] in _KINDS or match["kind"] in _VAGUE or match["array"]):
-        return Assignment(key, None, text)
+        return Assignment(key, None, text, f":{text[:20]}")
     if match["kind"] not in _KINDS:
         raise BadRequest(f"key {key!r}: {match['kind']!r} is not a type, expected {_TYPES_TEXT}")
     type_name = _KINDS[match["kind"]].name.lower()
@@ -284,7 +292,7 @@ def _type_name(metadata: Metadata, assignment: Assignment) -> str:
         return metadata[key].type_name
     expected = keys.expected_kinds(key, architecture_of(metadata) or "")
     if not expected:
-        raise BadRequest(f"key {key!r} is new: say its type, as in {key}=str:{assignment.text[:20]}")
+        raise BadRequest(f"key {key!r} is new: say its type, as in {key}=str{assignment.start}")
     return expected[0]
 
 
@@ -295,11 +303,10 @@ def _refuse_split_key(key: str) -> None:
 
 def _refuse_other_kind(metadata: Metadata, key: str, value: Value) -> None:
     """Raise unless the value has the type that llama.cpp expects or, for other keys, the type of before."""
-    expected = keys.expected_kinds(key, architecture_of(metadata) or "")
-    reader = "llama.cpp reads"
-    if not expected and key in metadata:
-        expected = (metadata[key].type_name,)
-        reader = "the file has"
+    architecture = architecture_of(metadata) or ""
+    expected, reader = keys.kinds_instead(key, architecture, value.type_name), "llama.cpp reads"
+    if key in metadata and not keys.expected_kinds(key, architecture):
+        expected, reader = (metadata[key].type_name,), "the file has"
     if expected and value.type_name not in expected:
         raise BadRequest(
             f"key {key!r}: {value_text(value)} is {value.type_name}, {reader} {' or '.join(expected)}; "

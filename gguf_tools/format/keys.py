@@ -21,8 +21,10 @@ _STRING = ("string",)
 _STRINGS = ("array of string",)
 _BOOLS = ("array of bool",)
 _I32S = ("array of int32", "array of uint32")
+_U64S = ("array of uint64",)
 _U32_PER_LAYER = ("uint32", "array of int32", "array of uint32")
 _F32_PER_LAYER = ("array of float32", "float32")
+_FLAG_PER_LAYER = (*_BOOLS, "uint32", *_I32S)
 
 _kinds: dict[str, tuple[str, ...]] = {}
 """Kinds of value by key or template, the usual one first."""
@@ -31,9 +33,18 @@ _only_shown: set[str] = set()
 """Keys that no loader needs: programs show them, or fall back on something else."""
 
 
+_per_layer: set[str] = set()
+"""Keys whose array has a value for each layer, where it is an array."""
+
+
 def _loaded(key: str, kinds: tuple[str, ...]) -> str:
     _kinds[key] = kinds
     return key
+
+
+def _layered(key: str, kinds: tuple[str, ...]) -> str:
+    _per_layer.add(key)
+    return _loaded(key, kinds)
 
 
 def _shown(key: str, kinds: tuple[str, ...]) -> str:
@@ -111,11 +122,11 @@ POOLING_TYPE = _loaded("{arch}.pooling_type", _U32)
 EMBEDDING_LENGTH = _loaded("{arch}.embedding_length", _U32)
 BLOCK_COUNT = _loaded("{arch}.block_count", _U32)
 LEADING_DENSE_BLOCK_COUNT = _loaded("{arch}.leading_dense_block_count", _U32)
-FEED_FORWARD_LENGTH = _loaded("{arch}.feed_forward_length", _U32_PER_LAYER)
-EXPERT_FEED_FORWARD_LENGTH = _loaded("{arch}.expert_feed_forward_length", _U32_PER_LAYER)
+FEED_FORWARD_LENGTH = _layered("{arch}.feed_forward_length", _U32_PER_LAYER)
+EXPERT_FEED_FORWARD_LENGTH = _layered("{arch}.expert_feed_forward_length", _U32_PER_LAYER)
 EXPERT_SHARED_FEED_FORWARD_LENGTH = _loaded("{arch}.expert_shared_feed_forward_length", _U32)
 EXPERT_COUNT = _loaded("{arch}.expert_count", _U32)
-EXPERT_USED_COUNT = _loaded("{arch}.expert_used_count", _U32_PER_LAYER)
+EXPERT_USED_COUNT = _layered("{arch}.expert_used_count", _U32_PER_LAYER)
 EXPERT_SHARED_COUNT = _loaded("{arch}.expert_shared_count", _U32)
 EXPERT_GROUP_COUNT = _loaded("{arch}.expert_group_count", _U32)
 EXPERT_GROUP_USED_COUNT = _loaded("{arch}.expert_group_used_count", _U32)
@@ -124,8 +135,8 @@ EXPERT_WEIGHTS_NORM = _loaded("{arch}.expert_weights_norm", _BOOL)
 MOE_LATENT_SIZE = _loaded("{arch}.moe_latent_size", _U32)
 EXPERT_GATING_FUNC = _loaded("{arch}.expert_gating_func", _U32)
 NEXTN_PREDICT_LAYERS = _loaded("{arch}.nextn_predict_layers", _U32)
-HEAD_COUNT = _loaded("{arch}.attention.head_count", _U32_PER_LAYER)
-HEAD_COUNT_KV = _loaded("{arch}.attention.head_count_kv", _U32_PER_LAYER)
+HEAD_COUNT = _layered("{arch}.attention.head_count", _U32_PER_LAYER)
+HEAD_COUNT_KV = _layered("{arch}.attention.head_count_kv", _U32_PER_LAYER)
 KEY_LENGTH = _loaded("{arch}.attention.key_length", _U32)
 VALUE_LENGTH = _loaded("{arch}.attention.value_length", _U32)
 KEY_LENGTH_MLA = _loaded("{arch}.attention.key_length_mla", _U32)
@@ -135,10 +146,10 @@ TEMPERATURE_LENGTH = _loaded("{arch}.attention.temperature_length", _U32)
 INDEXER_HEAD_COUNT = _loaded("{arch}.attention.indexer.head_count", _U32)
 INDEXER_KEY_LENGTH = _loaded("{arch}.attention.indexer.key_length", _U32)
 INDEXER_TOP_K = _loaded("{arch}.attention.indexer.top_k", _U32)
-INDEXER_TYPES = _loaded("{arch}.attention.indexer.types", _BOOLS)
+INDEXER_TYPES = _layered("{arch}.attention.indexer.types", _FLAG_PER_LAYER)
 OUTPUT_GROUP_COUNT = _loaded("{arch}.attention.output_group_count", _U32)
 OUTPUT_LORA_RANK = _loaded("{arch}.attention.output_lora_rank", _U32)
-COMPRESS_RATIOS = _loaded("{arch}.attention.compress_ratios", _I32S)
+COMPRESS_RATIOS = _layered("{arch}.attention.compress_ratios", _I32S)
 COMPRESS_ROPE_FREQ_BASE = _loaded("{arch}.attention.compress_rope_freq_base", _F32)
 HYPER_CONNECTION_COUNT = _loaded("{arch}.hyper_connection.count", _U32)
 HYPER_CONNECTION_ITERATIONS = _loaded("{arch}.hyper_connection.sinkhorn_iterations", _U32)
@@ -151,11 +162,11 @@ LOGIT_SCALE = _loaded("{arch}.logit_scale", _F32)
 RESIDUAL_SCALE = _loaded("{arch}.residual_scale", _F32)
 EMBEDDING_SCALE = _loaded("{arch}.embedding_scale", _F32)
 ATTENTION_SCALE = _loaded("{arch}.attention.scale", _F32)
-SWIGLU_CLAMP_EXP = _loaded("{arch}.swiglu_clamp_exp", _F32_PER_LAYER)
-SWIGLU_CLAMP_SHEXP = _loaded("{arch}.swiglu_clamp_shexp", _F32_PER_LAYER)
+SWIGLU_CLAMP_EXP = _layered("{arch}.swiglu_clamp_exp", _F32_PER_LAYER)
+SWIGLU_CLAMP_SHEXP = _layered("{arch}.swiglu_clamp_shexp", _F32_PER_LAYER)
 Q_LORA_RANK = _loaded("{arch}.attention.q_lora_rank", _U32)
 KV_LORA_RANK = _loaded("{arch}.attention.kv_lora_rank", _U32)
-RECURRENT_LAYERS = _loaded("{arch}.attention.recurrent_layers", _BOOLS)
+RECURRENT_LAYERS = _layered("{arch}.attention.recurrent_layers", _FLAG_PER_LAYER)
 FULL_ATTENTION_INTERVAL = _loaded("{arch}.full_attention_interval", _U32)
 SSM_CONV_KERNEL = _loaded("{arch}.ssm.conv_kernel", _U32)
 SSM_STATE_SIZE = _loaded("{arch}.ssm.state_size", _U32)
@@ -167,7 +178,7 @@ LAYERNORM_RMS_EPS = _loaded("{arch}.attention.layer_norm_rms_epsilon", _F32)
 KEY_LENGTH_SWA = _loaded("{arch}.attention.key_length_swa", _U32)
 VALUE_LENGTH_SWA = _loaded("{arch}.attention.value_length_swa", _U32)
 SHARED_KV_LAYERS = _loaded("{arch}.attention.shared_kv_layers", _U32)
-SLIDING_WINDOW_PATTERN = _loaded("{arch}.attention.sliding_window_pattern", (*_BOOLS, *_U32))
+SLIDING_WINDOW_PATTERN = _layered("{arch}.attention.sliding_window_pattern", _FLAG_PER_LAYER)
 SLIDING_WINDOW = _loaded("{arch}.attention.sliding_window", _U32)
 ROPE_DIMENSION_COUNT = _loaded("{arch}.rope.dimension_count", _U32)
 ROPE_DIMENSION_COUNT_SWA = _loaded("{arch}.rope.dimension_count_swa", _U32)
@@ -184,6 +195,50 @@ ROPE_SCALING_YARN_ATTN_FACTOR = _loaded("{arch}.rope.scaling.yarn_attn_factor", 
 ROPE_SCALING_YARN_LOG_MUL = _loaded("{arch}.rope.scaling.yarn_log_multiplier", _F32)
 ROPE_SCALING_YARN_BETA_FAST = _loaded("{arch}.rope.scaling.yarn_beta_fast", _F32)
 ROPE_SCALING_YARN_BETA_SLOW = _loaded("{arch}.rope.scaling.yarn_beta_slow", _F32)
+
+INTERLEAVE_MOE_LAYER_STEP = _loaded("{arch}.interleave_moe_layer_step", _U32)
+MOE_EVERY_N_LAYERS = _loaded("{arch}.moe_every_n_layers", _U32)
+RESCALE_EVERY_N_LAYERS = _loaded("{arch}.rescale_every_n_layers", _U32)
+N_DEEPSTACK_LAYERS = _loaded("{arch}.n_deepstack_layers", _U32)
+ATTN_RES_BLOCK_SIZE = _loaded("{arch}.attn_res.block_size", _U32)
+HRM_LAYERS_PER_STACK = _loaded("{arch}.hrm.layers_per_stack", _U32)
+PLE_LAYERS = _loaded("{arch}.ple.layers", _I32S)
+
+_OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (_U32, """features_length expert_chunk_feed_forward_length expert_latent_length experts_per_group
+        pooling_type classifier.pooling_type decoder_start_token_id decoder_block_count time_mix_extra_dim
+        time_decay_extra_dim token_shift_count adapters.count adapters.lora_rank num_loops hrm.h_cycles
+        hrm.l_cycles attention.group_norm_groups attention.decay_lora_rank attention.iclr_lora_rank
+        attention.value_residual_mix_lora_rank attention.gate_lora_rank attention.relative_buckets_count
+        attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa
+        attention.indexer.block_size attention.indexer.local_blocks attention.indexer.kpool
+        hyper_connection.low_rank ple.ngram_size ple.heads_per_ngram ple.conv_kernel ple.eos_token_id
+        ple.image_token_id kda.head_dim wkv.head_size posnet.embedding_length posnet.block_count
+        convnext.embedding_length convnext.block_count target_hidden_size block_size conv_kernel_size
+        conv_group_size selector_rank selector_top_k shortconv.l_cache dense_2_feat_in dense_2_feat_out
+        dense_3_feat_in dense_3_feat_out"""),
+    (_F32, """activation.situ_beta activation.situ_linear_beta expert_group_scale attn_logit_softcapping
+        router_logit_softcapping adapters.router_gain attention.max_alibi_bias attention.clamp_kqv
+        attention.group_norm_epsilon attention.output_scale attention.value_scale
+        hyper_connection.magnitude rope.scale_linear rope.scaling.alpha kda.gate_lower_bound"""),
+    (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm attention.causal
+        attention.indexer.kpool_select_tail ssm.dt_b_c_rms kda.safe_gate norm_before_residual
+        norm_before_fc"""),
+    (_STRING, "hidden_activation"),
+    (_STRINGS, "classifier.output_labels"),
+    (_I32S, "adapters.token_ids_activate adapters.token_ids_substitute target_layers"),
+    (_U64S, "ple.layer_multipliers ple.head_offsets ple.head_vocab_sizes"),
+)  # fmt: skip
+"""Other hyper-parameters of llama.cpp's loader, by the kinds that it reads (src/models/*.cpp: get_key,
+get_arr)."""
+
+for _kind, _names in _OTHERS:
+    for _name in _names.split():
+        _loaded(f"{{arch}}.{_name}", _kind)
+_layered("{arch}.attention.rope_pattern", _FLAG_PER_LAYER)
+_layered("{arch}.deepstack_mapping", _I32S)
+for _name in ("alpha_n", "alpha_p", "beta", "eps"):  # of apertus, without its name
+    _layered(f"xielu.{_name}", _F32_PER_LAYER)
 
 # --- tokenizer
 TOKENIZER_MODEL = _loaded("tokenizer.ggml.model", _STRING)
@@ -203,6 +258,13 @@ TOKENIZER_UNK_ID = _loaded("tokenizer.ggml.unknown_token_id", _U32)
 TOKENIZER_SEP_ID = _loaded("tokenizer.ggml.seperator_token_id", _U32)  # spelled so in every file
 TOKENIZER_PAD_ID = _loaded("tokenizer.ggml.padding_token_id", _U32)
 TOKENIZER_MASK_ID = _loaded("tokenizer.ggml.mask_token_id", _U32)
+for _name in ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "cls"):
+    _loaded(f"tokenizer.ggml.{_name}_token_id", _U32)
+_loaded("tokenizer.ggml.token_type_count", _U32)
+_loaded("tokenizer.ggml.normalizer.lowercase", _BOOL)
+_loaded("tokenizer.ggml.normalizer.strip_accents", _BOOL)
+_shown("tokenizer.huggingface.json", _STRING)
+_shown("tokenizer.rwkv.world", _STRING)
 TOKENIZER_SUPPRESS = _loaded("tokenizer.ggml.suppress_tokens", _I32S)
 TOKENIZER_ADD_BOS = _loaded("tokenizer.ggml.add_bos_token", _BOOL)
 TOKENIZER_ADD_EOS = _loaded("tokenizer.ggml.add_eos_token", _BOOL)
@@ -270,6 +332,17 @@ def expected_kinds(key: str, architecture: str) -> Sequence[str]:
     returns       names as in Value.type_name; empty for a key that is not well known
     """
     return _kinds.get(_template_of(key, architecture), ())
+
+
+def kinds_instead(key: str, architecture: str, type_name: str) -> Sequence[str]:
+    """Return the kinds that llama.cpp accepts for a key in place of `type_name`; none where it fits."""
+    expected = expected_kinds(key, architecture)
+    return () if type_name in expected else expected
+
+
+def is_per_layer(key: str, architecture: str) -> bool:
+    """Return whether a key that holds an array has a value for each layer there."""
+    return _template_of(key, architecture) in _per_layer
 
 
 def is_loaded(key: str, architecture: str) -> bool:

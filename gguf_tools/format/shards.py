@@ -148,16 +148,19 @@ class GGUFSet(Opened):
     shards    the files, in order
     metadata  metadata of the first shard, without the `split.*` keys of a set of several files
     tensors   tensors of all shards, in order
+    missing   what is wrong with a set of which only one part is open; "" for a whole one. The part then keeps
+              its `split.*` keys
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, may_lack_parts: bool = False) -> None:
         self.path = Path(path)
+        self.missing = ""
         self.shards: list[GGUFFile] = []
         try:
             self.shards.append(GGUFFile(self.path))
             count = _split_number(self.shards[0], keys.SPLIT_COUNT)
             if count > 1:
-                self._open_others(count)
+                self._open_others(count, may_lack_parts)
             self._file_of = self._index_tensors()
         except BaseException:
             self.close()
@@ -171,8 +174,11 @@ class GGUFSet(Opened):
         self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
         self.size_bytes = sum(shard.size_bytes for shard in self.shards)
 
-    def _open_others(self, count: int) -> None:
-        """Open the other shards, and check that the set is complete and belongs together."""
+    def _open_others(self, count: int, may_lack_parts: bool) -> None:
+        """Open the other shards, and check that the set is complete and belongs together.
+
+        With `may_lack_parts`, a part stays alone where others are missing.
+        """
         (opened,) = self.shards
         match = _SHARD_NAME.fullmatch(self.path.name)
         index = _split_number(opened, keys.SPLIT_NO)
@@ -189,9 +195,10 @@ class GGUFSet(Opened):
         names = [_shard_name(match["prefix"], number, count) for number in range(count)]
         missing = [name for name in names if not os.path.exists(os.path.join(self.path.parent, name))]
         if missing:
-            raise TruncatedError(
-                f"{self.path}: {len(missing)} of {count} parts are missing: {_shortened(missing)}"
-            )
+            self.missing = f"{len(missing)} of {count} parts are missing: {_shortened(missing)}"
+            if may_lack_parts:
+                return
+            raise TruncatedError(f"{self.path}: {self.missing}")
         for number, path in enumerate(map(self.path.with_name, names)):
             if number != index:
                 self.shards.insert(number, GGUFFile(path))
@@ -280,15 +287,16 @@ class GGUFSet(Opened):
         return self.file_of(name).read_bytes(name, start, stop)
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GGUFSet:
+def open_gguf(path: str | os.PathLike[str], *, may_lack_parts: bool = False) -> GGUFSet:
     """Open a model by the path of its file, or of any one of its parts.
 
         with open_gguf("lite-Q4_K_M.gguf") as file:
             print(file.get("general.name"), len(file.tensors))
 
+    may_lack_parts  open a part alone where others are missing; `missing` then says so
     raises  GGUFError for a damaged file, MissingModel for one that isn't there
     """
-    return GGUFSet(path)
+    return GGUFSet(path, may_lack_parts=may_lack_parts)
 
 
 def _split_number(file: GGUFFile, key: str) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gguf_tools.format.block_layouts import can_swap, swap_bytes
 from gguf_tools.format.header import encode_value
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import CHUNK_BYTES
 from gguf_tools.format.values import Value
 from gguf_tools.text import MAX_WIDTH, in_layer_ranges, printable, value_text
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -156,12 +160,14 @@ def _begins_with(long: GGUFSource, short: GGUFSource, name: str, mat: int) -> bo
     step = max(1, CHUNK_BYTES // infos[0].row_bytes)
     for start in range(0, n_long, step):
         stop = min(start + step, n_long)
-        rows = long.read_rows(name, mat * n_long + start, mat * n_long + stop).reshape(stop - start, -1)
+        stored = long.read_rows(name, mat * n_long + start, mat * n_long + stop)
+        rows = _in_little_endian(long, name, stored).reshape(stop - start, -1)
         kept = max(0, min(stop, n_short) - start)
         expected = np.zeros_like(rows)
         if kept:
             first = mat * n_short + start
-            stored = short.read_rows(name, first, first + kept).reshape(kept, -1)
+            stored = short.read_rows(name, first, first + kept)
+            stored = _in_little_endian(short, name, stored).reshape(kept, -1)
             expected[:kept, : stored.shape[1]] = stored
         if not np.array_equal(rows, expected):
             return False
@@ -181,8 +187,17 @@ def _first_different_row(a: GGUFSource, b: GGUFSource, name: str) -> int | None:
     import numpy as np
 
     info = a.tensors[name]
-    for start in range(0, info.n_bytes, CHUNK_BYTES):
-        of_a, of_b = (source.read_bytes(name, start, start + CHUNK_BYTES) for source in (a, b))
+    step = max(1, CHUNK_BYTES // info.row_bytes) * info.row_bytes
+    for start in range(0, info.n_bytes, step):
+        of_a, of_b = (
+            _in_little_endian(source, name, source.read_bytes(name, start, start + step)) for source in (a, b)
+        )
         if not np.array_equal(of_a, of_b):
             return (start + int(np.argmax(of_a != of_b))) // info.row_bytes
     return None
+
+
+def _in_little_endian(source: GGUFSource, name: str, rows: np.ndarray) -> np.ndarray:
+    """Return rows as a little-endian file has them; as they are where that is not known of their type."""
+    type_ = source.tensors[name].type
+    return swap_bytes(type_, rows) if source.endian == "big" and can_swap(type_) else rows

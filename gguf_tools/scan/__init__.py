@@ -40,12 +40,14 @@ def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -
 
 def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[Finding]:
     metadata, tensors = source.metadata, source.tensors
+    if source.missing:
+        yield Finding("parts", f"this is one part: {source.missing}", Level.NOTE, file=source.path.name)
     yield from check_hidden(source.shards)
     yield from check_key_names(metadata)
     yield from check_tensor_names(tensors)
     yield from check_texts(metadata)
     yield from check_kinds(metadata)
-    yield from check_numbers(metadata, tensors)
+    yield from check_numbers(metadata, {} if source.missing else tensors)
     yield from check_tensors(architecture_of(metadata) or "", tensors)
     yield from check_vocabulary(metadata)
     yield from check_templates(metadata, limits)

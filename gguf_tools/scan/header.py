@@ -68,8 +68,10 @@ _POSITIVE_REALS = (keys.LAYERNORM_RMS_EPS, keys.ROPE_FREQ_BASE)
 def check_kinds(metadata: Metadata) -> Iterator[Finding]:
     """Report values of another kind than the loader's, arrays of arrays, and a missing architecture."""
     architecture = architecture_of(metadata) or ""
-    kind_of_file = metadata.get(keys.TYPE)
-    if keys.ARCHITECTURE not in metadata and (kind_of_file is None or kind_of_file.data not in _IS_NO_MODEL):
+    kind_of_file, part = metadata.get(keys.TYPE), metadata.get(keys.SPLIT_NO)
+    is_later_part = part is not None and part.data != 0
+    is_model = kind_of_file is None or kind_of_file.data not in _IS_NO_MODEL
+    if keys.ARCHITECTURE not in metadata and is_model and not is_later_part:
         text = "is missing: no program can tell what the file is"
         yield Finding("kind", text, Level.BAD, (keys.ARCHITECTURE,))
     for key, value in metadata.items():

@@ -128,7 +128,10 @@ class GGUFSources:
 
 
 class DescribedTensor:
-    """Name, shape and type of a tensor, from its description."""
+    """Name, shape and type of a tensor, from its description.
+
+    shape  a tensor without dimensions, which is one number, is a row of one
+    """
 
     def __init__(self, info: TensorInfo) -> None:
         self._info = info
@@ -139,7 +142,7 @@ class DescribedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._info.shape
+        return self._info.shape or (1,)
 
     @property
     def type(self) -> GGMLType:

@@ -13,6 +13,8 @@ How a tensor finds its entry, and the multi-head latent attention of DeepSeek in
      `attn_v_b` has seen may be kept per head, because the absorbed form of attention mixes tokens before it
      multiplies. `attn_kv_b` multiplies each token once for all heads, so it gets the mean over the heads:
      the total of their sums over the total of their counts.
+     In the same way `attn_qkv` and `ffn_gate_up` (of experts, too) serve the matrices whose rows they hold,
+     and these serve them.
   3. `attn_k_b`, `attn_v_b` and `attn_kv_b` as one 2-D matrix hold the heads one below the other, so an
      entry with a row per head (for `attn_k_b`: qk_nope_head_dim x n_head values) weighs each head's rows by
      its own.
@@ -39,7 +41,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import html_table, in_layer_ranges
 from quantize.importances.text_sketch import TextSketch
 from quantize.importances.weighting import ColumnWeights, Weighting
-from quantize.roles import Role, has_row_groups, sibling_with_same_activations, tensor_role
+from quantize.roles import Role, has_row_groups, siblings_with_same_activations, tensor_role
 
 ONE_ROW_FOR_ALL = "one row for all"
 
@@ -206,10 +208,11 @@ def resolve(
     raises   BadImportance, with both sizes, when the entry of that name fits no rule. For token_embd alone,
              which is looked up and not multiplied, such an entry is ignored, as in llama-quantize.
     """
-    entry = tensor.name if tensor.name in importances else sibling_with_same_activations(tensor.name)
-    stored = None if entry is None else importances.get(entry)
-    if entry is None or stored is None:
+    names = (tensor.name, *siblings_with_same_activations(tensor.name))
+    entry = next((name for name in names if name in importances), None)
+    if entry is None:
         return None
+    stored = importances[entry]
     role = tensor_role(tensor.name, tensor.shape).role
     n_groups, rest = divmod(stored.n_values, tensor.n_cols)
     served = _possible_groups(role, tensor, n_heads, n_groups)

@@ -153,7 +153,7 @@ def badness(plan: Plan, n_real: Mapping[str, int]) -> float:
     """
     error = sum(typical_error(each.target_type) * n_real[each.source_name] for each in plan.tensors)
     n_weights = sum(n_real[each.source_name] for each in plan.tensors)
-    bits = 8 * sum(info.n_bytes for info in plan.infos) / n_weights
+    bits = 8 * sum(info.n_bytes for info in plan.infos) / max(n_weights, 1)
     return math.log(max(error, 1e-30)) + bits * math.log(4)
 
 

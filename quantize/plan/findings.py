@@ -15,17 +15,22 @@ from math import prod
 from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImportance, QuantError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.text import number_ranges
 from quantize.formats import decodable, encodable
 from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions, TensorPlan
-from quantize.plan.overrides import Override, find_override, idle_overrides
+from quantize.plan.overrides import Override, find_override, idle_overrides, rules_for
 from quantize.plan.recipe_files import LACKED_BY
-from quantize.roles import in_layer_ranges, sibling_with_same_activations
+from quantize.roles import in_layer_ranges, layer_of, siblings_with_same_activations
 
 _NAMED_IN_A_NOTE = 3
 
 _NEVER_COLLECTED = frozenset({"output.weight", "token_embd.weight"})
 """Tensors that an importance matrix has no data for unless it was asked for: nobody need be warned."""
+
+
+_WITHOUT_DATA = "Q4_K"
+"""The type named for tensors without data."""
 
 
 class Kind(StrEnum):
@@ -46,6 +51,7 @@ class Kind(StrEnum):
     NO_CODEC = "no codec"
     REFUSED = "refused"
     NO_PROGRAM = "no program"
+    PRUNED = "pruned layers"
 
 
 def stop_at_errors(findings: Iterable[Finding]) -> None:
@@ -62,15 +68,17 @@ def find_all(
     importances: Importances,
     options: PlanOptions,
     recipe_name: str,
+    mtp_layers: range = range(0),
 ) -> tuple[Finding, ...]:
     """Return all that a plan shows, what stops a run first.
 
-    source  the tensors of the input, those of pruned layers included
+    source      the tensors of the input, those of pruned layers included
+    mtp_layers  layers of the input for multi-token prediction
     """
     return (
         *_unfit_data(plans),
         *_quantized_already(plans, options),
-        *_missing_data(plans, bool(importances)),
+        *_missing_data(plans, bool(importances), mtp_layers),
         *_no_program(plans),
         *_idle_rules(plans, options, recipe_name),
         *fallbacks(plans, options.fallbacks),
@@ -126,7 +134,9 @@ def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Ite
         yield Finding.stopping(Kind.QUANTIZED_ALREADY, text, BadRequest, tuple(p.name for p in again))
 
 
-def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterator[Finding]:
+def _missing_data(
+    plans: Sequence[TensorPlan], has_importances: bool, mtp_layers: range
+) -> Iterator[Finding]:
     lacking = [plan for plan in plans if plan.lacks_data]
     if lacking:
         remedy = "it has no data for them" if has_importances else "pass one with --imatrix"
@@ -135,7 +145,26 @@ def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterato
             by_type[plan.target_type.name].append(plan.name)
         names = "; ".join(f"{type_}: {', '.join(in_layer_ranges(group))}" for type_, group in by_type.items())
         text = f"{len(lacking)} of {len(plans)} tensors need an importance matrix, {remedy}: {names}"
+        if has_importances:
+            text += _way_without_data(lacking, plans, mtp_layers)
         yield Finding.stopping(Kind.MISSING_DATA, text, NeedsImportance, tuple(p.name for p in lacking))
+
+
+def _way_without_data(lacking: Sequence[TensorPlan], plans: Sequence[TensorPlan], mtp_layers: range) -> str:
+    """Name the rules that give tensors a type for which the matrix need not know them, and what they are."""
+    known = [plan.name for plan in plans if plan.entry is not None]
+    if not known:
+        return "; was the matrix made for another model?"
+    found = {layer_of(plan.source_name) for plan in lacking}
+    layers = [layer for layer in mtp_layers if layer in found]
+    why = ""
+    if layers:
+        which = f"layer {layers[0]} is" if len(layers) == 1 else f"layers {number_ranges(layers)} are"
+        why = f"; {which} for multi-token prediction (MTP), which few matrices cover"
+    rules = rules_for([plan.name for plan in lacking], known, _WITHOUT_DATA)
+    options = " ".join(f"--tensor-type '{rule}'" for rule in rules)
+    first = " before other rules" if any(plan.decider is Decider.OVERRIDE for plan in lacking) else ""
+    return f"{why}; a type that needs none: {options}{first}"
 
 
 # ---- what is worth knowing
@@ -226,7 +255,7 @@ def _uses_of_data(
     shared = [p.name for p in weighed if p.entry == p.source_name and p.weighting == ONE_ROW_FOR_ALL]
     neutral = {p.name: f"matrices: {p.n_neutral}" for p in weighed if p.n_neutral}
     known = {tensor.name for tensor in source}
-    strange = [n for n in importances if n not in known and sibling_with_same_activations(n) not in known]
+    strange = [n for n in importances if known.isdisjoint((n, *siblings_with_same_activations(n)))]
     level = Level.NOTE if _NEVER_COLLECTED.issuperset(without) else Level.WARNING
     yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total, level)
     yield from _each_about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)

@@ -25,7 +25,8 @@ class ModelFacts:
 
     Where layers differ, the numbers of heads are those of the first.
 
-    n_layers      `block_count`, which includes layers for multi-token prediction; 0 for an mmproj file
+    n_layers      `block_count`, which includes layers for multi-token prediction; 0 for an mmproj file and
+                  an image model
     n_experts     routed experts per layer; 0 for a dense model
     n_heads       attention heads, None when the metadata does not say
     n_kv_heads    heads of keys and values; 1 when the file has the compressed MLA layout
@@ -44,27 +45,38 @@ class ModelFacts:
     width: int = 0
 
     @classmethod
-    def from_metadata(cls, metadata: Metadata, overrides: Iterable[tuple[str, Value]] = ()) -> ModelFacts:
+    def from_metadata(
+        cls, metadata: Metadata, overrides: Iterable[tuple[str, Value]] = (), *, has_layers: bool = True
+    ) -> ModelFacts:
         """Return the facts of a model file.
 
-        overrides  metadata that a user puts in the place of the file's
-        raises  BadRequest if `general.architecture` or the number of layers is missing
+        overrides   metadata that a user puts in the place of the file's
+        has_layers  whether it has tensors of layers, `blk.N.`; image models have not, nor a number of layers
+        raises      BadRequest naming the option that helps if `general.architecture` or, with layers, their
+                    number is missing
         """
         metadata = {**metadata, **dict(_taken(overrides, metadata))}
         architecture = architecture_of(metadata)
         if architecture is None:
-            raise BadRequest("general.architecture: missing from the metadata, expected a model file")
+            raise BadRequest(
+                "general.architecture: missing from the metadata, expected a model file;"
+                " --override-kv general.architecture=str:NAME sets it"
+            )
         if architecture in WITHOUT_HPARAMS:
             return cls(architecture, n_layers=0)
         hparams = known_hparams(metadata, architecture)
         n_layers = hparams.first("block_count")
-        if n_layers is None:
+        if n_layers is None and has_layers:
             key = hparams.key("block_count")
-            raise BadRequest(f"{key}: missing from the metadata, expected a model file")
+            value = metadata.get(key)
+            found = "missing from the metadata" if value is None else f"is {value.type_name}"
+            raise BadRequest(
+                f"{key}: {found}, expected the number of layers; --override-kv {key}=int:N sets it"
+            )
         n_heads, n_kv_heads = hparams.first("head_count"), hparams.first("head_count_kv")
         return cls(
             architecture=architecture,
-            n_layers=n_layers,
+            n_layers=n_layers or 0,
             n_experts=hparams.first("expert_count") or 0,
             n_heads=n_heads,
             n_kv_heads=n_heads if n_kv_heads is None else n_kv_heads,
@@ -82,7 +94,7 @@ class ModelFacts:
         if not self.n_layers:
             raise BadRequest(
                 f"this file type asks how many heads share a key, which {self.architecture} files do not say"
-                " (llama-quantize stops here too)"
+                " (llama-quantize stops here too); --pure asks nothing"
             )
         if not self.n_heads or not self.n_kv_heads:
             return 0

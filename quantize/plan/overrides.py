@@ -13,18 +13,24 @@ is the same, and expressions like `\\S` keep their meaning.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadOverride, FormatError
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
-from gguf_tools.format.values import Value
-from gguf_tools.text import did_you_mean
+from gguf_tools.format.hparams import architecture_of
+from gguf_tools.format.shards import SPLIT_KEYS
+from gguf_tools.format.values import Kind, Metadata, Value
+from gguf_tools.text import did_you_mean, value_text
 from quantize.plan.recipes import ALIASES, RECIPES
+from quantize.roles import layer_of
 
 _LAYER = re.compile(r"^\^?blk\\?\..*?\\?\.")
 _UINT32_MAX = 2**32 - 1
+_INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
@@ -93,12 +99,46 @@ def parse_custom_q(text: str) -> tuple[Override, ...]:
     return parse_overrides(text.split(","))
 
 
-def parse_override_file(content: str) -> tuple[Override, ...]:
+def rules_for(names: Iterable[str], others: Iterable[str], type_name: str) -> tuple[str, ...]:
+    """Write the rules that give tensors a type, `REGEX=TYPE`: whole layers where none of `others` is in them.
+
+    names   the tensors
+    others  tensors that keep their types
+
+    >>> rules_for(["blk.2.attn_q.weight", "blk.2.ffn_up.weight"], ["blk.1.attn_q.weight"], "Q4_K")
+    ('blk\\.2\\.=Q4_K',)
+    """
+    mixed = {layer_of(name) for name in others}
+    parts: dict[int | None, list[str]] = {}
+    for name in names:
+        parts.setdefault(layer_of(name), []).append(name)
+    expressions = [f"^{re.escape(name)}$" for name in parts.pop(None, ())]
+    layers: dict[str, list[str]] = {}
+    for layer, group in parts.items():
+        ends = [re.escape(name.removeprefix(f"blk.{layer}.")) for name in group]
+        layers.setdefault(f"{_either(ends)}$" if layer in mixed else "", []).append(str(layer))
+    expressions += [rf"blk\.{_either(numbers)}\.{end}" for end, numbers in layers.items()]
+    return tuple(f"{expression}={type_name}" for expression in expressions)
+
+
+def _either(expressions: Sequence[str]) -> str:
+    return expressions[0] if len(expressions) == 1 else f"({'|'.join(expressions)})"
+
+
+def parse_override_file(content: str, name: str | os.PathLike[str]) -> tuple[Override, ...]:
     """Return the overrides in a file of `REGEX=TYPE` words, separated by spaces or line ends.
 
-    raises  BadOverride, as `parse_override`
+    A # at the start of a word begins a comment, as in the recipes of other makers.
+    name    of the file, for messages
+    raises  BadOverride naming the file and the line, as `parse_override`
     """
-    return parse_overrides(content.split())
+    found: list[Override] = []
+    for number, line in enumerate(content.removeprefix("\ufeff").splitlines(), 1):
+        try:
+            found += parse_overrides(re.sub(r"(^|\s)#.*", "", line).split())
+        except BadOverride as error:
+            raise BadOverride(f"{name}: line {number}: {error}") from error
+    return tuple(found)
 
 
 def parse_type(name: str, text: str | None = None) -> GGMLType:
@@ -181,6 +221,39 @@ def parse_kv_override(text: str) -> tuple[str, Value]:
     if kind == "str":
         return key, Value.string(data)
     raise BadOverride(f"{text!r}: found type {kind!r}, expected int, float, bool or str")
+
+
+_WORDS = {"uint32": "int", "int32": "int", "float32": "float", "bool": "bool", "string": "str"}
+"""Kind of a value -> the word for it in `KEY=TYPE:VALUE`."""
+
+
+def fit_kv_overrides(
+    overrides: Iterable[tuple[str, Value]], metadata: Metadata
+) -> tuple[tuple[str, Value], ...]:
+    """Return metadata that a user sets, whole numbers as the kind that llama.cpp reads.
+
+    metadata  of the file that they are for
+    raises    BadOverride for a kind that llama.cpp doesn't load, and for the keys of a split set
+    """
+    overrides = tuple(overrides)
+    architecture = architecture_of({**metadata, **dict(overrides)}) or ""
+    return tuple((key, _fit_kind(key, value, architecture)) for key, value in overrides)
+
+
+def _fit_kind(key: str, value: Value, architecture: str) -> Value:
+    if key in SPLIT_KEYS:
+        raise BadOverride(f"--override-kv {key}: it holds a split set together, and can't be set")
+    expected = keys.kinds_instead(key, architecture, value.type_name)
+    if not expected:
+        return value
+    if value.kind is Kind.UINT32 and "int32" in expected and value.data <= _INT32_MAX:
+        return Value.i32(value.data)
+    words = list(dict.fromkeys(_WORDS[kind] for kind in expected if kind in _WORDS))
+    way = f"write {' or '.join(f'{key}={word}:VALUE' for word in words)}" if words else "see gguf-tools set"
+    raise BadOverride(
+        f"--override-kv {key}: {value_text(value)} is {value.type_name}, llama.cpp reads"
+        f" {' or '.join(expected)}; {way}"
+    )
 
 
 def _parse_uint32(data: str, text: str) -> int:

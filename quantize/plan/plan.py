@@ -4,9 +4,7 @@ A plan depends on names, shapes, types, metadata and on which importances there 
 printed, compared and tested. `decide` chooses the types; here they meet the importances, and whatever a user
 should know becomes a finding.
 
-Pruning leaves out whole layers and closes the gaps. The layers that stay are renumbered from 0 in their old
-order. Importances are still looked up by the old names. The file's `block_count` becomes the number of layers
-that stay.
+Importances of a model whose layers are pruned are still looked up by the old names.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gguf_tools.errors import BadImportance, BadRequest
+from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.ggml_types import I8, I16, I32, I64, GGMLType
 from gguf_tools.format.tensors import TensorInfo
@@ -24,45 +22,9 @@ from quantize.importances.entries import Importances, ResolvedImportance, resolv
 from quantize.plan.decide import Candidate, Decision, PlanOptions, TensorPlan, decide
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
+from quantize.plan.pruning import Pruning
 from quantize.plan.recipe import Recipe
-from quantize.roles import file_order, in_layer, layer_of, n_dims, tensor_role
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """Which layers stay.
-
-    kept  old numbers of the layers that stay; a layer's place in the tuple is its new number
-    """
-
-    kept: tuple[int, ...]
-
-    @classmethod
-    def of(cls, names: Iterable[str], pruned: Sequence[int]) -> Pruning:
-        """Return the pruning that drops the layers `pruned` from a model with the tensors `names`.
-
-        raises  BadRequest for a layer that the model does not have, or when none would stay
-        """
-        layers = sorted({layer for name in names if (layer := layer_of(name)) is not None})
-        unknown = sorted(set(pruned) - set(layers))
-        if unknown:
-            raise BadRequest(f"can't prune layers {unknown}: the model has layers {_span(layers)}")
-        kept = tuple(layer for layer in layers if layer not in set(pruned))
-        if not kept:
-            raise BadRequest(f"can't prune all layers of the model ({_span(layers)})")
-        return cls(kept)
-
-    def new_name(self, name: str) -> str | None:
-        """Return the output's name for the tensor `name`, or None when its layer is dropped."""
-        layer = layer_of(name)
-        if layer is None:
-            return name
-        return in_layer(name, self.kept.index(layer)) if layer in self.kept else None
-
-
-def _span(layers: Sequence[int]) -> str:
-    return f"{layers[0]} to {layers[-1]}" if layers else "none"
-
+from quantize.roles import file_order, n_dims, tensor_role
 
 __all__ = ["Plan", "PlanOptions", "TensorPlan", "build_plan", "in_file_order"]
 
@@ -204,6 +166,7 @@ def build_plan(
         importances=importances or {},
         options=options,
         recipe_name=recipe.name,
+        mtp_layers=range(facts.n_layers - facts.n_mtp_layers, facts.n_layers),
     )
     if not allow_problems:
         stop_at_errors(findings)

@@ -198,5 +198,17 @@ class Recipe:
             return requires_importances(type_)
         return type_ in self.need_importances
 
+    @property
+    def always_needs_importances(self) -> bool:
+        """Whether even an ordinary model can't be made without importances.
+
+        The default type is not all: IQ3_XS gives attn_q and attn_k a type that needs them.
+        """
+        plain = ModelFacts("llama", n_layers=32, n_heads=32, n_kv_heads=32)
+        middle = [Situation(role, plain, False, 16, 16, 32, True, False) for role in EVERY_ROLE]
+        return self.default is not None and any(
+            self.refuses_without_importances(each.role, self.choose(each)[0]) for each in middle
+        )
+
     def _reason(self, chosen: Rule, situation: Situation) -> str:
         return f"{self.name}: {situation.role.value} {chosen.phrases}".rstrip()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from convert.options import ConvertOptions
 from convert.pipeline import convert
 from convert.sources import SourceOptions, plan_source
 from gguf_tools.errors import BadArgument
@@ -17,7 +16,7 @@ MODEL = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """The model of the folder as an F32 file."""
-    return convert(MODEL, tmp_path / "model.gguf", ConvertOptions(outtype="f32")).paths[0]
+    return convert(MODEL, tmp_path / "model.gguf", "f32").paths[0]
 
 
 def test_a_folder_and_a_file_become_the_same(file: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import gguf_tools
 from gguf_cli.main import main
 from gguf_tools import FileLayout, GGUFWriter, Kind, TensorInfo, Value
 from gguf_tools.format import ggml_types as types
+from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.look.compare import Difference, as_lines
 from tests.gguf_tools.sample_files import METADATA, TENSORS, finite_bytes, write_file
 from tests.quantize.model_files import write_mixture_model
@@ -224,6 +225,20 @@ def test_order_and_byte_order_are_differences(
     assert code == 1
     assert "file: byte order: little in A, big in B" in out
     assert "tensors: order: token_embd.weight at 0 in A, blk.1.four_d.weight at 0 in B" in out
+
+
+def test_the_same_values_in_another_byte_order_are_no_other_data(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, other: Path
+) -> None:
+    little = write_file(tmp_path / "a.gguf")
+    layout = FileLayout.of(METADATA, TENSORS, endian="big")
+    with GGUFWriter(other, layout) as writer:
+        for info in TENSORS:
+            data = np.frombuffer(little[info.name], np.uint8)
+            writer.write(layout.offset_of(info.name), swap_bytes(info.type, data))
+        writer.publish()
+    code, out, _ = run(capsys, "diff", tmp_path / "a.gguf", other)
+    assert (code, out) == (1, "file: byte order: little in A, big in B\n")
 
 
 # --- verify ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from gguf_cli.main import main
 from gguf_tools import GGUFSet, GGUFWriter, TensorInfo, Value, open_gguf
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import ggml_types as types
@@ -107,6 +108,29 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(TruncatedError, match=r"4 of 5 parts are missing: m-00002-of-.* and 1 more"):
         open_gguf(paths[0])
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_a_part_can_be_looked_at_alone(tmp_path: Path, part: int, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write_set(tmp_path / "m.gguf", max_tensors=2)
+    with open_gguf(paths[0], may_lack_parts=True) as whole:
+        assert whole.missing == ""
+        expected = list(whole.shards[part].tensors)
+    for path in paths:
+        if path != paths[part]:
+            path.unlink()
+    with open_gguf(paths[part], may_lack_parts=True) as alone:
+        assert list(alone.tensors) == expected
+        assert alone.get(keys.SPLIT_NO) == part
+        assert "2 of 3 parts are missing" in alone.missing
+    assert main(["show", str(paths[part])]) == 0
+    said = capsys.readouterr().out
+    assert "split.count" in said
+    assert "note: this is one part: 2 of 3 parts are missing: m-0000" in said
+    assert main(["scan", str(paths[part])]) == 0
+    assert "parts are missing" in capsys.readouterr().out
+    assert main(["verify", str(paths[part])]) == 1
+    assert "2 of 3 parts are missing" in capsys.readouterr().out
 
 
 def test_renamed_part_is_named(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_set_is_refused_in_one_line(
     assert re.search(says, outcome.text), outcome
     assert outcome.text.isprintable()
     assert len(outcome.text) < 1000
-    assert gguf_tools(["show", str(path)]) == 1
+    assert gguf_tools(["hash", str(path)]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -132,7 +132,7 @@ def test_a_refused_set_leaves_no_file_open(tmp_path: Path) -> None:
     for name, (files, _) in SETS.items():
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
-        assert gguf_tools(["show", str(write(folder, files))]) == 1
+        assert gguf_tools(["hash", str(write(folder, files))]) == 1
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -180,6 +180,28 @@ def test_repair_lists_every_change() -> None:
     assert repair(done.importances, n_heads=2).changes == ()
 
 
+def test_repair_makes_what_the_model_has_of_merged_matrices() -> None:
+    contents = a_file(
+        {
+            "blk.0.ffn_gate_up_exps.weight": importance([[1, 2], [3, 4]], [5, 6]),
+            "blk.0.attn_q.weight": importance([[1, 2]], [5]),
+        }
+    )
+    names = [f"blk.0.{part}.weight" for part in ("attn_qkv", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")]
+    done = repair(contents, names=names)
+    assert set(done.importances.entries) == {*contents.entries, *names[:3]}
+    assert done.importances.entries[names[1]] == contents.entries["blk.0.ffn_gate_up_exps.weight"]
+    assert done.changes == tuple(
+        f"blk.0.{new}.weight: from blk.0.{old}.weight, which multiplies the same activations"
+        for new, old in (
+            ("attn_qkv", "attn_q"),
+            ("ffn_gate_exps", "ffn_gate_up_exps"),
+            ("ffn_up_exps", "ffn_gate_up_exps"),
+        )
+    )
+    assert repair(contents).changes == ()
+
+
 def test_repair_refuses_what_it_can_not_know() -> None:
     with pytest.raises(BadImportance, match="expected a finite number"):
         repair(a_file({"a": importance([[np.inf]], [1])}))

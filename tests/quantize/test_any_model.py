@@ -12,11 +12,13 @@ from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.header import Endian
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.importances.entries import Importance
 from quantize.plan.plan import PlanOptions
+from quantize.value_errors import compare_values
 from tests.quantize.codecs import encode
 from tests.support import oracle
 
@@ -65,7 +67,19 @@ def mmproj() -> tuple[Metadata, Shapes]:
     }, shapes
 
 
-def write(path: Path, model: tuple[Metadata, Shapes]) -> dict[str, np.ndarray]:
+def image_model() -> tuple[Metadata, Shapes]:
+    """Return a few tensors in the manner of an image model, whose metadata say nothing of sizes."""
+    shapes: Shapes = {
+        "img_in.weight": (HIDDEN, 64), "double_blocks.0.img_attn.qkv.weight": (3 * HIDDEN, HIDDEN),
+        "single_blocks.0.linear1.weight": (FFN, HIDDEN), "blocks.0.ffn.0.weight": (FFN, HIDDEN),
+        "double_blocks.0.img_attn.norm.key_norm.scale": (128,),
+    }  # fmt: skip
+    return {"general.architecture": Value.string("flux")}, shapes
+
+
+def write(
+    path: Path, model: tuple[Metadata, Shapes], endian: Endian = "little"
+) -> dict[str, np.ndarray]:
     """Write a model of random weights in F32; return them."""
     metadata, shapes = model
     rng = np.random.default_rng(5)
@@ -73,10 +87,11 @@ def write(path: Path, model: tuple[Metadata, Shapes]) -> dict[str, np.ndarray]:
         name: np.ones(shape, np.float32) if len(shape) == 1 else rng.normal(0, 0.05, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
-    layout = FileLayout.of(metadata, [TensorInfo(name, shape, F32) for name, shape in shapes.items()])
+    infos = [TensorInfo(name, shape, F32) for name, shape in shapes.items()]
+    layout = FileLayout.of(metadata, infos, endian=endian)
     with GGUFWriter(path, layout) as writer:
         for name, values in weights.items():
-            writer.write(layout.offset_of(name), values)
+            writer.write(layout.offset_of(name), values.astype(">f4" if endian == "big" else "<f4"))
         writer.publish()
     return weights
 
@@ -124,6 +139,38 @@ def test_a_llama_file(tmp_path: Path, file_type: str, with_matrix: bool) -> None
         quantize.quantize(tmp_path / "out.gguf", tmp_path / "f32.gguf", "F32", options=requantize)
         expected, found = logits(tmp_path / "f32.gguf"), logits(tmp_path / "out.gguf")
         assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("file_type", ["Q8_0", "F32", "COPY"])
+def test_a_big_endian_file_becomes_a_little_endian_one(tmp_path: Path, file_type: str) -> None:
+    weights = write(tmp_path / "in.gguf", llama(), "big")
+    result = quantize.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", file_type)
+    (note,) = (text for text in result.preparation.plan.remarks if "endian" in text)
+    assert note.endswith("in.gguf is for big-endian machines, the output for little-endian ones")
+    assert_encoded(tmp_path / "out.gguf", weights, None)
+
+
+@pytest.mark.parametrize("file_type", ["Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "IQ4_XS", "F16", "COPY"])
+def test_an_image_model_needs_no_number_of_layers(tmp_path: Path, file_type: str) -> None:
+    weights = write(tmp_path / "in.gguf", image_model())
+    quantize.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", file_type)
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert set(file.tensors) == set(weights)
+        assert "flux.block_count" not in file.metadata
+
+
+@pytest.mark.parametrize("file_type", ["Q4_K_M", "Q8_0", "F16", "COPY"])
+def test_a_tensor_without_dimensions_is_copied(tmp_path: Path, file_type: str) -> None:
+    metadata, shapes = llama()
+    names = ("blk.0.scale", "blk.0.logit_scale.weight", "logit_scale")
+    write(tmp_path / "in.gguf", (metadata, {**shapes, **dict.fromkeys(names, ())}))
+    quantize.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", file_type)
+    with open_gguf(tmp_path / "in.gguf") as source, open_gguf(tmp_path / "out.gguf") as output:
+        for name in names:
+            assert output.tensors[name] == TensorInfo(name, (), F32)
+            assert bytes(output.raw(name)) == bytes(source.raw(name))
+            assert len(bytes(output.raw(name))) == 4
+        assert compare_values(source, output).tensors[-1].n_elems >= 1
 
 
 @pytest.mark.parametrize(("file_type", "with_matrix"), [("Q4_K_M", False), ("IQ3_M", True)])

@@ -134,6 +134,30 @@ def test_own_data_goes_before_a_siblings() -> None:
     assert (found.weights() == own.weights()).all()
 
 
+@pytest.mark.parametrize(
+    ("tensor", "other", "n_mats"),
+    [
+        ("ffn_gate_exps", "ffn_gate_up_exps", 8),
+        ("ffn_up_exps", "ffn_gate_up_exps", 8),
+        ("ffn_gate_up_exps", "ffn_gate_exps", 8),
+        ("ffn_gate_up_exps", "ffn_up_exps", 8),
+        ("ffn_gate", "ffn_gate_up", 1),
+        ("ffn_gate_up_shexp", "ffn_up_shexp", 1),
+        ("attn_k", "attn_qkv", 1),
+        ("attn_qkv", "attn_q", 1),
+    ],
+)
+def test_merged_matrices_and_their_parts_share_data(tensor: str, other: str, n_mats: int) -> None:
+    data = entry(sums(n_mats, 64), *range(1, n_mats + 1))
+    shape = (n_mats, 32, 64) if n_mats > 1 else (32, 64)
+    info, name = TensorInfo(f"blk.3.{tensor}.weight", shape, F32), f"blk.3.{other}.weight"
+    found, own = resolve(info, {name: data}), resolve(info, {info.name: data})
+    assert found is not None
+    assert own is not None
+    assert (found.entry, found.reason.split(",")[0]) == (name, f"from {name}")
+    assert (found.weights() == own.weights()).all()
+
+
 def test_other_tensors_have_no_sibling() -> None:
     assert resolve(ATTN_K_B_3D, {ATTN_KV_B.name: entry(sums(1, LORA), 1)}, N_HEADS) is None
 

@@ -12,7 +12,7 @@ from quantize.roles import (
     in_layer_ranges,
     layer_of,
     n_dims,
-    sibling_with_same_activations,
+    siblings_with_same_activations,
     tensor_role,
 )
 from tests.quantize.plan.recorded_plans import recorded, tensors_of
@@ -79,10 +79,25 @@ def test_file_order_is_that_of_llama_quantize(model: str) -> None:
     assert file_order(names) == list(recorded(f"{model}.plans")["Q4_K_M"]["types"])
 
 
-def test_siblings() -> None:
-    assert sibling_with_same_activations("blk.1.attn_v_b.weight") == "blk.1.attn_kv_b.weight"
-    assert sibling_with_same_activations("blk.1.attn_kv_b.weight") == "blk.1.attn_v_b.weight"
-    assert sibling_with_same_activations("blk.1.attn_k_b.weight") is None
+@pytest.mark.parametrize(
+    ("merged", "parts"),
+    [
+        ("attn_kv_b", ("attn_v_b",)),
+        ("attn_qkv", ("attn_q", "attn_k", "attn_v")),
+        ("ffn_gate_up", ("ffn_gate", "ffn_up")),
+        ("ffn_gate_up_exps", ("ffn_gate_exps", "ffn_up_exps")),
+        ("ffn_gate_up_shexp", ("ffn_gate_shexp", "ffn_up_shexp")),
+    ],
+)
+def test_siblings(merged: str, parts: tuple[str, ...]) -> None:
+    whole, names = f"blk.1.{merged}.weight", tuple(f"blk.1.{part}.weight" for part in parts)
+    assert siblings_with_same_activations(whole) == names
+    assert all(siblings_with_same_activations(name) == (whole,) for name in names)
+
+
+def test_others_have_no_siblings() -> None:
+    for name in ("blk.1.attn_k_b.weight", "blk.1.attn_q.bias", "blk.1.ffn_down_exps.weight", "output.weight"):
+        assert siblings_with_same_activations(name) == ()
 
 
 def test_what_the_converter_keeps_in_float32() -> None:

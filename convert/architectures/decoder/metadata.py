@@ -14,7 +14,7 @@ they leave open is read as what llama.cpp computes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def read_decoder(
         tie_word_embeddings="output.weight" not in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
         sliding_window=size("sliding_window", 0) or None if is_gpt_oss else None,
-        sliding_layers=tuple(range(0, n_layers, 2)) if is_gpt_oss else (),
+        sliding_layers=_sliding_layers(hparams, n_layers, range(0, n_layers, 2)) if is_gpt_oss else (),
         unrotated_layers=unrotated(n_layers) if architecture == "smollm3" else (),
         **_expert_fields(hparams),
         attention_scale=hparams.attention_scale or None,
@@ -173,13 +173,22 @@ def read_decoder(
     return config if change is None else change(config, hparams)
 
 
+def _sliding_layers(hparams: HParams, n_layers: int, by_number: Iterable[int]) -> tuple[int, ...]:
+    """Return the layers with a window: those that a key names, or else those that llama.cpp counts off."""
+    if hparams.sliding_window_pattern is None:
+        return tuple(by_number)
+    return tuple(layer for layer, slides in enumerate(hparams.sliding_window_pattern[:n_layers]) if slides)
+
+
 def _with_gemma(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
     """Return the configuration with the windows and the scores of a Gemma 3."""
     window = hparams.size("sliding_window", 0) or None
     return replace(
         config,
         sliding_window=window,
-        sliding_layers=() if window is None else gemma_windows(config.num_hidden_layers),
+        sliding_layers=()
+        if window is None
+        else _sliding_layers(hparams, config.num_hidden_layers, gemma_windows(config.num_hidden_layers)),
         sliding_theta=hparams.number("rope_freq_base_swa", 10000.0),
         attention_scale=gemma_attention_scale(config) ** -0.5,
     )
@@ -188,13 +197,14 @@ def _with_gemma(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
 def _with_windows(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
     """Return the configuration with the windows of an OLMo 3."""
     window, n_layers = hparams.size("sliding_window", 0) or None, config.num_hidden_layers
-    pattern = hparams.sliding_window_pattern or tuple(bool((layer + 1) % 4) for layer in range(n_layers))
     if window is None:
         return config
     return replace(
         config,
         sliding_window=window,
-        sliding_layers=tuple(layer for layer in range(n_layers) if pattern[layer : layer + 1] == (True,)),
+        sliding_layers=_sliding_layers(
+            hparams, n_layers, (layer for layer in range(n_layers) if (layer + 1) % 4)
+        ),
         sliding_theta=hparams.rope_freq_base_swa,
     )
 

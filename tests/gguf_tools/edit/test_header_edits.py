@@ -111,6 +111,19 @@ def test_new_keys_stay_in_front_of_the_keys_of_the_set() -> None:
     assert list(set_("general.name=y", metadata=dict(SPLIT)).metadata) == [keys.NAME, *SPLIT]
 
 
+def test_a_file_is_read_as_what_its_key_holds(tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_text("5\n")
+    edited = set_(f"own.number=@{path}", f"tokenizer.chat_template=@{path}", f"general.tags=@{path}")
+    assert edited.metadata["own.number"] == Value.i16(5)
+    assert edited.metadata["tokenizer.chat_template"] == Value.string("5\n")
+    assert edited.metadata["general.tags"] == Value.strings(["5"])
+    with pytest.raises(BadRequest, match=f"'new' is new: say its type, as in new=str@{path}"):
+        set_(f"new=@{path}")
+    with pytest.raises(BadRequest, match=r"nope: can't be read .* general\.name=str:@nope is that text"):
+        set_("general.name=@nope")
+
+
 def test_values_that_are_so_already_are_no_change() -> None:
     assert set_("general.name=x", "own.number=i16:-1") == Edited(METADATA)
 

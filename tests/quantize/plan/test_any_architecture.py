@@ -117,8 +117,20 @@ def test_mmproj_files_need_no_number_of_layers() -> None:
     facts = ModelFacts.from_metadata({"general.architecture": Value.string("clip")})
     with pytest.raises(BadRequest, match="asks how many heads share a key, which clip files do not say"):
         _ = facts.n_gqa
-    with pytest.raises(BadRequest, match=re.escape("llama.block_count: missing")):
-        ModelFacts.from_metadata({"general.architecture": Value.string("llama")})
+
+
+@pytest.mark.parametrize(
+    ("number", "found"),
+    [({}, "missing from the metadata"), ({"llama.block_count": Value.string("two")}, "is string")],
+)
+def test_a_missing_number_of_layers_can_be_set(number: dict[str, Value], found: str) -> None:
+    metadata = {"general.architecture": Value.string("llama"), **number}
+    way = f"llama.block_count: {found}, expected the number of layers; --override-kv llama.block_count=int:N"
+    with pytest.raises(BadRequest, match=re.escape(way)):
+        ModelFacts.from_metadata(metadata)
+    assert ModelFacts.from_metadata(metadata, has_layers=False).n_layers == 0
+    with pytest.raises(BadRequest, match=re.escape("--override-kv general.architecture=str:NAME")):
+        ModelFacts.from_metadata(number)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from gguf_tools.errors import BadOverride
 from gguf_tools.format.values import Value
 from quantize.plan.overrides import (
     find_override,
+    fit_kv_overrides,
     idle_overrides,
     parse_custom_q,
     parse_kv_override,
@@ -15,7 +16,6 @@ from quantize.plan.overrides import (
     parse_overrides,
     parse_type,
 )
-from quantize.plan.plan import Pruning
 
 
 def test_an_override_is_found_anywhere_in_a_name_in_any_case() -> None:
@@ -49,9 +49,22 @@ def test_bad_override(text: str, complaint: str) -> None:
 
 
 def test_override_file() -> None:
-    found = parse_override_file("a=Q4_0 b=Q5_0\n\n  c=F16\n")
+    found = parse_override_file("a=Q4_0 b=Q5_0\n\n  c=F16\n", "rules.txt")
     assert [o.text for o in found] == ["a=Q4_0", "b=Q5_0", "c=F16"]
-    assert parse_override_file(" \n") == ()
+    assert parse_override_file(" \n", "rules.txt") == ()
+
+
+def test_override_file_of_another_maker() -> None:
+    lines = ("\ufeff## Mix = mine", "", "  # ^a=Q4_0", r"^blk\.([0-1])\.x#y$=q5_K # 5 bits", "#a", "^b$=f32")
+    found = parse_override_file("\r\n".join(lines), "rules.txt")
+    assert [o.text for o in found] == [r"^blk\.([0-1])\.x#y$=q5_K", "^b$=f32"]
+
+
+def test_a_mistake_in_an_override_file() -> None:
+    with pytest.raises(BadOverride, match=r"^rules\.txt: line 3: 'b=Q9': 'Q9' is not a ggml type"):
+        parse_override_file("# mine\na=Q4_0\nb=Q9\n", "rules.txt")
+    with pytest.raises(BadOverride, match=r"^rules\.txt: line 1: 'file_type:': expected REGEX=TYPE"):
+        parse_override_file("file_type: Q4_K\n", "rules.txt")
 
 
 def test_parse_type() -> None:
@@ -110,19 +123,52 @@ def test_bad_kv_override(text: str, complaint: str) -> None:
     assert repr(text) in str(error.value)
 
 
+LLAMA = {"general.architecture": Value.string("llama")}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("llama.rope.freq_base=int:1000000", r"is uint32, llama\.cpp reads float32; write llama"),
+        ("llama.block_count=float:2", "write llama.block_count=int:VALUE"),
+        ("llama.block_count=str:2", "is string, llama.cpp reads uint32"),
+        ("llama.attention.head_count_kv=bool:true", "reads uint32 or array of int32 or array of uint32"),
+        ("llama.attention.causal=int:1", "write llama.attention.causal=bool:VALUE"),
+        ("llama.expert_weights_norm=int:1", "reads bool"),
+        ("llama.rope.scaling.type=int:1", "write llama.rope.scaling.type=str:VALUE"),
+        ("tokenizer.ggml.add_bos_token=int:1", "reads bool"),
+        ("tokenizer.ggml.eos_token_id=str:</s>", "reads uint32"),
+        ("tokenizer.ggml.tokens=str:a", "reads array of string; see gguf-tools set"),
+        ("general.name=int:7", "reads string"),
+        ("general.alignment=float:64", "reads uint32"),
+        ("split.count=int:2", "holds a split set together"),
+    ],
+)
+def test_a_kind_that_does_not_load_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(BadOverride, match=complaint) as error:
+        fit_kv_overrides([parse_kv_override(text)], LLAMA)
+    assert text.partition("=")[0] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("llama.rope.freq_base=float:1000000", Value.f32(1e6)),
+        ("llama.attention.head_count_kv=int:2", Value.u32(2)),
+        ("general.sampling.top_k=int:40", Value.i32(40)),
+        ("qwen2.rope.freq_base=int:1", Value.u32(1)),  # nobody reads it in a llama
+        ("own.key=str:x", Value.string("x")),
+    ],
+)
+def test_kinds_that_load(text: str, value: Value) -> None:
+    assert fit_kv_overrides([parse_kv_override(text)], LLAMA) == ((text.partition("=")[0], value),)
+
+
 def test_layers() -> None:
     assert parse_layers("7, 3,3,10") == (3, 7, 10)
     for text in ("", "1,", "-1", "1-3", "x"):
         with pytest.raises(BadOverride, match="expected layer numbers"):
             parse_layers(text)
-
-
-def test_pruning() -> None:
-    names = [f"blk.{i}.attn_q.weight" for i in range(4)]
-    pruning = Pruning.of(["output.weight", *names], (0, 2))
-    assert pruning.kept == (1, 3)
-    assert [pruning.new_name(n) for n in names] == [None, "blk.0.attn_q.weight", None, "blk.1.attn_q.weight"]
-    assert pruning.new_name("output.weight") == "output.weight"
 
 
 def test_custom_q_is_a_list_with_commas() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -58,6 +59,47 @@ def test_order_of_the_input_changes_no_type() -> None:
         other = build_plan(tensors[::-1], RECIPES[name], FACTS["v2-lite"], allow_problems=True)
         assert types(one) == types(other)
         assert [t.name for t in other.tensors] == [t.name for t in tensors[::-1]]
+
+
+MTP = ModelFacts("glm4moe", n_layers=5, n_heads=4, n_kv_heads=4, n_mtp_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "rule", "why"),
+    [
+        ({"blk.4."}, r"--tensor-type 'blk\.4\.=Q4_K'", "; layer 4 is for multi-token prediction (MTP)"),
+        ({"blk.3.", "blk.4."}, r"'blk\.(3|4)\.=Q4_K'", "; layers 3-4 are for multi-token prediction"),
+        ({"blk.2."}, r"'blk\.2\.=Q4_K'", ""),
+        ({"blk.1.attn_q", "blk.2.attn_q"}, r"'blk\.(1|2)\.attn_q\.weight$=Q4_K'", ""),
+        ({"blk.0.ffn_up", "blk.0.attn_q"}, r"'blk\.0\.(attn_q\.weight|ffn_up\.weight)$=Q4_K'", ""),
+    ],
+)
+def test_a_refusal_names_the_rule_that_helps(lacking: set[str], rule: str, why: str) -> None:
+    names = [f"blk.{i}.{part}.weight" for i in range(5) for part in ("attn_q", "attn_output", "ffn_up")]
+    tensors = [TensorInfo(name, (256, 256), BF16) for name in names]
+    known = {
+        name: Importance(np.ones((1, 256), np.float32), np.ones(1, np.float32))
+        for name in names
+        if not any(name.startswith(start) for start in lacking)
+    }
+    with pytest.raises(NeedsImportance) as needs:
+        build_plan(tensors, RECIPES["IQ2_XXS"], MTP, importances=known)
+    said = str(needs.value)
+    assert rule in said
+    assert why in said
+    assert ("MTP" in said) == bool(why)
+    rules = parse_overrides(re.findall(r"--tensor-type '([^']*)'", said), must_match=True)
+    options = PlanOptions(overrides=rules)
+    plan = build_plan(tensors, RECIPES["IQ2_XXS"], MTP, importances=known, options=options)
+    changed = {t.name for t in plan.tensors if t.target_type.name == "Q4_K"}
+    assert changed == {name for name in names if name not in known}
+
+
+def test_a_matrix_that_knows_nothing_may_be_another_model_s() -> None:
+    tensors = [TensorInfo(f"blk.{i}.attn_q.weight", (256, 256), BF16) for i in range(5)]
+    known = {"blk.9.attn_q.weight": Importance(np.ones((1, 256), np.float32), np.ones(1, np.float32))}
+    with pytest.raises(NeedsImportance, match="was the matrix made for another model"):
+        build_plan(tensors, RECIPES["IQ2_XXS"], MTP, importances=known)
 
 
 def test_visits_are_counted_in_the_order_given_when_asked() -> None:

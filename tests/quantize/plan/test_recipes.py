@@ -7,10 +7,14 @@ import pytest
 
 from gguf_cli.quantize import recipe_lines
 from gguf_tools.errors import BadRequest
-from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.ggml_types import F16, by_name
+from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import CODECS
 from quantize.plan.fallback import fit
+from quantize.plan.ik_recipes import IK_RECIPES
+from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import parse_override
+from quantize.plan.plan import build_plan
 from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
 from tests.quantize.plan.recorded_plans import recorded
 
@@ -95,12 +99,20 @@ def test_a_named_type_takes_the_place_of_the_tables() -> None:
 
 
 def test_help_says_which_file_types_need_importances() -> None:
+    """As a plan of an ordinary model without any shows it."""
     lines = "\n".join(recipe_lines())
     named = set(re.findall(r"^  (\w+) +\d+  .*needs --imatrix", lines, re.MULTILINE))
-    for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_S", "IQ3_XXS", "Q2_K_S"):
-        assert name in named
-    for recipe in (RECIPES[name] for name in named & set(RECIPES)):
-        assert recipe.default in recipe.need_importances
+    parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    names = [f"blk.{i}.{part}.weight" for i in range(8) for part in parts]
+    tensors = [TensorInfo(name, (256, 256), F16) for name in ("token_embd.weight", "output.weight", *names)]
+    facts = ModelFacts("llama", n_layers=8, n_heads=8, n_kv_heads=8)
+    refused = {
+        name
+        for name, recipe in (RECIPES | IK_RECIPES).items()
+        if build_plan(tensors, recipe, facts, allow_problems=True).problems
+    }
+    assert named == refused
+    assert {"IQ2_XXS", "IQ3_XS", "Q2_K_S"} <= named
 
 
 def test_the_page_says_what_types_do_with_importances() -> None:
