@@ -119,7 +119,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     rotations = raw.get("rope_parameters") or {}
     full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
     theta = full.get("rope_theta", 1e6)
-    ConfigReader(raw, path).fixed("rope_theta", theta, f"as in rope_parameters.{FULL}")
+    stated = ConfigReader(raw, path)
+    stated.fixed("rope_theta", theta, f"as in rope_parameters.{FULL}")
     rotation = {"rope_parameters": None, "rope_scaling": None, "rope_theta": theta}
     read = with_defaults(merged(raw, rotation), path, states_sizes=False)
     read.fixed("attention_bias", False, "llama.cpp's gemma4 has none")
@@ -133,9 +134,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     in_local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
     windows = windows_of(read, n_layers, lambda layer: layer + 1 < n_layers and (layer + 1) % 6 > 0)
     full_layers = [layer for layer in range(n_layers) if layer not in windows]
-    global_dim, global_kv, states_kv = _global_sizes(
-        read, ConfigReader(raw, path), fields["num_key_value_heads"], full_layers
-    )
+    global_dim, global_kv, states_kv = _global_sizes(stated, fields["num_key_value_heads"], full_layers)
     share = in_full.number("partial_rotary_factor", 0.25)
     if global_dim % 2 or not 0 < share <= 1 or fields["num_attention_heads"] % global_kv:
         raise read.bad("global_head_dim", "an even number, whose heads share keys, and a part is rotated")
@@ -174,13 +173,11 @@ def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
 
 
 def _global_sizes(
-    read: ConfigReader, stated: ConfigReader, kv_heads: int, full_layers: Collection[int]
+    read: ConfigReader, kv_heads: int, full_layers: Collection[int]
 ) -> tuple[int, int, bool]:
     """Return columns and number of the heads of full layers' keys, and whether config.json says the latter.
 
     transformers 5 has both in per_layer_config, by layer, and reads nothing else where that is there.
-
-    read, stated  config.json, with transformers' defaults and as it stands
     """
     sizes = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
     by_layer = read.raw.get("per_layer_config")
@@ -196,7 +193,7 @@ def _global_sizes(
     inside = ConfigReader(each, read.path, prefix="per_layer_config.*.")
     for key, other in sizes.items():
         if key in each:
-            stated.fixed(other, each[key], "as in per_layer_config")
+            read.fixed(other, each[key], "as in per_layer_config")
     has_heads = "num_key_value_heads" in each
     return inside.size("head_dim"), inside.size("num_key_value_heads", kv_heads), has_heads
 
