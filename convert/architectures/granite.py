@@ -97,13 +97,13 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
 
 
 def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
-    width = read.size("shared_intermediate_size", 1024)
-    config = replace(config, is_hybrid=True, shared_expert_intermediate_size=width)
+    width = read.size("shared_intermediate_size")
+    config = replace(config, is_hybrid=True)
     if not config.num_experts:  # the shared block is the only one
         config = replace(config, intermediate_size=width)
     n_layers = config.num_hidden_layers
     names = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
-    kinds = read.raw.get("layer_types") or ["mamba"] * n_layers
+    kinds = _stated_kinds(read.raw) or ["mamba"] * n_layers
     if not isinstance(kinds, list) or len(kinds) != n_layers or not {*map(str, kinds)} <= {*names}:
         raise read.bad("layer_types", f"'mamba' or 'attention' for each of the {n_layers} layers")
     expand, n_heads = read.size("mamba_expand", 2), read.size("mamba_n_heads", 128)
@@ -131,6 +131,11 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
         mamba_d_state=read.size("mamba_d_state", 256),
         mamba_d_conv=read.size("mamba_d_conv", 4),
     )
+
+
+def _stated_kinds(raw: Mapping[str, Any]) -> Any:
+    """Return the kinds of layers, which config.json may have under two names."""
+    return raw.get("layer_types") or raw.get("layers_block_type")
 
 
 def _attending(config: GraniteConfig, options: Any) -> list[int]:
@@ -239,8 +244,8 @@ def choose(config: Mapping[str, Any]) -> Architecture:
     if name != HYBRID:
         gguf_name = "granite" if name == "GraniteForCausalLM" else "granitemoe"
         return replace(ARCHITECTURE, gguf_name=gguf_name)
-    has_mamba = {*map(str, config.get("layer_types") or ["mamba"])} & {"mamba", "linear_attention"}
-    of_attention = "granitemoe" if config.get("num_experts_per_tok") else "granite"
+    has_mamba = {*map(str, _stated_kinds(config) or ["mamba"])} & {"mamba", "linear_attention"}
+    of_attention = "granitemoe" if config.get("num_experts_per_tok", 2) else "granite"
     return replace(ARCHITECTURE, gguf_name="granitehybrid" if has_mamba else of_attention, quirks=NO_QUIRKS)
 
 
