@@ -116,8 +116,7 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
         read.fixed("mamba_expand", 2, "llama.cpp's granitehybrid has no other")
         read.fixed("mamba_conv_bias", True, "llama.cpp's granitehybrid has it")
         refuse_limits(read)
-        attending = [layer for layer in range(n_layers) if layer not in mamba]
-        refuse_one_kind(read, "layer_types", mamba, attending)
+        refuse_one_kind(read, "layer_types", len(mamba), n_layers - len(mamba))
     if (read.raw.get("position_embedding_type") == "rope") != (not mamba):
         expected = "no 'rope' beside Mamba 2" if mamba else "'rope' without Mamba 2"
         raise read.bad("position_embedding_type", f"{expected} in layer_types: llama.cpp has no other")

@@ -106,13 +106,13 @@ def refuse_limits(read: ConfigReader) -> None:
         raise read.bad("time_step_limit", "none: llama.cpp has no limit")
 
 
-def refuse_one_kind(read: ConfigReader, key: str, mamba: Sequence[int], attending: Sequence[int]) -> None:
+def refuse_one_kind(read: ConfigReader, key: str, n_mamba: int, n_attending: int) -> None:
     """Raise UnsupportedCheckpoint for layers without a Mamba 2, or without attention.
 
-    key         of config.json, which has the kinds of layers
+    key  of config.json, which has the kinds of layers
     """
-    for kind, layers in (("Mamba 2", mamba), ("attention", attending)):
-        if not layers:
+    for kind, count in (("Mamba 2", n_mamba), ("attention", n_attending)):
+        if not count:
             raise UnsupportedCheckpoint(
                 f"{read.path}: {key} has no layer of {kind}, expected both kinds:"
                 " llama.cpp ends at an assertion where a model of this family lacks one"

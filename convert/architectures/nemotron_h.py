@@ -107,7 +107,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     ):  # fmt: skip
         read.fixed(key, value, why)
     refuse_limits(read)
-    refuse_one_kind(read, "layers_block_type", *(_layers_of(kinds, kind) for kind in (MAMBA, ATTENTION)))
+    refuse_one_kind(read, "layers_block_type", kinds.count(MAMBA), kinds.count(ATTENTION))
     n_heads, n_groups = read.size("mamba_num_heads", 128), read.size("n_groups", 8)
     if n_heads % n_groups:
         raise read.bad("n_groups", f"a divisor of mamba_num_heads ({n_heads})")
