@@ -27,10 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.config_fields.judge import SILENT, Judge
-from tests.support.config_fields.llama import Llama
-from tests.support.config_fields.models import BASES, round_gelu
-from tests.support.config_fields.mutations import mutations
+from tests.end_to_end.config_fields.judge import SILENT, Judge
+from tests.end_to_end.config_fields.llama import Llama
+from tests.end_to_end.config_fields.models import BASES, round_gelu
+from tests.end_to_end.config_fields.mutations import mutations
 
 Row = dict[str, Any]
 

@@ -132,7 +132,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     in_full.fixed("rope_type", "proportional", "llama.cpp has no other for full layers")
     in_local = ConfigReader(local, path, f"rope_parameters.{SLIDING}.")
     in_local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    windows = windows_of(read, n_layers, lambda layer: layer + 1 < n_layers and (layer + 1) % 6 > 0)
+    windows = windows_of(read, n_layers, lambda layer: (layer + 1) % 6 > 0)
+    windows = tuple(layer for layer in windows if layer + 1 < n_layers)  # the last layer is a full one
     full_layers = [layer for layer in range(n_layers) if layer not in windows]
     global_dim, global_kv, states_kv = _global_sizes(stated, fields["num_key_value_heads"], full_layers)
     share = in_full.number("partial_rotary_factor", 0.25)
@@ -181,7 +182,7 @@ def _global_sizes(
     """
     sizes = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
     by_layer = read.raw.get("per_layer_config")
-    if by_layer is None:
+    if "per_layer_config" not in read.raw:
         heads = read.size_or_null(sizes["num_key_value_heads"], None)
         used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
         return read.size(sizes["head_dim"], 512), used, heads is not None

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tests.support.config_fields.models import Base, model_class
+from tests.end_to_end.config_fields.models import Base, model_class
 
 Path = tuple[str, ...]
 
