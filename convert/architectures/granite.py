@@ -20,6 +20,7 @@ from convert.architectures.decoder.config import (
     decoder_fields,
     expert_fields,
     fix_head_dim,
+    refuse_one_kind,
     with_defaults,
 )
 from convert.architectures.decoder.family import LLAMA3, decoder
@@ -43,7 +44,6 @@ from convert.architectures.mamba2 import (
     mamba_rules,
     read_mamba_sizes,
     refuse_limits,
-    refuse_one_kind,
 )
 from convert.architectures.rules import Output, Rule, Where
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
@@ -116,7 +116,7 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
         read.fixed("mamba_expand", 2, "llama.cpp's granitehybrid has no other")
         read.fixed("mamba_conv_bias", True, "llama.cpp's granitehybrid has it")
         refuse_limits(read)
-        refuse_one_kind(read, "layer_types", len(mamba), n_layers - len(mamba))
+        refuse_one_kind(read, "layer_types", {"Mamba 2": len(mamba), "attention": n_layers - len(mamba)})
     if (read.raw.get("position_embedding_type") == "rope") != (not mamba):
         expected = "no 'rope' beside Mamba 2" if mamba else "'rope' without Mamba 2"
         raise read.bad("position_embedding_type", f"{expected} in layer_types: llama.cpp has no other")

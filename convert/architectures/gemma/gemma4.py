@@ -67,7 +67,6 @@ class Gemma4Config(DecoderConfig):
     num_kv_shared_layers  last layers that attend to keys and values of the last one before them of their kind
     use_double_wide_mlp whether these have blocks of twice the width
     hidden_size_per_layer_input  columns of the embedding that each layer adds; 0 for none
-    vocab_size_per_layer_input   rows of its table
     final_logit_softcapping      the size that logits can't reach; None for no bound
     suppress_tokens     that are never generated; None where nothing says so
     """
@@ -80,7 +79,6 @@ class Gemma4Config(DecoderConfig):
     num_kv_shared_layers: int = 0
     use_double_wide_mlp: bool = False
     hidden_size_per_layer_input: int = 0
-    vocab_size_per_layer_input: int = 0
     final_logit_softcapping: float | None = None
     suppress_tokens: tuple[int, ...] | None = None
 
@@ -135,7 +133,14 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     windows = windows_of(read, n_layers, lambda layer: (layer + 1) % 6 > 0)
     windows = tuple(layer for layer in windows if layer + 1 < n_layers)  # the last layer is a full one
     full_layers = [layer for layer in range(n_layers) if layer not in windows]
+    n_shared = read.size("num_kv_shared_layers", 0, least=0, most=n_layers - 1)
+    if n_shared and not _shares_last_keys(windows, n_layers, n_layers - n_shared):
+        expected = "as many as leave a full layer last, and one with a window before it"
+        raise read.bad("num_kv_shared_layers", f"{expected}: llama.cpp's gemma4 takes their keys")
     global_dim, global_kv, states_kv = _global_sizes(stated, fields["num_key_value_heads"], full_layers)
+    layer_cols = read.size("hidden_size_per_layer_input", 0, least=0)
+    if layer_cols:
+        read.fixed("vocab_size_per_layer_input", fields["vocab_size"], "llama.cpp has vocab_size rows")
     share = in_full.number("partial_rotary_factor", 0.25)
     if global_dim % 2 or not 0 < share <= 1 or fields["num_attention_heads"] % global_kv:
         raise read.bad("global_head_dim", "an even number, whose heads share keys, and a part is rotated")
@@ -152,13 +157,17 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
         states_global_kv=states_kv,
         rotated_share=share,
         attention_k_eq_v=read.flag("attention_k_eq_v", False),
-        num_kv_shared_layers=read.size("num_kv_shared_layers", 0, least=0, most=n_layers - 1),
+        num_kv_shared_layers=n_shared,
         use_double_wide_mlp=read.flag("use_double_wide_mlp", False),
-        hidden_size_per_layer_input=read.size("hidden_size_per_layer_input", 0, least=0),
-        vocab_size_per_layer_input=read.size("vocab_size_per_layer_input", 262144),
+        hidden_size_per_layer_input=layer_cols,
         final_logit_softcapping=read.number_or_null("final_logit_softcapping"),
         suppress_tokens=_suppressed(read, path),
     )
+
+
+def _shares_last_keys(windows: Collection[int], n_layers: int, n_own: int) -> bool:
+    """Return whether the last layers of each kind with keys of their own are the last two of all such."""
+    return n_own - 1 not in windows and (n_own - 2 in windows or not {*range(n_own, n_layers)} & {*windows})
 
 
 def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
@@ -296,7 +305,7 @@ def _layer_embeddings() -> tuple[Rule, ...]:
     added = layers_if("hidden_size_per_layer_input")
     return (
         one(_has_embeddings, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
-            "vocab_size_per_layer_input all_layers_input"),
+            "vocab_size all_layers_input"),
         one(_has_embeddings, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
             "all_layers_input hidden_size"),
         one(_has_embeddings, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",
