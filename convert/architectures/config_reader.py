@@ -118,10 +118,10 @@ class ConfigReader:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self.raw.get(key)
+        """Return true or false; null is false, as where transformers asks whether it is true."""
+        value = self.raw.get(key, default)
         if value is None:
-            return default
+            return False
         if not isinstance(value, bool):
             raise self.bad(key, "true or false")
         return value

@@ -20,6 +20,7 @@ from convert.architectures.decoder.config import (
     decoder_fields,
     expert_fields,
     fix_head_dim,
+    refuse_one_kind,
     with_defaults,
 )
 from convert.architectures.decoder.family import LLAMA3, decoder
@@ -44,7 +45,6 @@ from convert.architectures.mamba2 import (
     mamba_rules,
     read_mamba_sizes,
     refuse_limits,
-    refuse_one_kind,
 )
 from convert.architectures.rules import Output, Rule, Where
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
@@ -98,13 +98,13 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> GraniteConfig:
 
 
 def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
-    width = read.size("shared_intermediate_size", 1024)
-    config = replace(config, is_hybrid=True, shared_expert_intermediate_size=width)
+    width = read.size("shared_intermediate_size")
+    config = replace(config, is_hybrid=True)
     if not config.num_experts:  # the shared block is the only one
         config = replace(config, intermediate_size=width)
     n_layers = config.num_hidden_layers
     names = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
-    kinds = read.raw.get("layer_types") or ["mamba"] * n_layers
+    kinds = _stated_kinds(read.raw) or ["mamba"] * n_layers
     if not isinstance(kinds, list) or len(kinds) != n_layers or not {*map(str, kinds)} <= {*names}:
         raise read.bad("layer_types", f"'mamba' or 'attention' for each of the {n_layers} layers")
     expand, n_heads = read.size("mamba_expand", 2), read.size("mamba_n_heads", 128)
@@ -117,8 +117,7 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
         read.fixed("mamba_expand", 2, "llama.cpp's granitehybrid has no other")
         read.fixed("mamba_conv_bias", True, "llama.cpp's granitehybrid has it")
         refuse_limits(read)
-        attending = [layer for layer in range(n_layers) if layer not in mamba]
-        refuse_one_kind(read, "layer_types", mamba, attending)
+        refuse_one_kind(read, "layer_types", {"Mamba 2": len(mamba), "attention": n_layers - len(mamba)})
     if (read.raw.get("position_embedding_type") == "rope") != (not mamba):
         expected = "no 'rope' beside Mamba 2" if mamba else "'rope' without Mamba 2"
         raise read.bad("position_embedding_type", f"{expected} in layer_types: llama.cpp has no other")
@@ -132,6 +131,11 @@ def _with_mamba(config: GraniteConfig, read: ConfigReader) -> GraniteConfig:
         mamba_d_state=read.size("mamba_d_state", 256),
         mamba_d_conv=read.size("mamba_d_conv", 4),
     )
+
+
+def _stated_kinds(raw: Mapping[str, Any]) -> Any:
+    """Return the kinds of layers, which config.json may have under two names."""
+    return raw.get("layer_types") or raw.get("layers_block_type")
 
 
 def _attending(config: GraniteConfig, options: Any) -> list[int]:
@@ -268,8 +272,8 @@ def choose(config: Mapping[str, Any]) -> Architecture:
     if name != HYBRID:
         gguf_name = "granite" if name == "GraniteForCausalLM" else "granitemoe"
         return replace(ARCHITECTURE, gguf_name=gguf_name)
-    has_mamba = {*map(str, config.get("layer_types") or ["mamba"])} & {"mamba", "linear_attention"}
-    of_attention = "granitemoe" if config.get("num_experts_per_tok") else "granite"
+    has_mamba = {*map(str, _stated_kinds(config) or ["mamba"])} & {"mamba", "linear_attention"}
+    of_attention = "granitemoe" if config.get("num_experts_per_tok", 2) else "granite"
     return replace(ARCHITECTURE, gguf_name="granitehybrid" if has_mamba else of_attention, quirks=NO_QUIRKS)
 
 

@@ -19,7 +19,7 @@ from convert.architectures.decoder.rules import one
 from convert.architectures.delta_net.arrange import negative_power, squeezed
 from convert.architectures.rules import OutputTensor, Renamed, Rule, renamed
 from convert.weights.base import Weight
-from gguf_tools.errors import FormatError, UnsupportedCheckpoint
+from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.hparams import HParams
@@ -104,19 +104,6 @@ def refuse_limits(read: ConfigReader) -> None:
     limit = read.raw.get("time_step_limit")
     if limit is not None and limit not in _NO_LIMITS:
         raise read.bad("time_step_limit", "none: llama.cpp has no limit")
-
-
-def refuse_one_kind(read: ConfigReader, key: str, mamba: Sequence[int], attending: Sequence[int]) -> None:
-    """Raise UnsupportedCheckpoint for layers without a Mamba 2, or without attention.
-
-    key         of config.json, which has the kinds of layers
-    """
-    for kind, layers in (("Mamba 2", mamba), ("attention", attending)):
-        if not layers:
-            raise UnsupportedCheckpoint(
-                f"{read.path}: {key} has no layer of {kind}, expected both kinds:"
-                " llama.cpp ends at an assertion where a model of this family lacks one"
-            )
 
 
 def mamba_rules(prefix: str) -> tuple[Rule, ...]:

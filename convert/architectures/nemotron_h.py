@@ -17,7 +17,13 @@ from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
-from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    refuse_one_kind,
+    with_defaults,
+)
 from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.metadata import (
     COMMON,
@@ -50,7 +56,6 @@ from convert.architectures.mamba2 import (
     mamba_rules,
     read_mamba_sizes,
     refuse_limits,
-    refuse_one_kind,
 )
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
@@ -107,7 +112,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     ):  # fmt: skip
         read.fixed(key, value, why)
     refuse_limits(read)
-    refuse_one_kind(read, "layers_block_type", *(_layers_of(kinds, kind) for kind in (MAMBA, ATTENTION)))
+    counts = {"Mamba 2": kinds.count(MAMBA), "attention": kinds.count(ATTENTION)}
+    refuse_one_kind(read, "layers_block_type", counts)
     n_heads, n_groups = read.size("mamba_num_heads", 128), read.size("n_groups", 8)
     if n_heads % n_groups:
         raise read.bad("n_groups", f"a divisor of mamba_num_heads ({n_heads})")

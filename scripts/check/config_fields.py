@@ -27,10 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.config_fields.judge import SILENT, Judge
-from tests.support.config_fields.llama import Llama
-from tests.support.config_fields.models import BASES, round_gelu
-from tests.support.config_fields.mutations import mutations
+from tests.end_to_end.config_fields.judge import SILENT, Judge
+from tests.end_to_end.config_fields.llama import Llama
+from tests.end_to_end.config_fields.models import BASES, round_gelu
+from tests.end_to_end.config_fields.mutations import mutations
 
 Row = dict[str, Any]
 
@@ -92,10 +92,10 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--family", default="", help="a regular expression of bases or classes")
     parser.add_argument("--field", default="", help="fields with this in their names")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="mutations of each base; 0 for all")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="mutations of each base, 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="OUT", help="where all rows go, as they come")
@@ -115,7 +115,8 @@ def main() -> int:
     print("\n".join(table(rows)))
     silent = sorted(line_of(row) for row in rows if row["kind"] == SILENT)
     print("\n".join(silent))
-    print(f"{len(rows)} mutations of {len(names)} models in {time.monotonic() - began:.0f} s: {len(silent)} silent")
+    seconds = time.monotonic() - began
+    print(f"{len(rows)} mutations of {len(names)} models in {seconds:.0f} s: {len(silent)} silent")
     return bool(silent)
 
 

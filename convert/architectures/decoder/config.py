@@ -14,6 +14,7 @@ from typing import Any
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.rope import RopeConfig, read_rope
 from convert.architectures.fields import known_fields, merged
+from gguf_tools.errors import UnsupportedCheckpoint
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Spellings of the number of routed experts."""
@@ -231,6 +232,20 @@ def windows_of(read: ConfigReader, n_layers: int, default: Callable[[int], bool]
     if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {SLIDING, FULL}:
         raise read.bad("layer_types", f"{SLIDING!r} or {FULL!r} for each of the {n_layers} layers")
     return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
+
+
+def refuse_one_kind(read: ConfigReader, key: str, counts: Mapping[str, int]) -> None:
+    """Raise UnsupportedCheckpoint for a hybrid without layers of one kind: llama.cpp ends at an assertion.
+
+    key     of config.json, which has the kinds of layers
+    counts  kind -> number of its layers
+    """
+    for kind, count in counts.items():
+        if not count:
+            raise UnsupportedCheckpoint(
+                f"{read.path}: {key} has no layer of {kind}, expected layers of {' and of '.join(counts)}:"
+                " llama.cpp's memory for such models needs both"
+            )
 
 
 def rotations_by_kind(

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
-from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    refuse_one_kind,
+    with_defaults,
+)
 
 LINEAR, FULL = "linear_attention", "full_attention"
 """Values of layer_types."""
@@ -89,12 +95,15 @@ def read_delta_net(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
     if value_heads % key_heads:
         raise read.bad("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
     key_dim = read.size("linear_key_head_dim", 128)
-    read.fixed("linear_value_head_dim", key_dim, "llama.cpp has keys and values of one size")
-    interval = read.size("full_attention_interval", 4)
+    why = "llama.cpp has keys and values of one size, here linear_key_head_dim"
+    read.fixed("linear_value_head_dim", key_dim, why)
+    interval, n_layers = read.size("full_attention_interval", 4), fields["num_hidden_layers"]
+    linear = _linear_layers(read, n_layers, interval)
+    refuse_one_kind(read, "layer_types", {LINEAR: len(linear), FULL: n_layers - len(linear)})
     return DeltaNetConfig(
         **fields,
         qk_norm=True,
-        linear_layers=_linear_layers(read, fields["num_hidden_layers"], interval),
+        linear_layers=linear,
         full_attention_interval=interval,
         linear_num_key_heads=key_heads,
         linear_num_value_heads=value_heads,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture
-from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.rules import INV_FREQ, check_mtp, keep_mtp_of, n_mtp_layers
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.delta_net.metadata import METADATA
@@ -36,8 +36,22 @@ def family(
         check=check_mtp,
         resolve_options=partial(keep_mtp_of, MTP_PROJECTION),
         drops=_drops,
+        notes=lambda config, options: (*decoder_notes(config), *_norm_notes(config)),
         forced_type=float32_kernels,
         **differences,
+    )
+
+
+_EPS = 1e-6
+"""What transformers adds before a delta net's queries and keys are divided by their lengths (l2norm)."""
+
+
+def _norm_notes(config: DeltaNetConfig) -> tuple[str, ...]:
+    if config.rms_norm_eps == _EPS:
+        return ()
+    return (
+        f"rms_norm_eps is {config.rms_norm_eps:g}: llama.cpp adds it to lengths of queries and keys of delta"
+        f" nets, too, where the original adds {_EPS:g}",
     )
 
 

@@ -68,7 +68,6 @@ class Gemma4Config(DecoderConfig):
     num_kv_shared_layers  last layers that attend to keys and values of the last one before them of their kind
     use_double_wide_mlp whether these have blocks of twice the width
     hidden_size_per_layer_input  columns of the embedding that each layer adds; 0 for none
-    vocab_size_per_layer_input   rows of its table
     final_logit_softcapping      the size that logits can't reach; None for no bound
     suppress_tokens     that are never generated; None where nothing says so
     """
@@ -81,7 +80,6 @@ class Gemma4Config(DecoderConfig):
     num_kv_shared_layers: int = 0
     use_double_wide_mlp: bool = False
     hidden_size_per_layer_input: int = 0
-    vocab_size_per_layer_input: int = 0
     final_logit_softcapping: float | None = None
     suppress_tokens: tuple[int, ...] | None = None
 
@@ -120,7 +118,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     rotations = raw.get("rope_parameters") or {}
     full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
     theta = full.get("rope_theta", 1e6)
-    ConfigReader(raw, path).fixed("rope_theta", theta, f"as in rope_parameters.{FULL}")
+    stated = ConfigReader(raw, path)
+    stated.fixed("rope_theta", theta, f"as in rope_parameters.{FULL}")
     rotation = {"rope_parameters": None, "rope_scaling": None, "rope_theta": theta}
     read = with_defaults(merged(raw, rotation), path, states_sizes=False)
     read.fixed("attention_bias", False, "llama.cpp's gemma4 has none")
@@ -132,11 +131,17 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     in_full.fixed("rope_type", "proportional", "llama.cpp has no other for full layers")
     in_local = ConfigReader(local, path, f"rope_parameters.{SLIDING}.")
     in_local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    windows = windows_of(read, n_layers, lambda layer: layer + 1 < n_layers and (layer + 1) % 6 > 0)
+    windows = windows_of(read, n_layers, lambda layer: (layer + 1) % 6 > 0)
+    windows = tuple(layer for layer in windows if layer + 1 < n_layers)  # the last layer is a full one
     full_layers = [layer for layer in range(n_layers) if layer not in windows]
-    global_dim, global_kv, states_kv = _global_sizes(
-        read, ConfigReader(raw, path), fields["num_key_value_heads"], full_layers
-    )
+    n_shared = read.size("num_kv_shared_layers", 0, least=0, most=n_layers - 1)
+    if n_shared and not _shares_last_keys(windows, n_layers, n_layers - n_shared):
+        expected = "as many as leave a full layer last, and one with a window before it"
+        raise read.bad("num_kv_shared_layers", f"{expected}: llama.cpp's gemma4 takes their keys")
+    global_dim, global_kv, states_kv = _global_sizes(stated, fields["num_key_value_heads"], full_layers)
+    layer_cols = read.size("hidden_size_per_layer_input", 0, least=0)
+    if layer_cols:
+        read.fixed("vocab_size_per_layer_input", fields["vocab_size"], "llama.cpp has vocab_size rows")
     share = in_full.number("partial_rotary_factor", 0.25)
     if global_dim % 2 or not 0 < share <= 1 or fields["num_attention_heads"] % global_kv:
         raise read.bad("global_head_dim", "an even number, whose heads share keys, and a part is rotated")
@@ -153,13 +158,17 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
         states_global_kv=states_kv,
         rotated_share=share,
         attention_k_eq_v=read.flag("attention_k_eq_v", False),
-        num_kv_shared_layers=read.size("num_kv_shared_layers", 0, least=0, most=n_layers - 1),
+        num_kv_shared_layers=n_shared,
         use_double_wide_mlp=read.flag("use_double_wide_mlp", False),
-        hidden_size_per_layer_input=read.size("hidden_size_per_layer_input", 0, least=0),
-        vocab_size_per_layer_input=read.size("vocab_size_per_layer_input", 262144),
+        hidden_size_per_layer_input=layer_cols,
         final_logit_softcapping=read.number_or_null("final_logit_softcapping"),
         suppress_tokens=_suppressed(read, path),
     )
+
+
+def _shares_last_keys(windows: Collection[int], n_layers: int, n_own: int) -> bool:
+    """Return whether the last layers of each kind with keys of their own are the last two of all such."""
+    return n_own - 1 not in windows and (n_own - 2 in windows or not {*range(n_own, n_layers)} & {*windows})
 
 
 def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
@@ -175,17 +184,15 @@ def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
 
 
 def _global_sizes(
-    read: ConfigReader, stated: ConfigReader, kv_heads: int, full_layers: Collection[int]
+    read: ConfigReader, kv_heads: int, full_layers: Collection[int]
 ) -> tuple[int, int, bool]:
     """Return columns and number of the heads of full layers' keys, and whether config.json says the latter.
 
     transformers 5 has both in per_layer_config, by layer, and reads nothing else where that is there.
-
-    read, stated  config.json, with transformers' defaults and as it stands
     """
     sizes = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
     by_layer = read.raw.get("per_layer_config")
-    if by_layer is None:
+    if "per_layer_config" not in read.raw:
         heads = read.size_or_null(sizes["num_key_value_heads"], None)
         used = heads if heads is not None and read.flag("attention_k_eq_v", False) else kv_heads
         return read.size(sizes["head_dim"], 512), used, heads is not None
@@ -197,7 +204,7 @@ def _global_sizes(
     inside = ConfigReader(each, read.path, prefix="per_layer_config.*.")
     for key, other in sizes.items():
         if key in each:
-            stated.fixed(other, each[key], "as in per_layer_config")
+            read.fixed(other, each[key], "as in per_layer_config")
     has_heads = "num_key_value_heads" in each
     return inside.size("head_dim"), inside.size("num_key_value_heads", kv_heads), has_heads
 
@@ -306,7 +313,7 @@ def _layer_embeddings() -> tuple[Rule, ...]:
     added = layers_if("hidden_size_per_layer_input")
     return (
         one(_has_embeddings, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
-            "vocab_size_per_layer_input all_layers_input"),
+            "vocab_size all_layers_input"),
         one(_has_embeddings, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
             "all_layers_input hidden_size"),
         one(_has_embeddings, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",

@@ -1,6 +1,6 @@
 """A small model of each family, whose weights follow from their names and shapes alone.
 
-So a model of a changed configuration has the same weights, as far as it has weights of the same name and shape.
+So a model of a changed configuration has the same weights, as far as names and shapes are the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _LATENT: dict[str, Any] = {
 }  # fmt: skip
 _INDEXED: dict[str, Any] = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64, "index_topk": 32}
 _V4: dict[str, Any] = {
-    **{key: value for key, value in SIZES.items() if key != "intermediate_size"}, **_EXPERTS, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
+    **{key: value for key, value in SIZES.items() if key != "intermediate_size"}, **_EXPERTS,
+    "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
     "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "index_head_dim": 64,
     "index_topk": 512, "sliding_window": 128, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
     "num_nextn_predict_layers": 0, "compress_ratios": [0, 0, 4, 128], "num_hash_layers": 1,

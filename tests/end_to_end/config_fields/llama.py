@@ -55,7 +55,7 @@ class Llama:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
-        return next((line.rpartition("/")[2] for line in lines[::-1] if "ASSERT" in line or "abort" in line), "")
+        return next((line.rpartition("/")[2] for line in lines[::-1] if "ASSERT" in line), "")
 
 
 def serve(pipe: Connection, log: Path) -> None:

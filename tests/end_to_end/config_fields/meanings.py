@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 _MEANINGS: Mapping[str, str] = {
     r"hidden_act|hidden_activation|mlp_hidden_act|mamba_hidden_act": r"activation|silu|gelu|relu",
     r".*bias": r"bias",
-    r"sliding_window|use_sliding_window|max_window_layers|sliding_window_pattern": r"window|sliding|last \d+ positions",
-    r"layer_types|layers_block_type|hybrid_override_pattern": r"layer_types|window|sliding|layers|last \d+ positions",
+    r".*sliding_window.*|max_window_layers": r"window|sliding|last \d+ positions",
+    r"layer_types|layers_block_type|hybrid_override_pattern": r"window|sliding|layers|last \d+ positions",
+    r"num_experts|num_local_experts|n_routed_experts": r"experts|block_sparse_moe",
     r"tie_word_embeddings": r"tied|lm_head|output\.weight",
     r"rope_.*|original_max_position_embeddings|factor|attention_factor|beta_.*|mscale.*|truncate|.*_factor":
         r"rope|yarn|rotat|longrope",
