@@ -154,7 +154,8 @@ def _add_tokens_of_config(library: Any, files: TokenizerFiles) -> Iterator[str]:
 
 def unused_added_tokens(files: TokenizerFiles, text_of: Mapping[int, str]) -> Iterator[str]:
     """Yield a note where added_tokens.json, which counts beside a tokenizer.model alone, has other tokens."""
-    lost = [text for text, token_id in files.added_tokens.items() if text_of.get(token_id) != text]
+    id_of = {text: token_id for token_id, text in text_of.items()}
+    lost = [text for text, token_id in files.added_tokens.items() if id_of.get(text) != token_id]
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         has = f"token {quoted(lost[0])}{more} is not in {files.json_path.name} under its id"

@@ -151,7 +151,8 @@ def is_sentencepiece_bpe(tokenizer_json: Mapping[str, Any]) -> bool:
     model = tokenizer_json.get("model")
     if not isinstance(model, Mapping) or model.get("type") != "BPE" or not model.get("byte_fallback"):
         return False
-    return any(_BYTE.fullmatch(text) for text in model.get("vocab") or ())
+    vocab = model.get("vocab")
+    return isinstance(vocab, Mapping) and any(map(_BYTE.fullmatch, vocab))
 
 
 def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:

@@ -79,6 +79,7 @@ BAD_FILES: dict[str, tuple[Any, str]] = {
     "an array": ([], r"tokenizer\.json: holds list, expected a JSON object"),
     "unigram": (with_model(type="Unigram"), r"model is Unigram, expected a byte-level BPE"),
     "SentencePiece": (with_model(byte_fallback=True), r"model is BPE with byte_fallback, expected"),
+    "a vocabulary that is a number": (with_model(byte_fallback=True, vocab=3), "expected a byte-level BPE"),
     "not the library's form": (with_model(vocab=[]), r"the tokenizers library can't read it"),
     "a pre-tokenizer that is a list": (small(pre_tokenizer=[]), r"the tokenizers library can't read it"),
     "same id twice": (
@@ -141,7 +142,7 @@ def test_added_tokens_that_are_not_used(tmp_path: Path) -> None:
     """transformers reads added_tokens.json where there is no tokenizer.json."""
     put(tmp_path, tokenizer_json=small(), added_tokens_json={"<s>": 6, "</s>": 7})
     assert not [note for note in read(tmp_path).notes if "added_tokens.json" in note]
-    put(tmp_path, added_tokens_json={"<s>": 6, "</s>": 6, "<x>": 8})
+    put(tmp_path, added_tokens_json={"<s>": 6, "</s>": [], "<x>": 8})
     assert [note for note in read(tmp_path).notes if "added_tokens.json" in note] == [
         "added_tokens.json: token '</s>' and 1 more is not in tokenizer.json under its id: left out"
     ]
