@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from convert.tokenizer.files import TokenizerFiles, library_errors
+from gguf_tools.findings import listed
 from gguf_tools.text import quoted
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -96,6 +97,5 @@ def _places(library: Any, text: str, token_id: int) -> list[tuple[int, int]]:
 
 def _phrase(attribute: str, texts: list[str]) -> str:
     does, example = _EXAMPLES[attribute]
-    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-    which = f"{attribute} of {quoted(texts[0])}{more} is not carried over: llama.cpp"
-    return f"{which} {does} {quoted(example.format(texts[0]))}"
+    which = f"{attribute} of {listed(texts, 1)} is not carried over"
+    return f"{which}: llama.cpp {does} {quoted(example.format(texts[0]))}"

@@ -14,7 +14,8 @@ from convert.tokenizer.files import library_errors
 from convert.tokenizer.pipeline_notes import changed_by
 from convert.tokenizer.sentencepiece_model import Kind, Normalizer, SentencePieceModel
 from convert.tokenizer.vocab import TokenType, Vocab
-from gguf_tools.text import printable, quoted
+from gguf_tools.findings import listed
+from gguf_tools.text import printable
 
 MAX_TRIED, MAX_TRIED_CHARS = 4096, 32
 """Number of user-defined pieces that are tried, and their length; all at these limits take a second."""
@@ -73,13 +74,9 @@ def _piece_notes(path: Path, model: SentencePieceModel, vocab: Vocab) -> Iterato
             if (_joined(piece.text, scores) == [piece.text]) == (piece.kind is Kind.UNUSED):
                 found[piece.kind].append(piece.text)
     if texts := found[Kind.USER_DEFINED]:
-        yield f"{path.name}: the user-defined piece {_listed(texts)} is not kept whole: llama.cpp cuts it"
+        yield f"{path.name}: the user-defined piece {listed(texts, 1)} is not kept whole: llama.cpp cuts it"
     if texts := found[Kind.UNUSED]:
-        yield f"{path.name}: the piece {_listed(texts)} is unused; llama.cpp uses it all the same"
-
-
-def _listed(texts: list[str]) -> str:
-    return quoted(texts[0]) + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
+        yield f"{path.name}: the piece {listed(texts, 1)} is unused; llama.cpp uses it all the same"
 
 
 def _joined(text: str, scores: Mapping[str, float]) -> list[str]:

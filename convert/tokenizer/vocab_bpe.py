@@ -14,6 +14,7 @@ from convert.tokenizer.added_tokens import attribute_notes, flags_of
 from convert.tokenizer.files import TokenizerFiles, library_errors
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.findings import listed
 from gguf_tools.text import quoted, shown
 
 SPECIAL_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -157,9 +158,8 @@ def unused_added_tokens(files: TokenizerFiles, text_of: Mapping[int, str]) -> It
     id_of = {text: token_id for token_id, text in text_of.items()}
     lost = [text for text, token_id in files.added_tokens.items() if id_of.get(text) != token_id]
     if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        has = f"token {quoted(lost[0])}{more} is not in {files.json_path.name} under its id"
-        yield f"{files.added_path.name}: {has}: left out"
+        where = f"is not in {files.json_path.name} under its id"
+        yield f"{files.added_path.name}: token {listed(lost, 1)} {where}: left out"
 
 
 class _Batch:

@@ -33,6 +33,7 @@ from convert.tokenizer.vocab_bpe import (
     unused_added_tokens,
 )
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.findings import listed
 from gguf_tools.text import quoted, shown
 
 # Scores that llama.cpp's converter gives to tokens without one.
@@ -118,8 +119,7 @@ def _disagreements(
     rows = dict(enumerate(text.replace("▁", " ") for text in vocab.tokens))
     lost = [text for text, token_id in added if rows.get(token_id) != text.replace("▁", " ")]
     if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        yield f"{theirs}: added token {quoted(lost[0])}{more} is not in {ours} or beside it: left out"
+        yield f"{theirs}: added token {listed(lost, 1)} is not in {ours} or beside it: left out"
 
 
 def _added_tokens(files: TokenizerFiles) -> Iterator[tuple[Path, str, int, TokenType]]:
