@@ -1,8 +1,8 @@
 """Reads the vocabulary of Mistral's tekken.json.
 
     config          pattern: the regex that cuts text; default_vocab_size, default_num_special_tokens
-    special_tokens  [{rank, token_str}]: the first ids. Those that are not listed, up to the number that
-                    config says, are called <SPECIAL_ID>
+    special_tokens  [{rank, token_str}]: the first ids; older files have none and mean OLD_NAMES. Those that
+                    are not listed, up to the number that config says, are called <SPECIAL_ID>
     vocab           [{rank, token_bytes in base64}]: the ids after them, as many as make up the vocabulary
 
 The merges of a token of several bytes are all pairs of tokens that it consists of, the pair with the lowest
@@ -24,6 +24,13 @@ from gguf_tools.text import shown
 FILE_NAME = "tekken.json"
 MAX_TOKEN = 1024
 """Maximum length of a token in bytes; the longest of Mistral's has 128."""
+
+OLD_NAMES = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
+    "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+)  # fmt: skip
+"""Special tokens of files up to version v7 (DEPRECATED_SPECIAL_TOKENS of mistral_common 1.6)."""
 
 _SPECIAL_KINDS: Mapping[str, str] = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 """Kind of a special token -> its name."""
@@ -76,6 +83,8 @@ def _size(path: Path, config: Mapping[str, Any], key: str) -> int:
 
 
 def _special_names(path: Path, entries: Any, n_special: int) -> list[str]:
+    if entries is None:
+        entries = [{"rank": rank, "token_str": name} for rank, name in enumerate(OLD_NAMES)]
     try:
         listed = sorted((int(entry["rank"]), "" + entry["token_str"]) for entry in entries)
     except (TypeError, KeyError, ValueError) as cause:

@@ -45,6 +45,16 @@ def test_chat_template_of_the_configuration(tmp_path: Path) -> None:
     assert read_tokenizer(tmp_path, {}).chat_templates.default == "{{ x }}"
 
 
+def test_special_tokens_of_older_files(tmp_path: Path) -> None:
+    content = {key: value for key, value in tekken_json(400).items() if key != "special_tokens"}
+    content["config"]["default_num_special_tokens"] = 39
+    put(tmp_path, tekken_json=content)
+    tokenizer = read_tokenizer(tmp_path, {})
+    assert tokenizer.vocab.tokens[:4] == ("<unk>", "<s>", "</s>", "[INST]")
+    assert tokenizer.vocab.tokens[19:21] == ("[TOOL_CONTENT]", "<SPECIAL_20>")
+    assert tokenizer.special.ids == {"bos": 1, "eos": 2, "unk": 0, "pad": 11}
+
+
 def test_another_size_is_refused(tmp_path: Path) -> None:
     put(tmp_path, tekken_json=tekken_json(), config_json={})
     with pytest.raises(BadTokenizer, match=r"320 tokens, but config\.json says vocab_size 321"):
