@@ -8,6 +8,7 @@ for is tried with the library, on two short texts each.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ from gguf_tools.text import quoted
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 """Attributes of an added token."""
+
+MAX_TRIED_CHARS, PATIENCE_SECONDS = 256, 2.0
+"""Length of tokens that are tried, and the time for all of them: enough for some 20,000."""
 
 _EXAMPLES: Mapping[str, tuple[str, str]] = {
     "lstrip": ("keeps the space in", "a {}"),
@@ -70,13 +74,15 @@ def _lost_attributes(library: Any, model_name: str) -> Iterator[tuple[str, str]]
     """Yield (attribute, text of the token) for what llama.cpp does otherwise."""
     library.no_truncation()
     library.no_padding()
-    is_phi3 = _is_phi3(model_name)
+    is_phi3, start = _is_phi3(model_name), time.thread_time()
     for token_id, token in library.get_added_tokens_decoder().items():
         text = token.content
         rstrip = is_phi3 and text not in _PHI3_KEEPS  # llama.cpp's
-        is_plain = not (token.lstrip or token.rstrip or token.single_word or token.normalized)
-        if not text or (is_plain and not rstrip):
+        is_plain = not (token.lstrip or token.rstrip or token.single_word or token.normalized or rstrip)
+        if is_plain or not 0 < len(text) <= MAX_TRIED_CHARS:
             continue
+        if time.thread_time() - start > PATIENCE_SECONDS:
+            return
         for start, end in _places(library, f"a {text} a", token_id)[:1]:
             if start < 2:
                 yield "lstrip", text

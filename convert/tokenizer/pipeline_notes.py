@@ -12,6 +12,7 @@ What is none of these is noted, and where possible an example is found by trying
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from gguf_tools.text import quoted, shown
 PROBES = ("ﬁ", "Ａ", "½", "A", "é", "e\u0301", " a  b ", "\t", "…", "İ")
 """Texts that normalizers change: ligatures, full width, fractions, case, accents, white space."""
 
-MAX_TRIED = 1 << 15
-"""Number of tokens that a pre-tokenizer is tried on; Llama has fewer."""
+MAX_TRIED, MAX_TRIED_CHARS, PATIENCE_SECONDS = 1 << 15, 64, 2.0
+"""Number of tokens that a pre-tokenizer is tried on, their length, and the time for all of them. Llama has
+fewer, and takes a fifth of a second; an expression may take time that is exponential in the length."""
 
 _SPACE = "▁"
 _SETTINGS = ("lowercase", "strip_accents")
@@ -184,16 +186,20 @@ class PiecePipeline:
         if not self._names:
             return
         cut = build_parts(self._path, pre_tokenizer=self._pre_tokenizer).pre_tokenizer.pre_tokenize_str
+        names = ", ".join(self._names)
         added = {text for text, _ in added_tokens_in(self._path, self._json)}
-        tokens = zip(vocab.tokens[:MAX_TRIED], vocab.types, strict=False)
+        start = time.thread_time()
         with library_errors(self._path, "its pre_tokenizer can't be tried"):
-            for token, type_ in tokens:
-                if type_ is TokenType.NORMAL and len(token) > 1 and token not in added:
-                    words = [word for word, _ in cut(token)]
-                    if words not in ([token], [_SPACE + token]):
-                        names = ", ".join(self._names)
-                        yield f"pre_tokenizer {names} cuts the token {quoted(token)}; llama.cpp doesn't"
-                        return
+            for token, type_ in zip(vocab.tokens[:MAX_TRIED], vocab.types, strict=False):
+                fits = 1 < len(token) <= MAX_TRIED_CHARS and token not in added
+                if type_ is not TokenType.NORMAL or not fits:
+                    continue
+                if [word for word, _ in cut(token)] not in ([token], [_SPACE + token]):
+                    yield f"pre_tokenizer {names} cuts the token {quoted(token)}; llama.cpp doesn't"
+                    return
+                if time.thread_time() - start > PATIENCE_SECONDS:
+                    yield f"pre_tokenizer {names} is too slow to be tried, and not applied"
+                    return
 
 
 def _is_usual_normalizer(step: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from convert.tokenizer import pipeline_notes
 from convert.tokenizer.files import LLAMA, NO_QUIRKS, Quirks
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from gguf_tools.errors import BadTokenizer
@@ -131,6 +132,13 @@ def test_the_usual_steps_are_used(changes: dict[str, Any], prefix: bool | None, 
     if oracle.available():
         for text in ("a b", " a", "a  b ", "é</s>a"):
             assert same_ids(tmp_path, text, tokenizer)
+
+
+def test_an_expression_that_takes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_notes, "PATIENCE_SECONDS", 0.0)
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    (note,) = lost(put_pieces(tmp_path, "▁▁", pre_tokenizer=split))
+    assert note == "pre_tokenizer Split is too slow to be tried, and not applied"
 
 
 def test_a_space_before_a_text_alone(tmp_path: Path) -> None:
