@@ -19,8 +19,9 @@ from gguf_tools.text import quoted
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 """Attributes of an added token."""
 
-MAX_TRIED_CHARS, PATIENCE_SECONDS = 256, 2.0
-"""Length of tokens that are tried, and the time for all of them: enough for some 20,000."""
+MAX_TRIED_CHARS, PATIENCE_SECONDS = 256, 20.0
+"""Length of tokens that are tried, and the time for all of them. 6,000 take half a second; an expression of a
+pre-tokenizer may take time that is exponential in the length."""
 
 _EXAMPLES: Mapping[str, tuple[str, str]] = {
     "lstrip": ("keeps the space in", "a {}"),

@@ -26,7 +26,7 @@ from gguf_tools.text import quoted, shown
 PROBES = ("ﬁ", "Ａ", "½", "A", "é", "e\u0301", " a  b ", "\t", "…", "İ")
 """Texts that normalizers change: ligatures, full width, fractions, case, accents, white space."""
 
-MAX_TRIED, MAX_TRIED_CHARS, PATIENCE_SECONDS = 1 << 15, 64, 2.0
+MAX_TRIED, MAX_TRIED_CHARS, PATIENCE_SECONDS = 1 << 15, 64, 20.0
 """Number of tokens that a pre-tokenizer is tried on, their length, and the time for all of them. Llama has
 fewer, and takes a fifth of a second; an expression may take time that is exponential in the length."""
 
