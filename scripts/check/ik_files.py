@@ -1,0 +1,116 @@
+"""Compare types and sizes of `quantize` with those of ik_llama.cpp's llama-quantize, and decode its files.
+
+Its bytes depend on its compiler, so they are not compared. What our decoders make of its tensors must be as
+near to the weights as what they make of ours.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import imatrix
+import quantize
+from gguf_tools import GGUFFile, ToolkitError
+from gguf_tools.errors import GGUFError
+from gguf_tools.format.ggml_types import by_name
+from quantize.formats.codecs import CODECS
+from quantize.plan.ik_recipes import IK_RECIPES
+from scripts.check.outcomes import Outcome
+from tests.quantize.whole_files import Case, draw_case, draw_importances
+
+FARTHER = (2.0, 0.05)
+"""How far from the weights its tensors may be: so many times as far as ours, and so much more."""
+
+UNKNOWN_TO_IT = re.compile("unknown model architecture|key not found in model")
+"""What it prints of a model for which it then plans without rules."""
+
+DELIBERATE = {"types that we can't encode": "can't be encoded yet"}
+"""Reason -> what we say where we refuse on purpose."""
+
+
+def draw_ik_case(seed: int) -> Case:
+    """Draw a case of a file type of ik_llama.cpp, and what its llama-quantize can be asked for."""
+    case, random = draw_case(seed), np.random.default_rng(seed)
+    model = replace(case.model, n_parts=1, kinds=dict.fromkeys(case.model.kinds, "normal"))
+    types = quantize.PlanOptions(
+        overrides=_of_its_types(random) if case.types.overrides else (),
+        pure=case.types.pure,
+        leave_output=case.types.leave_output,
+        allow_requantize=case.types.allow_requantize,
+    )
+    importances = case.importances and draw_importances(model, random, share=1.0)
+    file_type = str(random.choice(list(IK_RECIPES)))
+    asked = {"file_type": file_type, "types": types, "importances": importances}
+    return replace(case, model=model, keep_split=False, kv_overrides=(), **asked)
+
+
+def _of_its_types(random: np.random.Generator) -> tuple[quantize.Override, ...]:
+    names = [name for name in CODECS if by_name(name).id > 96]
+    patterns = ("ffn_down", "attn_.*weight")
+    return quantize.parse_overrides(f"{pattern}={random.choice(names)}" for pattern in patterns)
+
+
+def compare_with_ik(case: Case, program: Path, folder: Path) -> Outcome:
+    """Let both quantize the case."""
+    source = case.model.write(folder / "in.gguf")
+    status, log = _run(case, program, source, folder / "theirs.gguf")
+    if UNKNOWN_TO_IT.search(log):
+        return Outcome("unknown to ik_llama.cpp")
+    try:
+        (ours,) = case.make(source, folder / "ours.gguf")
+    except ToolkitError as error:
+        text = f"we refuse: {error}"
+        known = next((reason for reason, said in DELIBERATE.items() if said in text), None)
+        if status:
+            return Outcome("both refuse", f"{text}\n    {log[-200:]}")
+        return Outcome("deliberate", known) if known else Outcome("different", text)
+    if status:
+        return Outcome("ik_llama.cpp refuses", log[-200:])
+    try:
+        theirs = GGUFFile(folder / "theirs.gguf")
+    except GGUFError as error:
+        return Outcome("ik_llama.cpp writes a damaged file", str(error))
+    with GGUFFile(source) as weights, GGUFFile(ours) as a, theirs as b:
+        found = next(_differences(weights, a, b), None)
+    return Outcome("equal") if found is None else Outcome("different", found)
+
+
+def _run(case: Case, program: Path, source: Path, output: Path) -> tuple[int, str]:
+    """Run its llama-quantize; return its exit status and what it prints."""
+    words = [program, *["--pure"] * case.types.pure, *["--leave-output-tensor"] * case.types.leave_output]
+    words += ["--allow-requantize"] * case.types.allow_requantize
+    if case.types.overrides:
+        words += ["--custom-q", ",".join(rule.text.lower() for rule in case.types.overrides)]
+    if case.importances is not None:
+        matrix = output.with_suffix(".dat")
+        imatrix.save(matrix, case.importances)
+        words += ["--imatrix", matrix]
+    run = subprocess.run([*words, source, output, case.file_type, "1"], capture_output=True)
+    return run.returncode, (run.stdout + run.stderr).decode(errors="replace").strip()
+
+
+def _differences(source: GGUFFile, ours: GGUFFile, theirs: GGUFFile) -> Iterator[str]:
+    if set(ours.tensors) != set(theirs.tensors):
+        yield f"tensors: {sorted(set(ours.tensors) ^ set(theirs.tensors))[:3]}"
+        return
+    for name, info in ours.tensors.items():
+        other = theirs.tensors[name]
+        if (info.type, info.n_bytes) != (other.type, other.n_bytes):
+            yield f"tensor {name} {info.shape}: ours {info.type}, theirs {other.type}"
+        elif info.type.is_quantized:
+            errors = [_error(source, file, name) for file in (ours, theirs)]
+            if not errors[1] <= FARTHER[0] * errors[0] + FARTHER[1]:
+                yield f"tensor {name} {info.shape} {info.type}: errors {errors[0]:.3%} and {errors[1]:.3%}"
+
+
+def _error(source: GGUFFile, file: GGUFFile, name: str) -> float:
+    """Return the distance of the decoded weights relative to the weights; 0 for weights of zero."""
+    weights = quantize.read_values(source, name).astype(np.float64).reshape(-1)
+    decoded, size = quantize.read_values(file, name).reshape(-1), np.linalg.norm(weights)
+    return float(np.linalg.norm(decoded - weights) / size) if size else 0.0
