@@ -1,7 +1,8 @@
-"""How two programs compare."""
+"""How two programs compare, and why one of them stops."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -15,3 +16,10 @@ class Outcome:
 
     kind: str
     text: str = ""
+
+
+def why(log: str) -> str:
+    """Return the line of a program's log that says why it stops."""
+    lines = re.findall(r".*(?:failed to|GGML_ASSERT|GGML_ABORT|fatal error|terminate|Invalid).*", log)
+    told = [line for line in lines if "main: failed" not in line]
+    return told[-1] if told else log[-200:]

@@ -44,7 +44,7 @@ from quantize.plan.decide import Decider  # noqa: E402
 from quantize.plan.recipes import RECIPES  # noqa: E402
 from scripts.check.ik_files import compare_with_ik, draw_ik_case  # noqa: E402
 from scripts.check.llama_quantize import BOOL, FLOAT, INT, N_TYPES, STRING, Request  # noqa: E402
-from scripts.check.outcomes import Outcome  # noqa: E402
+from scripts.check.outcomes import Outcome, why  # noqa: E402
 from tests.quantize.whole_files import Case, digests, draw_case  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "whole_files.json"
@@ -93,8 +93,8 @@ DELIBERATE = (
         _gives_way,
     ),
     Deviation(
-        "pruning lowers the number of leading dense layers",
-        r"key \w+\.leading_dense_block_count: ",
+        "pruning takes what the metadata say of a layer out with it",
+        r"key (?!\w+\.block_count: )",
         lambda case, source: bool(case.types.prune_layers),
     ),
     Deviation(
@@ -156,14 +156,8 @@ def _theirs(case: Case, source: Path, library: Path, folder: Path) -> Made:
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
     )
     if run.returncode:
-        return Made((), _why(run.stderr) or f"exit status {run.returncode}")
+        return Made((), why(run.stderr) or f"exit status {run.returncode}")
     return Made(tuple(sorted(folder.glob("*.gguf"))))
-
-
-def _why(log: str) -> str:
-    """Return the line of llama.cpp's log that says why it stops."""
-    lines = re.findall(r".*(?:failed to|GGML_ASSERT|GGML_ABORT|terminate).*", log)
-    return lines[-1] if lines else log[-200:]
 
 
 def _request(case: Case, source: Path, folder: Path) -> Request:
