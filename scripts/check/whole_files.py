@@ -103,6 +103,10 @@ DELIBERATE = (
     ),
     Deviation("pruning all layers is refused", "we refuse: can't prune all layers"),
     Deviation(
+        "pruning is refused where a tensor has rows for every layer",
+        "we refuse: can't prune layers: .* has rows for every layer",
+    ),
+    Deviation(
         "pruning leaves one part of a split set: a file without a number",
         "files: ours .'out.gguf'., theirs .'out-00001-of-00001.gguf'.",
         lambda case, source: case.keep_split,
