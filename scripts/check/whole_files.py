@@ -89,7 +89,7 @@ DELIBERATE = (
     ),
     Deviation(
         "a type of --output-tensor-type or --token-embedding-type that does not fit the rows gives way",
-        "llama.cpp refuses: ",
+        "llama.cpp refuses: .*(GGML_ASSERT|data validation failed)",
         _gives_way,
     ),
     Deviation(

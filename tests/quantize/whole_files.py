@@ -38,7 +38,10 @@ _PATTERNS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One run of llama-quantize: a model and what is asked for."""
+    """One run of llama-quantize: a model and what is asked for.
+
+    n_threads  those of llama.cpp; ours has one
+    """
 
     seed: int
     model: SmallModel
