@@ -39,6 +39,7 @@ from gguf_tools import GGUFFile, ToolkitError  # noqa: E402
 from gguf_tools.errors import GGUFError  # noqa: E402
 from gguf_tools.format import keys  # noqa: E402
 from gguf_tools.format.values import Kind, Value  # noqa: E402
+from quantize.importances.entries import ImportanceEntry  # noqa: E402
 from quantize.pipeline import plan_run  # noqa: E402
 from quantize.plan.decide import Decider  # noqa: E402
 from quantize.plan.recipes import RECIPES  # noqa: E402
@@ -206,7 +207,7 @@ def _tagged(value: Value) -> tuple[int, int | float | bool | str]:
     return tags[value.kind], value.data
 
 
-def _weights(entry) -> np.ndarray:
+def _weights(entry: ImportanceEntry) -> np.ndarray:
     """Return the mean of an entry, float32 (n_mats, n_cols); 1 where there is none."""
     sums, counts = entry.read(), entry.counts[:, np.newaxis]
     with np.errstate(all="ignore"):
