@@ -116,6 +116,9 @@ _KEPT_PARTS: tuple[tuple[str, str], ...] = (
     ("mm.a.code_embd", "audio codebook"),
 )  # fmt: skip
 
+# The matrices of Mamba that ik_llama.cpp keeps besides (llama_model_quantize_internal).
+_IK_KEPT_PARTS = (("ssm_x.weight", "small matrix of Mamba"), ("ssm_dt.weight", "small matrix of Mamba"))
+
 _KEPT_NAMES: dict[str, str] = {
     "position_embd.weight": "position embeddings",
     "token_types.weight": "token types",
@@ -211,9 +214,11 @@ def tensor_role(
     Without an architecture, the name means what it means in most.
     """
     own = _NO_OWN_NAMES if architecture is None else _OWN_NAMES.get(architecture, _NO_OWN_NAMES)
-    parts = (*own.roles, *_PARTS) if program == "llama.cpp" else _IK_PARTS
+    is_ik = program == "ik_llama.cpp"
+    parts = _IK_PARTS if is_ik else (*own.roles, *_PARTS)
+    kept = (*own.kept, *_KEPT_PARTS, *(_IK_KEPT_PARTS if is_ik else ()))
     shared = "_shexp.weight" in name
-    return TensorRole(_role(name, parts), layer_of(name), _kept_as(name, shape, own), shared)
+    return TensorRole(_role(name, parts), layer_of(name), _kept_as(name, shape, kept), shared)
 
 
 def _role(name: str, parts: Iterable[tuple[str, Role]]) -> Role:
@@ -222,14 +227,14 @@ def _role(name: str, parts: Iterable[tuple[str, Role]]) -> Role:
     return next((role for part, role in parts if part in name), Role.OTHER)
 
 
-def _kept_as(name: str, shape: tuple[int, ...], own: _OwnNames) -> str | None:
+def _kept_as(name: str, shape: tuple[int, ...], parts: Iterable[tuple[str, str]]) -> str | None:
     if n_dims(shape) < 2:
         return "1-D"
     if not name.endswith("weight"):
         return "not a weight"
     if name in _KEPT_NAMES:
         return _KEPT_NAMES[name]
-    return next((reason for part, reason in (*own.kept, *_KEPT_PARTS) if part in name), None)
+    return next((reason for part, reason in parts if part in name), None)
 
 
 _FEED_FORWARD = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up|down)(|_exps|_shexp)\.(weight|bias)")

@@ -110,3 +110,10 @@ def test_layers_are_named_in_short() -> None:
     names = [*(f"blk.{i}.a" for i in (5, 0, 1, 2, 7, 8)), "output.weight", "blk.3.b", "{}"]
     assert in_layer_ranges(names) == ["blk.0-2,5,7-8.a", "output.weight", "blk.3.b", "{}"]
     assert in_layer_ranges([]) == []
+
+
+@pytest.mark.parametrize("part", ["ssm_x", "ssm_dt"])
+def test_ik_llama_cpp_keeps_more_of_mamba(part: str) -> None:
+    name, shape = f"blk.0.{part}.weight", (64, 256)
+    assert tensor_role(name, shape, "mamba").kept_as is None
+    assert tensor_role(name, shape, "mamba", "ik_llama.cpp").kept_as == "small matrix of Mamba"
