@@ -15,17 +15,12 @@ pytest.importorskip("torch")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 
-WORST = {
-    "kimi-k2": 1e-2,
-    "kimi-k2.5": 1e-2,
-    "glm-4.7-flash": 1e-2,
-    # Of 128 positions 16 are chosen. With caches in float32, other choices made this 1.7e-2.
-    "deepseek-v3.2": 1e-3,
-}
-"""Case -> the largest relative difference of an entry."""
+CASES = ("kimi-k2", "kimi-k2.5", "glm-4.7-flash", "deepseek-v3.2")
+HALF = 2.0**-11
+"""The largest relative error of a number in float16, as llama.cpp's caches have them."""
 
 
-@pytest.mark.parametrize("case", WORST)
+@pytest.mark.parametrize("case", CASES)
 def test_importances_are_llama_imatrix_s(case: str, calibration: Path, tmp_path: Path) -> None:
     expected = load(GOLDEN / "imatrix" / f"{case}.imatrix.gguf").entries
     words = ["-m", str(GOLDEN / "models" / case), "-f", str(calibration), "-o", str(tmp_path / "im.gguf")]
@@ -36,11 +31,10 @@ def test_importances_are_llama_imatrix_s(case: str, calibration: Path, tmp_path:
     drafting = f"blk.{1 + max(layer_of(name) or 0 for name in expected)}."
     there = {name for name in found if not name.startswith(drafting)}
     assert {name for name in there if not name.endswith("attn_kv_b.weight")} == set(expected)
-    errors = []
     for name, entry in expected.items():
         ours, theirs = (e.values.astype(np.float64).reshape(-1) for e in (found[name], entry))
-        errors.append(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
         counts, recorded = found[name].counts, entry.counts
-        assert np.abs(counts - recorded).max() <= 0.005 * recorded.max(), name
-    assert max(errors) < WORST[case]
-    assert np.median(errors) < 1.2e-3
+        # Where two experts score nearly alike, a token may go to the other one.
+        moved = np.abs(counts - recorded).max() / recorded.max()
+        assert moved <= (0.005 if "_exps" in name else 0), name
+        assert np.linalg.norm(ours - theirs) < (HALF + 2 * moved) * np.linalg.norm(theirs), name

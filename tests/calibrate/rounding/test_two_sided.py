@@ -86,8 +86,10 @@ def test_errors_are_carried_on_as_the_conditional_mean(n_rows: int) -> None:
         expected = decode(Q4_K, encode_compensated(wanted, Q4_K, INPUTS))
         ours = decode(Q4_K, data[first : first + n_at_once])
         same.append((expected == ours).mean())
-    assert np.mean(same) > 0.95  # a scale on the edge may go the other way
-    assert min(same) > 0.7  # which is one row of four at most
+    # One row of 50 has a scale on the edge, which the last digits decide. If what is carried on were 2 % off,
+    # a tenth of all weights would be the same, and none of some steps.
+    assert np.mean(same) > 0.9
+    assert min(same) > 0.4, "more than two rows of four"
 
 
 def test_matrices_side_by_side_get_the_bytes_that_each_gets_alone() -> None:
