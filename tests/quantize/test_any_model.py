@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.header import Endian
+from gguf_tools.format.keys import expected_kinds
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
@@ -139,6 +141,23 @@ def test_a_llama_file(tmp_path: Path, file_type: str, with_matrix: bool) -> None
         quantize.quantize(tmp_path / "out.gguf", tmp_path / "f32.gguf", "F32", options=requantize)
         expected, found = logits(tmp_path / "f32.gguf"), logits(tmp_path / "out.gguf")
         assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+OF_ANY_KIND = (Value.u32(1), Value.i32(1), Value.f32(1), Value.bool_(True), Value.string("linear"))
+
+
+@pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+@pytest.mark.parametrize(
+    "key", ["attention.causal", "pooling_type", "rope.scale_linear", "rope.scaling.type", "rope.freq_base"]
+)
+def test_llama_cpp_loads_the_kinds_of_the_table(tmp_path: Path, key: str) -> None:
+    metadata, shapes = llama()
+    loaded = []
+    for number, value in enumerate(OF_ANY_KIND):
+        write(tmp_path / f"{number}.gguf", ({**metadata, f"llama.{key}": value}, shapes))
+        with suppress(RuntimeError), oracle.Model(tmp_path / f"{number}.gguf"):
+            loaded.append(value.type_name)
+    assert loaded == list(expected_kinds(f"llama.{key}", "llama"))
 
 
 @pytest.mark.parametrize("file_type", ["Q8_0", "F32", "COPY"])
