@@ -18,9 +18,10 @@ from gguf_tools.format.keys import expected_kinds
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
+from quantize.fill.sources import GGUFTensor
 from quantize.importances.entries import Importance
 from quantize.plan.plan import PlanOptions
-from quantize.value_errors import compare_values
+from quantize.value_errors import compare_values, compare_with_source
 from tests.quantize.codecs import encode
 from tests.support import oracle
 
@@ -190,6 +191,8 @@ def test_a_tensor_without_dimensions_is_copied(tmp_path: Path, file_type: str) -
             assert bytes(output.raw(name)) == bytes(source.raw(name))
             assert len(bytes(output.raw(name))) == 4
         assert compare_values(source, output).tensors[-1].n_elems >= 1
+        sources = {name: GGUFTensor(source, name) for name in source.tensors}
+        assert not [each for each in compare_with_source(output, sources, "in.gguf") if each.is_bad]
 
 
 @pytest.mark.parametrize(("file_type", "with_matrix"), [("Q4_K_M", False), ("IQ3_M", True)])
