@@ -21,7 +21,7 @@ from quantize.padding.matrix import fit_importances
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture
-from quantize.roles import Role, in_layer_ranges, layer_of, tensor_role
+from quantize.roles import Role, in_layer_ranges, layer_of, siblings_with_same_activations, tensor_role
 
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
@@ -114,8 +114,8 @@ def _check_model(entries: Importances, model: CheckedModel) -> Iterator[Finding]
             without.append(tensor.name)
     for shown in in_layer_ranges(without):
         yield Finding("no data", f"{shown}: no data", Level.WARNING, (shown,))
-    # attn_kv_b is collected for every layout, and a model may well have the other one.
-    stray = [name for name in entries if name not in names | used and "attn_kv_b" not in name]
+    known = names | used  # of matrices that hold each other's rows, a model has one kind
+    stray = [name for name in entries if known.isdisjoint((name, *siblings_with_same_activations(name)))]
     for shown in in_layer_ranges(name for name in stray if not _is_of_mtp(name, entries, names)):
         yield Finding("stray data", f"{shown}: not in the model", Level.BAD, (shown,))
 

@@ -16,6 +16,7 @@ from gguf_tools.files.named_files import output_path
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
+from gguf_tools.format.hparams import known_hparams
 from gguf_tools.format.shards import SPLIT_KEYS, GGUFSet, layouts_of, shard_paths
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
@@ -98,10 +99,11 @@ def decide_file(
         matrix = options.calibration.promise(metadata, tensors)
     entries = fit_importances(matrix.entries, metadata, tensors) if matrix else {}
     has_layers = any(layer_of(tensor.name) is not None for tensor in tensors)
+    facts = ModelFacts.from_metadata(metadata, kv_overrides, has_layers=has_layers)
     plan = build_plan(
         tensors,
         mixture.recipe,
-        ModelFacts.from_metadata(metadata, kv_overrides, has_layers=has_layers),
+        facts,
         importances=entries,
         options=types,
         allow_problems=allow_problems,
@@ -115,7 +117,7 @@ def decide_file(
         stop_at_errors(plan.findings)
     output = output_metadata(metadata, tensors, mixture.recipe, matrix, kv_overrides)
     if types.prune_layers:
-        n_layers = ModelFacts.from_metadata({**dict(kv_overrides), **metadata}).n_layers
+        n_layers = known_hparams(metadata, facts.architecture).first("block_count") or facts.n_layers
         output, notes = prune_metadata(output, n_layers, Pruning(frozenset(types.prune_layers)))
         plan = replace(plan, findings=(*plan.findings, *notes))
     if options.provenance and not all(tensor.stays for tensor in plan.tensors):

@@ -229,7 +229,7 @@ def compare_with_source(
 
 def _check_tensor(file: GGUFSource, info: TensorInfo, source: SourceTensor) -> Iterator[Finding]:
     path = str(file.file_of(info.name).path)
-    if math.prod(source.shape) != info.n_elems or source.shape[-1:] != info.shape[-1:]:
+    if math.prod(source.shape) != info.n_elems or source.shape[-1] != info.n_cols:
         text = f"shape {info.shape}, the source's is {source.shape}"
         yield Finding(KIND, text, Level.BAD, (info.name,), path)
         return

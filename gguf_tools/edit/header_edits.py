@@ -284,13 +284,13 @@ def rename_keys(
 
 
 def _type_name(metadata: Metadata, assignment: Assignment) -> str:
-    """The type that was given, that the key has, or that llama.cpp expects."""
-    key = assignment.key
+    """The type that was given, that the key has if llama.cpp reads it so, or that llama.cpp expects."""
+    key, architecture = assignment.key, architecture_of(metadata) or ""
     if assignment.type_name is not None:
         return assignment.type_name
-    if key in metadata:
+    expected = keys.expected_kinds(key, architecture)
+    if key in metadata and metadata[key].type_name in (expected or (metadata[key].type_name,)):
         return metadata[key].type_name
-    expected = keys.expected_kinds(key, architecture_of(metadata) or "")
     if not expected:
         raise BadRequest(f"key {key!r} is new: say its type, as in {key}=str{assignment.start}")
     return expected[0]

@@ -124,6 +124,15 @@ class HParams:
     layer_norm_epsilon: float | None = _key(keys.LAYERNORM_EPS)
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS)
 
+    pooling_type: Size = _key(keys.POOLING_TYPE)
+    interleave_moe_layer_step: Size = _key(keys.INTERLEAVE_MOE_LAYER_STEP)
+    moe_every_n_layers: Size = _key(keys.MOE_EVERY_N_LAYERS)
+    rescale_every_n_layers: Size = _key(keys.RESCALE_EVERY_N_LAYERS)
+    n_deepstack_layers: Size = _key(keys.N_DEEPSTACK_LAYERS)
+    attn_res_block_size: Size = _key(keys.ATTN_RES_BLOCK_SIZE)
+    hrm_layers_per_stack: Size = _key(keys.HRM_LAYERS_PER_STACK)
+    ple_layers: Size = _key(keys.PLE_LAYERS)
+
     recurrent_layers: tuple[bool, ...] | None = _key(keys.RECURRENT_LAYERS)
     full_attention_interval: Size = _key(keys.FULL_ATTENTION_INTERVAL)
     ssm_conv_kernel: Size = _key(keys.SSM_CONV_KERNEL)

@@ -206,7 +206,7 @@ PLE_LAYERS = _loaded("{arch}.ple.layers", _I32S)
 
 _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (_U32, """features_length expert_chunk_feed_forward_length expert_latent_length experts_per_group
-        pooling_type classifier.pooling_type decoder_start_token_id decoder_block_count time_mix_extra_dim
+        classifier.pooling_type decoder_start_token_id decoder_block_count time_mix_extra_dim
         time_decay_extra_dim token_shift_count adapters.count adapters.lora_rank num_loops hrm.h_cycles
         hrm.l_cycles attention.group_norm_groups attention.decay_lora_rank attention.iclr_lora_rank
         attention.value_residual_mix_lora_rank attention.gate_lora_rank attention.relative_buckets_count

@@ -135,8 +135,9 @@ def _is_tied(name: str, base: AuditBase) -> bool:
 
 
 def fits(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes are the same rows, cut into matrices in whatever way."""
-    return shape[-1:] == other[-1:] and prod(shape) == prod(other)
+    """Whether two shapes are the same rows, cut into matrices in whatever way; one number is a row of one."""
+    n_cols, n_other_cols = (each[-1] if each else 1 for each in (shape, other))
+    return n_cols == n_other_cols and prod(shape) == prod(other)
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -59,8 +59,8 @@ class ModelFacts:
         architecture = architecture_of(metadata)
         if architecture is None:
             raise BadRequest(
-                "general.architecture: missing from the metadata, expected a model file;"
-                " --override-kv general.architecture=str:NAME sets it"
+                f"{keys.ARCHITECTURE}: {_found(metadata, keys.ARCHITECTURE)}, expected a model file;"
+                f" --override-kv {keys.ARCHITECTURE}=str:NAME sets it"
             )
         if architecture in WITHOUT_HPARAMS:
             return cls(architecture, n_layers=0)
@@ -68,10 +68,9 @@ class ModelFacts:
         n_layers = hparams.first("block_count")
         if n_layers is None and has_layers:
             key = hparams.key("block_count")
-            value = metadata.get(key)
-            found = "missing from the metadata" if value is None else f"is {value.type_name}"
             raise BadRequest(
-                f"{key}: {found}, expected the number of layers; --override-kv {key}=int:N sets it"
+                f"{key}: {_found(metadata, key)}, expected the number of layers; --override-kv {key}=int:N"
+                " sets it"
             )
         n_heads, n_kv_heads = hparams.first("head_count"), hparams.first("head_count_kv")
         return cls(
@@ -124,6 +123,11 @@ def _taken(overrides: Iterable[tuple[str, Value]], metadata: Metadata) -> Iterat
         is_number = key in metadata and metadata[key].kind is not Kind.ARRAY
         if is_number or not key.endswith(_NUMBERS_OR_ARRAYS):
             yield key, value
+
+
+def _found(metadata: Metadata, key: str) -> str:
+    value = metadata.get(key)
+    return "missing from the metadata" if value is None else f"is {value.type_name}"
 
 
 def _n_tokens(metadata: Metadata) -> int:

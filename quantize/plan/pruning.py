@@ -41,9 +41,9 @@ class Pruning:
         layers = sorted({layer for name in names if (layer := layer_of(name)) is not None})
         unknown = sorted(set(pruned) - set(layers))
         if unknown:
-            raise BadRequest(f"can't prune layers {unknown}: the model has layers {_span(layers)}")
+            raise BadRequest(f"can't prune layers {unknown}: the model has {_span(layers)}")
         if not set(layers) - set(pruned):
-            raise BadRequest(f"can't prune all layers of the model ({_span(layers)})")
+            raise BadRequest(f"can't prune all layers of the model, {_span(layers)}")
         whole = next((name for name in names if name in _OF_ALL_LAYERS), None)
         if pruned and whole is not None:
             raise BadRequest(f"can't prune layers: {whole} has rows for every layer of the model")
@@ -63,7 +63,7 @@ class Pruning:
 
 
 def _span(layers: Sequence[int]) -> str:
-    return f"{layers[0]} to {layers[-1]}" if layers else "none"
+    return f"layers {layers[0]} to {layers[-1]}" if layers else "no layers blk.N"
 
 
 MAX_LAYERS = 512

@@ -12,7 +12,10 @@ import convert
 from gguf_cli.imatrix import main
 from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
-from imatrix.check import as_text, check, read_model
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
+from imatrix.check import CheckedModel, as_text, check, read_model
 from imatrix.merge import merge
 from imatrix.repair import repair
 from imatrix.store import load, save
@@ -148,6 +151,15 @@ def test_check_against_a_model(tiny_folder: Path, tmp_path: Path, capsys: pytest
     save(tmp_path / "bad.gguf", replace(golden, entries=entries))
     assert main(["check", str(tmp_path / "bad.gguf"), "--model", str(tiny_folder)]) == 1
     assert main(["check", str(GGUF), "--recipe", "IQ2_XS"]) == 2
+
+
+@pytest.mark.parametrize("has", ["ffn_gate_up_exps", "ffn_up_exps", "ffn_down_exps"])
+def test_data_of_a_merged_matrix_are_no_stray_ones(has: str) -> None:
+    contents = a_file({"blk.0.ffn_gate_up_exps.weight": importance([[1, 2], [3, 4]], [5, 6])})
+    metadata = {"general.architecture": Value.string("llama"), "llama.block_count": Value.u32(1)}
+    model = CheckedModel((TensorInfo(f"blk.0.{has}.weight", (2, 4, 2), F32),), metadata)
+    stray = [finding.text for finding in check(contents, model) if finding.kind == "stray data"]
+    assert len(stray) == (has == "ffn_down_exps")
 
 
 # ---- repair

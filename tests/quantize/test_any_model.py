@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.header import Endian
+from gguf_tools.format.keys import expected_kinds
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
+from quantize.fill.sources import GGUFTensor
 from quantize.importances.entries import Importance
 from quantize.plan.plan import PlanOptions
-from quantize.value_errors import compare_values
+from quantize.value_errors import compare_values, compare_with_source
 from tests.quantize.codecs import encode
 from tests.support import oracle
 
@@ -141,6 +144,23 @@ def test_a_llama_file(tmp_path: Path, file_type: str, with_matrix: bool) -> None
         assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
+OF_ANY_KIND = (Value.u32(1), Value.i32(1), Value.f32(1), Value.bool_(True), Value.string("linear"))
+
+
+@pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+@pytest.mark.parametrize(
+    "key", ["attention.causal", "pooling_type", "rope.scale_linear", "rope.scaling.type", "rope.freq_base"]
+)
+def test_llama_cpp_loads_the_kinds_of_the_table(tmp_path: Path, key: str) -> None:
+    metadata, shapes = llama()
+    loaded = []
+    for number, value in enumerate(OF_ANY_KIND):
+        write(tmp_path / f"{number}.gguf", ({**metadata, f"llama.{key}": value}, shapes))
+        with suppress(RuntimeError), oracle.Model(tmp_path / f"{number}.gguf"):
+            loaded.append(value.type_name)
+    assert loaded == list(expected_kinds(f"llama.{key}", "llama"))
+
+
 @pytest.mark.parametrize("file_type", ["Q8_0", "F32", "COPY"])
 def test_a_big_endian_file_becomes_a_little_endian_one(tmp_path: Path, file_type: str) -> None:
     weights = write(tmp_path / "in.gguf", llama(), "big")
@@ -171,6 +191,8 @@ def test_a_tensor_without_dimensions_is_copied(tmp_path: Path, file_type: str) -
             assert bytes(output.raw(name)) == bytes(source.raw(name))
             assert len(bytes(output.raw(name))) == 4
         assert compare_values(source, output).tensors[-1].n_elems >= 1
+        sources = {name: GGUFTensor(source, name) for name in source.tensors}
+        assert not [each for each in compare_with_source(output, sources, "in.gguf") if each.is_bad]
 
 
 @pytest.mark.parametrize(("file_type", "with_matrix"), [("Q4_K_M", False), ("IQ3_M", True)])

@@ -124,6 +124,12 @@ def test_a_file_is_read_as_what_its_key_holds(tmp_path: Path) -> None:
         set_("general.name=@nope")
 
 
+def test_a_key_of_a_kind_that_does_not_load_gets_the_right_one() -> None:
+    broken = METADATA | {"deepseek2.rope.freq_base": Value.u32(10000)}
+    edited = set_("deepseek2.rope.freq_base=1000000", metadata=broken)
+    assert edited.metadata["deepseek2.rope.freq_base"] == Value.f32(1e6)
+
+
 def test_values_that_are_so_already_are_no_change() -> None:
     assert set_("general.name=x", "own.number=i16:-1") == Edited(METADATA)
 

@@ -9,6 +9,7 @@ from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.tensors import TensorInfo
 from quality.auditing.diagnose import _plural
 from quality.auditing.measure import Sums, runs_of
+from quality.auditing.pairs import fits as fit_in_rows
 from quality.auditing.search import fits
 from quality.auditing.transforms import (
     halves_turned,
@@ -99,3 +100,10 @@ def test_long_lists_of_rows_are_cut() -> None:
     text = _plural("row", "rows", np.arange(0, 1000, 2))
     assert text.endswith(", ... 500 in all")
     assert len(text) < 90
+
+
+def test_a_tensor_without_dimensions_is_a_row_of_one() -> None:
+    assert fit_in_rows((), (1,))
+    assert fit_in_rows((2, 3, 4), (6, 4))
+    assert not fit_in_rows((), (2,))
+    assert not fit_in_rows((4,), (2, 2))
