@@ -18,7 +18,7 @@ from convert.weights.base import Weight, Weights
 from gguf_tools.errors import CheckpointError, MissingTensor
 
 _WRAPPERS = re.compile(
-    r"^(?:base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|model\.(?=model\.|lm_head\.))+"
+    r"^(?:base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|model\.(?=(?:model|backbone|lm_head)\.))+"
 )
 """What stands before the names of a model inside a wrapper: that of PEFT, of torch's DDP, FSDP or compile, or
 a training module of Lightning."""
