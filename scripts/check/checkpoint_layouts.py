@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import convert
 from gguf_tools.errors import ToolkitError
-from tests.convert.layout_judge import Made, Outcome, judge, made_of
-from tests.convert.layouts import LAYOUTS, Saved, layouts_of, mlx_pair, saved
-from tests.support.config_fields.llama import Llama, LlamaError
-from tests.support.config_fields.models import BASES, TOKENS, logits_of, round_gelu
+from tests.end_to_end.config_fields.llama import Llama, LlamaError
+from tests.end_to_end.config_fields.models import BASES, TOKENS, logits_of, round_gelu
+from tests.end_to_end.layouts.judge import Made, Outcome, judge, made_of
+from tests.end_to_end.layouts.ways import LAYOUTS, Saved, layouts_of, mlx_pair, saved
 
 MLX_SIZES = ((2, 64), (3, 32), (4, 32), (4, 64), (5, 64), (6, 32), (8, 64))
 LOGITS_APART = 2e-3

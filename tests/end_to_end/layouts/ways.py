@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.config_fields.models import (
+from tests.end_to_end.config_fields.models import (
     BASES,
     config_of,
     model_of,

@@ -13,7 +13,7 @@ import numpy as np
 
 from convert.pipeline import open_conversion
 from gguf_tools.errors import ToolkitError
-from tests.convert.layouts import Layout, Saved
+from tests.end_to_end.layouts.ways import Layout, Saved
 
 OUTPUT = "output.weight"
 

@@ -10,8 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.convert.layout_judge import judge, made_of
-from tests.convert.layouts import LAYOUTS, layouts_of, mlx_pair, mlx_quantized, saved
+import convert
+from gguf_tools import open_gguf
+from gguf_tools.errors import CheckpointError
+from gguf_tools.format.ggml_types import MXFP4
+from tests.end_to_end.arch_models import model as published_model
+from tests.end_to_end.layouts.judge import judge, made_of
+from tests.end_to_end.layouts.ways import LAYOUTS, layouts_of, mlx_pair, mlx_quantized, saved
+from tests.support.checkpoints import Tensors, read_config, read_tensors, write_checkpoint
 from tests.support.packers import pack_low_first
 
 pytest.importorskip("transformers")
@@ -61,3 +67,46 @@ def test_the_packer_is_the_obvious_one(bits: int) -> None:
     codes = ((meaning - low) / scales).round().to(torch.uint8).numpy()
     words = stored[".weight"].view(torch.int32).numpy().view(np.uint32)
     assert np.array_equal(words, pack_low_first(codes, bits))
+
+
+def mlx_gpt_oss(published: Path, folder: Path) -> Path:
+    """Store a gpt-oss as mlx-lm does: gate and up apart, blocks as words."""
+    made: Tensors = {}
+    for name, tensor in read_tensors(published).items():
+        name = name.replace("_proj_blocks", "_proj.weight").replace("_proj_scales", "_proj.scales")
+        name = name.replace("_proj_bias", "_proj.bias")
+        if ".experts." in name and name.endswith(".weight"):
+            tensor = tensor.reshape(*tensor.shape[:2], -1).view(np.uint32)
+        if "gate_up_proj" in name:
+            made[name.replace("gate_up", "gate")] = tensor[:, 0::2]
+            made[name.replace("gate_up", "up")] = tensor[:, 1::2]
+        else:
+            made[name] = tensor
+    config = read_config(published)
+    config["quantization"] = {"bits": 4, "group_size": 32, "mode": "mxfp4"}
+    config["quantization_config"] = config["quantization"]
+    write_checkpoint(folder, config, made)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((published / file).read_bytes())
+    return folder
+
+
+def test_gpt_oss_of_mlx_keeps_its_codes(tmp_path: Path) -> None:
+    published = published_model("gpt-oss")
+    made = []
+    for number, folder in enumerate((published, mlx_gpt_oss(published, tmp_path / "mlx"))):
+        convert.convert(folder, tmp_path / f"{number}.gguf", outtype="q8_0")
+        with open_gguf(tmp_path / f"{number}.gguf") as file:
+            made.append({name: (file.tensors[name].type, file.raw(name).tobytes()) for name in file.tensors})
+    assert made[0]["blk.1.ffn_up_exps.weight"][0] == MXFP4
+    assert made[0] == made[1]
+
+
+def test_an_unknown_layout_of_mlx_says_so(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    folder = tmp_path / "model"
+    write_checkpoint(folder, read_config(published_model("qwen3moe")), {})
+    save_file({"model.strange": np.ones(2)}, folder / "model.safetensors", metadata={"format": "mlx"})
+    with pytest.raises(CheckpointError, match="MLX has written the checkpoint"):
+        convert.convert(folder, tmp_path / "out.gguf")
