@@ -18,7 +18,7 @@ from convert.checkpoint.checkpoint import Checkpoint
 from gguf_tools.errors import UnsupportedCheckpoint
 
 _METHOD = r"hadamard|spin_?quant|quarot|flat_?quant|duquant|butterfly"
-_KEY = re.compile(rf"{_METHOD}|rotat|transform(?!er)|^had(_|$)", re.IGNORECASE)
+_KEY = re.compile(rf"{_METHOD}|incoheren|rotat|transform(?!er)|(^|_)(had|rot)(_|$)", re.IGNORECASE)
 _MODEL_KEY = re.compile(rf"{_METHOD}|^(online_|use_|activation_)?rotation", re.IGNORECASE)
 """The same in config.json itself, where much else is rotated."""
 

@@ -98,9 +98,10 @@ def test_a_module_may_have_settings_of_its_own(tmp_path: Path) -> None:
         assert weights.notes == ()
 
 
-def test_the_section_with_a_method_may_be_the_only_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [{}, {"mode": "affine"}])
+def test_quantization_config_may_say_it_alone(mode: dict[str, str], tmp_path: Path) -> None:
     stored, meaning = affine(matrix(), 4, 64)
-    said = {"bits": 4, "group_size": 64, "mode": "affine"}
+    said = {"bits": 4, "group_size": 64, **mode}
     tensors = {f"a{suffix}": array for suffix, array in stored.items()}
     write_checkpoint(tmp_path, {"quantization_config": said}, tensors)
     with convert.open_checkpoint(tmp_path) as weights:
