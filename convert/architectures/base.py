@@ -116,12 +116,11 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
              shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
     checkpoint, names = model.checkpoint, architecture.stored_names
-    is_base_class = names.prefix and (
-        checkpoint.config["architectures"][0] not in architecture.hf_names
-        or any(map(names.lacks_prefix, model.names()))
-    )
     rules = with_whole_norms(architecture.rules) if has_moved(model) else architecture.rules
     model = Renaming(model, names)
+    is_base_class = names.prefix and (
+        checkpoint.config["architectures"][0] not in architecture.hf_names or names.lacks_prefix(model)
+    )
     path, fields = checkpoint.config_path, Fields(with_known_class(checkpoint.config, architecture.hf_names))
     config = architecture.read_config(fields, path)
     tied: tuple[str, ...] = ()

@@ -27,7 +27,8 @@ from convert.architectures.decoder.metadata import (
     scoring_function,
 )
 from convert.architectures.decoder.rope import RopeConfig, read_rope
-from convert.architectures.decoder.rules import once, untied
+from convert.architectures.decoder.rules import gate_rows, once, untied, up_rows
+from convert.architectures.deepseek4_names import published_name
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Output, OutputTensor, Rule, Where, stacked
 from gguf_tools.errors import BadConfig, FormatError, MissingTensor, UnsupportedCheckpoint
@@ -187,6 +188,11 @@ class V4Config:
         return (2 + self.hc_mult) * self.hc_mult
 
     @property
+    def gate_up_rows(self) -> int:
+        """Rows of an expert's gate and up stored as one."""
+        return 2 * self.moe_intermediate_size
+
+    @property
     def shared_intermediate_size(self) -> int:
         return self.n_shared_experts * self.moe_intermediate_size
 
@@ -335,7 +341,8 @@ def _limit(hparams: HParams) -> float:
     return limits.pop() if limits else 0.0
 
 
-_EXPERT = "layers.{layer}.ffn.experts.{expert}"
+_STACK = "layers.{layer}.ffn.experts"
+_EXPERT = f"{_STACK}.{{expert}}"
 
 
 def _layers(config: V4Config, options: Any) -> range:
@@ -397,7 +404,15 @@ RULES: tuple[Rule, ...] = (
                "hidden_size moe_intermediate_size", stacked),
         Output("blk.{layer}.ffn_up_exps.weight", f"{_EXPERT}.w3.weight",
                "moe_intermediate_size hidden_size", stacked),
-    ), first=True),
+    ), first=True, unless=(f"{_STACK}.gate_up_proj",)),
+    Rule(_layers, (
+        Output("blk.{layer}.ffn_gate_exps.weight", f"{_STACK}.gate_up_proj",
+               "n_routed_experts gate_up_rows hidden_size", gate_rows),
+        Output("blk.{layer}.ffn_down_exps.weight", f"{_STACK}.down_proj",
+               "n_routed_experts hidden_size moe_intermediate_size"),
+        Output("blk.{layer}.ffn_up_exps.weight", f"{_STACK}.gate_up_proj",
+               "n_routed_experts gate_up_rows hidden_size", up_rows),
+    ), first=True, when=(f"{_STACK}.gate_up_proj",)),
 
     _one(once, "token_embd.weight", "embed.weight", "vocab_size hidden_size"),
     _one(once, "output_norm.weight", "norm.weight", "hidden_size"),
@@ -464,7 +479,7 @@ ARCHITECTURE = Architecture(
     drops=drops,
     metadata=METADATA,
     notes=_notes,
-    canonical_name=lambda name: name.removeprefix("model."),
+    canonical_name=published_name,
     kept=frozenset({MXFP4, I32}),
     forced_type=_forced_type,
 )

@@ -18,7 +18,7 @@ from convert.weights.base import Weight, Weights
 from gguf_tools.errors import CheckpointError, MissingTensor
 
 _WRAPPERS = re.compile(
-    r"^(?:base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|model\.(?=model\.|lm_head\.))+"
+    r"^(?:base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|model\.(?=(?:model|backbone|lm_head)\.))+"
 )
 """What stands before the names of a model inside a wrapper: that of PEFT, of torch's DDP, FSDP or compile, or
 a training module of Lightning."""
@@ -41,16 +41,25 @@ _STACKS = (
 """Stacks of experts as MLX calls them -> as transformers 5 does, whose stacks are not modules."""
 
 
+_IS_OTHER = re.compile(
+    r"^(?:base_model|module|model\.(?:model|backbone|lm_head))\.|_mod\.|_module\.|base_layer|language_model"
+    r"|switch_|experts\.(?!\d)"
+)
+"""What every such name has somewhere; most names are the published ones, and there may be 50,000."""
+
+
 @dataclass(frozen=True)
 class StoredNames:
     """Name of a stored weight -> name that a family's rules know it by.
 
-    prefix  what the names of the base class lack: "model."
-    tops    what comes after the prefix: "layers", "norm" ...
-    own     the family's other spellings -> the rules' names
+    prefix      what the names of the base class lack: "model."
+    tops        what comes after the prefix: "layers", "norm" ...
+    embeddings  the rules' name of the matrix of embeddings, "" for a family without
+    own         the family's other spellings -> the rules' names
     """
 
     prefix: str
+    embeddings: str
     tops: frozenset[str]
     own: Callable[[str], str] | None
 
@@ -61,15 +70,17 @@ class StoredNames:
         return name
 
     def _without_wrappers(self, name: str) -> str:
-        name = _INNER_WRAPPERS.sub("", _WRAPPERS.sub("", name))
-        name = _TEXT_PART.sub(lambda match: "" if match[1] else "model.", name)
-        for pattern, replacement in _STACKS:
-            name = pattern.sub(replacement, name)
+        if _IS_OTHER.search(name):
+            name = _INNER_WRAPPERS.sub("", _WRAPPERS.sub("", name))
+            name = _TEXT_PART.sub(lambda match: "" if match[1] else "model.", name)
+            for pattern, replacement in _STACKS:
+                name = pattern.sub(replacement, name)
         return name if self.own is None else self.own(name)
 
-    def lacks_prefix(self, name: str) -> bool:
-        """Return whether a stored name is one of the base class."""
-        return self._without_wrappers(name).split(".", 1)[0] in self.tops
+    def lacks_prefix(self, weights: Renaming) -> bool:
+        """Return whether the stored names are those of the base class, which the embeddings' shows."""
+        stored = weights.stored(self.embeddings)
+        return stored is not None and self._without_wrappers(stored).split(".", 1)[0] in self.tops
 
 
 def stored_names(rules: Iterable[Rule], own: Callable[[str], str] | None) -> StoredNames:
@@ -82,7 +93,7 @@ def stored_names(rules: Iterable[Rule], own: Callable[[str], str] | None) -> Sto
     prefix = embeddings.split(".", 1)[0] + "." if embeddings.count(".") > 1 else ""
     inside = (output.source.removeprefix(prefix) for output in outputs if output.source.startswith(prefix))
     tops = frozenset(name.split(".", 1)[0] for name in inside) if prefix else frozenset()
-    return StoredNames(prefix, tops, own)
+    return StoredNames(prefix, embeddings, tops, own)
 
 
 class Renaming:
@@ -119,6 +130,10 @@ class Renaming:
     def last(self) -> frozenset[str]:
         last = self._weights.last
         return frozenset(name for name, stored in self._stored.items() if stored in last)
+
+    def stored(self, name: str) -> str | None:
+        """Return the stored name of what is now called `name`, None if there is no such weight."""
+        return self._stored.get(name)
 
     def names(self) -> tuple[str, ...]:
         """Return the new names, in the order of the stored ones."""

@@ -26,8 +26,8 @@ def adapter_of(folder: Path) -> str | None:
         return None
     content = read_json_object(path)
     kind, base = content.get("peft_type"), content.get("base_model_name_or_path")
-    name = "LoRA" if kind in (None, "LORA") else shown(str(kind))
-    return f"a {name} adapter of {shown(str(base)) if base else 'a model that it does not name'}"
+    name = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(str(kind))})"
+    return f"{name} of {shown(str(base)) if base else 'a model that it does not name'}"
 
 
 def refuse_adapter(folder: Path) -> None:

@@ -23,6 +23,7 @@ import os
 import re
 from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack
+from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,10 +46,17 @@ WEIGHT_NAMES = (
 
 SINGLE_NAME = "model.safetensors"
 PICKLE_NAMES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-NO_WEIGHTS = (
-    "training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "optimizer.bin", "adapter_model.bin",
+_NO_WEIGHTS = (
+    "training_args.bin", "optimizer*.*", "scheduler*.*", "scaler*.*", "rng_state*.pth", "adapter_model*.bin",
 )  # fmt: skip
-"""Pickles that trainers leave beside the weights, or in their place."""
+"""Patterns of pickles that trainers leave beside the weights, or in their place."""
+
+
+def is_pickle_of_weights(name: str) -> bool:
+    """Return whether a file with this name may be a pickle with the weights of a model."""
+    return any(fnmatch(name, pattern) for pattern in PICKLE_NAMES) and not any(
+        fnmatch(name, pattern) for pattern in _NO_WEIGHTS
+    )
 
 
 class Checkpoint:
@@ -231,7 +239,7 @@ def _shard_paths(index: Path, places: Mapping[str, str] | None, *, allow_pickle:
         path
         for pattern in PICKLE_NAMES
         for path in sorted(folder.glob(pattern))
-        if path.name not in NO_WEIGHTS
+        if is_pickle_of_weights(path.name)
     ]
     if pickles and allow_pickle:
         _check_numbering(pickles)

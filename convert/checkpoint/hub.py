@@ -17,10 +17,10 @@ from pathlib import Path
 from convert.checkpoint.adapters import refuse_adapter
 from convert.checkpoint.checkpoint import (
     INDEX_NAME,
-    NO_WEIGHTS,
     PICKLE_NAMES,
     SINGLE_NAME,
     WEIGHT_NAMES,
+    is_pickle_of_weights,
     read_index,
 )
 from convert.checkpoint.streamed import RemoteShard, StreamedFolder
@@ -135,11 +135,7 @@ def weight_files(
     for pattern in WEIGHT_NAMES:
         if matching := sorted(file for file in files if fnmatch(file, pattern)):
             return tuple(matching)
-    pickles = sorted(
-        file
-        for file in files
-        if any(fnmatch(file, pattern) for pattern in PICKLE_NAMES) and file not in NO_WEIGHTS
-    )
+    pickles = sorted(filter(is_pickle_of_weights, files))
     if pickles and allow_pickle:
         return tuple(pickles)
     if not pickles:

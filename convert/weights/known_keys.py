@@ -5,7 +5,7 @@ A key that is none of these gets a note, as it may say something new.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from convert.weights.settings import Settings
 from gguf_tools.text import shown
@@ -62,6 +62,8 @@ def unread_keys(settings: Settings) -> Iterator[str]:
         f"{prefix}{shown(key)}"
         for key, value in settings.values.items()
         if key not in KNOWN and value not in (None, False, "", [], {})
+        # MLX names modules there, whose settings are read with them.
+        and not (settings.method == "mlx" and isinstance(value, Mapping))
     ]
     if unread:
         yield f"{settings.path.name}: {', '.join(unread)}: not read"

@@ -35,6 +35,10 @@ from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.text import bytes_text, printable, table
 
+_CONSTANT = "a constant of the model's code"
+_MASKS = ("attn.bias", "attention.bias")
+"""Endings of the names of causal masks, which old classes keep as booleans."""
+
 DROPPED: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(
         (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale",
@@ -43,9 +47,7 @@ DROPPED: Mapping[str, str] = MappingProxyType({
     ),
     **dict.fromkeys((".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale"), "scales the cache"),
     ".workspace": "scratch of a kernel",
-    **dict.fromkeys(
-        (".position_ids", ".masked_bias", ".cos_cached", ".sin_cached"), "a constant of the model's code"
-    ),
+    **dict.fromkeys((".position_ids", ".masked_bias", ".cos_cached", ".sin_cached"), _CONSTANT),
     **dict.fromkeys((".gptq_bits", ".gptq_groupsize", ".gptq_sym"), "settings, which the shapes show too"),
 })  # fmt: skip
 """Suffix of stored tensors that are dropped, unless a loader consumes them -> why."""
@@ -75,7 +77,7 @@ class ModelWeights:
         claims = {claim.tensors[0]: claim for claim in _claims(checkpoint, settings, loaders)}
         consumed = {name for claim in claims.values() for name in claim.tensors}
         loose = [name for name in checkpoint.names() if name not in consumed]
-        self.dropped: Mapping[str, str] = MappingProxyType(dict(_drops(loose)))
+        self.dropped: Mapping[str, str] = MappingProxyType(dict(_drops(checkpoint, loose)))
         plain = {name for name in loose if name not in self.dropped}
         _check_plain(checkpoint, settings, loaders, plain)
         self._claims: dict[str, _Claim] = {}
@@ -160,9 +162,11 @@ def _claims(checkpoint: Checkpoint, settings: Settings, loaders: Sequence[Weight
                 break
 
 
-def _drops(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _drops(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in names:
         reason = DROPPED.get("." + name.rpartition(".")[2])
+        if name.endswith(_MASKS) and checkpoint.raw(name).dtype in ("BOOL", "U8"):
+            reason = _CONSTANT
         if reason is not None:
             yield name, reason
 

@@ -18,10 +18,11 @@ from convert.checkpoint.checkpoint import Checkpoint
 from gguf_tools.errors import UnsupportedCheckpoint
 
 _METHOD = r"hadamard|spin_?quant|quarot|flat_?quant|duquant|butterfly"
-_KEY = re.compile(rf"{_METHOD}|rotat|transform(?!er)|^had(_|$)", re.IGNORECASE)
+_KEY = re.compile(rf"{_METHOD}|incoheren|rotat|transform(?!er)|(^|_)(had|rot)(_|$)", re.IGNORECASE)
 _MODEL_KEY = re.compile(rf"{_METHOD}|^(online_|use_|activation_)?rotation", re.IGNORECASE)
 """The same in config.json itself, where much else is rotated."""
 
+_MODEL_TYPE = re.compile(_METHOD, re.IGNORECASE)
 _VALUE = re.compile(rf"(random_|random-)?({_METHOD}|rotation)(_?transform|_?modifier)?", re.IGNORECASE)
 _TENSOR = re.compile(
     rf"{_METHOD}|(^|[._])(had([._]|$)|had_[kK]\b|rotations?([._]|$)|rotation_matrix)"
@@ -51,6 +52,8 @@ def _stated(checkpoint: Checkpoint) -> Iterator[str]:
         for key, value in holder.items():
             if _MODEL_KEY.search(key) and _says_something(value):
                 yield f"{path}: {prefix}{key}"
+            if key == "model_type" and isinstance(value, str) and _MODEL_TYPE.search(value):
+                yield f"{path}: {prefix}{key} is {value}"
     for name in _FILES:
         yield from (f"{checkpoint.folder / name}: {found}" for found in _keys(checkpoint.read_json(name), ""))
     for name in checkpoint.names():

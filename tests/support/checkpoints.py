@@ -25,12 +25,13 @@ Tensors = dict[str, np.ndarray]
 
 DTYPE_NAMES = {
     "float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float8_e8m0fnu": "F8_E8M0", "uint8": "U8", "uint32": "U32", "int8": "I8", "int16": "I16", "int32": "I32",
+    "int64": "I64",
 }  # fmt: skip
 NUMPY_DTYPES: dict[str, Any] = {
     "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E8M0": ml_dtypes.float8_e8m0fnu, "U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32,
-    "I64": np.int64,
+    "I64": np.int64, "U32": np.uint32, "F64": np.float64,
 }  # fmt: skip
 
 _SIZES: dict[str, Any] = {

@@ -28,6 +28,8 @@ def add_adapter(folder: Path, **config: object) -> Path:
     (folder / "adapter_config.json").write_text(json.dumps({**ADAPTER, **config}))
     tensors = {"q_proj.lora_A.weight": np.ones((4, 4), np.float32)}
     write_safetensors(folder / "adapter_model.safetensors", tensors)
+    for file in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin"):
+        (folder / file).write_bytes(b"a trainer's")
     return folder
 
 
@@ -63,7 +65,7 @@ def test_an_adapter_is_no_model(
 
 def test_an_adapter_on_the_hub_is_no_model(tmp_path: Path) -> None:
     adapter = add_adapter(tmp_path / "adapter", peft_type="IA3", base_model_name_or_path=None)
-    with pytest.raises(UnsupportedCheckpoint, match="a IA3 adapter of a model that it does not name"):
+    with pytest.raises(UnsupportedCheckpoint, match=r"an adapter \(IA3\) of a model that it does not name"):
         weight_files(HubName("a/b"), adapter, ["adapter_model.safetensors", "adapter_config.json"])
 
 

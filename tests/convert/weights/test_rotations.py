@@ -27,7 +27,7 @@ STATED: dict[str, Any] = {
     "spin_quant_path": "R.bin",
     "online_rotation": [1],
     "rotate_inputs": 1,
-    "had_dim": 128,
+    "had_dim": 128, "online_had": True, "w_rot": "R.pt", "incoherence": True,
 }
 NOTHING: dict[str, Any] = {
     "transform_config": {"config_groups": {}},
@@ -99,3 +99,8 @@ def test_unknown_keys_are_noted(tmp_path: Path) -> None:
         assert weights.notes == (
             "config.json: quantization_config.new_scheme, quantization_config.other: not read",
         )
+
+
+def test_the_kind_of_model_may_state_it(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match="model_type is prism_hadamard_qwen35: the model rotates"):
+        opened(tmp_path, {}, INT8, model_type="prism_hadamard_qwen35")

@@ -64,7 +64,10 @@ def test_64_bit_floats_are_rounded_to_32(tmp_path: Path) -> None:
 
 
 def test_constants_of_a_models_code_are_dropped(tmp_path: Path) -> None:
-    constants = {"a.position_ids": np.arange(9)[None], "a.masked_bias": np.array(-1e4, np.float32)}
+    constants = {
+        "a.position_ids": np.arange(9)[None], "a.masked_bias": np.array(-1e4, np.float32),
+        "b.self_attn.bias": np.ones((1, 1, 4, 4), np.uint8),
+    }  # fmt: skip
     with weights_in(tmp_path, {"a.weight": random_matrix(3, 5), **constants}) as weights:
         assert weights.names() == ("a.weight",)
         assert set(weights.dropped) == set(constants)

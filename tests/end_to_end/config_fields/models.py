@@ -216,17 +216,6 @@ def write_weights(folder: Path, model: Any) -> None:
     config = (folder / "config.json").read_bytes()
     model.save_pretrained(folder)
     (folder / "config.json").write_bytes(config)
-    if type(model).__name__ == "DeepseekV4ForCausalLM":
-        from safetensors.torch import load_file, save_file
-
-        path = folder / "model.safetensors"
-        save_file({published(name): tensor for name, tensor in load_file(path).items()}, path)
-
-
-def published(name: str) -> str:
-    """Return the published name of one of DeepSeek V4's weights, which transformers saves as it reads it."""
-    name = name.replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
-    return name.replace(".attn.norm.", ".attn.kv_norm.")
 
 
 def round_gelu() -> None:
