@@ -74,6 +74,7 @@ _VALUES: Mapping[str, Sequence[Any]] = {
     "time_step_min": (0.3,), "time_step_max": (0.5,), "time_step_floor": (0.3,),
     "partial_rotary_factor": (0.5, 0.25, 1.0),
     "n_group": (2, 4), "topk_group": (1, 2), "num_expert_group": (2,),
+    "index_n_heads": (32,),  # with few of them, scores are often 0, and equal
     "index_topk": (32, 8, 2048), "index_topk_freq": (2,), "index_topk_pattern": ("FSF",),
     "index_skip_topk_offset": (1,),
     "decoder_sparse_step": (2,), "first_k_dense_replace": (0, 1, 2),
