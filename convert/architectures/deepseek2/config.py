@@ -300,8 +300,9 @@ def _n_dense(read: ConfigReader, n_layers: int, defaults: Defaults) -> int:
         return read.size("first_k_dense_replace", defaults.dense, least=0)
     read.overruled("first_k_dense_replace")
     n_dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    total = f"num_hidden_layers ({n_layers}) in all"
     if kinds != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
-        raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {n_layers} in all")
+        raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {total}")
     return n_dense
 
 

@@ -209,8 +209,7 @@ def indexed(name: str, gguf_name: str, defaults: IndexedDefaults, **differences:
         keeps_mtp=True,
         rules=RULES,
         metadata=METADATA,
-        notes=common_notes,
-        **differences,
+        **{"notes": common_notes, **differences},
     )
 
 

@@ -21,7 +21,7 @@ N_VOCAB = 576
 CONTEXT = 128
 """max_position_embeddings: less than there are tokens."""
 
-TOKENS = [int(token) for token in np.random.RandomState(7).randint(3, N_VOCAB, 144)]
+TOKENS = [int(token) for token in np.random.RandomState(7).randint(3, N_VOCAB - 10, 144)]
 """Longer than every window and context that a mutation gives a model."""
 
 SIZES: dict[str, Any] = {
@@ -42,7 +42,7 @@ _INDEXED: dict[str, Any] = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64
 _V4: dict[str, Any] = {
     **{key: value for key, value in SIZES.items() if key != "intermediate_size"}, **_EXPERTS,
     "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
-    "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "index_head_dim": 64,
+    "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 64,
     "index_topk": 512, "sliding_window": 128, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
     "num_nextn_predict_layers": 0, "compress_ratios": [0, 0, 4, 128], "num_hash_layers": 1,
     "rope_theta": 10000, "compress_rope_theta": 160000, "rms_norm_eps": 1e-6, "hidden_act": "silu",
