@@ -136,8 +136,11 @@ class ConfigReader:
         return str(value)
 
     def fixed(self, key: str, value: Any, why: str) -> None:
-        """Raise UnsupportedCheckpoint where the key says anything but `value`."""
-        if self.raw.get(key) is not None and self.raw[key] != value:
+        """Raise UnsupportedCheckpoint where the key says anything but `value`; null of a flag is false."""
+        stated = self.raw.get(key)
+        if stated is None and value is True and key in self.raw:
+            stated = False
+        if stated is not None and stated != value:
             raise UnsupportedCheckpoint(
                 f"{self.path}: {key} is {shown(self.raw[key])}, expected {value!r}: {why}"
             )

@@ -13,7 +13,7 @@ that are FP8 become Q8_0, BF16 stays BF16 and F32 stays F32, as in llama.cpp's c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from convert.architectures.decoder.metadata import (
     scoring_function,
 )
 from convert.architectures.decoder.rope import RopeConfig, read_rope
-from convert.architectures.decoder.rules import gate_rows, once, untied, up_rows
+from convert.architectures.decoder.rules import gate_rows, once, tied, untied, up_rows
 from convert.architectures.deepseek4_names import published_name
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Output, OutputTensor, Rule, Where, stacked
@@ -40,6 +40,12 @@ from gguf_tools.format.values import Metadata, Value
 NAME = "DeepseekV4ForCausalLM"
 OVERLAPPING = 4
 """The ratio whose windows overlap, so that keys and gates have twice the columns, and which has indexers."""
+
+
+_FIXED: Mapping[str, Any] = {
+    "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "n_shared_experts": 1, "hc_mult": 4,
+}  # fmt: skip
+"""Fields with one possible value: of the loader (src/models/deepseek4.cpp), or of transformers' model."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,8 @@ class V4Config:
         read.architecture((NAME,))
         read.fixed("hidden_act", "silu", "llama.cpp's deepseek4 has no other activation")
         read.fixed("attention_bias", False, "llama.cpp's deepseek4 has no attention biases")
+        for key, value in _FIXED.items():
+            read.fixed(key, value, "llama.cpp's deepseek4, or the original, computes with no other")
         n_layers = read.size("num_hidden_layers", most=MAX_LAYERS)
         n_experts = read.size("n_routed_experts", most=MAX_EXPERTS)
         heads, head_dim = read.size("num_attention_heads"), read.size("head_dim")
@@ -134,17 +142,17 @@ class V4Config:
             compress_rope_theta=read.number("compress_rope_theta", 160000.0),
             **_ratios(read, n_layers),
             n_routed_experts=n_experts,
-            n_shared_experts=read.size("n_shared_experts", 1),
+            n_shared_experts=1,
             num_experts_per_tok=read.size("num_experts_per_tok", most=n_experts),
-            num_hash_layers=read.size("num_hash_layers", 3, least=0, most=n_layers),
-            scoring_func=read.choice("scoring_func", ("sqrtsoftplus", "softmax", "sigmoid")),
-            norm_topk_prob=read.flag("norm_topk_prob", True),
+            num_hash_layers=_hash_layers(read, n_layers),
+            scoring_func="sqrtsoftplus",
+            norm_topk_prob=True,
             routed_scaling_factor=read.number("routed_scaling_factor", 1.5),
             swiglu_limit=read.number("swiglu_limit", 10.0),
             index_n_heads=read.size("index_n_heads"),
             index_head_dim=read.size("index_head_dim"),
             index_topk=read.size("index_topk"),
-            hc_mult=read.size("hc_mult", 4),
+            hc_mult=4,
             hc_sinkhorn_iters=read.size("hc_sinkhorn_iters", 20),
             hc_eps=read.number("hc_eps", 1e-6),
             tie_word_embeddings=read.flag("tie_word_embeddings", False),
@@ -197,6 +205,18 @@ class V4Config:
         return self.n_shared_experts * self.moe_intermediate_size
 
 
+def _hash_layers(read: ConfigReader, n_layers: int) -> int:
+    """Return how many leading layers choose experts by token, from either spelling."""
+    kinds = read.raw.get("mlp_layer_types")
+    if kinds is None:
+        return read.size("num_hash_layers", 3, least=0, most=n_layers)
+    read.overruled("num_hash_layers")
+    n_hash = kinds.count("hash_moe") if isinstance(kinds, list) else 0
+    if kinds != ["hash_moe"] * n_hash + ["moe"] * (n_layers - n_hash):
+        raise read.bad("mlp_layer_types", f"'hash_moe' for the first layers, then 'moe', {n_layers} in all")
+    return n_hash
+
+
 def _ratios(read: ConfigReader, n_layers: int) -> dict[str, Any]:
     """Return compress_ratios of the model's layers, the heavy one among them, and those of MTP layers."""
     ratios = read.raw.get("compress_ratios")
@@ -210,6 +230,13 @@ def _ratios(read: ConfigReader, n_layers: int) -> dict[str, Any]:
     heavy = {ratio for ratio in own if ratio not in (0, OVERLAPPING)}
     if len(heavy) > 1:
         raise read.bad("compress_ratios", f"0, {OVERLAPPING} and at most one other ratio")
+    if OVERLAPPING not in own:
+        expected = f"a {OVERLAPPING} in num_hidden_layers ({n_layers})"
+        raise read.bad("compress_ratios", f"{expected}: llama.cpp ends where no layer has an indexer")
+    rates = {"compress_rate_csa": {OVERLAPPING}, "compress_rate_hca": heavy}
+    for key, stated in rates.items():
+        if stated:
+            read.fixed(key, next(iter(stated)), "as in compress_ratios")
     return {
         "compress_ratios": own,
         "heavy_ratio": heavy.pop() if heavy else 1,
@@ -417,6 +444,8 @@ RULES: tuple[Rule, ...] = (
     _one(once, "token_embd.weight", "embed.weight", "vocab_size hidden_size"),
     _one(once, "output_norm.weight", "norm.weight", "hidden_size"),
     _one(untied, "output.weight", "head.weight", "vocab_size hidden_size"),
+    replace(_one(tied, "output.weight", "head.weight", "vocab_size hidden_size"), optional=True),
+    replace(_one(tied, "output.weight", "embed.weight", "vocab_size hidden_size"), unless=("head.weight",)),
     _one(once, "output_hc_fn.weight", "hc_head_fn", "hc_mult hc_cols"),
     _one(once, "output_hc_base.weight", "hc_head_base", "hc_mult"),
     _one(once, "output_hc_scale.weight", "hc_head_scale", "hc_head_scales"),

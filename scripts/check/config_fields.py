@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.end_to_end.config_fields.judge import SILENT, Judge
 from tests.end_to_end.config_fields.llama import Llama
-from tests.end_to_end.config_fields.models import BASES, round_gelu
+from tests.end_to_end.config_fields.models import BASES, rounded_gelu
 from tests.end_to_end.config_fields.mutations import mutations
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ def prepare_torch() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
-    round_gelu()
+    rounded_gelu().__enter__()
 
 
 def sweep(name: str, field: str, sample: int, seed: int) -> list[Row]:

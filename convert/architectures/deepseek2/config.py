@@ -294,13 +294,15 @@ def _expert_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
 
 
 def _n_dense(read: ConfigReader, n_layers: int, defaults: Defaults) -> int:
-    """Return how many leading layers are dense, from either spelling."""
+    """Return how many leading layers are dense; mlp_layer_types counts where both spellings are there."""
     kinds = read.raw.get("mlp_layer_types")
-    if kinds is None or read.raw.get("first_k_dense_replace") is not None:
+    if kinds is None:
         return read.size("first_k_dense_replace", defaults.dense, least=0)
+    read.overruled("first_k_dense_replace")
     n_dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    total = f"num_hidden_layers ({n_layers}) in all"
     if kinds != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
-        raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {n_layers} in all")
+        raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {total}")
     return n_dense
 
 

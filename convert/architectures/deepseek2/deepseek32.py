@@ -77,6 +77,8 @@ class IndexedConfig(DeepseekConfig):
         head_dim, rotated = read.size("index_head_dim", 128), fields["qk_rope_head_dim"]
         if head_dim < rotated:
             raise read.bad("index_head_dim", f"at least qk_rope_head_dim ({rotated})")
+        if head_dim % 64:
+            raise read.bad("index_head_dim", "a multiple of 64: llama.cpp rotates so many columns together")
         n_layers, n_mtp = fields["num_hidden_layers"], fields["num_nextn_predict_layers"]
         read.fixed("layer_types", [_INDEXED] * n_layers, "llama.cpp has an indexer in every layer")
         return cls(
@@ -207,8 +209,7 @@ def indexed(name: str, gguf_name: str, defaults: IndexedDefaults, **differences:
         keeps_mtp=True,
         rules=RULES,
         metadata=METADATA,
-        notes=common_notes,
-        **differences,
+        **{"notes": common_notes, **differences},
     )
 
 

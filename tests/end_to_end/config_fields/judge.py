@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from convert import ConvertOptions, ToolkitError, convert
+from convert import ToolkitError, convert
 from tests.end_to_end.config_fields.llama import Llama, LlamaError
 from tests.end_to_end.config_fields.meanings import tells_of
 from tests.end_to_end.config_fields.models import (
@@ -91,7 +91,7 @@ class Judge:
     def _convert(self, folder: Path) -> tuple[str, ...]:
         target = self._folder / "file.gguf"
         target.unlink(missing_ok=True)
-        result = convert(folder, target, ConvertOptions(outtype="f32"))
+        result = convert(folder, target, outtype="f32")
         return tuple(result.preparation.plan.notes)
 
     def _computed(self) -> np.ndarray:

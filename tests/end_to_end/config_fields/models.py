@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ N_VOCAB = 576
 CONTEXT = 128
 """max_position_embeddings: less than there are tokens."""
 
-TOKENS = [int(token) for token in np.random.RandomState(7).randint(3, N_VOCAB, 144)]
+TOKENS = [int(token) for token in np.random.RandomState(7).randint(3, N_VOCAB - 10, 144)]
 """Longer than every window and context that a mutation gives a model."""
 
 SIZES: dict[str, Any] = {
@@ -42,7 +43,7 @@ _INDEXED: dict[str, Any] = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64
 _V4: dict[str, Any] = {
     **{key: value for key, value in SIZES.items() if key != "intermediate_size"}, **_EXPERTS,
     "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
-    "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "index_head_dim": 64,
+    "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 64,
     "index_topk": 512, "sliding_window": 128, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
     "num_nextn_predict_layers": 0, "compress_ratios": [0, 0, 4, 128], "num_hash_layers": 1,
     "rope_theta": 10000, "compress_rope_theta": 160000, "rms_norm_eps": 1e-6, "hidden_act": "silu",
@@ -87,12 +88,16 @@ def _text(name: str, model_type: str, **others: Any) -> dict[str, Any]:
     return {"text_config": {**_recorded(name), "model_type": model_type}, **others}
 
 
+_RECORDED = (
+    "smollm3", "mistral", "mixtral", "qwen2-tied", "qwen3", "qwen3moe", "glm4moe-normed", "gpt-oss",
+    "minimax-m2", "seed-oss", "olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "granite4",
+    "granite4-h", "nemotron-h", "nemotron-3", "phi4", "ministral3", "gemma3", "gemma4", "gemma4-experts",
+    "gemma4-small", "qwen3next", "qwen35", "qwen35moe",
+)  # fmt: skip
+"""Models of tests/support/decoder_models.py that are bases: one of each way to be built."""
+
 BASES: Mapping[str, Base] = {
-    **{
-        name: Base(f"{kind}ForCausalLM", _recorded(name))
-        for name, (kind, _) in MODELS.items()
-        if name not in ("llama-biases", "llama-linear", "llama-yarn", "qwen35-ungrouped", "phi4-mini")
-    },
+    **{name: Base(f"{MODELS[name][0]}ForCausalLM", _recorded(name)) for name in _RECORDED},
     "llama": Base("LlamaForCausalLM", SIZES),
     "deepseek2": Base("DeepseekV2ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
     "deepseek3": Base("DeepseekV3ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
@@ -112,6 +117,12 @@ BASES: Mapping[str, Base] = {
     "gemma4-wrapped": Base(
         "Gemma4ForConditionalGeneration",
         _text("gemma4", "gemma4_text", vision_config=None, audio_config=None, image_token_id=570,
+              boi_token_id=571, eoi_token_id=572, audio_token_id=573),
+        wrapped=True,
+    ),
+    "gemma4-unified": Base(
+        "Gemma4UnifiedForConditionalGeneration",
+        _text("gemma4", "gemma4_unified_text", vision_config=None, audio_config=None, image_token_id=570,
               boi_token_id=571, eoi_token_id=572, audio_token_id=573),
         wrapped=True,
     ),
@@ -218,9 +229,14 @@ def write_weights(folder: Path, model: Any) -> None:
     (folder / "config.json").write_bytes(config)
 
 
-def round_gelu() -> None:
+@contextmanager
+def rounded_gelu() -> Iterator[None]:
     """Have torch look GELU up as llama.cpp does, in a table of float16."""
     import torch
 
-    gelu = torch.nn.functional.gelu
-    torch.nn.functional.gelu = lambda x, **how: gelu(x.half().float(), **how).half().float()
+    exact = torch.nn.functional.gelu
+    torch.nn.functional.gelu = lambda x, **how: exact(x.half().float(), **how).half().float()
+    try:
+        yield
+    finally:
+        torch.nn.functional.gelu = exact
