@@ -81,8 +81,12 @@ class Base:
     as_is: bool = False
 
 
+_STATED = {"mixtral": {"head_dim": 16}}
+"""What transformers needs for some rotations: it multiplies head_dim, be it null."""
+
+
 def _recorded(name: str) -> dict[str, Any]:
-    return {**SIZES, **MODELS[name][1], "max_position_embeddings": CONTEXT}
+    return {**SIZES, **MODELS[name][1], **_STATED.get(name, {}), "max_position_embeddings": CONTEXT}
 
 
 def _text(name: str, model_type: str, **others: Any) -> dict[str, Any]:

@@ -250,6 +250,7 @@ def rope_kinds(n_rotated: int) -> dict[str, dict[str, Any]]:
         "llama3 high_freq_factor": {**_LLAMA3, "high_freq_factor": 16.0},
         "llama3 attention_factor": {**_LLAMA3, "attention_factor": 1.5},
         "longrope": longrope,
+        "su": {**longrope, "rope_type": "su"},
         "longrope attention_factor": {**longrope, "attention_factor": 1.5},
         "longrope factor": {**longrope, "factor": 8.0},
         "longrope long context": {**longrope, "original_max_position_embeddings": 4096},
