@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
+from convert.architectures.decoder.family import yarn_notes
 from convert.architectures.decoder.metadata import (
     GATING_FUNCTIONS,
     ROTATION,
@@ -117,11 +118,7 @@ class V4Config:
         if heads % groups:
             raise read.bad("o_groups", f"a divisor of num_attention_heads ({heads})")
         context = read.size("max_position_embeddings")
-        rope = read_rope(read, context)
-        if rope.kind not in ("default", "yarn"):
-            raise UnsupportedCheckpoint(
-                f"{path}: rope_scaling: RoPE of type {rope.kind!r}, expected 'default' or 'yarn'"
-            )
+        rope = _read_rotation(read, context)
         return cls(
             vocab_size=read.size("vocab_size"),
             hidden_size=read.size("hidden_size"),
@@ -203,6 +200,20 @@ class V4Config:
     @property
     def shared_intermediate_size(self) -> int:
         return self.n_shared_experts * self.moe_intermediate_size
+
+
+def _read_rotation(read: ConfigReader, context: int) -> RopeConfig:
+    """Return the rotation of layers that compress, as published; the others are not stretched."""
+    read.fixed("original_max_position_embeddings", None, "transformers reads it in rope_scaling alone")
+    if {*(read.raw.get("rope_parameters") or ())} & {"main", "compress"}:
+        raise read.bad("rope_parameters", "none, or one rotation as in rope_scaling of published models")
+    rope = read_rope(read, context, kinds=("default", "yarn"))
+    if rope.attention_factor not in (None, 1.0):
+        raise UnsupportedCheckpoint(
+            f"{read.path}: attention_factor is {rope.attention_factor:g}, expected 1 or none:"
+            " llama.cpp's deepseek4 multiplies nothing by it"
+        )
+    return rope
 
 
 def _hash_layers(read: ConfigReader, n_layers: int) -> int:
@@ -496,7 +507,9 @@ def _forced_type(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
 
 
 def _notes(config: V4Config, options: NoOptions) -> tuple[str, ...]:
-    return ("--outtype counts for nothing: FP8 becomes Q8_0, all else keeps the type of the checkpoint",)
+    ramp = () if config.rope.yarn is None else yarn_notes(config.rope.yarn)
+    types = "--outtype counts for nothing: FP8 becomes Q8_0, all else keeps the type of the checkpoint"
+    return types, *ramp
 
 
 ARCHITECTURE = Architecture(

@@ -113,7 +113,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
         read.fixed(key, value, why)
     refuse_limits(read)
     counts = {"Mamba 2": kinds.count(MAMBA), "attention": kinds.count(ATTENTION)}
-    refuse_one_kind(read, "layers_block_type", counts)
+    refuse_one_kind(read, _key_of_kinds(read), counts)
     n_heads, n_groups = read.size("mamba_num_heads", 128), read.size("n_groups", 8)
     if n_heads % n_groups:
         raise read.bad("n_groups", f"a divisor of mamba_num_heads ({n_heads})")
@@ -133,10 +133,15 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     )
 
 
-def _read_kinds(read: ConfigReader) -> str:
-    """Return a letter for each layer, by hybrid_override_pattern or layers_block_type."""
+def _key_of_kinds(read: ConfigReader) -> str:
+    """Return the key of config.json that has the kinds of layers."""
     pattern = read.raw.get("hybrid_override_pattern")
-    key = "layers_block_type" if pattern is None else "hybrid_override_pattern"
+    return "layers_block_type" if pattern is None else "hybrid_override_pattern"
+
+
+def _read_kinds(read: ConfigReader) -> str:
+    """Return a letter for each layer."""
+    key = _key_of_kinds(read)
     stated = read.raw.get(key)
     letters = [_LETTERS.get(str(kind)) for kind in stated] if isinstance(stated, list) else stated
     known = {*_LETTERS.values()}

@@ -43,14 +43,13 @@ def prepare_torch() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
-    rounded_gelu().__enter__()
 
 
 def sweep(name: str, field: str, sample: int, seed: int) -> list[Row]:
     """Return a row for each mutation of a base."""
     base, llama = BASES[name], Llama()
     try:
-        with tempfile.TemporaryDirectory(prefix="config-fields-") as folder:
+        with rounded_gelu(), tempfile.TemporaryDirectory(prefix="config-fields-") as folder:
             try:
                 judge = Judge(base, Path(folder), llama)
             except Exception as error:

@@ -19,15 +19,17 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
     """Return the configuration of a Qwen 3.5, with experts or without."""
     config = read_delta_net(raw, path)
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    stated = rope.get("mrope_section")
-    section = list(MROPE_SECTION) if stated is None else stated
-    sizes = range(config.head_dim + 1)
-    if not isinstance(section, list) or not 0 < len(section) <= 4 or not all(n in sizes for n in section):
+    section = rope.get("mrope_section")
+    if section is None:
+        section, states = list(MROPE_SECTION), False
+    elif isinstance(section, list) and 0 < len(section) <= 4 and all(n in range(2**15) for n in section):
+        states = True
+    else:
         inside = ConfigReader(rope, path, prefix="rope_parameters.")
         raise inside.bad("mrope_section", "up to four whole numbers")
     if sum(section) > config.head_dim:
         raise ConfigReader(raw, path).bad("head_dim", f"{sum(section)} at least, the sum of mrope_section")
-    return replace(config, mrope_section=tuple(section), states_section=stated is not None)
+    return replace(config, mrope_section=tuple(section), states_section=states)
 
 
 DELTA_NETS = (

@@ -32,19 +32,19 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         raise UnsupportedCheckpoint(f"{path}: model_type is 'mistral4', expected 'ministral3' or 'mistral'")
     read = with_defaults(raw, path, name=f"{'Ministral3' if kind == 'ministral3' else 'Mistral'}ForCausalLM")
     read.fixed("sliding_window", None, "llama.cpp's mistral3 has none")
-    fields = decoder_fields(read, theta=1e6)
+    fields = decoder_fields(read)
     fields["rotated_cols"] = fields["head_dim"]
     if kind != "ministral3":
         return DecoderConfig(**fields)
     rope = fields["rope"]
-    if rope.kind != "yarn" or not rope.mscale_all_dim or rope.mscale not in (None, 1.0):
+    if rope.kind != "yarn" or not rope.mscale_all_dim or rope.mscale != 1.0:
         raise UnsupportedCheckpoint(
             f"{path}: rope_parameters of type {rope.kind!r} with mscale {rope.mscale} and mscale_all_dim"
             f" {rope.mscale_all_dim}, expected 'yarn' with an mscale of 1: llama.cpp has no other"
         )
     inside = ConfigReader(raw.get("rope_parameters") or raw["rope_scaling"], path, "rope_parameters.")
     grows = inside.number("llama_4_scaling_beta"), rope.original_context
-    fields["rope"] = replace(rope, mscale=1.0, log_multiplier=rope.mscale_all_dim)
+    fields["rope"] = replace(rope, log_multiplier=rope.mscale_all_dim)
     return DecoderConfig(**fields, sharpness=grows)
 
 

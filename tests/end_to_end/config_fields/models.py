@@ -36,7 +36,8 @@ _EXPERTS: dict[str, Any] = {
     "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 _LATENT: dict[str, Any] = {
-    **_EXPERTS, "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32,
+    **_EXPERTS, "rms_norm_eps": 1e-6, "num_hidden_layers": 3, "num_key_value_heads": 4,
+    "q_lora_rank": 24, "kv_lora_rank": 32,
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
 _INDEXED: dict[str, Any] = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64, "index_topk": 32}
@@ -80,8 +81,12 @@ class Base:
     as_is: bool = False
 
 
+_STATED = {"mixtral": {"head_dim": 16}}
+"""What transformers needs for some rotations: it multiplies head_dim, be it null."""
+
+
 def _recorded(name: str) -> dict[str, Any]:
-    return {**SIZES, **MODELS[name][1], "max_position_embeddings": CONTEXT}
+    return {**SIZES, **MODELS[name][1], **_STATED.get(name, {}), "max_position_embeddings": CONTEXT}
 
 
 def _text(name: str, model_type: str, **others: Any) -> dict[str, Any]:

@@ -250,6 +250,7 @@ def rope_kinds(n_rotated: int) -> dict[str, dict[str, Any]]:
         "llama3 high_freq_factor": {**_LLAMA3, "high_freq_factor": 16.0},
         "llama3 attention_factor": {**_LLAMA3, "attention_factor": 1.5},
         "longrope": longrope,
+        "su": {**longrope, "rope_type": "su"},
         "longrope attention_factor": {**longrope, "attention_factor": 1.5},
         "longrope factor": {**longrope, "factor": 8.0},
         "longrope long context": {**longrope, "original_max_position_embeddings": 4096},
@@ -268,33 +269,30 @@ _SCALARS = (
 
 
 def _rotations(text: Mapping[str, Any], place: Path) -> Iterator[Mutation]:
-    found = text.get("rope_parameters")
-    if not isinstance(found, dict):
-        return
+    """Yield rotations of all kinds, in rope_parameters and as older versions of transformers have them."""
+    found = text.get("rope_parameters") or {}
     nested = {key: value for key, value in found.items() if isinstance(value, dict)}
-    here = next(iter(nested.values())) if nested else found
+    here = next(iter(nested.values()), found) or {"rope_theta": text["rope_theta"]}
     width = text.get("qk_rope_head_dim") or text.get("head_dim")
     width = width or text["hidden_size"] // text["num_attention_heads"]
     kept = {key: here[key] for key in _SCALARS if key in here}
     n_rotated = int(width * (kept.get("partial_rotary_factor") or 1.0))
-    if not nested:
-        for key in here.keys() - {"rope_type", "short_factor", "long_factor"}:
-            for value in _values(key, None, here[key]):
-                if value != here[key]:
-                    path = (*place, "rope_parameters", key)
-                    yield Mutation(".".join(path), _shown(value), {path: value}, ("rope_parameters",))
+    whole = (*place, "rope_parameters")
+    for key in () if nested else found.keys() - {"rope_type", "short_factor", "long_factor"}:
+        for value in _values(key, None, found[key]):
+            path = (*whole, key)
+            if value != found[key]:
+                yield Mutation(".".join(path), _shown(value), {path: value}, ("rope_parameters",))
     nothing = {(*place, key): ABSENT for key in ("rope_parameters", "rope_scaling", "rope_theta")}
     yield Mutation("rope_parameters", "absent", nothing)
     for label, kind in rope_kinds(n_rotated).items():
         new = {**kept, **kind}
         also = tuple(key for key in kind if key != "rope_type")
-        if nested:
-            for name in nested:
-                path = (*place, "rope_parameters", name)
-                own = {key: nested[name][key] for key in _SCALARS if key in nested[name]}
-                yield Mutation(".".join(path), label, {path: {**own, **kind}}, also)
-        path = (*place, "rope_parameters")
-        yield Mutation(".".join(path), label, {path: new}, also)
+        for name, rotation in nested.items():
+            path = (*whole, name)
+            own = {key: rotation[key] for key in _SCALARS if key in rotation}
+            yield Mutation(".".join(path), label, {path: {**own, **kind}}, also)
+        yield Mutation(".".join(whole), label, {whole: new}, also)
         for spelled in ("rope_type", "type"):
             yield from _legacy(label, new, place, spelled, also)
 
@@ -309,6 +307,8 @@ def _legacy(
     base |= {(*place, key): value for key, value in outside.items()}
     name = ".".join((*place, "rope_scaling"))
     scaling = None if new["rope_type"] == "default" and len(inside) == 1 else inside
+    if label in ("linear", "yarn", "llama3") and spelled == "rope_type":
+        yield Mutation(f"{name} (beside)", label, {(*place, "rope_scaling"): scaling}, also)
     yield Mutation(f"{name} ({spelled})", label, {**base, (*place, "rope_scaling"): scaling}, also)
     if "original_max_position_embeddings" in inside and spelled == "rope_type":
         moved = "original_max_position_embeddings"
