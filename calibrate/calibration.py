@@ -12,7 +12,7 @@ from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
 from forward.text.scripts import script_findings
 from forward.text.tokens import Text
-from gguf_tools.findings import Tell, tell_nobody
+from gguf_tools.findings import Tell, tell_all, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.suite.mixture import mixture_sha256
@@ -66,8 +66,8 @@ class Calibration(CalibrationOptions):
 
         what = CalibrationPlan.of(self, plan, job.outputs, lambda text: self._admit(text, options.tell))
         with CalibratedRun(what, job, options) as run:
-            for finding in (*script_findings(what.spelling), *amount_findings(what, options.threads)):
-                options.tell(finding)
+            amount = amount_findings(what, options.threads)
+            tell_all((*script_findings(what.spelling), *amount, *what.findings()), options.tell)
             yield run
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterator[str]:
@@ -79,7 +79,8 @@ class Calibration(CalibrationOptions):
         what = CalibrationPlan.of(self, plan, outputs, judge)
         yield from estimate_lines(what, options.threads, options.scheduler)
         amount = amount_findings(what, options.threads)
-        for finding in (*what.quality.findings(), *script_findings(what.spelling), *amount):
+        text = (*what.quality.findings(), *script_findings(what.spelling))
+        for finding in (*text, *amount, *what.findings()):
             yield f"note: {finding.text}"
 
     def _admit(self, text: Text, tell: Tell) -> TextQuality:

@@ -13,10 +13,10 @@ from calibrate.methods import Method, find_method
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut, Text, tokenizer_keys
-from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.suite.mixture import mixture_sha256, read_mixture
+from quantize.fill.scaled import refuse_scales
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.decide import TensorPlan
 
@@ -37,15 +37,14 @@ class Coverage:
         """Build the network of a model.
 
         path    for messages
-        raises  UnsupportedCheckpoint for a family that can't be computed
+        raises  as `forward.rehearsal.network_of_tensors`; BadRequest for a model whose weights have scales
         """
-        from forward.families import find_family
-        from forward.mtp import with_mtp
+        from forward.rehearsal import network_of_tensors
 
-        architecture = metadata.get(keys.ARCHITECTURE)
-        family = find_family(path, None if architecture is None else architecture.data)
-        shapes = {tensor.name: tensor.shape for tensor in tensors}
-        return cls(with_mtp(family.build(family.read(metadata, shapes, path)), shapes))
+        by_name = {tensor.name: tensor for tensor in tensors}
+        network = network_of_tensors(path, metadata, by_name)
+        refuse_scales(path, by_name, network.own_scales)
+        return cls(network)
 
     def promises(self, tensor: TensorInfo) -> bool:
         """Whether there will be importances of a tensor: as from llama-imatrix, of all matrices in layers."""

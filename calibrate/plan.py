@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,13 @@ from calibrate.options import CalibrationOptions, Coverage
 from calibrate.probe import Probe
 from calibrate.statistics.trust import Trust
 from forward.device import device_name
+from forward.findings import findings_of
 from forward.network import Network
 from forward.text.quality import TextQuality
 from forward.text.tokens import Cut, Text
 from forward.work.work_folder import run_identity
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.findings import Finding
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
@@ -72,6 +74,10 @@ class CalibrationPlan:
         }
         text = options.read(metadata, coverage)
         return cls(options, path, metadata, plan.infos, made, coverage.network, text, judged(text))
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is to be said of the model and of the length of chunks."""
+        return findings_of(self.path, self.network, self.metadata, self.text.chunk_size)
 
     @property
     def spelling(self) -> str:

@@ -94,7 +94,9 @@ def with_mtp(network: Network, tensors: Container[str]) -> Network:
     tensors  names of the model's tensors
     """
     first, second = (MTPNames.of(network.n_layers + number).projection for number in range(2))
-    if not network.builds_mtp or first not in tensors or second in tensors:
+    if first not in tensors:
+        return replace(network, n_stored_mtp=0)
+    if not network.builds_mtp or second in tensors:
         return network
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
@@ -106,9 +108,10 @@ def with_mtp(network: Network, tensors: Container[str]) -> Network:
 
 def _load_entry(network: Network, load: Loader) -> MTPEntry:
     names, size = MTPNames.of(network.n_layers), network.hidden_size
+    table = load.tensor(names.embeddings if load.has(names.embeddings) else EMBEDDINGS)
     return MTPEntry(
         load=load,
-        embeddings=names.embeddings if load.has(names.embeddings) else EMBEDDINGS,
+        embeddings=table.name,
         name=names.projection,
         projection=load.matrix(names.projection, size, 2 * size),
         embedding_norm=RMSNorm(load.float32(names.embedding_norm, size), network.norm_eps),

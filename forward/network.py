@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +75,9 @@ class Network:
                 matrix multiplies; None: the norm itself
     n_mtp       layers for multi-token prediction behind those, 0 or 1; see forward/mtp.py
     builds_mtp  whether `build` takes the number of such a layer
+    n_stored_mtp  layers for multi-token prediction that the model has by its keys
+    trained_context  tokens of the longest texts that the model was trained with; 0 where nothing says so
+    own_scales  parts whose scales are read by the layers themselves, and don't scale weights
     """
 
     n_layers: int
@@ -93,11 +96,18 @@ class Network:
     end: Callable[[Loader, RMSNorm], End] | None = None
     n_mtp: int = 0
     builds_mtp: bool = True
+    n_stored_mtp: int = 0
+    trained_context: int = 0
+    own_scales: Collection[str] = ()
 
     @property
     def n_all_layers(self) -> int:
         """Layers up to the output matrix, and the MTP layer behind them."""
         return self.n_layers + self.n_mtp
+
+    def leaves_out(self, layer: int | None) -> bool:
+        """Return whether a layer is one for multi-token prediction that is not computed."""
+        return layer is not None and self.n_all_layers <= layer < self.n_layers + self.n_stored_mtp
 
     @property
     def state_size(self) -> int:

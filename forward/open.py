@@ -1,14 +1,15 @@
 """Where the forward pass gets its weights: a Hugging Face folder, or a GGUF file with any layout of MLA.
 
 Both are seen the same way: a network, and tensors under their GGUF names, unread. A folder is taken as the
-conversion that the converter would make of it with plain attention, which has attn_kv_b. A GGUF file may have
-attn_kv_b, or attn_k_b and attn_v_b, as stacks of heads or as one matrix.
+conversion that the converter would make of it with plain attention, which has attn_kv_b: its network is made
+of the keys that would be written, so it computes what the file computes. A GGUF file may have attn_kv_b, or
+attn_k_b and attn_v_b, as stacks of heads or as one matrix.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -24,17 +25,20 @@ from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
 from forward.device import choose_device
 from forward.families import find_family
+from forward.findings import findings_of
 from forward.layers.llama_rounding import rounding_of
 from forward.layers.load import Loader
-from forward.mtp import with_mtp
 from forward.network import Network
 from forward.options import ForwardOptions
+from forward.rehearsal import network_of_tensors
 from forward.text.tokens import tokenizer_keys
 from gguf_tools.errors import BadRequest, MissingModel
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
+from gguf_tools.findings import Finding
 from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.format.values import Metadata
+from gguf_tools.format.values import Metadata, Value
+from quantize.fill.scaled import with_scales
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.roles import layer_of
 
@@ -82,6 +86,10 @@ class ModelSource:
                 active += prod(tensor.shape) * (min(1.0, _USED / tensor.shape[0]) if is_routed else 1.0)
         network = self.network
         return network.vocab_size * network.hidden_size * network.n_layers / max(1.0, active)
+
+    def findings(self, chunk_size: int) -> Iterator[Finding]:
+        """Yield what a user should know before the model is computed on chunks of so many tokens."""
+        return findings_of(self.path, self.network, self.metadata, chunk_size)
 
     def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
         """Make a loader of weights to `device`, and of matrices as `dtype`.
@@ -141,9 +149,10 @@ def _open_folder(folder: Path) -> ModelSource:
             choices["mtp"] = family.has_mtp(checkpoint)
         conversion = build(architecture, open_weights(checkpoint), choices)
         tensors = {tensor.name: tensor for tensor in conversion.tensors}
+        metadata = {keys.ARCHITECTURE: Value.string(architecture.gguf_name), **conversion.metadata}
         return ModelSource(
             path=folder,
-            network=with_mtp(family.build(conversion.config), tensors),
+            network=network_of_tensors(folder, metadata, tensors),
             tensors=tensors,
             vocab=lambda: read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(),
             inputs=checkpoint.inputs(),
@@ -157,14 +166,13 @@ def _open_folder(folder: Path) -> ModelSource:
 def _open_gguf(path: Path) -> ModelSource:
     file = open_gguf(path)
     try:
-        family = find_family(path, file.get(keys.ARCHITECTURE))
-        tensors = {name: GGUFTensor(file, name) for name in file.tensors}
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        stored = {name: GGUFTensor(file, name) for name in file.tensors}
+        network = network_of_tensors(path, file.metadata, stored)
         vocab = tokenizer_keys(file.metadata)
         return ModelSource(
             path=path,
-            network=with_mtp(family.build(family.read(file.metadata, shapes, path)), tensors),
-            tensors=tensors,
+            network=network,
+            tensors=with_scales(stored, path, file.get(keys.ARCHITECTURE), network.own_scales),
             vocab=lambda: vocab,
             inputs=gguf_inputs(file),
             opened=file,

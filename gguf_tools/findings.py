@@ -87,6 +87,12 @@ def tell_nobody(finding: Finding) -> None:
     """Ignore a finding."""
 
 
+def tell_all(findings: Iterable[Finding], tell: Tell) -> None:
+    """Tell one finding after the other."""
+    for finding in findings:
+        tell(finding)
+
+
 def teller(*, quiet: bool) -> Tell:
     """Return a function that prints findings on standard error.
 

@@ -27,6 +27,7 @@ from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, run_identity
 from gguf_tools.errors import BadActivation, BadImportance
 from gguf_tools.files.inputs import InputWatch
+from gguf_tools.findings import tell_all
 from imatrix.merge import merge
 from imatrix.options import Collected, CollectOptions, CollectReporter
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
@@ -47,6 +48,7 @@ def collect_from(
     with open_model(model) as source:
         chunks = options.read(text, source.vocab(), source.network.vocab_size, options.cut)
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
+        tell_all(source.findings(chunks.chunk_size), report.tell)
         notes = tuple(finding.text for finding in quality.findings())
         n_chosen = source.network.n_chosen
         if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":

@@ -334,7 +334,8 @@ def _divergences(model: EvaluatedModel) -> Sequence[str]:
 
 
 def _drift_lines(models: Sequence[EvaluatedModel]) -> Iterator[str]:
-    """Yield a table with a column for each model; as many tables as the width of a line asks for."""
+    """Yield a table with a column for each model that has drift, in parts as wide as a line."""
+    models = [model for model in models if model.layers]
     columns = [(model.path.name, *map(_drift, model.layers)) for model in models]
     layers = ("layer", *(str(layer.layer) for layer in models[0].layers))
     widths = [2 + max(map(len, column)) for column in columns]

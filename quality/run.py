@@ -18,10 +18,11 @@ from forward.open import ModelSource, open_model
 from forward.run import ForwardPass
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
+from gguf_tools.findings import Finding, tell_all
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import Reporter
 from quality.against import with_stock
-from quality.bases.base import Entrant, Lockstep, refuse_strangers
+from quality.bases.base import Entrant, Lockstep, layer_findings, refuse_strangers
 from quality.bases.logits_file import write_logits
 from quality.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
 from quality.calibration_overlap import overlap_findings
@@ -55,6 +56,8 @@ def evaluated(
         source = open_base(base, options, opened)
         refuse_strangers(source.path, source.facts, models)
         read, tensors = source.read(texts, models[0].vocab()), [_tensors(each) for each in models]
+        tell_all(layer_findings(source.path, source.facts, models), report.tell)
+        tell_all(_findings_of(models, max(text.chunks.longest for text in read)), report.tell)
         for text in read:
             _tell_doubts(text, models, report)
             check(text, tensors)
@@ -83,6 +86,16 @@ def evaluated(
                 Evaluation(text, source.path, of_text[0].divergence.base_ppl, of_text, floor, stock)
                 for text, of_text, floor in zip(read, models_by_text, floors, strict=True)
             )
+
+
+def _findings_of(models: Sequence[ModelSource], chunk_size: int) -> Iterator[Finding]:
+    """Yield what is to be said of the models, and of what they have in common once."""
+    said = set[str]()
+    for model in models:
+        for finding in model.findings(chunk_size):
+            if finding.kind not in said:
+                yield finding
+            said.add(finding.kind)
 
 
 def _tell_doubts(text: EvaluatedText, models: Sequence[ModelSource], report: Reporter) -> None:

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from gguf_tools.progress import Progress, StartProgress, no_start
 from gguf_tools.text import in_layer_ranges, printable, table
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import ERRORS_RISE, RowSources, encode_rows, strips
-from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.fill.scaled import scaled_tensors, with_scales
+from quantize.fill.sources import SourceTensor
 from quantize.fill.verify import is_ordinary
 from quantize.formats.codecs import codec_of
 
@@ -104,9 +106,8 @@ def compare_values(a: GGUFSource, b: GGUFSource, started: StartProgress = no_sta
     shapes = {name: info.shape for name, info in b.tensors.items()}
     common = [info for info in a.tensors.values() if shapes.get(info.name) == info.shape]
     progress = started(sum(info.n_bytes for info in common))
-    return FileErrors(
-        tuple(_errors_of(GGUFTensor(a, info.name), GGUFTensor(b, info.name), progress) for info in common)
-    )
+    of_a, of_b = scaled_tensors(a), scaled_tensors(b)
+    return FileErrors(tuple(_errors_of(of_a[info.name], of_b[info.name], progress) for info in common))
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class FileErrors:
             yield f"{same} of {len(self.tensors)} tensors have the same values"
 
 
-def _errors_of(a: GGUFTensor, b: GGUFTensor, progress: Progress) -> ValueErrors:
+def _errors_of(a: SourceTensor, b: SourceTensor, progress: Progress) -> ValueErrors:
     n_rows = math.prod(a.shape[:-1])
     squared_error = squared = largest = 0.0
     group = math.lcm(a.type.rows_interleaved, b.type.rows_interleaved)
@@ -210,12 +211,13 @@ def compare_with_source(
     findings: list[Finding] = []
     strangers: list[str] = []
     progress = started(sum(info.n_bytes for info in file.tensors.values()))
+    tensors, sources = scaled_tensors(file), with_scales(sources, Path(source_name))
     for info in file.tensors.values():
         source = sources.get(info.name)
         if source is None:
             strangers.append(info.name)
         else:
-            findings += _check_tensor(file, info, source)
+            findings += _check_tensor(file, info, tensors[info.name], source)
         progress(info.n_bytes)
     if len(strangers) == len(file.tensors):
         text = f"{source_name} has no tensor of this file; is it another model?"
@@ -227,13 +229,14 @@ def compare_with_source(
     return findings
 
 
-def _check_tensor(file: GGUFSource, info: TensorInfo, source: SourceTensor) -> Iterator[Finding]:
+def _check_tensor(
+    file: GGUFSource, info: TensorInfo, stored: SourceTensor, source: SourceTensor
+) -> Iterator[Finding]:
     path = str(file.file_of(info.name).path)
     if math.prod(source.shape) != info.n_elems or source.shape[-1] != info.n_cols:
         text = f"shape {info.shape}, the source's is {source.shape}"
         yield Finding(KIND, text, Level.BAD, (info.name,), path)
         return
-    stored = GGUFTensor(file, info.name)
     try:
         for start, stop in sample_rows(info, source):
             wrong = _wrong(info, stored, source, start, stop)
@@ -260,7 +263,7 @@ def sample_rows(info: TensorInfo, source: SourceTensor) -> Iterator[tuple[int, i
         yield first, min(first + length, info.n_rows)
 
 
-def _wrong(info: TensorInfo, stored: GGUFTensor, source: SourceTensor, start: int, stop: int) -> str:
+def _wrong(info: TensorInfo, stored: SourceTensor, source: SourceTensor, start: int, stop: int) -> str:
     """Describe what is wrong with some rows; "" for nothing."""
     if source.type == info.type:
         sources = RowSources({info.name: source}, {})

@@ -45,7 +45,7 @@ from forward.workers import give_back, threads_for, workers_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.overwriting import refuse_to_replace
-from gguf_tools.findings import Finding, Level
+from gguf_tools.findings import Finding, Level, tell_all
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
@@ -55,6 +55,7 @@ from quality.divergence import mean_of
 from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
+from quantize.fill.scaled import refuse_scales
 from quantize.fill.sources import GGUFTensor, OpenSources, SourceTensor
 from quantize.importances.text_sketch import TextSketch
 from quantize.plan.decide import Decider, TensorPlan
@@ -87,6 +88,7 @@ def run_refinement(
         _refuse_strangers(source, base)
         text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
+        tell_all(source.findings(text.chunk_size), report.tell)
         run = _Run(source, base, text, output, options, report)
         if not options.force and was_refined(output) == run.digest:
             return Refinement(output, is_found=True)
@@ -110,7 +112,8 @@ def _parts(output: Path) -> WorkParts:
 
 
 def _refuse_strangers(source: ModelSource, base: ModelSource) -> None:
-    """Raise BadRequest for an original whose vocabulary is another one."""
+    """Raise BadRequest for an original whose vocabulary is another one, or for weights that have scales."""
+    refuse_scales(source.path, source.tensors, source.network.own_scales)
     sizes = source.network.vocab_size, base.network.vocab_size
     if sizes[0] != sizes[1]:
         raise BadRequest(

@@ -46,6 +46,7 @@ from forward.text.quality import admit
 from forward.text.tokens import Text
 from forward.work.work_folder import run_identity
 from gguf_tools import __version__
+from gguf_tools.findings import tell_all
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
@@ -67,6 +68,7 @@ def measure(
         source = _as_far_as(whole, targets)
         text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
+        tell_all(source.findings(text.chunk_size), report.tell)
         measurement = _Measurement(source, _quantized(targets), metadata, text, options)
         tensors = measurement.run(output, report)
         source.watch.refuse_changed()

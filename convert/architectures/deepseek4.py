@@ -25,6 +25,8 @@ from convert.architectures.decoder.metadata import (
     ROTATION,
     SIZES,
     read_rotation,
+    refuse_sizes_in_windows,
+    refuse_unlike,
     scoring_function,
 )
 from convert.architectures.decoder.rope import RopeConfig, read_rope
@@ -305,9 +307,15 @@ def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pat
     raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
     hparams = read_hparams(metadata, "deepseek4", path)
+    refuse_unlike(hparams)
+    refuse_sizes_in_windows(hparams)
     size = hparams.size
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
+    theta = hparams.number("compress_rope_freq_base", 160000.0)
+    if not theta > 1:
+        key = hparams.key("compress_rope_freq_base")
+        raise FormatError(f"{path}: {key} is {theta:g}, expected more than 1")
     heads, head_dim, groups = size("head_count"), size("key_length"), size("output_group_count")
     rotated = size("rope_dimension_count")
     if not heads or not groups or heads % groups or rotated % 2 or not 0 < rotated <= head_dim:
@@ -333,8 +341,9 @@ def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pat
         max_position_embeddings=size("context_length", 0),
         sliding_window=size("sliding_window"),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
-        rope=read_rotation(hparams, ("yarn", "none")),
-        compress_rope_theta=hparams.number("compress_rope_freq_base", 160000.0),
+        # Whatever the file says, nothing is multiplied by a factor.
+        rope=replace(read_rotation(hparams), attention_factor=1.0),
+        compress_rope_theta=theta,
         compress_ratios=ratios,
         heavy_ratio=next((ratio for ratio in ratios if ratio not in (0, OVERLAPPING)), 1),
         n_routed_experts=size("expert_count"),

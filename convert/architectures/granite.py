@@ -281,17 +281,19 @@ def read_granite_file(
     architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> GraniteConfig:
     """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
-    plain = read_decoder(architecture, metadata, shapes, path)
+    is_hybrid = architecture == "granitehybrid"
+    plain = read_decoder(
+        architecture, metadata, shapes, path, by_layer=("head_count_kv",) if is_hybrid else ()
+    )
     hparams = read_hparams(metadata, architecture, path)
     known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
-    if architecture != "granitehybrid":
-        return GraniteConfig(**known)
-    kv_heads = hparams.head_count_kv
-    if not isinstance(kv_heads, tuple) or len(kv_heads) != plain.num_hidden_layers:
-        expected = f"{plain.num_hidden_layers} numbers"
-        raise FormatError(f"{path}: {hparams.key('head_count_kv')} is {kv_heads!r:.60}, expected {expected}")
-    if not hparams.rope_scaling_finetuned:
+    if architecture != "granitemoe" and hparams.rope_scaling_finetuned is False:
         known["unrotated_layers"] = tuple(range(plain.num_hidden_layers))
+    if not is_hybrid:
+        if not hparams.logit_scale:
+            raise FormatError(f"{path}: {hparams.key('logit_scale')} is 0: logits are divided by it")
+        return GraniteConfig(**known)
+    kv_heads = hparams.by_layer("head_count_kv", plain.num_hidden_layers)
     return GraniteConfig(
         **known,
         is_hybrid=True,

@@ -59,7 +59,7 @@ from convert.architectures.mamba2 import (
 )
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
-from gguf_tools.errors import FormatError, UnsupportedCheckpoint
+from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
 from gguf_tools.format.values import Metadata, Value
@@ -373,18 +373,15 @@ def choose(config: Mapping[str, Any]) -> Architecture:
 
 def _kinds_of_file(plain: DecoderConfig, hparams: HParams) -> str:
     n_all = plain.num_hidden_layers + (plain.num_nextn_predict_layers or 0)
-    by_layer: list[tuple[int, ...]] = []
-    for name in ("head_count_kv", "feed_forward_length"):
-        sizes = getattr(hparams, name)
-        if not isinstance(sizes, tuple) or len(sizes) != n_all:
-            raise FormatError(
-                f"{hparams.path}: {hparams.key(name)} is {sizes!r:.60}, expected {n_all} numbers"
-            )
-        by_layer.append(sizes)
+    heads_of, width_of = (hparams.by_layer(name, n_all) for name in _BY_LAYER)
     block = EXPERTS if plain.num_experts else DENSE
-    sizes_of_layers = zip(*by_layer, strict=True)
+    sizes_of_layers = zip(heads_of, width_of, strict=True)
     kinds = (block if width else ATTENTION if heads else MAMBA for heads, width in sizes_of_layers)
     return "".join(kinds)[: plain.num_hidden_layers]
+
+
+_BY_LAYER = ("head_count_kv", "feed_forward_length")
+"""Sizes that are 0 in layers of another kind."""
 
 
 def read_nemotron_file(
@@ -394,12 +391,14 @@ def read_nemotron_file(
 
     raises  FormatError for sizes by layer that don't fit the number of layers
     """
-    plain = read_decoder(architecture, metadata, shapes, path)
+    plain = read_decoder(architecture, metadata, shapes, path, by_layer=_BY_LAYER)
     hparams = read_hparams(metadata, architecture, path)
     kinds = _kinds_of_file(plain, hparams)
     known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
     return NemotronConfig(
         **{**known, "unrotated_layers": tuple(range(len(kinds))), "scoring_func": "sigmoid",
+           "rms_norm_eps": eps if (eps := hparams.layer_norm_rms_epsilon) is not None
+           else hparams.number("layer_norm_epsilon", 1e-5),
            "norm_topk_prob": bool(hparams.expert_weights_norm)},
         **read_mamba_sizes(hparams),
         kinds=kinds,

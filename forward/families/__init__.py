@@ -1,8 +1,8 @@
 """Model families that can be computed.
 
 A family is a row of FAMILIES: the name that GGUF files give it, what reads its configuration from a file's
-metadata, and what makes a `Network` of that configuration. A folder has the configuration itself, which may
-say more than metadata can. All that follows sees the network alone.
+metadata, and what makes a `Network` of that configuration. Of a folder, the metadata are those that its
+conversion would have. All that follows sees the network alone.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ shared experts, factors of RoPE. A row of DECODERS says the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.delta_net.metadata import read_delta_net_file
 from convert.architectures.granite import read_granite_file
 from convert.architectures.mamba2 import MambaConfig
-from forward.families.parts import FeedForwards, mamba_sizes, network_of, routing_of
+from forward.families.parts import FeedForwards, mamba_sizes, network_of, rope_of, routing_of, unstretched
 from forward.layer import Attention, Layer
 from forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
@@ -26,9 +26,10 @@ from forward.layers.load import Loader
 from forward.layers.residual import PLAIN, UNNORMED, Norm, RMSNorm, Scaled
 from forward.layers.rope import Rope, Rotation
 from forward.network import Family, LogitRule, Network
-from gguf_tools.errors import UnsupportedCheckpoint
 
 ROPE_FREQS = "rope_freqs.weight"
+LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+"""Divisors for texts longer than the original context, and for others."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class _Style:
     halves     whether half of the rotated columns lie between the two of a pair; neighbours otherwise
     ffn_norm   name of the norm before the feed-forward block; "" where neither it nor attention has one
     post_norms whether norms stand behind attention and block
-    local      whether layers with a window rotate without stretching
+    local      how layers with a window rotate: "stretched" as others, with a theta of their own;
+               "unstretched"; "plain", with the theta of others, too
+    tables     divisors of frequencies that its files may have: "long" for two tables, one for long texts;
+               "either" for these where the rotation is of type longrope, else one
     clamped    whether experts have gpt-oss's gate
     gated      whether attention has gates
     fused      whether queries, keys and values are one matrix, gate and up another
@@ -50,7 +54,8 @@ class _Style:
     halves: bool = True
     ffn_norm: str = "ffn_norm"
     post_norms: bool = False
-    local: bool = False
+    local: str = "stretched"
+    tables: str = ""
     clamped: bool = False
     gated: bool = False
     fused: bool = False
@@ -61,23 +66,26 @@ class _Style:
 
 def _network(style: _Style, config: DecoderConfig) -> Network:
     heads, feed_forwards = _head_sizes(config, style), _feed_forwards(config, style)
-    rope, sliding = _rope(config, style), frozenset(config.sliding_layers)
+    rope = rope_of(config.rope, config.rotated_cols, halves=style.halves)
+    sliding = frozenset(config.sliding_layers)
+    local = _local_rope(config, style, rope)
     linear = _linear_layers(config)
     residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
-        if number in sliding and style.local:
-            local = Rope(rope.n_cols, config.sliding_theta or rope.theta, halves=rope.halves)
+        if number in sliding:
             return local.rotation(len(rotate.turns), load.device)
         if number in config.unrotated_layers:
             return None
-        return with_divisors(load, rope, rotate, divisors_of(rotate))
+        return with_divisors(load, rope, rotate, tables_of(rotate))
 
-    def divisors_of(rotate: Rotation) -> str:
-        if config.rope.kind != "longrope":
-            return ROPE_FREQS
+    def tables_of(rotate: Rotation) -> Sequence[str]:
+        if not style.tables:
+            return ()
+        if style.tables != "long" and config.rope.kind != "longrope":
+            return (ROPE_FREQS,)
         is_long = len(rotate.turns) > (config.rope.original_context or 0)
-        return f"rope_factors_{'long' if is_long else 'short'}.weight"
+        return LONG_FACTORS if is_long else LONG_FACTORS[::-1]
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
         if number in linear:
@@ -106,7 +114,7 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
         return Layer(f"blk.{number}", attention, norm, *parts, residual, residual, attention_end=end)
 
     scale = config.hidden_size**0.5 if style.gemma else config.embedding_scale or 1.0
-    rule = LogitRule(1 / (config.logit_scale or 1.0))
+    rule = LogitRule(1 / (config.logit_scale or 1.0), config.final_logit_softcapping)
     return network_of(config, rope, build, embedding_scale=scale, logits=rule)
 
 
@@ -161,25 +169,29 @@ def _feed_forwards(config: DecoderConfig, style: _Style) -> FeedForwards:
     )
 
 
-def _rope(config: DecoderConfig, style: _Style) -> Rope:
-    """Read the rotation, without Llama 3's divisors, which are a tensor."""
-    scaling = config.rope
-    if scaling.kind == "longrope" and scaling.attention_factor is None:
-        raise UnsupportedCheckpoint("RoPE of type longrope: the forward pass has no factors for it")
-    slowed = scaling.factor if scaling.kind == "linear" and scaling.factor else 1.0
-    plain = Rope(config.rotated_cols, scaling.theta, halves=style.halves, slowed=slowed)
-    stretch = scaling.yarn
-    if scaling.kind == "longrope":
-        return replace(plain, magnitude=scaling.attention_factor or 1.0)
-    return plain if stretch is None else replace(plain, yarn=stretch, magnitude=stretch.rotary_factor)
+def _local_rope(config: DecoderConfig, style: _Style, rope: Rope) -> Rope:
+    """Read the rotation of layers with a window."""
+    if style.local == "plain":
+        return Rope(rope.n_cols, rope.theta, halves=rope.halves)
+    theta = config.sliding_theta or rope.theta
+    if style.local == "unstretched":
+        return unstretched(rope, theta)
+    # By the factor even where a model says that nothing is scaled, as llama.cpp does.
+    slowed = 1.0 if rope.yarn is not None else config.rope.factor or 1.0
+    return replace(rope, theta=theta, slowed=slowed)
 
 
-def with_divisors(load: Loader, rope: Rope, rotate: Rotation, table: str = ROPE_FREQS) -> Rotation:
-    """Divide the frequencies by the tensor of divisors that a model may have, called `table`."""
-    if not load.has(table):
+def with_divisors(
+    load: Loader, rope: Rope, rotate: Rotation, tables: Sequence[str] = (ROPE_FREQS,)
+) -> Rotation:
+    """Divide the frequencies by the first of some tables that a model may have, with a number for each pair.
+
+    All of them are read, as all belong to the model.
+    """
+    found = [load.float32(table, rope.n_cols // 2) if load.has(table) else None for table in tables]
+    if not found or found[0] is None:
         return rotate
-    divisors = load.float32(table, rope.n_cols // 2)
-    return replace(rope, divisors=divisors).rotation(len(rotate.turns), load.device)
+    return replace(rope, divisors=found[0]).rotation(len(rotate.turns), load.device)
 
 
 def _family(name: str, style: _Style) -> Family:
@@ -190,7 +202,7 @@ def _family(name: str, style: _Style) -> Family:
 DECODERS: Mapping[str, Family] = {
     name: _family(name, style)
     for name, style in {
-        "llama": _Style(halves=False),
+        "llama": _Style(halves=False, tables="either"),
         "deepseek": _Style(halves=False),
         "smollm3": _Style(halves=False),
         "qwen2": _Style(),
@@ -199,14 +211,14 @@ DECODERS: Mapping[str, Family] = {
         "glm4moe": _Style(ffn_norm="post_attention_norm"),
         "gpt-oss": _Style(ffn_norm="post_attention_norm", clamped=True),
         "minimax-m2": _Style(),
-        "gemma3": _Style(gemma=True, post_norms=True, local=True),
+        "gemma3": _Style(gemma=True, post_norms=True, local="unstretched"),
         "seed_oss": _Style(ffn_norm="post_attention_norm"),
-        "olmo2": _Style(ffn_norm="", post_norms=True, local=True),
-        "mistral3": _Style(halves=False),
-        "phi3": _Style(fused=True),
-        "granite": _Style(halves=False, read=read_granite_file),
-        "granitemoe": _Style(halves=False, read=read_granite_file),
-        "granitehybrid": _Style(halves=False, read=read_granite_file),
+        "olmo2": _Style(ffn_norm="", post_norms=True, local="plain"),
+        "mistral3": _Style(halves=False, tables="either"),
+        "phi3": _Style(fused=True, tables="long"),
+        "granite": _Style(halves=False, tables="either", read=read_granite_file),
+        "granitemoe": _Style(halves=False, tables="either", read=read_granite_file),
+        "granitehybrid": _Style(halves=False, tables="either", read=read_granite_file),
         "qwen3next": _Style(ffn_norm="post_attention_norm", gated=True),
         "qwen35": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),
         "qwen35moe": _Style(ffn_norm="post_attention_norm", gated=True, tiled=True),

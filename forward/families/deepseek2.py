@@ -12,7 +12,7 @@ from convert.architectures.deepseek2.mistral_large3 import read_metadata
 from convert.checkpoint.checkpoint import Checkpoint
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
-from forward.layers.attention.indexer import IndexerSizes, load_indexer
+from forward.layers.attention.indexer import IndexerSizes, indexer_names, load_indexer
 from forward.layers.attention.mla import LatentModel, load_latent_attention
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
@@ -39,6 +39,8 @@ def _network(config: DeepseekConfig) -> Network:
         is_mtp = number >= config.num_hidden_layers
         chooses = indexer is not None and not is_mtp and indexer.is_in(number)
         chooser = load_indexer(load, number, index, rotate) if index is not None and chooses else None
+        if chooser is None:
+            load.leave(*indexer_names(number))
         own = replace(model, n_handed=0) if is_mtp else model
         attention = load_latent_attention(load, number, own, rotate, chooser)
         norm = RMSNorm(load.float32(f"blk.{number}.ffn_norm.weight", hidden), eps)
@@ -84,8 +86,7 @@ def _index_sizes(config: DeepseekConfig) -> IndexerSizes | None:
 
 def _feed_forwards(config: DeepseekConfig) -> FeedForwards:
     n_groups, n_used = config.expert_groups or (1, 1)
-    # V2 scores a group by its best expert, V3 by its two best.
-    groups = Groups(n_groups, n_used, n_best=2 if config.topk_method == "noaux_tc" else 1)
+    groups = Groups(n_groups, n_used, n_best=2)
     return FeedForwards(
         hidden=config.hidden_size,
         n_dense=config.first_k_dense_replace,
@@ -105,12 +106,12 @@ def _rope(config: DeepseekConfig) -> Rope:
 
 
 def _softmax_scale(config: DeepseekConfig) -> float:
-    """Compute what scores are multiplied by before the softmax."""
+    """Compute what scores are multiplied by before the softmax, those of columns that don't rotate, too."""
     scale = config.qk_head_dim**-0.5
     yarn = config.yarn
-    if yarn is None or not yarn.mscale_all_dim:
+    if yarn is None:
         return scale
-    sharper = yarn.sharpness(yarn.mscale_all_dim)
+    sharper = yarn.rotary_factor * yarn.sharpness(yarn.mscale_all_dim or 0.0)
     return scale * sharper * sharper
 
 
@@ -127,8 +128,8 @@ def _has_mtp(checkpoint: Checkpoint) -> bool:
 
 
 DEEPSEEK2: Mapping[str, Family] = {
-    "deepseek2": Family(read_metadata, _network, _NO_LAYOUT, _has_mtp),
-    "deepseek32": Family(metadata_reader("deepseek32", V32), _network, _NO_LAYOUT, _has_mtp),
-    "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _network, _NO_LAYOUT, _has_mtp),
+    "deepseek2": Family(read_metadata, _network, _NO_LAYOUT, has_mtp=_has_mtp),
+    "deepseek32": Family(metadata_reader("deepseek32", V32), _network, _NO_LAYOUT, has_mtp=_has_mtp),
+    "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _network, _NO_LAYOUT, has_mtp=_has_mtp),
 }
 """DeepSeek V2 to V3.2 and their relatives, by the name that general.architecture gives them."""

@@ -108,10 +108,8 @@ def _feed_forwards(config: V4Config) -> FeedForwards:
 
 def _rope_of_windows(config: V4Config) -> Rope:
     """Read the rotation in layers with windows. YaRN stretches theirs alone, and makes nothing sharper."""
-    rope, stretch = Rope(config.qk_rope_head_dim, config.compress_rope_theta), config.rope.yarn
-    if stretch is None:
-        return rope
-    return replace(rope, yarn=stretch, magnitude=config.rope.attention_factor or 1.0)
+    scaling = config.rope
+    return Rope(config.qk_rope_head_dim, config.compress_rope_theta, scaling.yarn, slowed=scaling.slowed)
 
 
 DEEPSEEK4 = Family(read_metadata, _network, {})

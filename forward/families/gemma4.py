@@ -15,7 +15,7 @@ import torch
 
 from convert.architectures.gemma.gemma4 import Gemma4Config, read_gemma4_file
 from forward.families.decoder import with_divisors
-from forward.families.parts import network_of, routing_of
+from forward.families.parts import network_of, rope_of, routing_of, unstretched
 from forward.layer import Attention, Layer
 from forward.layers.attention.gqa import HeadSizes, Projection, load_shared_key_attention
 from forward.layers.attention.handed import HandedKeyAttention, HandedKeys
@@ -35,18 +35,18 @@ def _network(config: Gemma4Config) -> Network:
     is_small = bool(config.hidden_size_per_layer_input or config.num_kv_shared_layers)
     if is_small and config.num_experts:
         raise UnsupportedCheckpoint("Gemma 4 with experts, and with embeddings or keys of other layers")
-    rope = Rope(config.global_head_dim, config.rope.theta, halves=True)
+    rope = rope_of(config.rope, config.global_head_dim, halves=True)
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         parts = _Parts(load, number, config)
         attention = parts.attention(rope, rotate)
         return parts.with_experts(attention) if config.num_experts else parts.dense(attention)
 
-    beside: dict[str, Any] = {}
+    beside: dict[str, Any] = {"own_scales": ("ffn_down_exps",)}
     if config.num_experts:
-        beside = {"n_strands": N_STRANDS, "end": partial(_load_end, config)}
+        beside |= {"n_strands": N_STRANDS, "end": partial(_load_end, config)}
     elif is_small:
-        beside = {
+        beside |= {
             "n_strands": 2,
             "n_handed": 1 + sum(_handed(config, sliding).width for sliding in (True, False)),
             "hands_tokens": True,
@@ -109,12 +109,14 @@ class _Parts:
             unit_values=True,
         )
         if sliding:
-            local = Rope(n_cols, config.sliding_theta or config.rope.theta, halves=True)
-            rotate = local.rotation(len(rotate.turns), load.device)
+            local = unstretched(rope, config.sliding_theta or config.rope.theta)
+            rotate = replace(local, n_cols=n_cols).rotation(len(rotate.turns), load.device)
         else:
             rotate = with_divisors(load, rope, rotate)
         window = config.sliding_window if sliding else None
         has_keys = number < config.n_own_keys
+        if not has_keys:
+            load.leave(*(f"{self.name}.{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm")))
         attention = load_shared_key_attention(load, number, sizes, rotate, window, own_keys=has_keys)
         attention = replace(attention, post_norm=self.norm("post_attention_norm"))
         of_kind = [each for each in range(config.n_own_keys) if (each in config.sliding_layers) == sliding]
@@ -141,6 +143,10 @@ class _Parts:
         experts = load_experts(
             load, self.number, routing_of(config), config.num_experts, hidden, config.moe_intermediate_size
         )
+        factors = f"{self.name}.ffn_down_exps.scale"
+        if load.has(factors):
+            router = replace(experts.router, factors=load.float32(factors, config.num_experts))
+            experts = replace(experts, router=router)
         scale = load.float32(f"{self.name}.ffn_gate_inp.scale", hidden) * hidden**-0.5
         block = self.block(config.intermediate_size, "post_ffw_norm_1")
         before = replace(self, number=self.number - 1)
@@ -171,6 +177,7 @@ class _Parts:
             name = f"{self.name}.{part}.weight"
             return Projection(name, load.matrix(name, n_rows, n_cols), None)
 
+        load.tensor(_TOKEN_TABLE)
         return LayerEmbedding(
             load=load,
             table=_TOKEN_TABLE,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from convert.architectures.decoder.config import DecoderConfig
+from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek4 import V4Config
 from convert.architectures.mamba2 import MambaConfig
@@ -31,6 +32,8 @@ def network_of(config: ModelConfig, rope: Rope, build: BuildLayer, **others: Any
         norm_eps=config.rms_norm_eps,
         rope=rope,
         build=build,
+        trained_context=config.max_position_embeddings,
+        n_stored_mtp=getattr(config, "num_nextn_predict_layers", None) or 0,
         **others,
     )
 
@@ -44,6 +47,21 @@ def routing_of(config: ModelConfig, groups: Groups | None = None) -> Routing:
         normalise=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
     )
+
+
+def rope_of(scaling: RopeConfig, n_cols: int, *, halves: bool) -> Rope:
+    """Read the rotation of `n_cols` columns, without divisors, which are tensors."""
+    magnitude = 1.0 if scaling.attention_factor is None else scaling.attention_factor
+    return Rope(n_cols, scaling.theta, scaling.yarn, magnitude, halves, scaling.slowed)
+
+
+def unstretched(rope: Rope, theta: float) -> Rope:
+    """Return a rotation that is not stretched, by another theta.
+
+    YaRN's own factor goes with the stretching; one that a file names stays.
+    """
+    sharper = 1.0 if rope.yarn is None else replace(rope.yarn, attention_factor=None).rotary_factor
+    return replace(rope, theta=theta, yarn=None, slowed=1.0, magnitude=rope.magnitude / sharper)
 
 
 def mamba_sizes(config: MambaConfig) -> Mamba2Sizes:

@@ -203,7 +203,6 @@ def load_experts(
     """
     name, bias = f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b.bias"
     weight = load.float32(name, n_experts, hidden_size)
-    factors = f"blk.{layer}.ffn_down_exps.scale"
     offset, table = f"blk.{layer}.ffn_gate_inp.bias", f"blk.{layer}.ffn_gate_tid2eid.weight"
     router = Router(
         name,
@@ -212,7 +211,6 @@ def load_experts(
         load.float32(bias, n_experts) if load.has(bias) else None,
         load.float32(offset, n_experts) if load.has(offset) else None,
         load.table(table, routing.n_used, n_experts) if load.has(table) else None,
-        load.float32(factors, n_experts) if load.has(factors) else None,
     )
     names, both = BlockNames.of(layer, "_exps"), f"blk.{layer}.ffn_gate_up_exps.weight"
     if load.has(both):

@@ -25,6 +25,7 @@ from forward.device import to_torch
 from forward.layers.llama_rounding import Rounding, RoundingMatrix, rounding_if_quantized, rounding_of
 from gguf_tools.errors import FormatError, MissingTensor, ShapeError
 from gguf_tools.format.ggml_types import BF16, F16, F32, I32
+from quantize.fill.scaled import ScaledTensor
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 from quantize.roles import float32_reason
 
@@ -83,7 +84,8 @@ class SharedWeights:
         decode  returns them, for rows that no other model has decoded
         """
         n_models = self._n_models[_kind(tensor)]
-        if n_models < 2 or tensor.type in FLOAT_DTYPES or tensor.type.rows_interleaved > 1:
+        is_scaled = isinstance(tensor, ScaledTensor)  # its bytes don't tell by what
+        if n_models < 2 or is_scaled or tensor.type in FLOAT_DTYPES or tensor.type.rows_interleaved > 1:
             return decode()
         part, raw = (tensor.name, start, stop, dtype), tensor.raw_rows(start, stop)
         with self._lock:
@@ -185,13 +187,20 @@ class Loader:
             )
         if tensor.type != I32:
             raise FormatError(f"{self.path}: {name}: found type {tensor.type}, expected {I32}")
-        numbers = tensor.raw_rows(0, tensor.shape[0]).view("<i4").reshape(tensor.shape)
+        numbers = self.numbers(tensor)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < limit:
             raise FormatError(
                 f"{self.path}: {name}: has numbers from {numbers.min()} to {numbers.max()},"
                 f" expected 0 to {limit - 1}"
             )
         return to_torch(numbers.astype(np.int64), self.device)
+
+    def numbers(self, tensor: SourceTensor) -> npt.NDArray[np.int32]:
+        """Return a tensor of whole numbers as it is stored."""
+        return tensor.raw_rows(0, tensor.shape[0]).view("<i4").reshape(tensor.shape)
+
+    def leave(self, *names: str) -> None:
+        """Name tensors that a model may have though nothing uses them, for those who ask what is used."""
 
     def stacked(self, name: str, index: int, n_mats: int, n_rows: int, n_cols: int) -> torch.Tensor:
         """Return one matrix, (n_rows, n_cols), of a stack of n_mats."""
@@ -229,7 +238,7 @@ class Loader:
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
         if tensor.type == BF16 and dtype == torch.bfloat16:
-            return to_torch(tensor.read_rows(start, stop), self.device)
+            return to_torch(tensor.read_rows(start, stop), self.device).to(dtype)
         n_cols = tensor.shape[-1]
         step = max(1, _RUN_BYTES // (4 * n_cols))
         out = torch.empty((stop - start, n_cols), dtype=dtype, device=self.device)

@@ -16,10 +16,14 @@ from typing import Any
 
 from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
+from gguf_tools.format.loaders import LOADERS
 from gguf_tools.format.values import Metadata
 
 Size = int | tuple[int, ...] | None
 """Whole number for all layers, or one for each; None where the key is missing."""
+
+Flags = tuple[bool, ...] | int | None
+"""Flag for each layer, or a whole number that the family makes them of; None where the key is missing."""
 
 
 def _is_size(data: object) -> bool:
@@ -37,7 +41,13 @@ def _are_numbers(data: object) -> bool:
 
 
 def _are_flags(data: object) -> bool:
-    return isinstance(data, tuple) and all(isinstance(flag, bool) for flag in data)
+    if isinstance(data, tuple):
+        return all(isinstance(flag, int) for flag in data)
+    return _is_size(data)
+
+
+def _as_flags(data: tuple[int, ...] | int) -> Flags:
+    return tuple(map(bool, data)) if isinstance(data, tuple) else data
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ _SIZE = _Kind("a whole number", _is_size)
 _NUMBER = _Kind("a number", _is_number, float)
 _NUMBERS = _Kind("a number, or one for each layer", _are_numbers)
 _FLAG = _Kind("true or false", lambda data: isinstance(data, bool))
-_FLAGS = _Kind("true or false for each layer", _are_flags)
+_FLAGS = _Kind("true or false for each layer, or a whole number", _are_flags, _as_flags)
 _TEXT = _Kind("a string", lambda data: isinstance(data, str))
 
 
@@ -91,6 +101,7 @@ class HParams:
     leading_dense_block_count: Size = _key(keys.LEADING_DENSE_BLOCK_COUNT)
     vocab_size: Size = _key(keys.VOCAB_SIZE)
     context_length: Size = _key(keys.CONTEXT_LENGTH)
+    attention_causal: bool | None = _key(keys.ATTENTION_CAUSAL)
     embedding_length: Size = _key(keys.EMBEDDING_LENGTH)
     embedding_length_out: Size = _key(keys.EMBEDDING_LENGTH_OUT)
     feed_forward_length: Size = _key(keys.FEED_FORWARD_LENGTH)
@@ -118,7 +129,7 @@ class HParams:
     indexer_head_count: Size = _key(keys.INDEXER_HEAD_COUNT)
     indexer_key_length: Size = _key(keys.INDEXER_KEY_LENGTH)
     indexer_top_k: Size = _key(keys.INDEXER_TOP_K)
-    indexer_types: tuple[bool, ...] | None = _key(keys.INDEXER_TYPES)
+    indexer_types: Flags = _key(keys.INDEXER_TYPES)
     q_lora_rank: Size = _key(keys.Q_LORA_RANK)
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK)
     layer_norm_epsilon: float | None = _key(keys.LAYERNORM_EPS)
@@ -133,7 +144,7 @@ class HParams:
     hrm_layers_per_stack: Size = _key(keys.HRM_LAYERS_PER_STACK)
     ple_layers: Size = _key(keys.PLE_LAYERS)
 
-    recurrent_layers: tuple[bool, ...] | None = _key(keys.RECURRENT_LAYERS)
+    recurrent_layers: Flags = _key(keys.RECURRENT_LAYERS)
     full_attention_interval: Size = _key(keys.FULL_ATTENTION_INTERVAL)
     ssm_conv_kernel: Size = _key(keys.SSM_CONV_KERNEL)
     ssm_state_size: Size = _key(keys.SSM_STATE_SIZE)
@@ -153,7 +164,7 @@ class HParams:
     swiglu_clamp_shexp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_SHEXP)
 
     sliding_window: Size = _key(keys.SLIDING_WINDOW)
-    sliding_window_pattern: tuple[bool, ...] | None = _key(keys.SLIDING_WINDOW_PATTERN)
+    sliding_window_pattern: Flags = _key(keys.SLIDING_WINDOW_PATTERN)
     key_length_swa: Size = _key(keys.KEY_LENGTH_SWA)
     value_length_swa: Size = _key(keys.VALUE_LENGTH_SWA)
     shared_kv_layers: Size = _key(keys.SHARED_KV_LAYERS)
@@ -168,6 +179,7 @@ class HParams:
     rope_dimension_sections: Size = _key(keys.ROPE_DIMENSION_SECTIONS)
     rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE)
     rope_freq_base_swa: float | None = _key(keys.ROPE_FREQ_BASE_SWA)
+    rope_scale_linear: float | None = _key(keys.ROPE_SCALE_LINEAR)
     rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE)
     rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR)
     rope_scaling_finetuned: bool | None = _key(keys.ROPE_SCALING_FINETUNED)
@@ -212,6 +224,25 @@ class HParams:
             return size[0] if size else None
         return None if size is None else int(size)
 
+    def by_layer(self, name: str, n_layers: int) -> tuple[int, ...]:
+        """Return a size for each layer; 0 where the key is missing.
+
+        raises  FormatError naming the key where the file has another number of them
+        """
+        size = getattr(self, name)
+        sizes = size if isinstance(size, tuple) else (size or 0,) * n_layers
+        if len(sizes) != n_layers:
+            raise FormatError(
+                f"{self.path}: {self.key(name)} is {sizes!r:.60}, expected {n_layers} numbers, one for each"
+                " layer"
+            )
+        return sizes
+
+    def flags(self, name: str, n_layers: int) -> tuple[bool, ...] | None:
+        """Return a flag for each layer; None where the key is missing."""
+        flags = getattr(self, name)
+        return (bool(flags),) * n_layers if isinstance(flags, int) else flags
+
     def number(self, name: str, default: float) -> float:
         """Return a number, or the default where it is missing."""
         number = getattr(self, name)
@@ -228,13 +259,30 @@ _FIELDS = {item.name: item for item in fields(HParams) if "template" in item.met
 def read_hparams(metadata: Metadata, architecture: str, path: str | Path) -> HParams:
     """Return the hyper-parameters of the model at `path`, whose keys begin with `architecture`.
 
-    raises  FormatError naming the key for a value of the wrong kind
+    A key that llama.cpp does not read for the architecture counts as missing.
+
+    raises  FormatError naming the key for one that llama.cpp requires and the model lacks, or for a value of
+            the wrong kind
     """
 
     def refuse(key: str, data: object, expected: str) -> None:
         raise FormatError(f"{path}: {key} is {data!r:.60}, expected {expected}")
 
-    return _read(metadata, architecture, path, refuse)
+    loader = LOADERS.get(architecture)
+    if loader is None:
+        return _read(metadata, architecture, path, refuse)
+    for template in sorted(loader.required):
+        if template.format(arch=architecture) not in metadata:
+            raise FormatError(
+                f"{path}: no key {template.format(arch=architecture)}, which llama.cpp requires of a model of"
+                f" this architecture"
+            )
+    return _read(metadata, architecture, path, refuse, loader.reads, _takes_one)
+
+
+def _takes_one(template: str) -> bool:
+    """Return whether llama.cpp refuses a list for a key."""
+    return not any(kind.startswith("array") for kind in keys.expected_kinds(template, ""))
 
 
 def architecture_of(metadata: Metadata) -> str | None:
@@ -249,16 +297,27 @@ def known_hparams(metadata: Metadata, architecture: str) -> HParams:
 
 
 def _read(
-    metadata: Metadata, architecture: str, path: str | Path, refuse: Callable[[str, object, str], None]
+    metadata: Metadata,
+    architecture: str,
+    path: str | Path,
+    refuse: Callable[[str, object, str], None],
+    reads: Callable[[str], bool] = lambda template: True,
+    takes_one: Callable[[str], bool] = lambda template: False,
 ) -> HParams:
-    """Return the hyper-parameters; `refuse` is called with key, value and what is expected instead."""
+    """Return the hyper-parameters; `refuse` is called with key, value and what is expected instead.
+
+    reads      tells which templates count
+    takes_one  tells which have one value, and no list
+    """
     values: dict[str, Any] = {}
     for name, item in _FIELDS.items():
-        key, kind = item.metadata["template"].format(arch=architecture), item.metadata["kind"]
-        if key not in metadata:
+        template, kind = item.metadata["template"], item.metadata["kind"]
+        key = template.format(arch=architecture)
+        if key not in metadata or not reads(template):
             continue
         data = metadata[key].data
-        if kind.fits(data):
+        is_list = isinstance(data, tuple) and takes_one(template)
+        if kind.fits(data) and not is_list:
             values[name] = kind.take(data)
         else:
             refuse(key, data, kind.expected)

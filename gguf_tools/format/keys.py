@@ -117,8 +117,12 @@ SAMPLING_MIROSTAT_ETA = _shown("general.sampling.mirostat_eta", _F32)
 
 # --- hyper-parameters
 VOCAB_SIZE = _loaded("{arch}.vocab_size", _U32)
-CONTEXT_LENGTH = _loaded("{arch}.context_length", _U32)
+ATTENTION_CAUSAL = _loaded("{arch}.attention.causal", _BOOL)
 POOLING_TYPE = _loaded("{arch}.pooling_type", _U32)
+CLASSIFIER_POOLING_TYPE = _loaded("{arch}.classifier.pooling_type", _U32)
+CLASSIFIER_OUTPUT_LABELS = _loaded("{arch}.classifier.output_labels", _STRINGS)
+DEEPSTACK_MAPPING = _layered("{arch}.deepstack_mapping", _I32S)
+CONTEXT_LENGTH = _loaded("{arch}.context_length", _U32)
 EMBEDDING_LENGTH = _loaded("{arch}.embedding_length", _U32)
 BLOCK_COUNT = _loaded("{arch}.block_count", _U32)
 LEADING_DENSE_BLOCK_COUNT = _loaded("{arch}.leading_dense_block_count", _U32)
@@ -185,6 +189,8 @@ ROPE_DIMENSION_COUNT_SWA = _loaded("{arch}.rope.dimension_count_swa", _U32)
 ROPE_DIMENSION_SECTIONS = _loaded("{arch}.rope.dimension_sections", _I32S)
 ROPE_FREQ_BASE = _loaded("{arch}.rope.freq_base", _F32)
 ROPE_FREQ_BASE_SWA = _loaded("{arch}.rope.freq_base_swa", _F32)
+ROPE_SCALE_LINEAR = _loaded("{arch}.rope.scale_linear", _F32)
+ROPE_SCALING_ALPHA = _loaded("{arch}.rope.scaling.alpha", _F32)
 ROPE_SCALING_TYPE = _loaded("{arch}.rope.scaling.type", _STRING)
 ROPE_SCALING_FACTOR = _loaded("{arch}.rope.scaling.factor", _F32)
 ROPE_SCALING_FINETUNED = _loaded("{arch}.rope.scaling.finetuned", _BOOL)
@@ -206,7 +212,7 @@ PLE_LAYERS = _loaded("{arch}.ple.layers", _I32S)
 
 _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (_U32, """features_length expert_chunk_feed_forward_length expert_latent_length experts_per_group
-        classifier.pooling_type decoder_start_token_id decoder_block_count time_mix_extra_dim
+        decoder_start_token_id decoder_block_count time_mix_extra_dim
         time_decay_extra_dim token_shift_count adapters.count adapters.lora_rank num_loops hrm.h_cycles
         hrm.l_cycles attention.group_norm_groups attention.decay_lora_rank attention.iclr_lora_rank
         attention.value_residual_mix_lora_rank attention.gate_lora_rank attention.relative_buckets_count
@@ -220,12 +226,11 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (_F32, """activation.situ_beta activation.situ_linear_beta expert_group_scale attn_logit_softcapping
         router_logit_softcapping adapters.router_gain attention.max_alibi_bias attention.clamp_kqv
         attention.group_norm_epsilon attention.output_scale attention.value_scale
-        hyper_connection.magnitude rope.scale_linear rope.scaling.alpha kda.gate_lower_bound"""),
-    (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm attention.causal
+        hyper_connection.magnitude kda.gate_lower_bound"""),
+    (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm
         attention.indexer.kpool_select_tail ssm.dt_b_c_rms kda.safe_gate norm_before_residual
         norm_before_fc"""),
     (_STRING, "hidden_activation"),
-    (_STRINGS, "classifier.output_labels"),
     (_I32S, "adapters.token_ids_activate adapters.token_ids_substitute target_layers"),
     (_U64S, "ple.layer_multipliers ple.head_offsets ple.head_vocab_sizes"),
 )  # fmt: skip
@@ -236,7 +241,6 @@ for _kind, _names in _OTHERS:
     for _name in _names.split():
         _loaded(f"{{arch}}.{_name}", _kind)
 _layered("{arch}.attention.rope_pattern", _FLAG_PER_LAYER)
-_layered("{arch}.deepstack_mapping", _I32S)
 for _name in ("alpha_n", "alpha_p", "beta", "eps"):  # of apertus, without its name
     _layered(f"xielu.{_name}", _F32_PER_LAYER)
 
@@ -343,6 +347,11 @@ def kinds_instead(key: str, architecture: str, type_name: str) -> Sequence[str]:
 def is_per_layer(key: str, architecture: str) -> bool:
     """Return whether a key that holds an array has a value for each layer there."""
     return _template_of(key, architecture) in _per_layer
+
+
+def hparam_templates() -> Sequence[str]:
+    """Return the templates of all hyper-parameters that are known, those that begin with the architecture."""
+    return [template for template in _kinds if template.startswith("{arch}.")]
 
 
 def is_loaded(key: str, architecture: str) -> bool:

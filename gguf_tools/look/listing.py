@@ -179,7 +179,7 @@ def kv_cache(source: GGUFSource) -> KVCache:
     if n_blocks is None:
         return KVCache(None, None)
     n_layers = max(0, n_blocks - (_positive(hparams.nextn_predict_layers) or 0))
-    n_layers -= sum((hparams.recurrent_layers or ())[:n_layers])
+    n_layers -= sum((hparams.flags("recurrent_layers", n_layers) or ())[:n_layers])
     lora_rank, rope_dims = _positive(hparams.kv_lora_rank), _positive(hparams.rope_dimension_count)
     n_heads = _positive(hparams.head_count)
     key_length, value_length = _positive(hparams.key_length), _positive(hparams.value_length)
@@ -201,7 +201,8 @@ def kv_cache(source: GGUFSource) -> KVCache:
     heads = hparams.head_count_kv if has_kv_heads else n_heads
     if not key_length or not value_length or heads is None:
         return KVCache(None, None)
-    windows = hparams.sliding_window_pattern or ()
+    pattern = hparams.sliding_window_pattern
+    windows = pattern if isinstance(pattern, tuple) else ()
     lengths = key_length, value_length
     swa = hparams.key_length_swa, hparams.value_length_swa
     in_window = [_positive(size) or length for size, length in zip(swa, lengths, strict=True)]

@@ -27,7 +27,8 @@ from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.fill.scaled import scaled_tensors
+from quantize.fill.sources import SourceTensor
 from quantize.mla_layout.layouts import ARCHITECTURE, HeadSizes, tensor_name
 from quantize.mla_layout.moves import JoinedHeads, key_half, key_rows, value_half
 from quantize.padding.counterparts import padding_like
@@ -142,7 +143,7 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
 
 
 def _of_file(file: GGUFSource, path: Path) -> AuditBase:
-    tensors = {name: GGUFTensor(file, name) for name in file.tensors}
+    tensors = scaled_tensors(file)
     sizes = head_sizes(file.metadata, path)
     others = {} if sizes is None else dict(_relaid(tensors, sizes))
     return AuditBase(path, False, tensors, others, file.metadata)

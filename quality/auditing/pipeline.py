@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -28,7 +29,8 @@ from quality.auditing.metadata import metadata_findings
 from quality.auditing.options import MOST_WEIGHTS_READ, AuditChoices, AuditOptions
 from quality.auditing.pairs import Layers, fits, keys_that_may_differ, match_layers, structure_findings
 from quality.auditing.report import AuditReport, TensorAudit
-from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor
+from quantize.fill.scaled import scaled_tensors
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import decodable, encodable, get_decoder, get_format
 from quantize.mla_layout.layouts import metadata_in, roles_in
 
@@ -112,13 +114,17 @@ class _Audit:
             return self.base.metadata
         return metadata_in(self.base.metadata, found, wanted, sizes)
 
+    @cached_property
+    def _stored(self) -> dict[str, SourceTensor]:
+        return scaled_tensors(self.file)
+
     def _is_comparable(self, info: TensorInfo) -> bool:
         source = self.base.find(self.layers.name(info.name))
         return source is not None and fits(info.shape, source.shape)
 
     def _pair(self, info: TensorInfo) -> Pair | Finding:
         """Pair a tensor with the base's; a finding where it can't be decoded."""
-        stored, base = GGUFTensor(self.file, info.name), self.base.find(self.layers.name(info.name))
+        stored, base = self._stored[info.name], self.base.find(self.layers.name(info.name))
         assert base is not None
         about, path = (info.name,), str(self.file.path)
         if info.type == I32 or (info.type not in FLOAT_DTYPES and info.type.name not in decodable()):

@@ -13,7 +13,7 @@ hidden states after that layer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from forward.options import ForwardOptions, Rounded
 from forward.run import ForwardPass
 from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation, BadRequest
+from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from quality.drift import LayerDrift, Routes, drift_of
 from quantize.padding.hidden_size import n_hidden_zeros
@@ -63,8 +64,12 @@ class BaseWeights:
 class LayeredBase(Protocol):
     """A base whose hidden states are known after every layer, for the measured tokens at least.
 
+    n_layers       without its MTP layer
     n_layers_done  layers that need not be computed any more
     """
+
+    @property
+    def n_layers(self) -> int: ...
 
     @property
     def n_layers_done(self) -> int: ...
@@ -117,6 +122,10 @@ class ComputedBase:
 
     forward: ForwardPass
     keeper: Keeper | None = None
+
+    @property
+    def n_layers(self) -> int:
+        return self.forward.source.network.n_layers
 
     @property
     def n_layers_done(self) -> int:
@@ -202,11 +211,13 @@ class ModelFacts:
 
 
 def refuse_strangers(path: Path, base: ModelFacts, models: Sequence[ModelSource]) -> None:
-    """Raise BadRequest for a model that can't have been made of the base; `path` is the base's."""
+    """Raise BadRequest for a model that can't have been made of the base; `path` is the base's.
+
+    A model may have fewer layers than the base, or more: then layers are not compared.
+    """
     for model in models:
         facts = ModelFacts.of(model)
         for what, wanted, found in (
-            ("layers", base.n_layers, facts.n_layers),
             ("columns of hidden states", base.real_size, facts.real_size),
             ("tokens in the vocabulary", base.vocab_size, facts.vocab_size),
         ):
@@ -214,6 +225,15 @@ def refuse_strangers(path: Path, base: ModelFacts, models: Sequence[ModelSource]
                 raise BadRequest(f"{model.path}: {found} {what}, and {path} has {wanted}; another model?")
         if base.tokens is not None and facts.tokens != base.tokens:
             raise BadRequest(f"{model.path}: has another vocabulary than {path}; another model?")
+
+
+def layer_findings(path: Path, base: ModelFacts, models: Sequence[ModelSource]) -> Iterator[Finding]:
+    """Yield a note for each model that has another number of layers than the base; `path` is the base's."""
+    for model in models:
+        found = model.network.n_layers
+        if base.n_layers not in (None, found):
+            text = f"{model.path}: {found} layers, and {path} has {base.n_layers}: layers are not compared"
+            yield Finding("layers", text, Level.NOTE)
 
 
 @dataclass(frozen=True)
@@ -231,11 +251,6 @@ class Lockstep:
     weights: BaseWeights | None = None
 
     @property
-    def n_layers(self) -> int:
-        """Number of layers of each model."""
-        return self.models[0].source.network.n_layers
-
-    @property
     def n_layers_done(self) -> int:
         """Number of layers that need not be computed any more, of all models together."""
         base = 0 if self.base is None else self.base.n_layers_done
@@ -244,14 +259,24 @@ class Lockstep:
     @property
     def n_layers_in_all(self) -> int:
         n_drafts = len(self.drafting) + self._base_drafts
-        return self.n_layers * (len(self.models) + (self.base is not None)) + n_drafts
+        return sum(self._layers_of_all()) + n_drafts
+
+    def _layers_of_all(self) -> list[int]:
+        """Return how many layers the models have, and the base, where its layers are known."""
+        own = [each.source.network.n_layers for each in self.models]
+        return own if self.base is None else [*own, self.base.n_layers]
+
+    def _is_like_base(self, model: ForwardPass) -> bool:
+        """Whether a model has as many layers as the base."""
+        return self.base is not None and model.source.network.n_layers == self.base.n_layers
 
     @cached_property
     def drafting(self) -> tuple[ForwardPass, ...]:
         """The models whose MTP layer is compared with the base's."""
         if self.base is None or not self.base.has_draft:
             return ()
-        return tuple(each for each in self.models if each.source.network.n_mtp and not each.load.is_rounded)
+        alike = filter(self._is_like_base, self.models)
+        return tuple(each for each in alike if each.source.network.n_mtp and not each.load.is_rounded)
 
     @property
     def _base_drafts(self) -> bool:
@@ -268,11 +293,11 @@ class Lockstep:
         chunks = self.models[0].chunks
         positions = predicted_positions(chunks)
         parts = [positions.within(part) for part in chunks.parts]
-        for layer in range(self._first_missing(), self.n_layers):
-            if self.base is not None:
+        for layer in range(self._first_missing(), max(self._layers_of_all())):
+            if self.base is not None and layer < self.base.n_layers:
                 self.base.compute(layer)
             for model in self.models:
-                if model.folder.done < layer:
+                if model.folder.done < layer < model.source.network.n_layers:
                     routes = compute_layer(model, layer)
                     model.states.finish(layer, self._drift(model, layer, parts, routes))
             self._forget_weights()
@@ -280,9 +305,10 @@ class Lockstep:
 
     def _draft(self) -> None:
         """Compute the MTP layers that are not done."""
-        layer = self.n_layers
-        if self.base is not None and self._base_drafts:
-            self.base.compute(layer)
+        if self.base is None or not self._base_drafts:
+            return
+        layer = self.base.n_layers
+        self.base.compute(layer)
         for model in self.drafting:
             if model.folder.done < layer:
                 compute_layer(model, layer)
@@ -296,13 +322,13 @@ class Lockstep:
         return [self.base.draft_head(), *(model.draft_head() for model in self.drafting)]
 
     def drift(self, model: ForwardPass, part: int) -> tuple[LayerDrift, ...]:
-        """Return the drift of a model that has been computed, by layer; nothing without a layered base.
+        """Return the drift of a computed model by layer; nothing where the base has no such layers.
 
         part  number of the text's part that it is measured on
         """
-        if self.base is None:
+        if self.base is None or not self._is_like_base(model):
             return ()
-        arrays = map(model.folder.arrays, range(self.n_layers))
+        arrays = map(model.folder.arrays, range(self.base.n_layers))
         return tuple(LayerDrift.of(layer, each, part) for layer, each in enumerate(arrays))
 
     def heads(self) -> list[LogitSource]:
@@ -324,9 +350,9 @@ class Lockstep:
     def _drift(
         self, model: ForwardPass, layer: int, parts: Sequence[Positions], routes: Arrays
     ) -> Arrays:
-        """Measure a model's drift on each part, for its work folder; nothing without a layered base."""
+        """Measure a model's drift on each part, for its work folder; {} where the base has no such layers."""
         base = self.base
-        if base is None:
+        if base is None or not self._is_like_base(model):
             return {}
         network = model.source.network
         states, base_routes = (base.after(layer), model.states.after(layer)), base.routes(layer)

@@ -14,15 +14,19 @@ N_TOKENS = 48
 CHUNKS = np.random.RandomState(7).randint(0, 320, (3, N_TOKENS))
 """Token ids of three chunks, int64 (3, 48)."""
 
-# V2 with groups of experts and without q_lora: llama.cpp cannot run it, so support.checkpoints lacks it.
 V2_GROUPED = {
     "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
     "n_shared_experts": 2,
 }  # fmt: skip
+"""V2 with groups of experts, of which llama.cpp scores each by its two best, and without q_lora."""
+
+V2_WITHOUT_Q_LORA = {"q_lora_rank": None, "n_shared_experts": 2}
 YARN_WITH_MSCALE = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 64,
-    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.707,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
+OWN_MSCALE = YARN_WITH_MSCALE | {"mscale_all_dim": 0.707}
+"""YaRN with two factors, of which a file has one."""
 
 
 def run_all_layers(

@@ -112,7 +112,7 @@ def test_keys_say_what_the_configuration_does(folder: Path, tmp_path: Path) -> N
         found = read_metadata(file.metadata, shapes, tmp_path / "model.gguf")
     expected = V4Config.from_dict(CONFIG)
     assert replace(found, rope=expected.rope, hc_eps=1e-6, rms_norm_eps=1e-6) == expected
-    assert found.rope == replace(expected.rope, theta=found.rope.theta)
+    assert found.rope.yarn == replace(expected.rope.yarn, mscale=1.0, attention_factor=1.0)
     assert (found.rope.factor, found.rope.theta) == (4, 10000)
 
 

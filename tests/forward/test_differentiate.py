@@ -12,7 +12,7 @@ import pytest
 from forward.open import ModelSource, open_model
 from gguf_tools.errors import BadActivation
 from tests.convert.f32_files import write_f32
-from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE
+from tests.forward.small_models import CHUNKS, V2_WITHOUT_Q_LORA, YARN_WITH_MSCALE
 from tests.support.checkpoints import load_transformers, transformers_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -30,7 +30,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v3 unnormalised": ("v3", {"norm_topk_prob": False}),
     "v3 with YaRN": ("v3", {"max_position_embeddings": 2560, "rope_parameters": YARN_WITH_MSCALE}),
     "v2": ("v2", {}),
-    "v2 by groups, without q_lora": ("v2", V2_GROUPED),
+    "v2 without q_lora": ("v2", V2_WITHOUT_Q_LORA),
     "v2-lite": ("v2-lite", {}),
     "v3.2 choosing": ("v3.2", {}),
     "glm-5 sharing a choice": (

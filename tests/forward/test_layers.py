@@ -14,7 +14,14 @@ from forward.families import FAMILIES
 from forward.open import open_model
 from gguf_tools.errors import UnsupportedCheckpoint
 from tests.convert.f32_files import write_f32
-from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
+from tests.forward.small_models import (
+    CHUNKS,
+    OWN_MSCALE,
+    V2_GROUPED,
+    V2_WITHOUT_Q_LORA,
+    YARN_WITH_MSCALE,
+    run_all_layers,
+)
 from tests.support.checkpoints import (
     INDEXED_STYLES,
     edit_config,
@@ -40,8 +47,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v3 with YaRN": ("v3", {"max_position_embeddings": 2560, "rope_parameters": YARN_WITH_MSCALE}),
     "v3 with another epsilon": ("v3", {"rms_norm_eps": 1e-5}),
     "v2": ("v2", {}),
-    "v2 by groups, without q_lora": ("v2", V2_GROUPED),
-    "v2 with mscale of its own": ("v2", {"rope_parameters": YARN_WITH_MSCALE}),
+    "v2 without q_lora": ("v2", V2_WITHOUT_Q_LORA),
     "v2 with all layers dense": ("v2", {"first_k_dense_replace": 3}),
     "v2 tied": ("v2", {"tie_word_embeddings": True}),
     "v2-lite": ("v2-lite", {}),
@@ -76,6 +82,18 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     with open_model(folder) as model:
         logits, _ = run_all_layers(model, CHUNKS)
     assert relative_error(logits, transformers_logits(folder)) < 1e-5
+
+
+@pytest.mark.parametrize("changes", [V2_GROUPED, {"rope_parameters": OWN_MSCALE}], ids=["groups", "mscale"])
+def test_a_folder_is_computed_as_its_file(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The file does not say all that config.json says, and the original computes something else."""
+    folder = transformers_checkpoint(tmp_path / "hf", "v2", **changes)
+    with open_model(write_f32(folder, tmp_path / "model.gguf")) as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+    with open_model(folder) as model:
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-6
+    assert relative_error(logits, transformers_logits(folder)) > 1e-3
 
 
 def test_the_older_spelling_and_fp8(tmp_path: Path) -> None:
@@ -218,7 +236,7 @@ class Hooks:
 
 
 @pytest.mark.parametrize(
-    ("style", "changes"), [("v2", V2_GROUPED), ("v3", {})], ids=["v2 by groups, without q_lora", "v3"]
+    ("style", "changes"), [("v2", V2_WITHOUT_Q_LORA), ("v3", {})], ids=["v2 without q_lora", "v3"]
 )
 def test_sums_equal_those_of_forward_hooks(style: str, changes: dict[str, Any], tmp_path: Path) -> None:
     folder = transformers_checkpoint(tmp_path / "hf", style, **changes)

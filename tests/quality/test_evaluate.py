@@ -265,20 +265,48 @@ def test_temporary_files_spare_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert temporary_folder() is None
 
 
-def test_another_model_is_refused_before_anything_is_computed(
-    tiny_folder: Path, made: Made, text: Path, tmp_path: Path
-) -> None:
-    shorter = tmp_path / "shorter"
-    shutil.copytree(tiny_folder, shorter)
-    edit_config(shorter, num_hidden_layers=2)
+def shorter_folder(tiny_folder: Path, folder: Path) -> Path:
+    """Return a copy of the model without its last layer."""
+    shutil.copytree(tiny_folder, folder)
+    edit_config(folder, num_hidden_layers=2)
 
     def drop(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.startswith("model.layers.2.")]:
             del tensors[name]
 
-    edit_tensors(shorter, drop)
-    with pytest.raises(BadRequest, match=r"shorter: 2 layers, and .*F32.gguf has 3; another model\?"):
-        quality.evaluate(made("F32"), text, [shorter], OPTIONS)
+    return edit_tensors(folder, drop)
+
+
+def test_a_file_with_fewer_layers_has_no_drift(
+    tiny_folder: Path, made: Made, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shorter = shorter_folder(tiny_folder, tmp_path / "shorter")
+    result = tmp_path / "r.json"
+    words = [str(made("F32")), "-f", str(text), "-c", "64", "--chunks", "3", str(shorter), str(made("Q8_0"))]
+    assert main([*words, "--json", str(result), "--html", str(tmp_path / "page.html")]) == 0
+    said = f"note: {shorter}: 2 layers, and {made('F32')} has 3: layers are not compared"
+    assert said in capsys.readouterr().err
+    pruned, like = json.loads(result.read_text())["models"]
+    assert pruned["kld"]["mean"] > 10 * like["kld"]["mean"] > 0
+    (alone,) = quality.evaluate(shorter, text, [shorter], OPTIONS).models
+    assert pruned["ppl"] == pytest.approx(alone.divergence.ppl.value, rel=1e-5)
+    assert pruned.get("layers") in (None, [])
+    assert len(like["layers"]) == 3
+
+
+def test_chunks_longer_than_trained_are_told_once(
+    tiny_folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "m")
+    edit_config(folder, max_position_embeddings=48)
+    for chunk_size, n_told in ((64, 1), (48, 0)):
+        assert main([str(folder), "-f", str(text), "-c", str(chunk_size), "--chunks", "1", str(folder)]) == 0
+        assert capsys.readouterr().err.count("and the model was trained with 48 at most") == n_told
+
+
+def test_another_model_is_refused_before_anything_is_computed(
+    made: Made, text: Path, tmp_path: Path
+) -> None:
     renamed = tmp_path / "renamed.gguf"
     content = made("F32").read_bytes()
     renamed.write_bytes(

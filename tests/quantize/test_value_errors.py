@@ -42,6 +42,25 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a.gguf", tmp_path / "b.gguf"
 
 
+def test_scales_beside_weights_count(tmp_path: Path) -> None:
+    """A matrix that is stored divided by its scale has the values of the one that is not."""
+    weight = np.random.default_rng(0).standard_normal((8, 64)).astype("<f4")
+    scale = np.array([0.25], "<f4")
+    metadata = {"general.architecture": Value.string("llama"), "llama.block_count": Value.u32(1)}
+    for name, arrays in (
+        ("a.gguf", {"blk.0.ffn_up.weight": weight}),
+        ("b.gguf", {"blk.0.ffn_up.weight": weight * 4, "blk.0.ffn_up.scale": scale}),
+    ):
+        layout = FileLayout.of(metadata, [TensorInfo(key, array.shape, F32) for key, array in arrays.items()])
+        with GGUFWriter(tmp_path / name, layout) as writer:
+            for key, array in arrays.items():
+                writer.write(layout.offset_of(key), array.astype("<f4").tobytes())
+            writer.publish()
+    with open_gguf(tmp_path / "a.gguf") as a, open_gguf(tmp_path / "b.gguf") as b:
+        (found,) = compare_values(a, b).tensors
+    assert found.squared_error == 0
+
+
 def test_errors_are_those_of_the_definition(files: tuple[Path, Path]) -> None:
     with open_gguf(files[0]) as a, open_gguf(files[1]) as b:
         found = compare_values(a, b)

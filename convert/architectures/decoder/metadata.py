@@ -1,36 +1,31 @@
 """The keys that all decoders have, in the order of llama.cpp's converter: COMMON writes them.
 
 What a configuration lacks is left out: a dense model has no keys about experts. `read_decoder` is the inverse
-of COMMON. Keys and tensors can't say everything that config.json says; What
-they leave open is read as what llama.cpp computes:
+of COMMON. It takes the keys that llama.cpp reads for the architecture (`gguf_tools.format.loaders`), as that
+takes them. What keys and tensors leave open is what llama.cpp computes:
 
     norm_topk_prob   true, but for glm4moe, whose files say it, and deepseek, which never does
     scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
-    sliding layers   the even ones of gpt-oss; other families have no window in their files
     unrotated layers every fourth of smollm3
-    windows, scores  of gemma3: see config.py; windows of olmo2 without a pattern: all but every fourth layer
-    truncate         false for gpt-oss, all of whose models say so
+    scores           of gemma3: see config.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.config import (
-    DecoderConfig,
-    gemma_attention_scale,
-    gemma_windows,
-    unrotated,
-)
+from convert.architectures.config_reader import MAX_LAYERS
+from convert.architectures.decoder.config import DecoderConfig, gemma_attention_scale, unrotated
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.decoder.rules import layers
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
+from gguf_tools.format.loaders import LOADERS
 from gguf_tools.format.values import Metadata, Value
 
 _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
@@ -124,18 +119,28 @@ _SIGMOID = ("glm4moe", "minimax-m2")
 _SAY_NORM = ("glm4moe", "deepseek")
 """Architectures that normalise the weights of experts where expert_weights_norm says so."""
 
+_WINDOWS: Mapping[str, int] = {"gpt-oss": 2, "olmo2": 4, "gemma3": 6}
+"""Architectures whose layers may have windows -> one layer in so many has none, where no key says which."""
+
 
 def read_decoder(
-    architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+    architecture: str,
+    metadata: Metadata,
+    shapes: Mapping[str, tuple[int, ...]],
+    path: str | Path,
+    *,
+    by_layer: Container[str] = (),
 ) -> DecoderConfig:
-    """Read the configuration out of the keys and tensors of a GGUF file.
+    """Read the configuration out of the keys and tensors of a GGUF file, as llama.cpp's loader does.
 
     architecture  what general.architecture says
     shapes        tensor name -> shape, rows first
     path          the file, for messages
+    by_layer      fields of HParams that may differ from layer to layer; of these, the first that isn't 0
     raises        FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
     hparams = read_hparams(metadata, architecture, path)
+    refuse_unlike(hparams, by_layer)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
     n_layers = size("block_count") - n_mtp
@@ -146,7 +151,7 @@ def read_decoder(
         )
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
-    is_gpt_oss = architecture == "gpt-oss"
+    rope = read_rotation(hparams)
     config = DecoderConfig(
         architecture=architecture,
         vocab_size=shapes["token_embd.weight"][0],
@@ -156,79 +161,123 @@ def read_decoder(
         **_attention_fields(hparams, shapes),
         max_position_embeddings=size("context_length", 0),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
-        rope=read_rotation(hparams, truncate=not is_gpt_oss),
+        rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
-        sliding_window=size("sliding_window", 0) or None if is_gpt_oss else None,
-        sliding_layers=_sliding_layers(hparams, n_layers, range(0, n_layers, 2)) if is_gpt_oss else (),
+        **_window_fields(hparams, n_layers, rope),
         unrotated_layers=unrotated(n_layers) if architecture == "smollm3" else (),
         **_expert_fields(hparams),
         attention_scale=hparams.attention_scale or None,
         embedding_scale=hparams.embedding_scale or None,
         residual_scale=hparams.residual_scale or None,
         logit_scale=hparams.logit_scale or None,
+        final_logit_softcapping=hparams.final_logit_softcapping or None,
         num_nextn_predict_layers=n_mtp,
     )
     change = _CHANGES.get(architecture)
     return config if change is None else change(config, hparams)
 
 
-def _sliding_layers(hparams: HParams, n_layers: int, by_number: Iterable[int]) -> tuple[int, ...]:
-    """Return the layers with a window: those that a key names, or else those that llama.cpp counts off."""
-    if hparams.sliding_window_pattern is None:
-        return tuple(by_number)
-    return tuple(layer for layer, slides in enumerate(hparams.sliding_window_pattern[:n_layers]) if slides)
+def refuse_unlike(hparams: HParams, by_layer: Container[str] = ()) -> None:
+    """Raise UnsupportedCheckpoint for what llama.cpp computes by the keys, and the forward pass does not.
+
+    by_layer  fields of HParams that may differ from layer to layer
+    """
+    if hparams.attention_causal is False:
+        raise UnsupportedCheckpoint(
+            f"{hparams.path}: {hparams.key('attention_causal')} is false, expected true: the forward pass"
+            " lets no token see later ones"
+        )
+    sections = hparams.rope_dimension_sections
+    if isinstance(sections, int):
+        sections = (sections,) * 4
+    if sections is not None and (len(sections) != 4 or sections[3]):
+        raise UnsupportedCheckpoint(
+            f"{hparams.path}: {hparams.key('rope_dimension_sections')} is {sections!r:.60}, expected four"
+            " numbers, the last one 0: the forward pass has no fourth kind of position"
+        )
+    for name in _SIZES_OF_LAYERS:
+        sizes = getattr(hparams, name)
+        if isinstance(sizes, tuple) and len({*sizes}) > 1 and name not in by_layer:
+            raise UnsupportedCheckpoint(
+                f"{hparams.path}: {hparams.key(name)} differs from layer to layer, expected one number: the"
+                f" forward pass has no other for {hparams.architecture}"
+            )
+
+
+_SIZES_OF_LAYERS = (
+    "feed_forward_length", "expert_feed_forward_length", "expert_used_count", "head_count", "head_count_kv",
+)  # fmt: skip
+"""Fields of HParams that llama.cpp reads as one number, or as one for each layer."""
+
+
+def _window_fields(hparams: HParams, n_layers: int, rope: RopeConfig) -> dict[str, Any]:
+    """Return the fields about layers with a window, where the architecture has any."""
+    interval, window = _WINDOWS.get(hparams.architecture), hparams.size("sliding_window", 0)
+    if interval is None:
+        return {}
+    if not window and keys.SLIDING_WINDOW in LOADERS[hparams.architecture].required:
+        raise FormatError(f"{hparams.path}: {hparams.key('sliding_window')} is 0, expected 1 or more")
+    if not window:
+        return {}
+    refuse_sizes_in_windows(hparams)
+    theta = sliding_theta(hparams, 10000.0 if hparams.architecture == "gemma3" else rope.theta)
+    return {
+        "sliding_window": window,
+        "sliding_layers": sliding_layers(hparams, n_layers, interval),
+        "sliding_theta": theta,
+    }
+
+
+def refuse_sizes_in_windows(hparams: HParams) -> None:
+    """Raise UnsupportedCheckpoint for layers with a window whose heads have other sizes."""
+    for full, own in (
+        ("key_length", "key_length_swa"),
+        ("value_length", "value_length_swa"),
+        ("rope_dimension_count", "rope_dimension_count_swa"),
+    ):
+        if getattr(hparams, own) not in (None, getattr(hparams, full)):
+            raise UnsupportedCheckpoint(
+                f"{hparams.path}: {hparams.key(own)} is {getattr(hparams, own)}, expected that of other"
+                f" layers ({hparams.key(full)}): the forward pass has no other for {hparams.architecture}"
+            )
+
+
+def sliding_theta(hparams: HParams, default: float) -> float:
+    """Return the theta of layers with a window; raises FormatError for one that no rotation has."""
+    theta = hparams.number("rope_freq_base_swa", default)
+    if not theta > 1:
+        raise FormatError(
+            f"{hparams.path}: {hparams.key('rope_freq_base_swa')} is {theta:g}, expected more than 1"
+        )
+    return theta
+
+
+def sliding_layers(hparams: HParams, n_layers: int, interval: int) -> tuple[int, ...]:
+    """Return the layers that have a window: those that are flagged, or all but every `interval`-th."""
+    pattern = hparams.sliding_window_pattern
+    if isinstance(pattern, tuple):
+        return tuple(layer for layer, has_window in enumerate(pattern[:n_layers]) if has_window)
+    step = interval if pattern is None else pattern
+    if not step:
+        return tuple(range(n_layers))
+    return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if layer % step < step - 1)
 
 
 def _with_gemma(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
-    """Return the configuration with the windows and the scores of a Gemma 3."""
-    window = hparams.size("sliding_window", 0) or None
-    return replace(
-        config,
-        sliding_window=window,
-        sliding_layers=()
-        if window is None
-        else _sliding_layers(hparams, config.num_hidden_layers, gemma_windows(config.num_hidden_layers)),
-        sliding_theta=hparams.number("rope_freq_base_swa", 10000.0),
-        attention_scale=gemma_attention_scale(config) ** -0.5,
-    )
-
-
-def _with_windows(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
-    """Return the configuration with the windows of an OLMo 3."""
-    window, n_layers = hparams.size("sliding_window", 0) or None, config.num_hidden_layers
-    if window is None:
-        return config
-    return replace(
-        config,
-        sliding_window=window,
-        sliding_layers=_sliding_layers(
-            hparams, n_layers, (layer for layer in range(n_layers) if (layer + 1) % 4)
-        ),
-        sliding_theta=hparams.rope_freq_base_swa,
-    )
+    """Return the configuration with the scores of a Gemma 3."""
+    return replace(config, attention_scale=gemma_attention_scale(config) ** -0.5)
 
 
 def _with_sharpness(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
-    """Return the configuration with what YaRN and positions do to the scores of a Ministral 3."""
-    grows, rope = hparams.temperature_scale, config.rope
-    rope = replace(rope, mscale=1.0, mscale_all_dim=hparams.rope_scaling_yarn_log_multiplier)
-    sharpness = (grows, rope.original_context) if grows and rope.original_context else None
-    return replace(config, rope=rope, sharpness=sharpness)
-
-
-def _with_long_rope(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
-    """Return the configuration with the rotation of a Phi 3 or 4, whose divisors are tensors."""
-    factor = hparams.rope_scaling_attn_factor
-    rope = replace(config.rope, kind="default" if factor is None else "longrope", attention_factor=factor)
-    return replace(config, rope=rope)
+    """Return the configuration with what positions do to the scores of a Ministral 3."""
+    grows, length = hparams.temperature_scale, config.rope.original_context
+    return replace(config, sharpness=(grows, length) if grows and length else None)
 
 
 _CHANGES: Mapping[str, Callable[[DecoderConfig, HParams], DecoderConfig]] = {
     "gemma3": _with_gemma,
-    "olmo2": _with_windows,
     "mistral3": _with_sharpness,
-    "phi3": _with_long_rope,
 }
 """What some architectures have besides, by their names."""
 
@@ -236,17 +285,28 @@ _CHANGES: Mapping[str, Callable[[DecoderConfig, HParams], DecoderConfig]] = {
 def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     size = hparams.size
     heads = size("head_count")
-    kv_heads = size("head_count_kv", heads) or heads
+    kv_heads = size("head_count_kv", heads)
     head_dim = size("key_length", size("embedding_length") // heads)
-    if heads % kv_heads or head_dim < 2 or head_dim % 2:
-        raise FormatError(f"{hparams.path}: {heads} heads with {kv_heads} keys of {head_dim} columns")
+    value_dim = size("value_length", size("embedding_length") // heads)
+    rotated = size("rope_dimension_count", head_dim)
+    if not kv_heads or heads % kv_heads or head_dim < 2 or head_dim % 2 or value_dim != head_dim:
+        raise FormatError(
+            f"{hparams.path}: {heads} heads with {kv_heads} keys of {head_dim} columns and values of"
+            f" {value_dim}"
+        )
+    is_llama = hparams.architecture == "llama"
+    if rotated % 2 or not 0 < rotated <= head_dim or (is_llama and rotated != head_dim):
+        raise FormatError(
+            f"{hparams.path}: {hparams.key('rope_dimension_count')} is {rotated}, and heads have {head_dim}"
+            " columns"
+        )
     q_norm = shapes.get("blk.0.attn_q_norm.weight")
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "stated_head_dim": hparams.first("key_length"),
-        "rotated_cols": size("rope_dimension_count", head_dim),
+        "rotated_cols": rotated,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "output_bias": "blk.0.attn_output.bias" in shapes,
         "qk_norm": q_norm is not None,
@@ -265,8 +325,7 @@ def _expert_fields(hparams: HParams) -> dict[str, Any]:
         "num_shared_experts": size("expert_shared_count", 0),
         "shared_expert_intermediate_size": size("expert_shared_feed_forward_length", 0),
         "first_k_dense_replace": size("leading_dense_block_count", 0),
-        "n_group": size("expert_group_count", 1) or 1,
-        "topk_group": size("expert_group_used_count", 1) or 1,
+        **group_fields(hparams),
         "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset) if n_experts else None,
         "norm_topk_prob": bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
         # llama.cpp takes 0 for "no scaling" too.
@@ -274,31 +333,63 @@ def _expert_fields(hparams: HParams) -> dict[str, Any]:
     }
 
 
-def read_rotation(
-    hparams: HParams, kinds: Sequence[str] = ("linear", "yarn", "longrope", "none"), *, truncate: bool = True
-) -> RopeConfig:
-    """Read the rotation back. Llama 3's is a tensor, and no key tells of it.
+def group_fields(hparams: HParams) -> dict[str, int]:
+    """Return n_group and topk_group, both 1 where experts are not grouped.
 
-    yarn_attn_factor is left out: config.json calls it attn_factor, and neither program computes with it.
+    raises  FormatError for groups and experts with which llama.cpp stops
+    """
+    size = hparams.size
+    groups, used = size("expert_group_count", 0), size("expert_group_used_count", 0)
+    n_experts, n_used = size("expert_count", 0), size("expert_used_count", 0)
+    fits = n_used in range(1, n_experts + 1) if n_experts else not n_used and not groups
+    if groups > 1:
+        fits = fits and not n_experts % groups and n_experts >= 2 * groups and 0 < used < groups
+        fits = fits and n_used <= n_experts // groups * used
+    if not fits:
+        raise FormatError(
+            f"{hparams.path}: {n_experts} experts of which {n_used} are used, in {groups} groups of which"
+            f" {used} are used: expected what llama.cpp can choose from"
+        )
+    return {"n_group": groups, "topk_group": used} if groups > 1 else {"n_group": 1, "topk_group": 1}
+
+
+def read_rotation(
+    hparams: HParams, kinds: Sequence[str] = ("linear", "yarn", "longrope", "none")
+) -> RopeConfig:
+    """Read the rotation back, as llama.cpp takes it. Llama 3's is a tensor, and no key tells of it.
+
+    Without a kind, it is linear. The factor has a key with an older name, too; 1 where there is neither.
+    YaRN's ramp begins and ends at whole pairs.
 
     kinds   values of rope.scaling.type that the family may have
     raises  UnsupportedCheckpoint for another one
     """
-    kind = hparams.rope_scaling_type or "none"
+    kind = hparams.rope_scaling_type or "linear"
     if kind not in kinds:
         raise UnsupportedCheckpoint(
             f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(kinds)}"
         )
+    theta = hparams.number("rope_freq_base", 10000.0)
+    if not theta > 1:
+        raise FormatError(
+            f"{hparams.path}: {hparams.key('rope_freq_base')} is {theta:g}, expected more than 1"
+        )
+    older = hparams.number("rope_scale_linear", 0.0)
+    factor = hparams.number("rope_scaling_factor", older) or 1.0
     context = hparams.size("context_length", 4096)
-    return RopeConfig(
-        hparams.number("rope_freq_base", 10000.0),
-        "default" if kind == "none" else kind,
-        factor=hparams.rope_scaling_factor,
+    rope = RopeConfig(
+        theta,
+        kind,
+        factor=factor,
         original_context=hparams.size("rope_scaling_original_context_length", context) or context,
         beta_fast=hparams.rope_scaling_yarn_beta_fast,
         beta_slow=hparams.rope_scaling_yarn_beta_slow,
-        truncate=truncate,
+        # llama.cpp assumes an mscale of 1, but for deepseek2 that of mscale_all_dim.
+        mscale=1.0,
+        mscale_all_dim=hparams.rope_scaling_yarn_log_multiplier,
     )
+    sharper = 1.0 if rope.yarn is None else rope.yarn.rotary_factor
+    return replace(rope, attention_factor=sharper * hparams.number("rope_scaling_attn_factor", 1.0))
 
 
 def scoring_function(hparams: HParams, functions: Mapping[str, int], unset: str | None = None) -> str:

@@ -113,6 +113,11 @@ class RopeConfig:
     partial: float | None = None
 
     @property
+    def slowed(self) -> float:
+        """What all frequencies are divided by; YaRN divides some of them."""
+        return 1.0 if self.kind in ("none", "yarn") else self.factor or 1.0
+
+    @property
     def yarn(self) -> Yarn | None:
         """YaRN with its defaults; None where the rotation is of another kind."""
         if self.kind != "yarn" or self.factor is None or self.original_context is None:

@@ -193,7 +193,8 @@ def metadata_reader(
             index_n_heads=hparams.size("indexer_head_count"),
             index_head_dim=hparams.size("indexer_key_length"),
             index_topk=hparams.size("indexer_top_k"),
-            indexer_types=hparams.indexer_types or _types(shapes, base.num_hidden_layers),
+            indexer_types=hparams.flags("indexer_types", base.num_hidden_layers)
+            or _types(shapes, base.num_hidden_layers),
         )
 
     return read

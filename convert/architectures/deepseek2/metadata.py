@@ -24,7 +24,7 @@ The keys can't say everything that config.json says. `read_metadata` fills in wh
     architecture    V3 where a layer has a selection bias, V2 otherwise
     topk_method     V3's noaux_tc or V2's group_limited_greedy. V2's greedy is written as one group
     n_group         1 where the choice of experts isn't restricted
-    mscale          taken for equal to mscale_all_dim
+    mscale          taken for equal to mscale_all_dim, and of later families for 1
     norm_requested  what the model does
     MTP layers      none where the file has none
 """
@@ -32,16 +32,24 @@ The keys can't say everything that config.json says. `read_metadata` fills in wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.metadata import GATING_FUNCTIONS, SIZES, scoring_function
+from convert.architectures.decoder.metadata import (
+    GATING_FUNCTIONS,
+    SIZES,
+    group_fields,
+    read_rotation,
+    refuse_unlike,
+    scoring_function,
+)
 from convert.architectures.decoder.rope import Yarn
 from convert.architectures.decoder.rules import layers, mtp_layers
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
 from convert.architectures.options import LatentOptions
-from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
 from gguf_tools.format.values import Metadata, Value
@@ -138,9 +146,10 @@ def read_metadata(
     shapes  tensor name -> shape, rows first
     path    the file, for messages
     gguf_name  what the keys begin with
-    raises  FormatError, MissingTensor, UnsupportedCheckpoint, BadRequest, naming the file and the key
+    raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
     hparams = read_hparams(metadata, gguf_name, path)
+    refuse_unlike(hparams)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
     n_layers = size("block_count") - n_mtp
@@ -156,6 +165,9 @@ def read_metadata(
         q_lora_rank=size("q_lora_rank") if has_q_lora else None,
         kv_lora_rank=size("kv_lora_rank"),
         **_expert_fields(hparams, has_bias=any(name.endswith("exp_probs_b.bias") for name in shapes)),
+        scoring_func=scoring_function(
+            hparams, GATING_FUNCTIONS, _unset_scoring(gguf_name, n_layers, shapes["token_embd.weight"][0])
+        ),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
         max_position_embeddings=size("context_length", 0),
         rope_theta=hparams.number("rope_freq_base", 10000.0),
@@ -165,12 +177,18 @@ def read_metadata(
     )
 
 
+def _unset_scoring(gguf_name: str, n_layers: int, vocab_size: int) -> str:
+    """Return how experts are scored where no key says it: llama.cpp knows GLM by its name or its sizes."""
+    is_flash = n_layers in (47, 48) and vocab_size == 154880
+    return "sigmoid" if gguf_name == "glm-dsa" or (gguf_name == GGUF_NAME and is_flash) else "softmax"
+
+
 def _head_fields(hparams: HParams, n_layers: int) -> dict[str, Any]:
     size = hparams.size
     heads, rope = size("head_count"), size("rope_dimension_count")
     qk_head = size("key_length_mla", 0) or size("key_length")
     value_head = size("value_length_mla", 0) or size("value_length")
-    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
+    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope or rope % 2:
         raise FormatError(
             f"{hparams.path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
             f" {value_head} value columns: expected a {hparams.architecture} model"
@@ -186,25 +204,16 @@ def _head_fields(hparams: HParams, n_layers: int) -> dict[str, Any]:
 def _expert_fields(hparams: HParams, *, has_bias: bool) -> dict[str, Any]:
     """Return the fields about experts. A bias for their choice tells V3 from V2."""
     size = hparams.size
-    groups = size("expert_group_count", 1) or 1
-    used_groups = size("expert_group_used_count", groups) or groups
-    experts = size("expert_count", 0)
-    if experts % groups or used_groups > groups:
-        raise FormatError(
-            f"{hparams.path}: {experts} experts in {groups} groups of which {used_groups} are used"
-        )
     normalised = bool(hparams.expert_weights_norm)
     return {
         "architecture": V3 if has_bias else V2,
         "topk_method": "noaux_tc" if has_bias else "group_limited_greedy",
         "moe_intermediate_size": size("expert_feed_forward_length", 0),
-        "n_routed_experts": experts,
+        "n_routed_experts": size("expert_count", 0),
         "n_shared_experts": size("expert_shared_count", 0),
         "num_experts_per_tok": size("expert_used_count", 0),
         "first_k_dense_replace": size("leading_dense_block_count", 0),
-        "n_group": groups,
-        "topk_group": used_groups,
-        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset="softmax"),
+        **group_fields(hparams),
         "norm_topk_prob": normalised,
         "norm_requested": normalised,
         # llama.cpp takes 0 for "no scaling" too.
@@ -213,23 +222,28 @@ def _expert_fields(hparams: HParams, *, has_bias: bool) -> dict[str, Any]:
 
 
 def _read_yarn(hparams: HParams) -> Yarn | None:
-    kind = hparams.rope_scaling_type
-    if kind in (None, "none"):
+    """Read what stretches the rotation, and what makes scores sharper: attention_factor, and mscale_all_dim.
+
+    A factor that the file names beside a rotation that is not stretched is YaRN that stretches by one.
+    """
+    rope = read_rotation(hparams)
+    if rope.kind not in ("yarn", "none") and rope.factor != 1.0:
+        raise UnsupportedCheckpoint(
+            f"{hparams.path}: RoPE scaled by {rope.kind!r:.40}, expected 'yarn' or none: the forward pass has"
+            f" no other for {hparams.architecture}"
+        )
+    if rope.kind != "yarn" and rope.attention_factor == 1.0:
         return None
-    if kind != "yarn":
-        raise UnsupportedCheckpoint(f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected 'yarn' or none")
-    tenth = hparams.rope_scaling_yarn_log_multiplier
-    mscale = None if tenth is None else 10 * tenth
-    context = hparams.size("context_length", 4096)
+    log = rope.mscale_all_dim
+    # What the converter has written a tenth of.
+    mscale = None if log is None else 10 * log
     yarn = Yarn(
-        factor=hparams.number("rope_scaling_factor", 1.0),
-        original_context=hparams.size("rope_scaling_original_context_length", context) or context,
-        beta_fast=hparams.number("rope_scaling_yarn_beta_fast", 32.0),
-        beta_slow=hparams.number("rope_scaling_yarn_beta_slow", 1.0),
-        mscale=mscale,
+        factor=rope.factor or 1.0 if rope.kind == "yarn" else 1.0,
+        original_context=rope.original_context or 1,
+        mscale=mscale if hparams.architecture == GGUF_NAME else 1.0,
         mscale_all_dim=mscale,
-        attention_factor=hparams.rope_scaling_yarn_attn_factor,
     )
-    if min(yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow) <= 0:
-        raise BadRequest(f"{hparams.path}: YaRN with a factor, context or beta that is not positive")
-    return yarn
+    if rope.kind != "yarn":
+        return replace(yarn, attention_factor=rope.attention_factor)
+    factor = yarn.rotary_factor * hparams.number("rope_scaling_attn_factor", 1.0)
+    return replace(yarn, attention_factor=factor)

@@ -83,7 +83,7 @@ def read_delta_net_file(
 
 
 def _linear_layers(hparams: HParams, n_layers: int) -> tuple[int, ...]:
-    flags = hparams.recurrent_layers
+    flags = hparams.flags("recurrent_layers", n_layers)
     if flags is None:
         interval = hparams.size("full_attention_interval", 4) or 1
         flags = tuple(bool((layer + 1) % interval) for layer in range(n_layers))

@@ -28,7 +28,14 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import WINDOWS, decoder
-from convert.architectures.decoder.metadata import SIZES, SLIDING_PATTERN, SLIDING_WINDOW, read_decoder
+from convert.architectures.decoder.metadata import (
+    SIZES,
+    SLIDING_PATTERN,
+    SLIDING_WINDOW,
+    read_decoder,
+    sliding_layers,
+    sliding_theta,
+)
 from convert.architectures.decoder.rules import (
     dense_blocks,
     ends,
@@ -45,7 +52,7 @@ from convert.architectures.rules import Computed, Output, Rule, Where
 from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import Quirks
 from convert.weights.base import Weight
-from gguf_tools.errors import BadConfig, FormatError
+from gguf_tools.errors import BadConfig, FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
@@ -68,7 +75,6 @@ class Gemma4Config(DecoderConfig):
     num_kv_shared_layers  last layers that attend to keys and values of the last one before them of their kind
     use_double_wide_mlp whether these have blocks of twice the width
     hidden_size_per_layer_input  columns of the embedding that each layer adds; 0 for none
-    final_logit_softcapping      the size that logits can't reach; None for no bound
     suppress_tokens     that are never generated; None where nothing says so
     """
 
@@ -80,7 +86,6 @@ class Gemma4Config(DecoderConfig):
     num_kv_shared_layers: int = 0
     use_double_wide_mlp: bool = False
     hidden_size_per_layer_input: int = 0
-    final_logit_softcapping: float | None = None
     suppress_tokens: tuple[int, ...] | None = None
 
     @property
@@ -376,23 +381,30 @@ def read_gemma4_file(
     architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> Gemma4Config:
     """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
-    plain = read_decoder(architecture, metadata, shapes, path)
+    plain = read_decoder(
+        architecture, metadata, shapes, path, by_layer=("head_count_kv", "feed_forward_length")
+    )
     hparams = read_hparams(metadata, architecture, path)
-    windows, n_layers = hparams.sliding_window_pattern or (), plain.num_hidden_layers
-    kv_heads = hparams.head_count_kv
-    by_layer = kv_heads if isinstance(kv_heads, tuple) else (plain.num_key_value_heads,) * n_layers
-    if len(windows) != n_layers or len(by_layer) != n_layers:
-        raise FormatError(
-            f"{path}: {len(windows)} flags of windows and {len(by_layer)} counts of keys, expected {n_layers}"
-        )
-    sliding = tuple(layer for layer in range(n_layers) if windows[layer])
-    full = next((layer for layer in range(n_layers) if not windows[layer]), 0)
+    n_layers, kv_heads = plain.num_hidden_layers, hparams.head_count_kv
+    by_layer = (plain.num_key_value_heads,) * n_layers
+    if kv_heads:
+        by_layer = hparams.by_layer("head_count_kv", n_layers)
+    if not isinstance(hparams.sliding_window_pattern, tuple):
+        raise FormatError(f"{path}: {hparams.key('sliding_window_pattern')}: expected a flag for each layer")
+    sliding = sliding_layers(hparams, n_layers, n_layers)
+    full = next((layer for layer in range(n_layers) if layer not in sliding), 0)
     head_dim, n_shared = hparams.size("key_length_swa"), hparams.size("shared_kv_layers", 0)
     width = hparams.size("feed_forward_length")
+    rotated = plain.rotated_cols, hparams.size("rope_dimension_count_swa", plain.rotated_cols)
+    if rotated != (plain.head_dim, head_dim):
+        raise UnsupportedCheckpoint(
+            f"{path}: {rotated[0]} columns of heads and {rotated[1]} of those with a window are rotated,"
+            f" expected all {plain.head_dim} and {head_dim}: the forward pass has no other for {architecture}"
+        )
     fields = {field.name: getattr(plain, field.name) for field in dataclass_fields(DecoderConfig)} | {
         "head_dim": head_dim, "num_key_value_heads": by_layer[sliding[0] if sliding else full],
         "qk_norm": True, "norms_all_heads": False, "sliding_window": hparams.size("sliding_window"),
-        "sliding_layers": sliding, "sliding_theta": hparams.number("rope_freq_base_swa", 10000.0),
+        "sliding_layers": sliding, "sliding_theta": sliding_theta(hparams, 10000.0),
         "attention_scale": 1.0, "intermediate_size": width,
     }  # fmt: skip
     return Gemma4Config(
@@ -404,7 +416,6 @@ def read_gemma4_file(
         num_kv_shared_layers=n_shared,
         use_double_wide_mlp=isinstance(hparams.feed_forward_length, tuple),
         hidden_size_per_layer_input=hparams.size("embedding_length_per_layer_input", 0),
-        final_logit_softcapping=hparams.number("final_logit_softcapping", 0.0) or None,
     )
 
 

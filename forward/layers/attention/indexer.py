@@ -139,16 +139,22 @@ def hadamard(n_cols: int) -> torch.Tensor:
     return turn / len(turn) ** 0.5
 
 
+def indexer_names(layer: int) -> list[str]:
+    """Return the names of the tensors that the indexer of a layer has."""
+    parts = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
+    return [f"blk.{layer}.indexer.{part}" for part in parts]
+
+
 def load_indexer(load: Loader, layer: int, sizes: IndexerSizes, rotate: Rotation) -> Indexer:
     """Read the indexer of a layer."""
-    name = f"blk.{layer}.indexer"
+    queries, keys, weight, bias, shares = indexer_names(layer)
     return Indexer(
         sizes=sizes,
         rotate=rotate,
-        queries=load.matrix(f"{name}.attn_q_b.weight", sizes.n_heads * sizes.n_cols, sizes.q_lora),
-        keys=load.matrix(f"{name}.attn_k.weight", sizes.n_cols, sizes.hidden),
-        weight=load.float32(f"{name}.k_norm.weight", sizes.n_cols),
-        bias=load.float32(f"{name}.k_norm.bias", sizes.n_cols),
-        shares=load.float32(f"{name}.proj.weight", sizes.n_heads, sizes.hidden),
+        queries=load.matrix(queries, sizes.n_heads * sizes.n_cols, sizes.q_lora),
+        keys=load.matrix(keys, sizes.n_cols, sizes.hidden),
+        weight=load.float32(weight, sizes.n_cols),
+        bias=load.float32(bias, sizes.n_cols),
+        shares=load.float32(shares, sizes.n_heads, sizes.hidden),
         turn=hadamard(sizes.n_cols).to(load.device) if load.half_cache else None,
     )

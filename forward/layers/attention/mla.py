@@ -323,6 +323,7 @@ def _load_heads(load: Loader, name: str, model: LatentModel) -> tuple[torch.Tens
     # What attn_k_b multiplies are queries; latents, which its transpose multiplies, are not rounded for it.
     heads, latent, nope, value = model.n_heads, model.kv_lora, model.nope, model.value
     if load.has(f"{name}.attn_kv_b.weight"):
+        load.leave(f"{name}.attn_k_b.weight", f"{name}.attn_v_b.weight")
         both = load.matrix(f"{name}.attn_kv_b.weight", heads, nope + value, latent)
         keys, values = both[:, :nope].contiguous(), both[:, nope:].contiguous()
         return (without_rounding(keys) if load.splits_kv_b else keys), values

@@ -20,7 +20,7 @@ from gguf_tools.errors import BadActivation, BadRequest, OutputError
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
 from tests.convert.architectures.deepseek2.test_logits import write_f32
-from tests.forward.small_models import CHUNKS, V2_GROUPED
+from tests.forward.small_models import CHUNKS, V2_WITHOUT_Q_LORA
 from tests.support.checkpoints import edit_tensors, transformers_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -71,7 +71,7 @@ def collect(model: Path, output: Path, **options: Any) -> dict[str, np.ndarray]:
     [
         ("v3", {}, "folder"),
         ("v2", {}, "folder"),
-        ("v2", V2_GROUPED, "folder"),
+        ("v2", V2_WITHOUT_Q_LORA, "folder"),
         ("v3", {}, "split"),
         ("v2", {}, "both"),
         ("v3", {"num_hidden_layers": 1}, "none"),

@@ -1,0 +1,201 @@
+"""Loaders: which keys llama.cpp reads for an architecture, and which of these a file has to have.
+
+A key that the loader of a file's architecture does not read has no effect, whatever its name says. What is
+known here are the architectures that the forward pass computes. The kind of value that a key must have is in
+`gguf_tools.format.keys`.
+
+Facts of llama.cpp (2026-10): load_hparams of src/llama-model.cpp, and load_arch_hparams and the graphs of
+src/models/*.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gguf_tools.format import keys
+from gguf_tools.format.values import Metadata
+
+
+@dataclass(frozen=True)
+class Loader:
+    """The keys that llama.cpp reads for an architecture, as templates.
+
+    required  those without which it refuses a file
+    optional  the others
+    scaled    parts of the names of weights that are multiplied by a tensor beside them: "ffn_up" for
+              "blk.0.ffn_up.weight" and "blk.0.ffn_up.scale"
+    """
+
+    required: frozenset[str]
+    optional: frozenset[str]
+    scaled: frozenset[str]
+
+    def reads(self, template: str) -> bool:
+        """Return whether the loader reads a key."""
+        return template in self.required or template in self.optional
+
+
+_REQUIRED = frozenset({keys.CONTEXT_LENGTH, keys.EMBEDDING_LENGTH, keys.BLOCK_COUNT})
+_OPTIONAL = frozenset({
+    keys.VOCAB_SIZE, keys.EMBEDDING_LENGTH_OUT, keys.ATTENTION_CAUSAL, keys.POOLING_TYPE,
+    keys.CLASSIFIER_POOLING_TYPE, keys.CLASSIFIER_OUTPUT_LABELS, keys.NEXTN_PREDICT_LAYERS,
+    keys.EXPERT_COUNT, keys.EXPERT_USED_COUNT, keys.EXPERT_GROUP_COUNT, keys.EXPERT_GROUP_USED_COUNT,
+    keys.FEED_FORWARD_LENGTH, keys.HEAD_COUNT, keys.HEAD_COUNT_KV, keys.ROPE_SCALING_FINETUNED,
+    keys.ROPE_SCALING_ORIG_CTX_LEN, keys.ROPE_FREQ_BASE, keys.ROPE_SCALING_TYPE, keys.ROPE_SCALING_FACTOR,
+    keys.ROPE_SCALE_LINEAR, keys.ROPE_SCALING_ATTN_FACTOR, keys.ROPE_SCALING_ALPHA, keys.KEY_LENGTH,
+    keys.VALUE_LENGTH, keys.ROPE_DIMENSION_COUNT, keys.KEY_LENGTH_SWA, keys.VALUE_LENGTH_SWA,
+    keys.ROPE_DIMENSION_COUNT_SWA,
+})  # fmt: skip
+"""What load_hparams reads for all architectures."""
+
+_EPS = {keys.LAYERNORM_RMS_EPS}
+_WINDOW = {keys.SLIDING_WINDOW_PATTERN, keys.ROPE_FREQ_BASE_SWA}
+_WEIGHTS = {keys.EXPERT_WEIGHTS_SCALE, keys.EXPERT_WEIGHTS_NORM}
+_FACTORS = {keys.RESIDUAL_SCALE, keys.EMBEDDING_SCALE, keys.ATTENTION_SCALE}
+_SSM = {
+    keys.SSM_CONV_KERNEL, keys.SSM_INNER_SIZE, keys.SSM_STATE_SIZE, keys.SSM_TIME_STEP_RANK,
+    keys.SSM_GROUP_COUNT,
+}  # fmt: skip
+_RECURRENT = {keys.RECURRENT_LAYERS, keys.FULL_ATTENTION_INTERVAL}
+_INDEXER = {keys.INDEXER_HEAD_COUNT, keys.INDEXER_KEY_LENGTH, keys.INDEXER_TOP_K}
+_MLA = {keys.KEY_LENGTH_MLA, keys.VALUE_LENGTH_MLA}
+_SHARED_EXPERTS = {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_COUNT}
+_TEMPERATURE = {keys.TEMPERATURE_SCALE, keys.TEMPERATURE_LENGTH}
+_NEMOTRON = (
+    _SSM | {keys.LAYERNORM_EPS},
+    _EPS | _WEIGHTS | _SHARED_EXPERTS | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.MOE_LATENT_SIZE},
+)
+
+_OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
+    "llama": (_EPS, ()),
+    "deepseek": (_EPS | _SHARED_EXPERTS, {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_WEIGHTS_SCALE}),
+    "smollm3": (_EPS, ()),
+    "qwen2": (_EPS, ()),
+    "qwen3": (_EPS, ()),
+    "qwen3moe": (_EPS, {keys.EXPERT_FEED_FORWARD_LENGTH}),
+    "glm4moe": (
+        _EPS | _SHARED_EXPERTS,
+        _WEIGHTS
+        | {keys.ROPE_DIMENSION_SECTIONS, keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_GATING_FUNC},
+    ),
+    "gpt-oss": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW}, _WINDOW),
+    "minimax-m2": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH}, {keys.EXPERT_GATING_FUNC}),
+    "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
+    "seed_oss": (_EPS, ()),
+    "olmo2": (_EPS, _WINDOW | {keys.SLIDING_WINDOW}),
+    "mistral3": (
+        _EPS,
+        {keys.TEMPERATURE_SCALE, keys.ROPE_SCALING_YARN_BETA_FAST, keys.ROPE_SCALING_YARN_BETA_SLOW,
+         keys.ROPE_SCALING_YARN_LOG_MUL},
+    ),
+    "phi3": (_EPS, {keys.SLIDING_WINDOW}),
+    "granite": (
+        _EPS | {keys.LOGIT_SCALE},
+        _FACTORS | {keys.DEEPSTACK_MAPPING, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
+    ),
+    "granitemoe": (_EPS | {keys.LOGIT_SCALE}, _FACTORS | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH}),
+    "granitehybrid": (
+        _EPS | _SSM,
+        _FACTORS | {keys.LOGIT_SCALE, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
+    ),
+    "qwen3next": (
+        _EPS | _SSM,
+        _RECURRENT | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
+    ),
+    "qwen35": (_EPS | _SSM | {keys.ROPE_DIMENSION_SECTIONS}, _RECURRENT),
+    "qwen35moe": (
+        _EPS | _SSM | {keys.ROPE_DIMENSION_SECTIONS},
+        _RECURRENT | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
+    ),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
+    "gemma4": (
+        _EPS
+        | {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW, keys.EMBEDDING_LENGTH_PER_LAYER_INPUT,
+           keys.KEY_LENGTH_SWA, keys.VALUE_LENGTH_SWA},
+        {keys.SHARED_KV_LAYERS, keys.ROPE_FREQ_BASE_SWA, keys.EXPERT_FEED_FORWARD_LENGTH,
+         keys.FINAL_LOGIT_SOFTCAPPING},
+    ),
+    "deepseek2": (
+        _EPS | _SHARED_EXPERTS | {keys.KV_LORA_RANK},
+        # Without the rank of queries, a model of some depths is one whose queries are not compressed.
+        _MLA | _WEIGHTS | _TEMPERATURE
+        | {keys.Q_LORA_RANK, keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_GATING_FUNC,
+           keys.ROPE_SCALING_YARN_LOG_MUL},
+    ),
+    "deepseek32": (
+        _EPS | _SHARED_EXPERTS | _INDEXER | {keys.Q_LORA_RANK, keys.KV_LORA_RANK, keys.EXPERT_GATING_FUNC},
+        _MLA | _WEIGHTS
+        | {keys.ROPE_DIMENSION_SECTIONS, keys.LEADING_DENSE_BLOCK_COUNT, keys.ROPE_SCALING_YARN_LOG_MUL},
+    ),
+    "glm-dsa": (
+        _EPS | _SHARED_EXPERTS | _INDEXER | {keys.Q_LORA_RANK, keys.KV_LORA_RANK},
+        _MLA | _WEIGHTS
+        | {keys.ROPE_DIMENSION_SECTIONS, keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_GATING_FUNC,
+           keys.INDEXER_TYPES},
+    ),
+    "deepseek4": (
+        _EPS | _SHARED_EXPERTS | _INDEXER | _WEIGHTS
+        | {keys.Q_LORA_RANK, keys.SLIDING_WINDOW, keys.SWIGLU_CLAMP_EXP, keys.OUTPUT_GROUP_COUNT,
+           keys.OUTPUT_LORA_RANK, keys.COMPRESS_ROPE_FREQ_BASE, keys.HYPER_CONNECTION_COUNT,
+           keys.HYPER_CONNECTION_ITERATIONS, keys.HYPER_CONNECTION_EPSILON, keys.HASH_LAYER_COUNT,
+           keys.COMPRESS_RATIOS, keys.EXPERT_GATING_FUNC},
+        {keys.SWIGLU_CLAMP_SHEXP},
+    ),
+}  # fmt: skip
+"""What load_arch_hparams reads besides: what is required, and what is not."""
+
+def _blocks(kind: str = "") -> set[str]:
+    return {f"ffn_{part}{kind}" for part in ("gate", "up", "down")}
+
+
+_MTP = {"eh_proj", "shared_head_head", "output"}
+_ATTENTION = {"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output"}
+_EXPERTS = _blocks("_exps") | _blocks("_shexp")
+_DELTA_NET = {"attn_gate", "ssm_alpha", "ssm_beta", "ssm_out"}
+
+_SCALED: Mapping[str, Iterable[str]] = {
+    "llama": _blocks() | _blocks("_exps"),
+    "mistral3": _blocks() | _blocks("_exps"),
+    "qwen3": _blocks(),
+    "qwen3moe": _blocks("_exps"),
+    "qwen3next": _EXPERTS,
+    "qwen35": _blocks() | _DELTA_NET,
+    "qwen35moe": _EXPERTS | _DELTA_NET,
+    "nemotron_h": _blocks(),
+    "nemotron_h_moe": _EXPERTS,
+    "gemma4": _blocks() | _blocks("_exps"),
+    "deepseek32": _blocks() | _EXPERTS,
+    "glm-dsa": _blocks() | _EXPERTS,
+}
+"""Weights besides those of attention that build_arch_graph multiplies by a scale."""
+
+_OF_ATTENTION = {
+    "deepseek2": {"attn_output"}, "deepseek32": {"attn_output"}, "glm-dsa": {"attn_output"}, "deepseek4": (),
+    "qwen3next": _ATTENTION - {"attn_qkv"},
+}  # fmt: skip
+"""The same of attention, where not all of them are."""
+
+LOADERS: Mapping[str, Loader] = MappingProxyType({
+    name: Loader(
+        _REQUIRED | set(required),
+        (_OPTIONAL | set(optional)) - set(required),
+        frozenset({*_MTP, *_OF_ATTENTION.get(name, _ATTENTION), *_SCALED.get(name, ())}),
+    )
+    for name, (required, optional) in _OWN.items()
+})  # fmt: skip
+"""Loaders by the architecture that general.architecture names."""
+
+
+def without_effect(metadata: Metadata, architecture: str) -> tuple[str, ...]:
+    """Return the well-known keys of a file that llama.cpp does not read for its architecture.
+
+    Nothing is returned for an architecture whose loader is not known here.
+    """
+    loader = LOADERS.get(architecture)
+    if loader is None:
+        return ()
+    known = {template.format(arch=architecture): template for template in keys.hparam_templates()}
+    return tuple(key for key in metadata if key in known and not loader.reads(known[key]))
