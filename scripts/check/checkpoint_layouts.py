@@ -27,16 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import convert
 from gguf_tools.errors import ToolkitError
+from tests.end_to_end.config_fields.judge import EFFECT, without_ties
 from tests.end_to_end.config_fields.llama import Llama, LlamaError
-from tests.end_to_end.config_fields.models import BASES, TOKENS, logits_of, round_gelu
+from tests.end_to_end.config_fields.models import BASES, TOKENS, logits_of, rounded_gelu
 from tests.end_to_end.layouts.judge import Made, Outcome, judge, made_of
 from tests.end_to_end.layouts.ways import LAYOUTS, Saved, layouts_of, mlx_pair, saved
 
 MLX_SIZES = ((2, 64), (3, 32), (4, 32), (4, 64), (5, 64), (6, 32), (8, 64))
-LOGITS_APART = 2e-3
-"""Share of the largest logit by which logits may differ; families that llama.cpp computes otherwise say so in
-a note."""
-
 Row = tuple[str, str, Outcome]
 
 
@@ -48,7 +45,6 @@ def prepare_torch() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
-    round_gelu()
 
 
 def mlx_outcome(model: Saved, folder: Path, bits: int, group_size: int) -> Outcome:
@@ -78,15 +74,15 @@ def logits_outcome(model: Saved, published: Made, folder: Path, llama: Llama) ->
         found = llama.logits(folder / "f32.gguf", TOKENS)[:, : expected.shape[1]]
     except LlamaError as error:
         return Outcome("noted" if published.notes else "wrong", f"llama.cpp: {error}")
-    apart = float(np.abs(found - expected).max() / np.abs(expected).max())
-    if apart < LOGITS_APART:
+    apart = without_ties(found, expected)
+    if apart < EFFECT:
         return Outcome("equal")
     return Outcome("noted" if published.notes else "wrong", f"logits differ by {apart:.1e}")
 
 
 def sweep(name: str, layout: str, with_logits: bool) -> list[Row]:
     """Return a row for each layout of a model."""
-    with tempfile.TemporaryDirectory(prefix="layouts-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="layouts-") as scratch, rounded_gelu():
         folder = Path(scratch)
         model = saved(name, folder / "published")
         published = made_of(model.folder)

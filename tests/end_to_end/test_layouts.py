@@ -5,6 +5,7 @@ scripts/check/checkpoint_layouts.py tries every family in every layout.
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from tests.support.checkpoints import Tensors, read_config, read_tensors, write_
 from tests.support.packers import pack_low_first
 
 pytest.importorskip("transformers")
+
+SWEEP = Path(__file__).parents[2] / "scripts" / "check" / "checkpoint_layouts.py"
 
 MANY = (
     "mixtral", "granite4-h", "nemotron-3", "gpt-oss", "qwen35moe", "deepseek3", "gemma4-experts", "deepseek4",
@@ -56,6 +59,11 @@ def test_codes_of_mlx_are_what_they_mean(bits: int, group_size: int, tmp_path: P
     assert set(codes.tensors) == set(decoded.tensors)
     for name, numbers in codes.tensors.items():
         assert np.array_equal(numbers, decoded.tensors[name]), name
+
+
+def test_the_sweep_finds_nothing_wrong() -> None:
+    rows = runpy.run_path(str(SWEEP))["sweep"]("seed-oss", "DDP", False)
+    assert [(layout, outcome.kind) for _, layout, outcome in rows] == [("DDP", "equal")]
 
 
 @pytest.mark.parametrize("bits", [3, 4, 5])
