@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain rotation, more rounds": {
         "rope_scaling": None, "hc_sinkhorn_iters": 20, "compress_ratios": [128, 4, 4],
     },
-    "without tables": {"num_hash_layers": 0, "compress_ratios": [0, 0, 0]},
+    "without tables": {"num_hash_layers": 0, "compress_ratios": [0, 0, 4]},
 }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from convert.architectures.deepseek4 import RULES, V4Config
 
 
 def weights_of(config: V4Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each weight, those of experts one by one."""
-    for rule in RULES:
+    """Yield name and shape of each weight as published, those of experts one by one."""
+    for rule in (rule for rule in RULES if not rule.when):
         for layer in rule.where(config, None):
             for output in rule.outputs:
                 assert isinstance(output.sizes, str)
