@@ -271,6 +271,8 @@ _SCALARS = (
 def _rotations(text: Mapping[str, Any], place: Path) -> Iterator[Mutation]:
     """Yield rotations of all kinds, in rope_parameters and as older versions of transformers have them."""
     found = text.get("rope_parameters") or {}
+    if not found and "rope_theta" not in text:
+        return
     nested = {key: value for key, value in found.items() if isinstance(value, dict)}
     here = next(iter(nested.values()), found) or {"rope_theta": text["rope_theta"]}
     width = text.get("qk_rope_head_dim") or text.get("head_dim")
