@@ -225,7 +225,7 @@ def test_a_sliding_window_gets_a_note(tmp_path: Path) -> None:
     folder = edit_config(copied("mixtral", tmp_path), sliding_window=1024)
     assert [note for note in notes_of(folder, tmp_path) if "the last 1024 positions" in note]
     folder = edit_config(copied("qwen2-r1-distill", tmp_path), use_sliding_window=True, max_window_layers=1)
-    assert [note for note in notes_of(folder, tmp_path) if note.startswith("1 layers of the original see")]
+    assert [note for note in notes_of(folder, tmp_path) if "1 layers of the original see" in note]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

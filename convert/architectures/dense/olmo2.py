@@ -17,7 +17,7 @@ from convert.architectures.decoder.config import (
     windows_of,
     with_defaults,
 )
-from convert.architectures.decoder.family import WINDOWS, decoder
+from convert.architectures.decoder.family import WINDOWS, decoder, decoder_notes
 from convert.architectures.decoder.metadata import COMMON, SLIDING_PATTERN, SLIDING_WINDOW, with_sliding_theta
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 from convert.architectures.rules import Rule
@@ -44,6 +44,18 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return DecoderConfig(**fields, **windows, qk_norm=True, norms_all_heads=True)
 
 
+def _notes(config: DecoderConfig, options: Any) -> tuple[str, ...]:
+    notes = decoder_notes(config, frozenset({WINDOWS}))
+    theta = config.rope.theta
+    if not config.sliding_layers or config.sliding_theta == theta:
+        return notes
+    return (
+        *notes,
+        f"layers with a window rotate with a rope_theta of {config.sliding_theta:g}; llama.cpp takes {theta:g}"
+        " for them too, that of the other layers, and rotates otherwise",
+    )
+
+
 def _without_first_norm(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule for rule in rules if "attn_norm" not in rule.outputs[0].name)
 
@@ -61,5 +73,5 @@ ARCHITECTURE = decoder(
         *dense_blocks(),
     ),
     metadata=(*with_sliding_theta(COMMON), SLIDING_WINDOW, SLIDING_PATTERN),
-    says=frozenset({WINDOWS}),
+    notes=_notes,
 )

@@ -53,7 +53,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         "sliding_attention" if n in windows else "full_attention" for n in range(fields["num_hidden_layers"])
     ]:
         raise UnsupportedCheckpoint(f"{path}: layer_types is not five of sliding_attention to one of full")
-    read.fixed("sliding_window_pattern", 6, "llama.cpp's gemma3 has a window in all but every sixth layer")
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        read.fixed(key, 6, "llama.cpp's gemma3 has a window in all but every sixth layer")
     config = DecoderConfig(
         **fields,
         qk_norm=True,

@@ -11,6 +11,7 @@ from convert.architectures import ARCHITECTURES, find_architecture
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.fields import Fields, known_fields, merged, recorded_families, unread_notes
 from convert.checkpoint.checkpoint import read_config
+from gguf_tools.errors import UnsupportedCheckpoint
 
 MODELS = Path(__file__).parents[2] / "golden" / "arch" / "models"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
@@ -61,6 +62,14 @@ def test_what_is_asked_for_is_recorded_through_copies_and_inside() -> None:
     assert "a" in copy
     assert ConfigReader(copy, "config.json").size("f") == 5
     assert config.asked == {"a", "b", "b.d", "b.d.e", "f"}
+
+
+@pytest.mark.parametrize("name", ["sliding_window_pattern", "_sliding_window_pattern"])
+def test_the_pattern_of_gemma_3_s_windows_is_read(name: str) -> None:
+    raw = {"architectures": ["Gemma3ForCausalLM"], "vocab_size": 64, name: 6}
+    assert notes(raw) == []
+    with pytest.raises(UnsupportedCheckpoint, match=f"{name} is 4, expected 6"):
+        notes({**raw, name: 4})
 
 
 def test_fields_are_recorded_of_families_that_are_known() -> None:

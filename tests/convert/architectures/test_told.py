@@ -36,7 +36,7 @@ LLAMA3 = {"LlamaForCausalLM", "MistralForCausalLM", "GraniteForCausalLM"}
 
 
 def notes(name: str, **config: Any) -> str:
-    raw = {"architectures": [name], **_SIZES, **PLAIN[name], **config}
+    raw = {"architectures": [name], **_SIZES, **PLAIN.get(name, {}), **config}
     family = find_architecture(raw)
     read = family.read_config(raw, Path("config.json"))
     return "\n".join(family.notes(read, make_options(family.options, {}, name)))
@@ -69,6 +69,13 @@ def test_windows_are_those_of_layer_types(name: str) -> None:
     assert "2 layers of the original see the last 16 positions" in notes(name, **window, layer_types=kinds)
     assert "1 layers" in notes(name, **window, max_window_layers=3)
     assert "positions" not in notes(name, **window, layer_types=["full_attention"] * 4, max_window_layers=0)
+
+
+def test_the_base_of_layers_with_a_window() -> None:
+    by_kind = {"full_attention": yarn(rope_theta=1e4), "sliding_attention": {"rope_theta": 1e4}}
+    assert "rope_theta" not in notes("Olmo3ForCausalLM", rope_parameters=by_kind)
+    by_kind["sliding_attention"]["rope_theta"] = 5e5
+    assert "rope_theta of 500000; llama.cpp takes 10000" in notes("Olmo3ForCausalLM", rope_parameters=by_kind)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3moe"])
