@@ -177,6 +177,8 @@ _SAMPLES: Mapping[str, tuple[Value, ...]] = {
         Value.i32s([2, 2, 2, 0]), Value.i32s([2, 2, 2, 2]), Value.i32s([0, 0, 0, 0]), Value.i32s([1, 1]),
     ),
     keys.ATTENTION_SCALE: (Value.f32(0.3), Value.f32(0.0)),
+    # llama.cpp's context has 256 positions at least, and its length chooses between tables of divisors.
+    keys.ROPE_SCALING_ORIG_CTX_LEN: (Value.u32(0), Value.u32(32), Value.u32(1024)),
     keys.INDEXER_TOP_K: (Value.u32(4096),),
     keys.COMPRESS_RATIOS: (Value.i32s([0, 0, 0]),),
     keys.CLASSIFIER_OUTPUT_LABELS: (Value.strings(["a", "b"]),),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gguf_cli.imatrix import main
+from gguf_tools.format import keys
+from gguf_tools.format.loaders import LOADERS
 from imatrix.store import load
 from quantize.roles import layer_of
 
@@ -20,6 +23,16 @@ HALF = 2.0**-11
 """The largest relative error of a number in float16, as llama.cpp's caches have them."""
 
 
+@pytest.fixture
+def betas_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take YaRN's betas from the keys, as llama-imatrix was told to by --yarn-beta-fast."""
+    loader = LOADERS["deepseek2"]
+    betas = {keys.ROPE_SCALING_YARN_BETA_FAST, keys.ROPE_SCALING_YARN_BETA_SLOW}
+    known = {**LOADERS, "deepseek2": replace(loader, optional=loader.optional | betas)}
+    monkeypatch.setattr("gguf_tools.format.hparams.LOADERS", known)
+
+
+@pytest.mark.usefixtures("betas_count")
 @pytest.mark.parametrize("case", CASES)
 def test_importances_are_llama_imatrix_s(case: str, calibration: Path, tmp_path: Path) -> None:
     expected = load(GOLDEN / "imatrix" / f"{case}.imatrix.gguf").entries

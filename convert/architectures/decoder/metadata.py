@@ -377,11 +377,16 @@ def read_rotation(
     older = hparams.number("rope_scale_linear", 0.0)
     factor = hparams.number("rope_scaling_factor", older) or 1.0
     context = hparams.size("context_length", 4096)
+    positive = "original_context_length", "yarn_beta_fast", "yarn_beta_slow"
+    for name in (f"rope_scaling_{name}" for name in positive):
+        number = getattr(hparams, name)
+        if number is not None and not number > 0:
+            raise FormatError(f"{hparams.path}: {hparams.key(name)} is {number}, expected more than 0")
     rope = RopeConfig(
         theta,
         kind,
         factor=factor,
-        original_context=hparams.size("rope_scaling_original_context_length", context) or context,
+        original_context=hparams.size("rope_scaling_original_context_length", context) or None,
         beta_fast=hparams.rope_scaling_yarn_beta_fast,
         beta_slow=hparams.rope_scaling_yarn_beta_slow,
         # llama.cpp assumes an mscale of 1, but for deepseek2 that of mscale_all_dim.

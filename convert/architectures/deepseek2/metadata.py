@@ -240,6 +240,8 @@ def _read_yarn(hparams: HParams) -> Yarn | None:
     yarn = Yarn(
         factor=rope.factor or 1.0 if rope.kind == "yarn" else 1.0,
         original_context=rope.original_context or 1,
+        beta_fast=rope.beta_fast or 32.0,
+        beta_slow=rope.beta_slow or 1.0,
         mscale=mscale if hparams.architecture == GGUF_NAME else 1.0,
         mscale_all_dim=mscale,
     )
