@@ -9,6 +9,8 @@ import pytest
 
 import convert
 from gguf_tools import open_gguf
+from gguf_tools.format import keys
+from gguf_tools.format.loaders import LOADERS
 from tests.support import oracle
 from tests.support.decoder_models import MODELS, decoder_model
 
@@ -35,8 +37,24 @@ def test_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     convert.convert(tmp_path / name, tmp_path / "out.gguf", outtype="f32")
     with torch.no_grad():
         expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert unlike_the_loader(tmp_path / "out.gguf") == []
     with oracle.Model(tmp_path / "out.gguf") as file:
         assert np.abs(file.logits(IDS) - expected).max() < LIMIT.get(name, 1e-5) * np.abs(expected).max()
+
+
+def unlike_the_loader(path: Path) -> list[str]:
+    """Return keys that llama.cpp's loader demands and the file lacks, or would not take as they are."""
+    with open_gguf(path) as file:
+        architecture = str(file.get(keys.ARCHITECTURE))
+        n_layers = file.get(keys.BLOCK_COUNT.format(arch=architecture))
+        wanted = {template.format(arch=architecture) for template in LOADERS[architecture].required}
+        return sorted(wanted - set(file.metadata)) + [
+            key
+            for key, value in file.metadata.items()
+            if keys.kinds_instead(key, architecture, value.type_name)
+            or (isinstance(value.data, tuple) and keys.is_per_layer(key, architecture)
+                and len(value.data) != n_layers)
+        ]  # fmt: skip
 
 
 def test_minimax_s_tokenizer_has_its_own_name(tmp_path: Path) -> None:
