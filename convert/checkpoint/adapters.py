@@ -10,6 +10,8 @@ from gguf_tools.text import shown
 
 CONFIG_NAME = "adapter_config.json"
 
+_FILES = (CONFIG_NAME, "adapter_model.safetensors", "adapter_model.bin")
+
 NOT_USED = (
     f"{CONFIG_NAME} is here, but the adapter is not used: the file holds the model without it (PEFT's"
     " merge_and_unload makes one model of both)"
@@ -31,10 +33,12 @@ def adapter_of(folder: Path) -> str | None:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise UnsupportedCheckpoint for the folder of an adapter, which is no model by itself."""
-    adapter = adapter_of(folder)
-    if adapter is not None:
-        raise UnsupportedCheckpoint(
-            f"{folder}: {adapter} ({CONFIG_NAME}): merge it into that model first (PEFT: merge_and_unload),"
-            " then convert"
-        )
+    """Raise UnsupportedCheckpoint for a folder with an adapter, or with folders of some: they are no model."""
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        file = next((name for name in _FILES if (place / name).exists()), None)
+        if file is not None:
+            adapter = adapter_of(place) or "an adapter (LoRA or another) of a model that nothing names"
+            raise UnsupportedCheckpoint(
+                f"{place}: {adapter} ({file}): merge it into that model first (PEFT: merge_and_unload), then"
+                " convert"
+            )

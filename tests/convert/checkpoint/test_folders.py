@@ -63,6 +63,26 @@ def test_an_adapter_is_no_model(
         assert expected in refusal(adapter, capsys, *options)
 
 
+@pytest.mark.parametrize("has_config", [False, True])
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_weights_of_an_adapter_show_what_they_are(
+    name: str, has_config: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = add_adapter(tmp_path / "adapter")
+    (adapter / "adapter_model.safetensors").rename(adapter / name)
+    (adapter / "adapter_config.json").unlink()
+    if has_config:
+        (folder / "config.json").rename(adapter / "config.json")
+    assert f"{adapter}: an adapter (LoRA or another) of a model that nothing names ({name})" in refusal(
+        adapter, capsys
+    )
+
+
+def test_an_adapter_in_a_folder_inside_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.safetensors").unlink()
+    assert f"{add_adapter(folder / 'default')}: a LoRA adapter of someone/base" in refusal(folder, capsys)
+
+
 def test_an_adapter_on_the_hub_is_no_model(tmp_path: Path) -> None:
     adapter = add_adapter(tmp_path / "adapter", peft_type="IA3", base_model_name_or_path=None)
     with pytest.raises(UnsupportedCheckpoint, match=r"an adapter \(IA3\) of a model that it does not name"):
