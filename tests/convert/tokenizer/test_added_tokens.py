@@ -66,6 +66,15 @@ def test_one_note_for_many(tmp_path: Path) -> None:
     assert "; rstrip of '<a>' is" in note
 
 
+def test_a_whole_word_that_merges_make_too(tmp_path: Path) -> None:
+    """Its id stands between letters then, where the library has not found the token."""
+    content = small(added_tokens=[*small()["added_tokens"], flagged(2, "c", "single_word")])
+    put(tmp_path, tokenizer_json=content)
+    assert notes(tmp_path) == [
+        "added tokens: single_word of 'c' is not carried over: llama.cpp finds it in 'aca'"
+    ]
+
+
 def test_a_token_that_the_normalizer_changes(tmp_path: Path) -> None:
     """Llama's puts ▁ before it; then the library finds it only behind a space."""
     content = small()["added_tokens"][0]
