@@ -85,7 +85,7 @@ def _broken_templates(templates: Mapping[str, str], source: str | None) -> Itera
         file = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
         which = f"{source}: chat template {quoted(name or 'default')}" if source else file
         try:
-            sandbox.parse(template)
+            sandbox.compile(template, raw=True)
         except TemplateSyntaxError as error:
             why = f"line {error.lineno}: {printable((error.message or '')[:200])}"
             yield f"{which} is no valid template: {why}"

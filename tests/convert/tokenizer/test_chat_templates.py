@@ -76,6 +76,8 @@ BROKEN: dict[str, tuple[str, str]] = {
     "cut short": ("{% for m in messages %}\n{{ m.content }{% endfor %}", "line 2: unexpected '}'"),
     "an open block": ("\n\n{% if x %}x", "line 3: Unexpected end of template"),
     "an unknown tag": ("{% iff x %}", "line 1: Encountered unknown tag 'iff'"),
+    "an unknown filter": ("\n{{ x | shouted }}", "line 2: No filter named 'shouted'"),
+    "an unknown test": ("{{ x is odd_one }}", "line 1: No test named 'odd_one'"),
     "an open expression": ("{{ x", "line 1: unexpected end of template"),
     "nested too deeply": ("{{ " + "(" * 2000 + "x" + ")" * 2000 + " }}", "maximum recursion depth"),
     "a number of many digits": ("{{ " + "1" * 5000 + " }}", "Exceeds the limit"),
