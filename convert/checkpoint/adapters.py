@@ -33,7 +33,7 @@ def adapter_of(folder: Path) -> str | None:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise UnsupportedCheckpoint for a folder with an adapter, or with folders of some: they are no model."""
+    """Raise UnsupportedCheckpoint for a folder that has an adapter, itself or one folder below: no model."""
     for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
         file = next((name for name in _FILES if (place / name).exists()), None)
         if file is not None:

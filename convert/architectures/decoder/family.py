@@ -55,8 +55,8 @@ def window_notes(config: DecoderConfig) -> tuple[str, ...]:
     if window is None or not config.sliding_layers or window >= config.max_position_embeddings:
         return ()
     return (
-        f"sliding window: {len(config.sliding_layers)} layers of the original see the last {window} positions;"
-        " the file has no place for that, and llama.cpp lets them see all",
+        f"sliding window: {len(config.sliding_layers)} layers of the original see the last {window}"
+        " positions; the file has no place for that, and llama.cpp lets them see all",
     )
 
 

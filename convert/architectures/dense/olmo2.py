@@ -51,8 +51,8 @@ def _notes(config: DecoderConfig, options: Any) -> tuple[str, ...]:
         return notes
     return (
         *notes,
-        f"layers with a window rotate with a rope_theta of {config.sliding_theta:g}; llama.cpp takes {theta:g}"
-        " for them too, that of the other layers, and rotates otherwise",
+        f"layers with a window rotate with a rope_theta of {config.sliding_theta:g}; llama.cpp takes"
+        f" {theta:g} for them too, that of the other layers, and rotates otherwise",
     )
 
 
