@@ -71,7 +71,11 @@ def read_embedding_files(folder: Path, architecture: str, family: Metadata) -> E
     path = folder / MODULES_NAME
     reranker = tuple(_reranker_note(folder))
     if not path.exists():
-        return EmbeddingFiles(notes=reranker)
+        unused = (
+            f"{place.name}/config.json is not used: there is no {path.name}, which would name it"
+            for place in sorted(folder.glob("*_Pooling"))
+        )
+        return EmbeddingFiles(notes=(*reranker, *unused))
     pooling_type: int | None = None
     notes = list(reranker)
     for kind, place in _modules(path):

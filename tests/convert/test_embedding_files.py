@@ -111,10 +111,16 @@ def test_what_makes_no_difference(tmp_path: Path) -> None:
         config_sentence_transformers={"prompts": {}, "default_prompt_name": None},
     )
     assert read_embedding_files(tmp_path, "x", {"x.context_length": Value.u32(512)}).notes == ()
+
+
+def test_a_pooling_that_nothing_names(tmp_path: Path) -> None:
+    write(tmp_path, {"pooling_mode": "lasttoken"})
     (tmp_path / "modules.json").unlink()
-    write(tmp_path / "other", {"pooling_mode": "max"})
-    (tmp_path / "other" / "modules.json").unlink()
-    assert read_embedding_files(tmp_path / "other", "x", {}).notes == ()
+    found = read_embedding_files(tmp_path, "x", {})
+    assert found.pooling_type is None
+    assert found.notes == (
+        "1_Pooling/config.json is not used: there is no modules.json, which would name it",
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,5 +187,3 @@ def test_the_key_stands_behind_those_of_the_family(
     assert after[:place] + after[place + 1 :] == before
     new = set(result.preparation.plan.notes) - set(plain.preparation.plan.notes)
     assert new == {"modules.json: Dense (2_Dense) is left out: embeddings are those without it"}
-
-
