@@ -84,7 +84,8 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "minimax-m2": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH}, {keys.EXPERT_GATING_FUNC}),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
     "seed_oss": (_EPS, ()),
-    "olmo2": (_EPS, _WINDOW | {keys.SLIDING_WINDOW}),
+    # The loader reads rope.freq_base_swa, too, but the graph rotates all layers with the one base.
+    "olmo2": (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW}),
     "mistral3": (
         _EPS,
         {keys.TEMPERATURE_SCALE, keys.ROPE_SCALING_YARN_BETA_FAST, keys.ROPE_SCALING_YARN_BETA_SLOW,
