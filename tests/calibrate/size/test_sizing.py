@@ -196,7 +196,7 @@ def test_other_programs_notations() -> None:
     lines = list(tensor_type_lines(TYPES))
     assert lines[0] == r"^token_embd\.weight$=q4_K"
     assert r"^blk\.(0|10)\.attn_k\.weight$=q4_K" in lines
-    assert [override.text for override in parse_override_file("\n".join(lines))] == lines
+    assert [override.text for override in parse_override_file("\n".join(lines), "rules.txt")] == lines
     assert custom_q(TYPES).split(",") == lines
     assert list(tensor_list_lines(TYPES, ["why"]))[:2] == ["# why", r"^token_embd\.weight$=q4_K"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from convert.architectures.deepseek2.family import ARCHITECTURE
 from convert.architectures.deepseek2.metadata import read_metadata
 from convert.architectures.deepseek2.rules import RULES
 from convert.architectures.options import LatentOptions
-from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.format.loaders import without_effect
 from gguf_tools.format.values import Metadata, Value
 from tests.support.checkpoints import STYLES
 
@@ -55,9 +57,16 @@ def as_a_file_says(config: DeepseekConfig, options: LatentOptions) -> DeepseekCo
         n_group=groups[0],
         topk_group=groups[1],
         norm_requested=config.norm_topk_prob,
-        yarn=config.yarn and replace(config.yarn, mscale=config.yarn.mscale_all_dim),
+        yarn=config.yarn and as_llama_cpp_takes(config.yarn),
         num_nextn_predict_layers=config.num_nextn_predict_layers if options.mtp else 0,
     )
+
+
+def as_llama_cpp_takes(yarn: Yarn) -> Yarn:
+    """Return YaRN with what the loader reads: one mscale for all, and the usual ends of the ramp."""
+    log = yarn.mscale_all_dim
+    plain = Yarn(yarn.factor, yarn.original_context, mscale=log, mscale_all_dim=log)
+    return replace(plain, attention_factor=plain.rotary_factor)
 
 
 @st.composite
@@ -72,6 +81,7 @@ def configs(draw: st.DrawFn) -> DeepseekConfig:
     base = DeepseekConfig.from_dict(STYLES[draw(st.sampled_from(sorted(STYLES)))])
     n_layers = draw(st.integers(1, 100))
     per_group, n_group = draw(st.integers(2, 32)), draw(st.integers(1, 16))
+    topk_group = draw(st.integers(1, n_group))
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
              "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_shared_experts",
              "max_position_embeddings")  # fmt: skip
@@ -79,17 +89,18 @@ def configs(draw: st.DrawFn) -> DeepseekConfig:
     changes: dict[str, Any] = {
         **{name: draw(SIZES) for name in sizes},
         "num_hidden_layers": n_layers,
+        "qk_rope_head_dim": 2 * draw(st.integers(1, 2**14)),
         "first_k_dense_replace": draw(st.integers(0, n_layers - 1)),
         "q_lora_rank": draw(st.none() | SIZES),
         "n_routed_experts": per_group * n_group,
-        "num_experts_per_tok": draw(st.integers(1, per_group * n_group)),
+        "num_experts_per_tok": draw(st.integers(1, per_group * topk_group)),
         "n_group": n_group,
-        "topk_group": draw(st.integers(1, n_group)),
+        "topk_group": topk_group,
         "norm_requested": requested,
         "norm_topk_prob": base.is_v3 and requested,
         "routed_scaling_factor": draw(NUMBERS),
         "rms_norm_eps": draw(NUMBERS),
-        "rope_theta": draw(NUMBERS),
+        "rope_theta": draw(st.floats(2.0, 2.0**20, width=32)),
         "yarn": draw(st.none() | yarns()),
         "tie_word_embeddings": draw(st.booleans()),
         "num_nextn_predict_layers": draw(st.integers(1, 3)),
@@ -121,11 +132,19 @@ def numbers_of(yarn: Yarn | None) -> dict[str, Any]:
 
 @settings(deadline=None)
 @given(configs(), OPTIONS)
-def test_writing_what_was_read_gives_the_same_keys(config: DeepseekConfig, options: LatentOptions) -> None:
-    keys = dict(written(config, options))
+def test_writing_what_was_read_gives_the_keys_that_count(
+    config: DeepseekConfig, options: LatentOptions
+) -> None:
+    keys = counting(written(config, options))
     if config.expert_groups is None:
         keys |= {f"deepseek2.expert_group_{end}": Value.u32(1) for end in ("count", "used_count")}
-    assert dict(written(read_back(config, options), options)) == keys
+    assert counting(written(read_back(config, options), options)) == keys
+
+
+def counting(metadata: Metadata) -> dict[str, Value]:
+    """Return the keys that llama.cpp reads."""
+    unread = without_effect(metadata, "deepseek2")
+    return {key: value for key, value in metadata.items() if key not in unread}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -148,19 +167,27 @@ def small() -> tuple[dict[str, Value], dict[str, tuple[int, ...]]]:
 def test_what_an_older_file_leaves_out_is_filled_in() -> None:
     metadata, shapes = small()
     for key in ("expert_gating_func", "expert_group_count", "expert_group_used_count", "rope.freq_base",
-                "rope.scaling.type"):  # fmt: skip
+                "rope.scaling.type", "rope.scaling.factor"):  # fmt: skip
         del metadata[f"deepseek2.{key}"]
     config = read_metadata(metadata, shapes, "model.gguf")
     assert (config.scoring_func, config.norm_topk_prob, config.expert_groups) == ("softmax", False, (1, 1))
     assert (config.rope_theta, config.yarn) == (10000.0, None)
 
 
-@pytest.mark.parametrize("key", ["block_count", "attention.head_count", "embedding_length",
-                                 "attention.kv_lora_rank", "rope.dimension_count"])  # fmt: skip
-def test_a_missing_size_names_file_and_key(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("block_count", "no key {}, which llama.cpp requires"),
+        ("attention.head_count", "{} is None, expected a whole"),
+        ("embedding_length", "no key {}, which llama.cpp requires"),
+        ("attention.kv_lora_rank", "no key {}, which llama.cpp requires"),
+        ("rope.dimension_count", "{} is None, expected a whole"),
+    ],
+)
+def test_a_missing_size_names_file_and_key(key: str, words: str) -> None:
     metadata, shapes = small()
     del metadata[f"deepseek2.{key}"]
-    with pytest.raises(FormatError, match=rf"^model\.gguf: deepseek2\.{key} is None, expected a whole"):
+    with pytest.raises(FormatError, match=re.escape("model.gguf: " + words.format(f"deepseek2.{key}"))):
         read_metadata(metadata, shapes, "model.gguf")
 
 
@@ -170,11 +197,10 @@ def test_a_missing_size_names_file_and_key(key: str) -> None:
         ("block_count", Value.string("3"), FormatError, "block_count is '3', expected a whole number"),
         ("attention.head_count", Value.u32s([0, 0]), FormatError, "head_count is None"),
         ("rope.freq_base", Value.string("x"), FormatError, "rope.freq_base is 'x', expected a number"),
-        ("rope.scaling.yarn_attn_factor", Value.bool_(True), FormatError, "is True, expected a number"),
+        ("rope.scaling.attn_factor", Value.bool_(True), FormatError, "is True, expected a number"),
         ("rope.scaling.type", Value.string("linear"), UnsupportedCheckpoint, "scaled by 'linear'"),
-        ("rope.scaling.factor", Value.f32(0.0), BadRequest, "not positive"),
         ("expert_gating_func", Value.u32(3), UnsupportedCheckpoint, r"1 \(softmax\) or 2 \(sigmoid\)"),
-        ("expert_group_count", Value.u32(3), FormatError, "8 experts in 3 groups"),
+        ("expert_group_count", Value.u32(3), FormatError, "8 experts of which . are used, in 3 groups"),
         ("rope.dimension_count", Value.u32(48), FormatError, "48 of 48 key columns rotated"),
     ],
 )
@@ -187,10 +213,21 @@ def test_a_senseless_value_names_file_and_key(
     assert str(caught.value).startswith("model.gguf: ")
 
 
-def test_one_number_per_layer_counts_by_its_first_that_is_not_zero() -> None:
+def test_one_number_per_layer_is_the_same_for_all() -> None:
     metadata, shapes = small()
-    per_layer = metadata | {"deepseek2.attention.head_count": Value.u32s([0, 4, 4])}
+    per_layer = metadata | {"deepseek2.attention.head_count": Value.u32s([4, 4, 4])}
     assert read_metadata(per_layer, shapes, "model.gguf").num_attention_heads == 4
+    per_layer["deepseek2.attention.head_count"] = Value.u32s([0, 4, 4])
+    with pytest.raises(UnsupportedCheckpoint, match="head_count differs from layer to layer"):
+        read_metadata(per_layer, shapes, "model.gguf")
+
+
+def test_a_key_that_llama_cpp_does_not_read_means_nothing() -> None:
+    metadata, shapes = small()
+    plain = read_metadata(metadata, shapes, "model.gguf")
+    other = {"deepseek2.rope.scaling.yarn_attn_factor": Value.bool_(True),
+             "deepseek2.rope.scaling.yarn_beta_fast": Value.f32(7.0)}  # fmt: skip
+    assert read_metadata(metadata | other, shapes, "model.gguf") == plain
 
 
 def test_a_file_without_an_embedding_is_refused() -> None:
