@@ -14,11 +14,14 @@ Needs torch, transformers and xllamacpp. All bases are about 10,000 cases, and t
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.end_to_end.header_keys import (
     BASES,
