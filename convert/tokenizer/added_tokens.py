@@ -75,14 +75,14 @@ def _lost_attributes(library: Any, model_name: str) -> Iterator[tuple[str, str]]
     """Yield (attribute, text of the token) for what llama.cpp does otherwise."""
     library.no_truncation()
     library.no_padding()
-    is_phi3, start = _is_phi3(model_name), time.thread_time()
+    is_phi3, began = _is_phi3(model_name), time.thread_time()
     for token_id, token in library.get_added_tokens_decoder().items():
         text = token.content
         rstrip = is_phi3 and text not in _PHI3_KEEPS  # llama.cpp's
         is_plain = not (token.lstrip or token.rstrip or token.single_word or token.normalized or rstrip)
         if is_plain or not 0 < len(text) <= MAX_TRIED_CHARS:
             continue
-        if time.thread_time() - start > PATIENCE_SECONDS:
+        if time.thread_time() - began > PATIENCE_SECONDS:
             return
         for start, end in _places(library, f"a {text} a", token_id)[:1]:
             if start < 2:
