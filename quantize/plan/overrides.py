@@ -100,7 +100,7 @@ def parse_custom_q(text: str) -> tuple[Override, ...]:
 
 
 def rules_for(names: Iterable[str], others: Iterable[str], type_name: str) -> tuple[str, ...]:
-    r"""Write the rules that give tensors a type, `REGEX=TYPE`: whole layers where none of `others` is in them.
+    r"""Write the rules that give tensors a type, `REGEX=TYPE`: whole layers where no other is in them.
 
     names   the tensors
     others  tensors that keep their types
