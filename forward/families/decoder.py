@@ -31,6 +31,9 @@ ROPE_FREQS = "rope_freqs.weight"
 LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 """Divisors for texts longer than the original context, and for others."""
 
+_CONTEXT_STEP = 256
+"""Contexts of llama.cpp are whole multiples of this (llama_context), and choose between these tables."""
+
 
 @dataclass(frozen=True)
 class _Style:
@@ -84,7 +87,8 @@ def _network(style: _Style, config: DecoderConfig) -> Network:
             return ()
         if style.tables != "long" and config.rope.kind != "longrope":
             return (ROPE_FREQS,)
-        is_long = len(rotate.turns) > (config.rope.original_context or 0)
+        context = -(-len(rotate.turns) // _CONTEXT_STEP) * _CONTEXT_STEP
+        is_long = context > (config.rope.original_context or 0)
         return LONG_FACTORS if is_long else LONG_FACTORS[::-1]
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:

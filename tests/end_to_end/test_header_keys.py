@@ -36,6 +36,10 @@ CASES = {
         ({"output.bias": np.ones(576, np.float32)}, Outcome.BOTH_REFUSE),
         ({"blk.0.mystery.weight": np.ones((8, 64), np.float32)}, Outcome.BOTH_REFUSE),
         ({"rope_freqs.weight": np.linspace(1, 4, 8, dtype=np.float32)}, Outcome.EQUAL),
+        # llama.cpp's context has 256 positions at least, so it is longer than this one.
+        ({"rope.scaling.type": TEXT("longrope"), "rope.scaling.original_context_length": U32(128),
+          "rope_factors_long.weight": np.linspace(1, 4, 8, dtype=np.float32),
+          "rope_factors_short.weight": np.linspace(1, 2, 8, dtype=np.float32)}, Outcome.EQUAL),
     ],
     "ministral3": [
         ({"rope.scaling.yarn_beta_fast": F32(0.5)}, Outcome.EQUAL),
