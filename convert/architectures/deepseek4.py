@@ -25,6 +25,7 @@ from convert.architectures.decoder.metadata import (
     ROTATION,
     SIZES,
     read_rotation,
+    read_theta,
     refuse_sizes_in_windows,
     refuse_unlike,
     scoring_function,
@@ -312,10 +313,7 @@ def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pat
     size = hparams.size
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
-    theta = hparams.number("compress_rope_freq_base", 160000.0)
-    if not theta > 1:
-        key = hparams.key("compress_rope_freq_base")
-        raise FormatError(f"{path}: {key} is {theta:g}, expected more than 1")
+    theta = read_theta(hparams, "compress_rope_freq_base", 160000.0)
     heads, head_dim, groups = size("head_count"), size("key_length"), size("output_group_count")
     rotated = size("rope_dimension_count")
     if not heads or not groups or heads % groups or rotated % 2 or not 0 < rotated <= head_dim:

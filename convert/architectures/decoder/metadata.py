@@ -221,11 +221,11 @@ def _window_fields(hparams: HParams, n_layers: int, rope: RopeConfig) -> dict[st
     if not window:
         return {}
     refuse_sizes_in_windows(hparams)
-    theta = sliding_theta(hparams, 10000.0 if hparams.architecture == "gemma3" else rope.theta)
+    unsaid = 10000.0 if hparams.architecture == "gemma3" else rope.theta
     return {
         "sliding_window": window,
         "sliding_layers": sliding_layers(hparams, n_layers, interval),
-        "sliding_theta": theta,
+        "sliding_theta": read_theta(hparams, "rope_freq_base_swa", unsaid),
     }
 
 
@@ -243,13 +243,11 @@ def refuse_sizes_in_windows(hparams: HParams) -> None:
             )
 
 
-def sliding_theta(hparams: HParams, default: float) -> float:
-    """Return the theta of layers with a window; raises FormatError for one that no rotation has."""
-    theta = hparams.number("rope_freq_base_swa", default)
+def read_theta(hparams: HParams, name: str, default: float) -> float:
+    """Return the base of a rotation, a field of HParams; raises FormatError for one that no rotation has."""
+    theta = hparams.number(name, default)
     if not theta > 1:
-        raise FormatError(
-            f"{hparams.path}: {hparams.key('rope_freq_base_swa')} is {theta:g}, expected more than 1"
-        )
+        raise FormatError(f"{hparams.path}: {hparams.key(name)} is {theta:g}, expected more than 1")
     return theta
 
 
@@ -369,11 +367,7 @@ def read_rotation(
         raise UnsupportedCheckpoint(
             f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(kinds)}"
         )
-    theta = hparams.number("rope_freq_base", 10000.0)
-    if not theta > 1:
-        raise FormatError(
-            f"{hparams.path}: {hparams.key('rope_freq_base')} is {theta:g}, expected more than 1"
-        )
+    theta = read_theta(hparams, "rope_freq_base", 10000.0)
     older = hparams.number("rope_scale_linear", 0.0)
     factor = hparams.number("rope_scaling_factor", older) or 1.0
     context = hparams.size("context_length", 4096)

@@ -33,8 +33,8 @@ from convert.architectures.decoder.metadata import (
     SLIDING_PATTERN,
     SLIDING_WINDOW,
     read_decoder,
+    read_theta,
     sliding_layers,
-    sliding_theta,
 )
 from convert.architectures.decoder.rules import (
     dense_blocks,
@@ -404,7 +404,7 @@ def read_gemma4_file(
     fields = {field.name: getattr(plain, field.name) for field in dataclass_fields(DecoderConfig)} | {
         "head_dim": head_dim, "num_key_value_heads": by_layer[sliding[0] if sliding else full],
         "qk_norm": True, "norms_all_heads": False, "sliding_window": hparams.size("sliding_window"),
-        "sliding_layers": sliding, "sliding_theta": sliding_theta(hparams, 10000.0),
+        "sliding_layers": sliding, "sliding_theta": read_theta(hparams, "rope_freq_base_swa", 10000.0),
         "attention_scale": 1.0, "intermediate_size": width,
     }  # fmt: skip
     return Gemma4Config(
