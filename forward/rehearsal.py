@@ -25,7 +25,8 @@ from forward.network import EMBEDDINGS, Network
 from gguf_tools.errors import UnexpectedTensors
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.values import Metadata
-from quantize.fill.scaled import Described, sides_of
+from quantize.fill.scaled import sides_of
+from quantize.fill.sources import Described
 from quantize.roles import layer_of
 
 

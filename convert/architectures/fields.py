@@ -75,11 +75,6 @@ def known_fields(architecture: str) -> Mapping[str, Any]:
     return MappingProxyType({**own, **text})
 
 
-def recorded_families() -> tuple[str, ...]:
-    """Return the architectures whose fields are recorded."""
-    return tuple(_recorded()["families"])
-
-
 class Fields(dict[str, Any]):
     """A JSON object that records which of its keys are asked for.
 

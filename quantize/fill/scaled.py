@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,26 +21,13 @@ from gguf_tools.errors import BadRequest, FormatError, ShapeError, UnsupportedCh
 from gguf_tools.format.ggml_types import F32, NVFP4, GGMLType
 from gguf_tools.format.loaders import LOADERS
 from gguf_tools.format.reader import GGUFSource
-from quantize.fill.sources import GGUFTensor, MadeOfTensor, SourceTensor
+from quantize.fill.sources import Described, GGUFTensor, MadeOfTensor, SourceTensor
 
 _HAS_SCALE = re.compile(
     r"blk\.\d+\.(attn_(q|k|v|output|qkv|gate)|ffn_(gate|up|down)(_shexp|_exps)?|ssm_(in|out|alpha|beta)"
     r"|nextn\.(eh_proj|shared_head_head))\.weight"
 )
 """Weights that llama.cpp knows a scale of; that of the output matrix counts where it is NVFP4."""
-
-
-class Described(Protocol):
-    """Name, shape and type of a tensor."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def type(self) -> GGMLType: ...
 
 
 def sides_of(weight: Described) -> tuple[str, ...]:

@@ -41,14 +41,8 @@ def rows_dtype(type_: GGMLType) -> np.dtype[Any]:
     return FLOAT_DTYPES.get(type_, FLOAT_DTYPES[F32])
 
 
-class RowSource(Protocol):
-    """Something that can be read by rows; reading is thread-safe.
-
-    name     of the tensor or weight
-    shape    rows first: (n_mats, n_rows, n_cols)
-    type     how a row is stored, or the type that it can be had in
-    by_rows  whether few rows at a time are read as fast as many
-    """
+class Described(Protocol):
+    """Name, shape and type of a tensor."""
 
     @property
     def name(self) -> str: ...
@@ -58,6 +52,16 @@ class RowSource(Protocol):
 
     @property
     def type(self) -> GGMLType: ...
+
+
+class RowSource(Described, Protocol):
+    """Something that can be read by rows; reading is thread-safe.
+
+    name     of the tensor or weight
+    shape    rows first: (n_mats, n_rows, n_cols)
+    type     how a row is stored, or the type that it can be had in
+    by_rows  whether few rows at a time are read as fast as many
+    """
 
     @property
     def by_rows(self) -> bool: ...
