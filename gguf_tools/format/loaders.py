@@ -190,6 +190,14 @@ LOADERS: Mapping[str, Loader] = MappingProxyType({
 """Loaders by the architecture that general.architecture names."""
 
 
+WINDOW_PERIODS: Mapping[str, int] = MappingProxyType({
+    **dict.fromkeys(("afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "laguna"), 4),
+    **dict.fromkeys(("llama4", "mellum", "muse-glimmer", "olmo2", "smallthinker"), 4),
+    "gemma2": 2, "gpt-oss": 2, "modern-bert": 3, "gemma3": 6, "gemma-embedding": 6, "plamo3": 8,
+})  # fmt: skip
+"""Architecture -> one layer in so many has no window, where no key says which (load_arch_hparams)."""
+
+
 def without_effect(metadata: Metadata, architecture: str) -> tuple[str, ...]:
     """Return the well-known keys of a file that llama.cpp does not read for its architecture.
 

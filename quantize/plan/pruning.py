@@ -17,6 +17,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import architecture_of
+from gguf_tools.format.loaders import WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
 from quantize.plan.findings import Kind
 from quantize.roles import in_layer, layer_of
@@ -113,11 +114,7 @@ _PERIODS: tuple[_Period, ...] = (
     _Period(
         keys.SLIDING_WINDOW_PATTERN,
         "has no window",
-        {
-            **dict.fromkeys(("afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "laguna"), 4),
-            **dict.fromkeys(("llama4", "mellum", "muse-glimmer", "olmo2", "smallthinker"), 4),
-            "gemma2": 2, "gpt-oss": 2, "modern-bert": 3, "gemma3": 6, "gemma-embedding": 6, "plamo3": 8,
-        },
+        WINDOW_PERIODS,
         first=_DENSE_FIRST,
         needs=keys.SLIDING_WINDOW,
         flags=keys.SLIDING_WINDOW_PATTERN,

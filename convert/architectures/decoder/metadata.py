@@ -25,7 +25,7 @@ from convert.architectures.decoder.rules import layers
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
-from gguf_tools.format.loaders import LOADERS
+from gguf_tools.format.loaders import LOADERS, WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
 
 _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
@@ -119,8 +119,8 @@ _SIGMOID = ("glm4moe", "minimax-m2")
 _SAY_NORM = ("glm4moe", "deepseek")
 """Architectures that normalise the weights of experts where expert_weights_norm says so."""
 
-_WINDOWS: Mapping[str, int] = {"gpt-oss": 2, "olmo2": 4, "gemma3": 6}
-"""Architectures whose layers may have windows -> one layer in so many has none, where no key says which."""
+_WINDOWED = ("gpt-oss", "olmo2", "gemma3")
+"""Architectures whose layers may have windows; Gemma 4 and DeepSeek V4 are read by readers of their own."""
 
 
 def read_decoder(
@@ -213,9 +213,9 @@ _SIZES_OF_LAYERS = (
 
 def _window_fields(hparams: HParams, n_layers: int, rope: RopeConfig) -> dict[str, Any]:
     """Return the fields about layers with a window, where the architecture has any."""
-    interval, window = _WINDOWS.get(hparams.architecture), hparams.size("sliding_window", 0)
-    if interval is None:
+    if hparams.architecture not in _WINDOWED:
         return {}
+    interval, window = WINDOW_PERIODS[hparams.architecture], hparams.size("sliding_window", 0)
     if not window and keys.SLIDING_WINDOW in LOADERS[hparams.architecture].required:
         raise FormatError(f"{hparams.path}: {hparams.key('sliding_window')} is 0, expected 1 or more")
     if not window:
