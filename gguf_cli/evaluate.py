@@ -14,6 +14,7 @@ from gguf_cli.command import StoreOnce, StoreOutput, add_force
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "evaluate") -> int:
 
 def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.set_defaults(answers=True)
     parser.add_argument(
         "base", metavar="BASE",
         help="the model that others are compared with: a folder, a GGUF file, or OWNER/NAME on the Hub; with"
@@ -235,14 +237,13 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
             else:
                 evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
                 lines = evaluation_lines(evaluation)
-        for line in lines:
-            print(line)
+        say(*lines)
         if args.json is not None:
             write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
         if page is not None:
             write_whole(args.html, page.page(evaluation).encode())
     for output in outputs:
-        print(f"wrote {output}")
+        say(f"wrote {output}")
     if page is not None:
         page.refuse_other_bases(evaluation)
 

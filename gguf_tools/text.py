@@ -24,8 +24,22 @@ widening the others."""
 
 
 def printable(text: str) -> str:
-    """Return `text` as it is, or quoted with escapes if it would control a terminal."""
-    return text if text.isprintable() else repr(text)
+    """Return `text` with escapes for what would control a terminal, end a line or turn its direction.
+
+    These are all characters that are not printable: C0 and C1 controls, marks of direction and of no width,
+    separators of lines and paragraphs, blanks other than the usual one, and surrogates.
+
+    >>> print(printable("a\x1b[31m\u202e\n"))
+    a\\x1b[31m\\u202e\\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def html_text(text: str) -> str:
+    """Return the same for HTML, in which it makes no tag."""
+    return escape(printable(text))
 
 
 def shown(text: str) -> str:
@@ -82,9 +96,10 @@ def _scalar_text(data: Any, full: bool) -> str:
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int = 2) -> list[str]:
     """Return lines with aligned columns; those in `right` are flush right, the last is never padded."""
-    widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*rows, strict=True)]
+    printed = [[printable(cell) for cell in row] for row in rows]
+    widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*printed, strict=True)]
     lines = []
-    for row in rows:
+    for row in printed:
         cells = [
             cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
@@ -96,12 +111,12 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int 
 def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table for notebooks."""
     lines = [
-        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in row)
         for tag, group in (("th", [heads]), ("td", rows))
         for row in group
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><caption>{escape(caption)}</caption>{body}</table>"
+    return f"<table><caption>{html_text(caption)}</caption>{body}</table>"
 
 
 def types_table(caption: str, tensors: Iterable[TensorInfo]) -> str:
@@ -121,8 +136,8 @@ def json_text(data: Any) -> str:
 
 
 def json_line(data: Any) -> str:
-    """Return the same on one line, in UTF-8."""
-    return json.dumps(for_json(data), ensure_ascii=False, allow_nan=False)
+    """Return the same on one line."""
+    return json.dumps(for_json(data), allow_nan=False)
 
 
 def for_json(data: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument, cut_of
 from gguf_tools.errors import BadArgument
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
@@ -78,8 +79,7 @@ class Divergence:
         from quality.pipeline import evaluate
 
         evaluation = evaluate(source, self.text, [output], self.options, progress=True)
-        for line in evaluation_lines(evaluation):
-            print(line)
+        say(*evaluation_lines(evaluation))
 
 
 def read_divergence(args: argparse.Namespace) -> Divergence | None:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.atomic_write import write_whole
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from convert.card.write import CardRequest
@@ -127,4 +128,4 @@ def write_card_of(
     card = with_chart(replace(card, source=source), outputs[0].parent)
     path = write_card(outputs, card, commands)
     if not quiet:
-        print(f"wrote {path}")
+        say(f"wrote {path}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TypeVar
 from gguf_tools.errors import HubError, ToolkitError
 from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guard
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, BrokenOff
+from gguf_tools.terminal import say_aside
 from gguf_tools.text import printable
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def call(
             if asked is not None:
                 check_wait(subject, asked)
             if wait > 10:
-                print(f"{subject}: {_reason(error)}; going on in {wait:.0f} s", file=sys.stderr, flush=True)
+                say_aside(f"{subject}: {_reason(error)}; going on in {wait:.0f} s")
             time.sleep(wait)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from sys import stderr
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +26,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
+from gguf_tools.terminal import say_aside
 from quality.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep, ModelFacts
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
@@ -251,7 +251,7 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
                     f"{kept.damaged}: missing, or not as it was written, and {base}, which it can be computed"
                     " from, is not there"
                 )
-            print(f"{kept.damaged}: missing, or not as it was written; computing the base again", file=stderr)
+            say_aside(f"{kept.damaged}: missing, or not as it was written; computing the base again")
         elif kept.about is not None:
             source = opened.enter_context(open_model(base)) if base.exists() else None
             facts = ModelFacts(**kept.about["facts"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from html import escape
 
-from gguf_tools.text import printable, size_text
+from gguf_tools.text import html_text, printable, size_text
 from quality.comparison import Comparison, Interval, Verdict, flips_interval, kld_interval
 from quality.divergence import TokenValues
 from quality.noise_floor import mean_floor, noise_by_class_rows
@@ -60,8 +59,8 @@ def suite_page(
 def _heading(evaluation: SuiteEvaluation) -> Iterator[str]:
     texts = [each.text for each in evaluation.by_class.values()]
     n_measured, n_chunks = sum(each.n_tokens_measured for each in texts), sum(each.n_chunks for each in texts)
-    suite = escape(printable(evaluation.suite.name)) + (", a tenth of each" if evaluation.suite.quick else "")
-    yield f"<h1>{escape(page_title(evaluation.base_path, len(evaluation.files)))}</h1>"
+    suite = html_text(evaluation.suite.name) + (", a tenth of each" if evaluation.suite.quick else "")
+    yield f"<h1>{html_text(page_title(evaluation.base_path, len(evaluation.files)))}</h1>"
     yield (
         f'<p class="note">{len(texts)} classes of texts, suite {suite}:'
         f" {n_measured:,} tokens measured, in {n_chunks} chunks. Over all, each class weighs the same. KLD is"

@@ -73,7 +73,9 @@ def test_reader_that_stops_reading_is_no_error() -> None:
         "import sys; from gguf_cli import command\n"
         "def body(args):\n"
         "    for i in range(100000): print('line', i)\n"
-        "sys.exit(command.run(command.make_parser('prog', 'd', version='1'), body, []))\n"
+        "parser = command.make_parser('prog', 'd', version='1')\n"
+        "parser.set_defaults(answers=True)\n"
+        "sys.exit(command.run(parser, body, []))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
