@@ -381,8 +381,7 @@ def one_line(error: BaseException) -> str:
         text = "out of memory"
     else:
         text = str(error) or type(error).__name__
-    line = " ".join("; ".join([text, *_notes(error)]).split("\n")).strip()
-    return printable(line[:MAX_CHARS])
+    return printable("; ".join([text, *_notes(error)]).strip()[:MAX_CHARS])
 
 
 def _notes(error: BaseException) -> list[str]:

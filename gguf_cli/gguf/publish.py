@@ -11,6 +11,7 @@ from gguf_cli import command
 from gguf_cli.arguments.card import add_card_facts, read_card_facts, write_charted_card
 from gguf_cli.command import StoreOutput, add_force
 from gguf_tools.errors import BadRequest
+from gguf_tools.findings import teller
 from gguf_tools.terminal import has_terminal, say, say_aside
 from gguf_tools.text import shown, size_text
 
@@ -74,7 +75,8 @@ def _read_card(args: argparse.Namespace) -> _Card:
 
 
 def _card(request: _Card) -> None:
-    path = write_charted_card(request.files, request.facts, request.output, force=request.force)
+    tell = teller(quiet=request.quiet)
+    path = write_charted_card(request.files, request.facts, request.output, force=request.force, tell=tell)
     if not request.quiet:
         say(f"wrote {path}")
 
