@@ -136,7 +136,7 @@ def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path: Path) -> None:
     code = (
         "import os, sys; from gguf_cli import command\n"
         "def body(args):\n"
-        "    file = open('kept', 'w'); os.write(1, b'C'); os.write(2, b'C'); print(file.fileno(), file=file)\n"
+        "    file = open('kept', 'w'); os.write(1, b'C'); os.write(2, b'C'); file.write(str(file.fileno()))\n"
         "sys.exit(command.run(command.make_parser('prog', 'd', version='1'), body, []))\n"
     )
     line = '"$@" >&- 2>&- <&-'
