@@ -37,9 +37,11 @@ from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.findings import Finding
 from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.scaled import with_scales
 from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.padding.counterparts import count_weights
 from quantize.roles import layer_of
 
 _USED = 8
@@ -54,7 +56,7 @@ class ModelSource:
     tensors   GGUF name -> tensor, unread
     vocab     returns the keys tokenizer.*
     inputs    the files that hold weights
-    metadata  of a GGUF file; a folder has none
+    metadata  of a GGUF file; of a folder, the architecture and its sizes
     """
 
     path: Path
@@ -75,6 +77,17 @@ class ModelSource:
     def watch(self) -> InputWatch:
         """The files as they are when this is first asked for, which is before weights are read."""
         return InputWatch(self.inputs, by_path=True)
+
+    @cached_property
+    def infos(self) -> list[TensorInfo]:
+        """Names, shapes and types of its tensors."""
+        return [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in self.tensors.items()]
+
+    @cached_property
+    def bits_per_weight(self) -> float:
+        """Bits that are stored for each weight that is no padding."""
+        n_bytes = sum(tensor.type.tensor_bytes(tensor.shape) for tensor in self.tensors.values())
+        return 8 * n_bytes / count_weights(self.metadata, self.infos)
 
     @cached_property
     def head_layers(self) -> float:
@@ -157,6 +170,7 @@ def _open_folder(folder: Path) -> ModelSource:
             vocab=lambda: read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(),
             inputs=checkpoint.inputs(),
             opened=checkpoint,
+            metadata=metadata,
         )
     except BaseException:
         checkpoint.close()

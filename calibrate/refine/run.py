@@ -51,6 +51,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from gguf_tools.text import counted
+from quality.bases.same_model import KnownModel
 from quality.divergence import mean_of
 from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.fill.encode import RowSources
@@ -85,7 +86,8 @@ def run_refinement(
         opened.enter_context(fast_products(device_name(options.forward.device)))
         source = opened.enter_context(open_model(file))
         base = opened.enter_context(open_model(original))
-        _refuse_strangers(source, base)
+        _refuse_unrefinable(source)
+        KnownModel.of(base).admit([source], report.tell)
         text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
         tell_all(source.findings(text.chunk_size), report.tell)
@@ -111,15 +113,9 @@ def _parts(output: Path) -> WorkParts:
     return WorkParts(output, ("original", "codes", "descent"))
 
 
-def _refuse_strangers(source: ModelSource, base: ModelSource) -> None:
-    """Raise BadRequest for an original whose vocabulary is another one, or for weights that have scales."""
+def _refuse_unrefinable(source: ModelSource) -> None:
+    """Raise BadRequest for weights that have scales of their own, or none that can be refined."""
     refuse_scales(source.path, source.tensors, source.network.own_scales)
-    sizes = source.network.vocab_size, base.network.vocab_size
-    if sizes[0] != sizes[1]:
-        raise BadRequest(
-            f"{source.path} has a vocabulary of {sizes[0]} tokens, and {base.path} one of {sizes[1]}:"
-            " it is no file of that model"
-        )
     if not any(row_scales(each.type, each.shape[-1]) for each in source.tensors.values()):
         raise BadRequest(f"{source.path}: has no tensor of a type whose scales can be refined")
 

@@ -162,7 +162,7 @@ def bos_of(vocab: Metadata) -> int | None:
     raises  BadTokenizer when it should add one and the keys name none
     """
     is_spm = _data(vocab, keys.TOKENIZER_MODEL, None) == _SENTENCEPIECE
-    cutting = _cutting_of(vocab)
+    cutting = cutting_of(vocab)
     adds = _data(vocab, keys.TOKENIZER_ADD_BOS, is_spm or (cutting is not None and cutting.adds_bos))
     if not adds:
         return None
@@ -192,14 +192,14 @@ def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
             f"{keys.TOKENIZER_MODEL} is {model!r}, expected 'llama' (SentencePiece) or "
             f"{', '.join(map(repr, _BYTE_PAIRS))} (BPE)"
         )
-    cutting = _cutting_of(vocab)
+    cutting = cutting_of(vocab)
     if cutting is None:
         name = _data(vocab, keys.TOKENIZER_PRE, None)
         raise BadTokenizer(f"{keys.TOKENIZER_PRE} is {name!r}, expected one of {', '.join(sorted(CUTTINGS))}")
     return BytePairs(vocab, cutting, parse_special=parse_special)
 
 
-def _cutting_of(vocab: Metadata) -> Cutting | None:
+def cutting_of(vocab: Metadata) -> Cutting | None:
     """Return how a BPE cuts text; None for another kind of tokenizer, or a name that llama.cpp lacks."""
     model = _data(vocab, keys.TOKENIZER_MODEL, None)
     if model not in _BYTE_PAIRS:

@@ -10,7 +10,7 @@ from quality.comparison import Comparison, Interval, Verdict, flips_interval, kl
 from quality.divergence import TokenValues
 from quality.noise_floor import mean_floor, noise_by_class_rows
 from quality.report.charts import Canvas
-from quality.report.class_charts import ClassRows, Mark, class_chart
+from quality.report.class_charts import ClassRows, Mark, class_chart, floor_text
 from quality.report.html import chart_html, page_html, page_title, table_html
 from quality.report.model_sections import map_sections, price_sections
 from quality.report.page import size_figure
@@ -98,16 +98,15 @@ def _by_class(evaluation: SuiteEvaluation) -> Iterator[str]:
 
 
 def _charts(evaluation: SuiteEvaluation) -> Iterator[str]:
-    yield _class_figure(
-        "classes", "Divergence by class",
-        "Mean KLD of each file with its 95 % interval over chunks. What the grey steps cover is noise.",
-        _rows_of(evaluation, "mean KLD", kld_interval, "{:.5f}"),
-    )  # fmt: skip
+    divergences = _rows_of(evaluation, "mean KLD", kld_interval, "{:.5f}")
+    about = "Mean KLD of each file with its 95 % interval over chunks, each by itself. Bars join the files."
+    yield _class_figure("classes", "Divergence by class", f"{about} {floor_text(divergences)}", divergences)
     if evaluation.comparisons:
         yield _class_figure(
             "ratios", f"Against {printable(evaluation.comparisons[0].stock.name)}",
             "Mean KLD over that of the stock file, with the 95 % interval from paired chunks: left of 1 is"
-            " better. Hollow marks can't be told apart from it.",
+            " better. Intervals by class are corrected for the number of classes. Hollow marks can't be told"
+            " apart from it.",
             _ratios(evaluation),
         )  # fmt: skip
     yield _class_figure(

@@ -66,7 +66,8 @@ def comparison_section(comparisons: Sequence[FileComparison]) -> Iterator[str]:
 
 
 _HOW = (
-    "Both files have read the same chunks. The interval is over chunks, and holds the truth in 95 of 100"
-    " cases. Verdicts by class are corrected for the number of classes. Flips are tokens that the base gives"
-    " more than 90 %, and that the file would not write."
+    "Both files have read the same chunks. Intervals are over chunks, and the one over all holds the truth in"
+    " 95 of 100 cases. Intervals and verdicts by class are corrected for the number of classes: all of a"
+    " file's together hold in 95 of 100 cases. Flips are tokens that the base gives more than 90 %, and that"
+    " the file would not write."
 )
