@@ -74,6 +74,8 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
         yield "]" if isinstance(value, list) else ",)" if len(value) == 1 else ")"
     elif isinstance(value, str | bytes):
         yield repr(value[: limit + 1]) if isinstance(value, bytes) else quoted(value, limit)
+    elif value is None or isinstance(value, bool):
+        yield {None: "null", True: "true", False: "false"}[value]
     elif isinstance(value, int) and value.bit_length() > 4 * limit:
         yield f"a number of {value.bit_length()} bits"  # Python refuses to write some, or is slow
     else:
@@ -216,7 +218,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     Case and the kind of dashes do not count: Q4_KM is near to Q4_K_M, and q4-k-m is nearer. The beginning of
     some names stands for the first of them: q5 is near to Q5_0, Q5_1 and others.
     """
-    shape, by_shape = _shape(word), {_shape(name): name for name in known}
+    shape, by_shape = _shape(word[:MAX_CHARS]), {_shape(name): name for name in known}
     near = difflib.get_close_matches(shape, by_shape, n=1, cutoff=0.7)
     if not near and len(shape) > 1:
         near = [each for each in by_shape if each.startswith(shape)][:_MOST_NEAR]

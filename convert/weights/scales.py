@@ -231,7 +231,8 @@ def overrides(module: Module) -> Iterator[Mapping[str, Any]]:
             if not isinstance(values, Mapping) or pattern.startswith("-:"):
                 continue
             pattern = pattern.removeprefix("+:")
-            if pattern == module.stem or _expression(pattern, module.settings.where(key)).matches(module.stem):
+            where = module.settings.where(key)
+            if pattern == module.stem or _expression(pattern, where).matches(module.stem):
                 yield values
 
 

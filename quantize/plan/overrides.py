@@ -91,8 +91,8 @@ def parse_custom_q(text: str) -> tuple[Override, ...]:
     for word in text.split(","):
         if "=" not in word:
             raise BadOverride(
-                f"{quoted(text)}: found {quoted(word)} between commas, expected REGEX=TYPE; an expression can't have a"
-                " comma"
+                f"{quoted(text)}: found {quoted(word)} between commas, expected REGEX=TYPE; an expression"
+                " can't have a comma"
             )
     return parse_overrides(text.split(","))
 
@@ -256,7 +256,8 @@ def _fit_kind(key: str, value: Value, architecture: str) -> Value:
 
 def _parse_uint32(data: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]+", data) or int(data) > _UINT32_MAX:
-        raise BadOverride(f"{quoted(text)}: found {quoted(data)}, expected a whole number from 0 to {_UINT32_MAX}")
+        why = f"found {quoted(data)}, expected a whole number from 0 to {_UINT32_MAX}"
+        raise BadOverride(f"{quoted(text)}: {why}")
     return int(data)
 
 
@@ -266,7 +267,8 @@ def _parse_float(data: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= _FLOAT32_MAX:
-        raise BadOverride(f"{quoted(text)}: found {quoted(data)}, expected a finite number that float32 can hold")
+        why = f"found {quoted(data)}, expected a finite number that float32 can hold"
+        raise BadOverride(f"{quoted(text)}: {why}")
     return number
 
 

@@ -19,9 +19,9 @@ NAME = "blk.10.ffn_down_exps.weight"
 ENDLESS = r"^(.|.)*[!?]"
 
 SAME = (
-    "ffn_(down|up)_exps", r"blk\.(\d|1[0-5])\.", "FFN", "^blk.*weight$", "a{e<=1}", "x{e}", "a{,3}z", "b{}", "{",
-    r"\{", "[{]", r"\N{LATIN SMALL LETTER B}lk", "(?i)BLK", r"\S+$", "(?<!x)ffn", "(?P<a>b)lk", "w{1}e{1,2}",
-    "(a?){20}lk", r"\bffn", "[^.]+$", "blk|(",
+    "ffn_(down|up)_exps", r"blk\.(\d|1[0-5])\.", "FFN", "^blk.*weight$", "a{e<=1}", "x{e}", "a{,3}z", "b{}",
+    "{", r"\{", "[{]", r"\N{LATIN SMALL LETTER B}lk", "(?i)BLK", r"\S+$", "(?<!x)ffn", "(?P<a>b)lk",
+    "w{1}e{1,2}", "(a?){20}lk", r"\bffn", "[^.]+$", "blk|(",
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_an_endless_one_is_given_up_once_and_for_all(monkeypatch: pytest.MonkeyP
     assert expression._used.seconds < 1
 
 
-@pytest.mark.parametrize("text", ["a{99999999}", "((a{1000}){1000}){1000}", "(" * 9000, "a{9}" * 9, "b" * 70000])
+@pytest.mark.parametrize("text", ["a{9999999}", "((a{1000}){1000}){1000}", "(" * 9000, "a{9}" * 9])
 def test_what_would_fill_memory_is_refused(text: str) -> None:
     with pytest.raises(BadArgument, match="is not a regular expression") as caught:
         parse_expression(text, error=BadArgument)
