@@ -56,6 +56,14 @@ def quoted(value: object, limit: int = MAX_CHARS) -> str:
     return text
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text has no halves of characters (lone surrogates), which no encoding can write."""
+    return text.isascii() or _HALF.search(text) is None
+
+
 def _pieces(value: object, limit: int) -> Iterator[str]:
     """Yield a value's text in pieces, of which each is short, and the last is the end."""
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.named_files import read_input_text
-from gguf_tools.text import quoted
+from gguf_tools.text import is_whole, quoted
 
 MAX_MEMORY = 160 << 20
 """Bytes that what a file says may take in memory, but for tokenizers."""
@@ -375,7 +375,7 @@ class _Composer:
                 raise ValueError
         except Exception as cause:  # PyYAML checks little of what a tag says
             raise _Wrong(line, f"{quoted(event.value)} is no {_KINDS[kind][1]}") from cause
-        if isinstance(value, str) and not value.isascii() and _HALF.search(value):
+        if isinstance(value, str) and not is_whole(value):
             raise _Wrong(line, "half of a character (a lone surrogate)")
         return _Node(line, value, is_merge=kind == "merge")
 
@@ -387,5 +387,3 @@ _KINDS = {
     "float": ("float", f"finite number of at most {MAX_DIGITS} digits"),
 }  # fmt: skip
 """Kind of a scalar -> PyYAML's name for what is made of it, and a name for people."""
-
-_HALF = re.compile("[\ud800-\udfff]")

@@ -60,7 +60,8 @@ def own_template(vocab: Metadata, with_tools: bool) -> Template | None:
     for key, name in (named, main) if with_tools else (main,):
         value = vocab.get(key)
         if value is not None and isinstance(value.data, str) and value.data.strip():
-            return Template(name, value.data, key)
+            path = getattr(vocab, "path", None)
+            return Template(name, value.data, key if path is None else f"{path}: {key}")
     return None
 
 
