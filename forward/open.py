@@ -31,7 +31,7 @@ from forward.layers.load import Loader
 from forward.network import Network
 from forward.options import ForwardOptions
 from forward.rehearsal import network_of_tensors
-from forward.text.tokens import tokenizer_keys
+from forward.text.tokens import Vocabulary
 from gguf_tools.errors import BadRequest, MissingModel
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.findings import Finding
@@ -167,7 +167,9 @@ def _open_folder(folder: Path) -> ModelSource:
             path=folder,
             network=network_of_tensors(folder, metadata, tensors),
             tensors=tensors,
-            vocab=lambda: read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(),
+            vocab=lambda: Vocabulary(
+                read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(), folder
+            ),
             inputs=checkpoint.inputs(),
             opened=checkpoint,
             metadata=metadata,
@@ -182,7 +184,7 @@ def _open_gguf(path: Path) -> ModelSource:
     try:
         stored = {name: GGUFTensor(file, name) for name in file.tensors}
         network = network_of_tensors(path, file.metadata, stored)
-        vocab = tokenizer_keys(file.metadata)
+        vocab = Vocabulary(file.metadata, path)
         return ModelSource(
             path=path,
             network=network,

@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -47,9 +47,61 @@ def shown(text: str) -> str:
     return text if len(text) <= MAX_WIDTH and text.isprintable() else quoted(text)
 
 
-def quoted(text: str, limit: int = MAX_CHARS) -> str:
-    """Return `text` in quotes with escapes, cut short so that a message stays one line."""
-    return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
+def quoted(value: object, limit: int = MAX_CHARS) -> str:
+    """Return a value of a stranger's file as a message shows it: on one line, escaped, and cut short.
+
+    A text is in quotes. Lists and objects are written only as far as they are shown: one that holds itself,
+    or a million others by aliases, costs no more than a short one.
+
+    limit  characters of the value that are shown at most
+
+    >>> quoted(["x"] * 100, 20)
+    "['x', 'x', 'x', 'x',..."
+    >>> quoted(10**5000)
+    'a number of 16610 bits'
+    """
+    if isinstance(value, str):
+        return repr(value[:limit]) + ("..." if len(value) > limit else "")
+    text = ""
+    for piece in _pieces(value, limit):
+        text += piece
+        if len(text) > limit:
+            return f"{text[:limit]}..."
+    return text
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text has no halves of characters (lone surrogates), which no encoding can write."""
+    return text.isascii() or _HALF.search(text) is None
+
+
+def _pieces(value: object, limit: int) -> Iterator[str]:
+    """Yield a value's text in pieces, of which each is short, and the last is the end."""
+    if isinstance(value, dict):
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield ", " if number else ""
+            yield from _pieces(key, limit)
+            yield ": "
+            yield from _pieces(item, limit)
+        yield "}"
+    elif isinstance(value, list | tuple):
+        yield "[" if isinstance(value, list) else "("
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(item, limit)
+        yield "]" if isinstance(value, list) else ",)" if len(value) == 1 else ")"
+    elif isinstance(value, str | bytes):
+        yield repr(value[: limit + 1]) if isinstance(value, bytes) else quoted(value, limit)
+    elif value is None or isinstance(value, bool):
+        yield {None: "null", True: "true", False: "false"}[value]
+    elif isinstance(value, int) and value.bit_length() > 4 * limit:
+        yield f"a number of {value.bit_length()} bits"  # Python refuses to write some, or is slow
+    else:
+        yield printable(repr(value))
 
 
 def value_text(value: Value, *, full: bool = False, width: int | None = None) -> str:
@@ -189,7 +241,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     Case and the kind of dashes do not count: Q4_KM is near to Q4_K_M, and q4-k-m is nearer. The beginning of
     some names stands for the first of them: q5 is near to Q5_0, Q5_1 and others.
     """
-    shape, by_shape = _shape(word), {_shape(name): name for name in known}
+    shape, by_shape = _shape(word[:MAX_CHARS]), {_shape(name): name for name in known}
     near = difflib.get_close_matches(shape, by_shape, n=1, cutoff=0.7)
     if not near and len(shape) > 1:
         near = [each for each in by_shape if each.startswith(shape)][:_MOST_NEAR]

@@ -47,7 +47,7 @@ from forward.logits import Head
 from forward.mtp import draft_head
 from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
-from forward.text.tokens import tokenizer_keys
+from forward.text.tokens import Vocabulary
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.files.inputs import InputWatch
@@ -148,7 +148,7 @@ class CalibratedRun:
         plan = self._plan
         if not missing:
             return None
-        vocab = tokenizer_keys(plan.metadata)
+        vocab = Vocabulary(plan.metadata, plan.path)
         source = ModelSource(
             plan.path, plan.network, self._tensors, lambda: vocab, self._job.inputs, ExitStack()
         )

@@ -6,7 +6,6 @@ has written.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from urllib.parse import quote, urlsplit
 
 from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.named_files import read_input
+from gguf_tools.files.documents import count_at, number_at, read_document
 from gguf_tools.findings import Finding, Level, Tell, tell_nobody
 from gguf_tools.format import keys
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo, is_repo
 from gguf_tools.look.listing import kv_cache, type_totals
-from gguf_tools.text import MAX_CHARS, value_text
+from gguf_tools.text import MAX_CHARS, shown, value_text
 from quantize.calibration import METHOD_KEY
 from quantize.importances.text_sketch import SHA256_KEY
 from quantize.padding.counterparts import count_weights, padded_sizes
@@ -314,29 +313,28 @@ def read_report(path: Path) -> Report:
 
     raises  BadRequest for a file that is something else, or can't be read
     """
+    content = read_document(path)
     try:
-        content = json.loads(read_input(path))
         text = content["text"]
         return Report(
             path=path,
             text=None if text["path"] is None else Path(text["path"]).name,
-            chunk_size=int(text["chunk_size"]),
-            n_tokens=int(text["n_tokens_measured"]),
-            base_ppl=float(content["base"]["ppl"]),
+            chunk_size=count_at(text, "chunk_size"),
+            n_tokens=count_at(text, "n_tokens_measured"),
+            base_ppl=number_at(content["base"], "ppl"),
             files={Path(model["path"]).name: _measures(model) for model in content["models"]},
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise BadRequest(
-            f"{path}: not a report of `evaluate --json` ({type(error).__name__}: {error})"
-        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {shown(str(error))}"
+        raise BadRequest(f"{path}: not a report of `evaluate --json` ({why})") from error
 
 
 def _measures(model: Mapping[str, Any]) -> Measures:
     return Measures(
-        n_bytes=int(model["n_bytes"]),
-        kld=float(model["kld"]["mean"]),
-        kld_error=float(model["kld"]["error"]),
-        kld_p99=float(model["kld"]["p99"]),
-        same_top=float(model["same_top"]),
-        ppl=float(model["ppl"]),
+        n_bytes=count_at(model, "n_bytes"),
+        kld=number_at(model["kld"], "mean"),
+        kld_error=number_at(model["kld"], "error", may_be_unknown=True),
+        kld_p99=number_at(model["kld"], "p99"),
+        same_top=number_at(model, "same_top"),
+        ppl=number_at(model, "ppl"),
     )

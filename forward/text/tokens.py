@@ -26,7 +26,7 @@ from forward.text.sentence_pieces import SentencePieces
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.files.named_files import read_input_text
 from gguf_tools.format import keys
-from gguf_tools.format.values import Metadata
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import counted
 
 _SENTENCEPIECE = "llama"
@@ -151,9 +151,12 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     return Text(tokens, inputs)
 
 
-def tokenizer_keys(metadata: Metadata) -> Metadata:
-    """Return the keys that a model's tokenizer is built from."""
-    return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+class Vocabulary(dict[str, Value]):
+    """The keys that a model's tokenizer is built from; `path` is the model's, for messages."""
+
+    def __init__(self, metadata: Metadata, path: Path) -> None:
+        super().__init__((key, value) for key, value in metadata.items() if key.startswith("tokenizer."))
+        self.path = path
 
 
 def bos_of(vocab: Metadata) -> int | None:

@@ -19,12 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadOverride, FormatError
+from gguf_tools.expressions import Expression, parse_expression
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.values import Kind, Metadata, Value
-from gguf_tools.text import did_you_mean, value_text
+from gguf_tools.text import did_you_mean, quoted, value_text
 from quantize.plan.recipes import ALIASES, RECIPES
 from quantize.roles import layer_of
 
@@ -43,19 +44,19 @@ class Override:
                 shared file or recipe may be for tensors that other models have
     """
 
-    pattern: re.Pattern[str]
+    pattern: Expression
     type: GGMLType
     text: str
     must_match: bool = False
 
     def matches(self, name: str) -> bool:
-        return self.pattern.search(name) is not None
+        return self.pattern.matches(name)
 
     def mistake(self, names: Iterable[str]) -> str:
         """Describe the mistake of a rule that has to match one of the tensors `names`, with the nearest."""
         parts = dict.fromkeys(_LAYER.sub("", name).removesuffix(".weight") for name in names)
         word = re.sub(r"\W", "", _LAYER.sub("", self.text.rpartition("=")[0]).removesuffix(".weight"))
-        return f"'{self.text}' matches no tensor{did_you_mean(word, parts)}"
+        return f"{quoted(self.text)} matches no tensor{did_you_mean(word, parts)}"
 
 
 def parse_override(text: str, *, must_match: bool = False) -> Override:
@@ -65,11 +66,8 @@ def parse_override(text: str, *, must_match: bool = False) -> Override:
     """
     regex, equals, type_name = text.partition("=")
     if not equals or not regex or not type_name:
-        raise BadOverride(f"{text!r}: expected REGEX=TYPE, for instance ffn_down_exps=Q4_K")
-    try:
-        pattern = re.compile(regex, re.IGNORECASE)
-    except re.error as error:
-        raise BadOverride(f"{text!r}: {regex!r} is not a regular expression ({error})") from error
+        raise BadOverride(f"{quoted(text)}: expected REGEX=TYPE, for instance ffn_down_exps=Q4_K")
+    pattern = parse_expression(regex, place=f"{quoted(text)}: ", ignore_case=True, error=BadOverride)
     return Override(pattern, parse_type(type_name, text), text, must_match)
 
 
@@ -93,8 +91,8 @@ def parse_custom_q(text: str) -> tuple[Override, ...]:
     for word in text.split(","):
         if "=" not in word:
             raise BadOverride(
-                f"{text!r}: found {word!r} between commas, expected REGEX=TYPE; an expression can't have a"
-                " comma"
+                f"{quoted(text)}: found {quoted(word)} between commas, expected REGEX=TYPE; an expression"
+                " can't have a comma"
             )
     return parse_overrides(text.split(","))
 
@@ -147,7 +145,7 @@ def parse_type(name: str, text: str | None = None) -> GGMLType:
     text    the option that the name is a part of, for the message
     raises  BadOverride for an unknown type, and for a type that files can't use (`is_internal`)
     """
-    where = "" if text is None else f"{text!r}: "
+    where = "" if text is None else f"{quoted(text)}: "
     try:
         type_ = by_name(name)
     except FormatError as error:
@@ -163,7 +161,7 @@ def _no_type(name: str) -> str:
     if recipe is not None and recipe.default is not None:
         return f"{recipe.name} is a mixture of types; {recipe.default} is the type"
     near = did_you_mean(name, (type_.name for type_ in TYPES if not type_.note))
-    return f"{name!r} is not a ggml type{near or ', expected one like Q4_K'}"
+    return f"{quoted(name)} is not a ggml type{near or ', expected one like Q4_K'}"
 
 
 @dataclass(frozen=True)
@@ -209,18 +207,18 @@ def parse_kv_override(text: str) -> tuple[str, Value]:
     key, equals, rest = text.partition("=")
     kind, colon, data = rest.partition(":")
     if not equals or not key or not colon:
-        raise BadOverride(f"{text!r}: expected KEY=TYPE:VALUE with TYPE one of int, float, bool, str")
+        raise BadOverride(f"{quoted(text)}: expected KEY=TYPE:VALUE with TYPE one of int, float, bool, str")
     if kind == "int":
         return key, Value.u32(_parse_uint32(data, text))
     if kind == "float":
         return key, Value.f32(_parse_float(data, text))
     if kind == "bool":
         if data not in ("true", "false"):
-            raise BadOverride(f"{text!r}: found {data!r}, expected true or false")
+            raise BadOverride(f"{quoted(text)}: found {quoted(data)}, expected true or false")
         return key, Value.bool_(data == "true")
     if kind == "str":
         return key, Value.string(data)
-    raise BadOverride(f"{text!r}: found type {kind!r}, expected int, float, bool or str")
+    raise BadOverride(f"{quoted(text)}: found type {quoted(kind)}, expected int, float, bool or str")
 
 
 _WORDS = {"uint32": "int", "int32": "int", "float32": "float", "bool": "bool", "string": "str"}
@@ -258,7 +256,8 @@ def _fit_kind(key: str, value: Value, architecture: str) -> Value:
 
 def _parse_uint32(data: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]+", data) or int(data) > _UINT32_MAX:
-        raise BadOverride(f"{text!r}: found {data!r}, expected a whole number from 0 to {_UINT32_MAX}")
+        why = f"found {quoted(data)}, expected a whole number from 0 to {_UINT32_MAX}"
+        raise BadOverride(f"{quoted(text)}: {why}")
     return int(data)
 
 
@@ -268,7 +267,8 @@ def _parse_float(data: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= _FLOAT32_MAX:
-        raise BadOverride(f"{text!r}: found {data!r}, expected a finite number that float32 can hold")
+        why = f"found {quoted(data)}, expected a finite number that float32 can hold"
+        raise BadOverride(f"{quoted(text)}: {why}")
     return number
 
 
@@ -279,5 +279,5 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """
     words = text.split(",")
     if not all(re.fullmatch(r"\s*[0-9]+\s*", word) for word in words):
-        raise BadOverride(f"{text!r}: expected layer numbers separated by commas, for instance 3,4,17")
+        raise BadOverride(f"{quoted(text)}: expected layer numbers separated by commas, for instance 3,4,17")
     return tuple(sorted({int(word) for word in words}))
