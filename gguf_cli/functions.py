@@ -198,14 +198,15 @@ def upload(
     *,
     private: bool = False,
     force: bool = False,
-    include: Sequence[str] = (),
+    include: str | Sequence[str] = (),
 ) -> list[str]:
     """Upload files, or what belongs to a model in a folder, to the Hub; return their names there.
 
         upload("lite", "me/DeepSeek-V2-Lite-GGUF", private=True)
 
     repository  OWNER/NAME[@BRANCH], made if it isn't there
-    include     patterns of more files to take from folders
+    include     a pattern, or several, of more files to take from folders; those with a leading dot, or
+                what may be a secret, only by a pattern with that dot, or by the whole name
     raises      HubError; the same call goes on with what is missing. OutputError for a file that is there
                 with another content, without `force`
     """

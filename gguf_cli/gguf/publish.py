@@ -111,7 +111,8 @@ def add_upload(commands: command.Subcommands) -> None:
     sub.add_argument("--revision", metavar="BRANCH", help="branch, made if it isn't there (default: main)")
     sub.add_argument(
         "--include", metavar="PATTERN", action="append", default=[],
-        help="take files like this from a folder too, as in '*.txt'; may be given several times",
+        help="take files like this from a folder too, as in '*.txt'; may be given several times. Names with a"
+        " leading dot need a pattern with one; keys, tokens and passwords go by their whole name alone",
     )  # fmt: skip
     sub.add_argument("--dry-run", action="store_true", help="print what would be uploaded; ask nobody")
     command.add_timeout(sub)
@@ -161,7 +162,8 @@ def _upload(request: _Upload) -> None:
     uploads, left_out = plan_upload(request.files, request.include)
     if left_out and (request.dry_run or not request.quiet):
         names = ", ".join(map(shown, left_out))
-        say_aside(f"left out: {names} (--include PATTERN takes files like these)")
+        how = "--include PATTERN takes files like these; what may be a secret, by its whole name alone"
+        say_aside(f"left out: {names} ({how})")
     if not uploads:
         raise BadRequest(f"{request.files[0]}: nothing to upload; --include PATTERN names other files")
     if request.dry_run:
