@@ -371,4 +371,4 @@ def open_layer_cluster(
     plain = replace(options, scheduler=None, device=device_name(options.device))
     job = LayersJob(source.path, plain, chunks, sizes)
     with open_cluster(options.scheduler) as cluster, cluster.offer(job, folder.folder / "layers") as place:
-        yield ClusterLayers(cluster, place, folder.folder, sizes)
+        yield ClusterLayers(cluster, place, folder.folder.absolute(), sizes)
