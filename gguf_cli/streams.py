@@ -54,7 +54,7 @@ def lasting_streams() -> Iterator[LastingStream]:
     before = sys.stdout, sys.stderr
     nowhere = open(os.devnull, "w")  # noqa: SIM115
     out, err = (LastingStream(stream or nowhere) for stream in before)
-    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+    sys.stdout, sys.stderr = out, err
     if hasattr(before[0], "reconfigure"):
         before[0].reconfigure(errors="backslashreplace")  # instead of an error in the middle
     try:
