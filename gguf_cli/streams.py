@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeGuard
 
 
 class LastingStream:
@@ -53,9 +53,9 @@ def lasting_streams() -> Iterator[LastingStream]:
     _fill_gaps()
     before = sys.stdout, sys.stderr
     nowhere = open(os.devnull, "w")  # noqa: SIM115
-    out, err = (LastingStream(stream or nowhere) for stream in before)
-    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
-    if hasattr(before[0], "reconfigure"):
+    out, err = (LastingStream(stream if _is_open(stream) else nowhere) for stream in before)
+    sys.stdout, sys.stderr = out, err
+    if _is_open(before[0]) and hasattr(before[0], "reconfigure"):
         before[0].reconfigure(errors="backslashreplace")  # instead of an error in the middle
     try:
         yield out
@@ -64,6 +64,10 @@ def lasting_streams() -> Iterator[LastingStream]:
         err.flush()
         sys.stdout, sys.stderr = before
         nowhere.close()
+
+
+def _is_open(stream: TextIO | None) -> TypeGuard[TextIO]:
+    return stream is not None and not getattr(stream, "closed", False)
 
 
 def _fill_gaps() -> None:

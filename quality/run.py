@@ -11,13 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from forward.logits import SCORED, LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
 from forward.run import ForwardPass
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
+from forward.workers import torch_threads
 from gguf_tools.findings import Finding, tell_all
 from gguf_tools.progress import Reporter
 from quality.against import with_stock
@@ -46,9 +45,8 @@ def evaluated(
     check: Check,
 ) -> Iterator[tuple[Evaluation, ...]]:
     """Give an evaluation on each text; see `quality.pipeline.evaluating`."""
-    if options.forward.n_threads is not None:
-        torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
         paths, stock = with_stock(quants, options.against)
         models = [opened.enter_context(open_model(path)) for path in paths]
         source = open_base(base, options, opened)

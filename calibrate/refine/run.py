@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from calibrate.refine.descent import Descent, RefinedTensor
 from calibrate.refine.gradients import Original, Student
@@ -41,7 +40,7 @@ from forward.run import forward_pass
 from forward.text.quality import admit
 from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, WorkParts, run_identity
-from forward.workers import give_back, threads_for, workers_for
+from forward.workers import give_back, threads_for, torch_threads, workers_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.overwriting import refuse_to_replace
@@ -80,9 +79,8 @@ def run_refinement(
 ) -> Refinement:
     """Refine a file on the text at `path`; see `calibrate.refine.pipeline`."""
     started = time.monotonic()
-    if options.forward.n_threads is not None:
-        torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
         opened.enter_context(fast_products(device_name(options.forward.device)))
         source = opened.enter_context(open_model(file))
         base = opened.enter_context(open_model(original))

@@ -153,22 +153,28 @@ class _Said:
 
     def text(self, key: str) -> str | None:
         value = self._file.get(key)
-        is_text = isinstance(value, str) and len(value) <= _MAX_TEXT
-        return value if is_text else self._left_out(key, f"a text of at most {_MAX_TEXT:,} characters")
+        if isinstance(value, str) and len(value) <= _MAX_TEXT:
+            return value
+        self._leave_out(key, f"a text of at most {_MAX_TEXT:,} characters")
+        return None
 
     def count(self, key: str) -> int:
         """Return a whole number from 0; 0 where there is none."""
         value = self._file.get(key)
-        is_count = type(value) is int and value >= 0
-        return value if is_count else self._left_out(key, "a whole number from 0") or 0
+        if type(value) is int and value >= 0:
+            return value
+        self._leave_out(key, "a whole number from 0")
+        return 0
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._file.get(key)
         is_list = isinstance(value, tuple) and all(isinstance(each, str) for each in value)
-        is_short = is_list and sum(map(len, value)) <= _MAX_TEXT
-        return value if is_short else self._left_out(key, f"texts of {_MAX_TEXT:,} characters in all") or ()
+        if is_list and sum(map(len, value)) <= _MAX_TEXT:
+            return tuple(value)
+        self._leave_out(key, f"texts of at most {_MAX_TEXT:,} characters in all")
+        return ()
 
-    def _left_out(self, key: str, expected: str) -> None:
+    def _leave_out(self, key: str, expected: str) -> None:
         if key in self._file.metadata:
             found = value_text(self._file.metadata[key], width=MAX_CHARS)
             text = f"{self._file.path}: {key} is {found}, expected {expected}; the card leaves it out"

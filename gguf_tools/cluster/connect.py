@@ -18,6 +18,7 @@ from typing import Any
 from gguf_tools.cluster.job import Job, PostedJob, posted
 from gguf_tools.cluster.worker import examine, forget
 from gguf_tools.errors import BadArgument, BadRequest, ClusterError
+from gguf_tools.system.settings import SharedContext
 
 CONNECT_SECONDS = 15.0
 """Time in which a scheduler has to answer; some networks take seconds."""
@@ -162,7 +163,7 @@ def open_cluster(address: str) -> Iterator[Cluster]:
     except ImportError as error:
         raise BadRequest("--scheduler needs Dask: pip install 'gguf-tools[dask]'") from error
     with ExitStack() as stack:
-        stack.enter_context(_silence())
+        stack.enter_context(_SILENCE)
         try:
             where: Any = address
             if n_local:
@@ -262,6 +263,9 @@ def _silence() -> Iterator[None]:
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)
+
+
+_SILENCE = SharedContext(_silence)
 
 
 def _line(answer: object) -> str:

@@ -38,7 +38,7 @@ def test_code_of_the_body_is_the_exit_code(code: int | None) -> None:
     ("error", "code", "line"),
     [
         (FormatError("f: bad"), 1, "prog: error: f: bad\n"),
-        (ToolkitError("two\nlines"), 1, "prog: error: two lines\n"),
+        (ToolkitError("two\nlines"), 1, "prog: error: two\\nlines\n"),
         (OSError(errno.ENOSPC, "No space left", "out"), 1, "prog: error: out: No space left\n"),
         (OSError(errno.EIO, "Input/output error"), 1, "prog: error: Input/output error\n"),
         (OSError("just text"), 1, "prog: error: just text\n"),

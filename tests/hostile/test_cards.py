@@ -126,9 +126,9 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 WORDS = [
-    "it's\nme", "a b", "", "--option=x|y", "`x`", "---", "$HOME", "'", '"', "\\", "\\n", "#", "# x.gguf", "$'a'",
-    "\t\r\x1b[31m", "\x85\u2028\u202e", "深度\n\U0001f433\U000e0001", "a\udcffb", "```", "\n```\n", "it's",
-    "a=b\\'c", MARK,
+    "it's\nme", "a b", "", "--option=x|y", "`x`", "---", "$HOME", "'", '"', "\\", "\\n", "#", "# x.gguf",
+    "$'a'", "\t\r\x1b[31m", "\x85\u2028\u202e", "深度\n\U0001f433\U000e0001", "a\udcffb", "```",
+    "\n```\n", "it's", "a=b\\'c", MARK,
 ]  # fmt: skip
 
 

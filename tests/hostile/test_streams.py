@@ -44,9 +44,17 @@ def closed() -> Iterator[None]:
     yield None
 
 
-STATES = {"full": full, "unread": unread, "closed": closed}
+@contextmanager
+def closed_later() -> Iterator[TextIO]:
+    """A stream that the caller of a command's `main` has closed."""
+    with open("/dev/null", "w") as stream:
+        pass
+    yield stream
+
+
+STATES = {"full": full, "unread": unread, "closed": closed, "closed later": closed_later}
 QUICK = {"gguf-tools show", "quantize", "imatrix merge", "gguf-tools set", "quantize lint"}
-LOST = {"full": 1, "unread": command.PIPE_CLOSED, "closed": 0}
+LOST = {"full": 1, "unread": command.PIPE_CLOSED, "closed": 0, "closed later": 0}
 """Exit codes of a command whose answer is what it prints."""
 
 PRINTING = {
