@@ -53,6 +53,7 @@ from gguf_tools.text import counted
 from quality.bases.same_model import KnownModel
 from quality.divergence import mean_of
 from quality.suite.mixture import mixture_sha256, read_mixture
+from quantize.calibration import REFINED_KEY
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.scaled import refuse_scales
@@ -64,9 +65,6 @@ from quantize.prepare import Preparation, lay_out, parts_of
 from quantize.roles import tensor_role
 from quantize.run import Run
 from quantize.run_options import RunOptions
-
-REFINED_KEY = "gguf_tools.refine"
-"""Metadata key of a refined file: what decided its scales, a digest in hexadecimal."""
 
 _SAVE_SECONDS = 60.0
 
