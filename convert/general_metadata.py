@@ -29,6 +29,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.values import Kind, Value
 from gguf_tools.hub.names import folder_name
 from gguf_tools.look.listing import ParameterCounts
+from gguf_tools.text import quoted
 
 MAX_BYTES = 8 << 20
 MAX_ENTRY_BYTES = 1 << 17
@@ -355,7 +356,7 @@ def _read_override(path: Path | None) -> tuple[dict[str, Any], list[str]]:
         if expected is None:
             notes.append(f"--metadata: {key} is not one of the keys that can be set: ignored")
         elif value is not None and expected:
-            raise BadConfig(f"{path}: {key} is {value!r}, expected {expected}")
+            raise BadConfig(f"{path}: {key} is {quoted(value)}, expected {expected}")
         else:
             facts[key] = [_source(item, 0) for item in value] if value and key in _SOURCES else value
     return facts, notes

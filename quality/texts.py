@@ -9,6 +9,7 @@ from typing import Protocol
 
 from forward.text.tokens import Cut, Text, read_text
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.files.named_files import read_input
 from gguf_tools.format.values import Metadata
 from quality.evaluation import EvaluatedText
 from quality.options import SHORTEST_CHUNK
@@ -51,7 +52,7 @@ class OneText:
         """Describe the text, which has been read as `text`; raises BadArgument for short chunks."""
         if text.chunk_size < SHORTEST_CHUNK:
             raise BadArgument(f"a context of {text.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
-        sha256 = None if self.path is None else hashlib.sha256(self.path.read_bytes()).hexdigest()
+        sha256 = None if self.path is None else hashlib.sha256(read_input(self.path)).hexdigest()
         return EvaluatedText(self.path, sha256, text.chunks, spelled(vocab))
 
 

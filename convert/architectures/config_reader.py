@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
+from gguf_tools.text import quoted
 
 # llama.cpp's limits (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS); they also bound what a hostile config can ask for.
 MAX_LAYERS = 512
@@ -24,7 +25,7 @@ def architecture_name(config: Mapping[str, Any], path: str | Path, example: str)
     """Read the name of a model's class in transformers out of config.json; BadConfig where it has none."""
     listed = config.get("architectures")
     if not isinstance(listed, list) or not listed or not isinstance(listed[0], str):
-        found = "no architectures" if listed is None else f"architectures is {str(listed)[:80]!r}"
+        found = "no architectures" if listed is None else f"architectures is {quoted(listed)}"
         raise BadConfig(f"{path}: {found}, expected a list such as ['{example}']")
     return listed[0]
 

@@ -38,6 +38,7 @@ from convert.architectures.options import NoOptions
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
+from gguf_tools.text import quoted
 
 NAME = "DeepseekForCausalLM"
 _SCALINGS = ("default", "linear", "dynamic")
@@ -53,7 +54,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     fix_head_dim(read, fields, "deepseek")
     if fields["rope"].kind not in _SCALINGS:
         raise UnsupportedCheckpoint(
-            f"{path}: RoPE of type {fields['rope'].kind!r}, expected one of {', '.join(_SCALINGS)}"
+            f"{path}: RoPE of type {quoted(fields['rope'].kind)}, expected one of {', '.join(_SCALINGS)}"
         )
     stated = raw.get("scoring_func") is not None
     return DecoderConfig(

@@ -40,6 +40,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import BF16, F32, I32, MXFP4, Q8_0, GGMLType
 from gguf_tools.format.hparams import HParams, read_hparams
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import quoted
 
 NAME = "DeepseekV4ForCausalLM"
 OVERLAPPING = 4
@@ -366,7 +367,7 @@ def _ratios_of(hparams: HParams) -> tuple[int, ...]:
     ratios, n_layers = hparams.compress_ratios, hparams.size("block_count")
     if not isinstance(ratios, tuple) or len(ratios) < n_layers or min(ratios, default=0) < 0:
         raise FormatError(
-            f"{hparams.path}: {hparams.key('compress_ratios')} is {ratios!r:.60},"
+            f"{hparams.path}: {hparams.key('compress_ratios')} is {quoted(ratios)},"
             f" expected a number for each of {n_layers} layers"
         )
     return ratios[:n_layers]

@@ -26,7 +26,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
-from gguf_tools.text import shown
+from gguf_tools.text import quoted, shown
 
 OLDEST_TORCH = (2, 10)
 _HOLDERS = ("state_dict", "model", "module")
@@ -191,10 +191,10 @@ def _tensors(path: Path, *, in_memory: bool) -> dict[str, Any]:
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise UnsupportedCheckpoint(
-                f"{path}: {str(name)[:80]!r} is {type(tensor).__name__}, expected tensors by name"
+                f"{path}: {quoted(name)} is {type(tensor).__name__}, expected tensors by name"
             )
         if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise UnsupportedCheckpoint(f"{path}: {name[:80]!r} is nested, sparse or without data")
+            raise UnsupportedCheckpoint(f"{path}: {quoted(name)} is nested, sparse or without data")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise UnsupportedCheckpoint(f"{path}: {name[:80]!r} has more elements than are stored")
+            raise UnsupportedCheckpoint(f"{path}: {quoted(name)} has more elements than are stored")
     return dict(tensors)

@@ -37,7 +37,7 @@ import numpy as np
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 from gguf_tools.files.documents import parse_json
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
-from gguf_tools.text import shown
+from gguf_tools.text import quoted, shown
 
 # The library's own limit for a header: beyond it a file is damaged or hostile.
 MAX_HEADER_BYTES = 100_000_000
@@ -334,7 +334,7 @@ def _range(path: Path, name: str, entry: Any) -> tuple[int, int]:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise CheckpointError(
-            f"{where}: unknown dtype {str(dtype)[:40]!r}, expected one of {', '.join(DTYPE_BITS)}"
+            f"{where}: unknown dtype {quoted(dtype)}, expected one of {', '.join(DTYPE_BITS)}"
         )
     if not _are_sizes(shape):
         raise CheckpointError(f"{where}: shape {shown(str(shape))} is not a list of sizes")

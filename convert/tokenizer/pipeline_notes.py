@@ -176,7 +176,8 @@ class PiecePipeline:
         for text in ("a b", "a", " a"):
             theirs = _SPACE * space_prefix + text.replace(" ", _SPACE)
             if (ours := self._spaced(text)) != theirs:
-                yield f"spaces: tokenizer.json makes {ours!r} of {text!r}, llama.cpp {theirs!r}"
+                made = f"tokenizer.json makes {quoted(ours)} of {quoted(text)}"
+                yield f"spaces: {made}, llama.cpp {quoted(theirs)}"
                 break
         if space_prefix and any(step.get("prepend_scheme") == "first" for step in self._metaspaces):
             yield "spaces: tokenizer.json puts one before a text, llama.cpp behind special tokens, too"

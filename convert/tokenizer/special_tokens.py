@@ -92,7 +92,8 @@ def read_special_tokens(
             named = _after_template(named, processor)
         elif kind == "BertProcessing":
             cls, sep = ((processor.get(name) or [None])[0] for name in ("cls", "sep"))
-            named = named.noting(f"tokenizer.json puts {cls!r} before and {sep!r} behind a text: left out")
+            around = f"{quoted(cls)} before and {quoted(sep)} behind a text"
+            named = named.noting(f"tokenizer.json puts {around}: left out")
     adds, add_notes = _adds(named, tokenizer_config, byte_level)
     if quirks.adds_bos and adds.get("bos") is not True:
         adds["bos"] = True
@@ -142,7 +143,8 @@ def _after_template(named: _Named, processor: Mapping[str, Any]) -> _Named:
         known = first in (named.text("bos"), named.text("cls"))
         named = named.adding(bos=known)
         if not known:
-            named = named.noting(f"tokenizer.json puts {first!r}, not the bos token, before a text: left out")
+            before = f"{quoted(first)}, not the bos token, before a text"
+            named = named.noting(f"tokenizer.json puts {before}: left out")
     if last:
         if last != named.text("eos"):
             named = _with_new_eos(named, last)
@@ -155,7 +157,7 @@ def _with_new_eos(named: _Named, last: str) -> _Named:
     free = next((kind for kind in ("eot", "eom") if kind not in named.kinds), None)
     old = named.text("eos")
     if free is None:
-        note = f"tokenizer.json puts {last!r} after a text: it replaces {old!r} as eos"
+        note = f"tokenizer.json puts {quoted(last)} after a text: it replaces {quoted(old)} as eos"
         return named.called(eos=last).noting(note)
     return replace(named, kinds=(*named.kinds, free)).called(**{free: old, "eos": last})
 

@@ -33,7 +33,7 @@ from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoad
 from convert.weights.known_keys import unread_keys
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.text import bytes_text, table
+from gguf_tools.text import bytes_text, quoted, table
 
 _CONSTANT = "a constant of the model's code"
 _MASKS = ("attn.bias", "attention.bias")
@@ -203,12 +203,14 @@ def refuse(checkpoint: Checkpoint, settings: Settings) -> None:
     kind = sparsity.get("format") if isinstance(sparsity, dict) else None
     if kind not in (None, "dense"):
         raise UnsupportedCheckpoint(
-            f"{settings.where('sparsity_config')}: format {kind!r} is not read; {first_quantized(checkpoint)}"
+            f"{settings.where('sparsity_config')}: format {quoted(kind)} is not read;"
+            f" {first_quantized(checkpoint)}"
         )
     status = settings.get("quantization_status")
     if status is not None and status not in FINISHED:
         raise UnsupportedCheckpoint(
-            f"{settings.where('quantization_status')} is {status!r}, expected {' or '.join(FINISHED)}: the"
+            f"{settings.where('quantization_status')} is {quoted(status)}, expected"
+            f" {' or '.join(FINISHED)}: the"
             f" checkpoint was saved half-way; {first_quantized(checkpoint)}"
         )
     for name in checkpoint.names():

@@ -23,6 +23,7 @@ from typing import Any
 
 from convert.checkpoint.checkpoint import Checkpoint
 from gguf_tools.errors import BadConfig
+from gguf_tools.text import quoted
 
 _SECTIONS = ("quantization_config", "compression_config")
 _OF_MLX = "quantization"
@@ -66,7 +67,7 @@ class Settings:
 
     def bad(self, key: str, expected: str) -> BadConfig:
         """Return the error for a value of `key` that makes no sense."""
-        return BadConfig(f"{self.where(key)} is {str(self.values.get(key))[:80]!r}, expected {expected}")
+        return BadConfig(f"{self.where(key)} is {quoted(self.values.get(key))}, expected {expected}")
 
     def integer(self, *keys: str) -> int | None:
         """Return an integer setting under the first of its spellings; BadConfig when it is something else."""
@@ -96,7 +97,7 @@ class Settings:
             return "no quantization_config"
         key = next((key for key in _METHOD_KEYS if key in self.values), None)
         place = self.where(key) if key else str(self.path)
-        return f"{place} is {self.method!r}"
+        return f"{place} is {quoted(self.method)}"
 
 
 def read_settings(checkpoint: Checkpoint) -> Settings:
@@ -135,7 +136,7 @@ def _modelopt_values(content: Mapping[str, Any], checkpoint: Checkpoint) -> dict
 
 def _section(value: Any, path: Path, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadConfig(f"{path}: {key} is {str(value)[:80]!r}, expected an object")
+        raise BadConfig(f"{path}: {key} is {quoted(value)}, expected an object")
     return value
 
 

@@ -17,6 +17,7 @@ from forward.families.gemma4 import GEMMA4
 from forward.families.nemotron_h import NEMOTRON_H
 from forward.network import Family
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.text import quoted
 
 FAMILIES: Mapping[str, Family] = {
     **DEEPSEEK2, "deepseek4": DEEPSEEK4, "gemma4": GEMMA4, **NEMOTRON_H, **DECODERS,
@@ -29,5 +30,5 @@ def find_family(path: Path, name: object) -> Family:
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         known = " or ".join(map(repr, FAMILIES))
-        raise UnsupportedCheckpoint(f"{path}: general.architecture is {name!r}, expected {known}")
+        raise UnsupportedCheckpoint(f"{path}: general.architecture is {quoted(name)}, expected {known}")
     return family

@@ -24,10 +24,10 @@ from forward.text.bpe import BytePairs
 from forward.text.chunks import Chunks
 from forward.text.sentence_pieces import SentencePieces
 from gguf_tools.errors import BadRequest, BadTokenizer
-from gguf_tools.files.named_files import read_input_text
+from gguf_tools.files.named_files import read_corpus
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import counted
+from gguf_tools.text import counted, quoted
 
 _SENTENCEPIECE = "llama"
 _BYTE_PAIRS: Mapping[str, str | None] = {"gpt2": None, "gemma4": "gemma4", "whitespace": "whitespace"}
@@ -116,7 +116,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
     raises  BadRequest for a file that is not text, is too short, or has a token outside the vocabulary;
             BadTokenizer for a tokenizer that is not supported
     """
-    text = read_input_text(path)
+    text = read_corpus(path)
     ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
     return cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
 
@@ -192,13 +192,14 @@ def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
         return SentencePieces(vocab, parse_special=parse_special)
     if model not in _BYTE_PAIRS:
         raise BadTokenizer(
-            f"{keys.TOKENIZER_MODEL} is {model!r}, expected 'llama' (SentencePiece) or "
+            f"{keys.TOKENIZER_MODEL} is {quoted(model)}, expected 'llama' (SentencePiece) or "
             f"{', '.join(map(repr, _BYTE_PAIRS))} (BPE)"
         )
     cutting = cutting_of(vocab)
     if cutting is None:
         name = _data(vocab, keys.TOKENIZER_PRE, None)
-        raise BadTokenizer(f"{keys.TOKENIZER_PRE} is {name!r}, expected one of {', '.join(sorted(CUTTINGS))}")
+        known = ", ".join(sorted(CUTTINGS))
+        raise BadTokenizer(f"{keys.TOKENIZER_PRE} is {quoted(name)}, expected one of {known}")
     return BytePairs(vocab, cutting, parse_special=parse_special)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from gguf_tools.errors import OutputError
-from gguf_tools.files.named_files import output_path, read_input_text
+from gguf_tools.files.named_files import output_path, read_corpus
 from gguf_tools.system import files
 from gguf_tools.text import size_text
 
@@ -27,7 +27,7 @@ def refuse_early(
             refuse_unwritable(output)
     for text in texts:
         if text is not None and not (folders and text.is_dir()):
-            read_input_text(text)
+            read_corpus(text)
 
 
 def refuse_unwritable(output: Path) -> None:

@@ -89,7 +89,14 @@ def read_input(
                 raise error(f"{path}: not a regular file")
             if status.st_size > most:
                 raise error(f"{path}: {status.st_size} bytes, expected at most {most}")
-            return b"".join(iter(lambda: file.read(most), b""))
+            data, left = bytearray(), status.st_size + 1
+            while left and (part := file.read(left)):  # None where a device of the system has nothing yet
+                data += part
+                left -= len(part)
+            if not left:
+                what = "grows while it is read" if status.st_size else "is of the system, and has no size"
+                raise error(f"{path}: {what}, expected an ordinary file")
+            return bytes(data)
     except FileNotFoundError as cause:
         kind = MissingFile if error is BadRequest else error
         raise kind(f"{path}: can't be read ({cause.strerror})") from cause
@@ -99,12 +106,33 @@ def read_input(
         raise error(f"{path}: can't be read ({cause})") from cause
 
 
-def read_input_text(path: str | os.PathLike[str]) -> str:
+def read_input_text(path: str | os.PathLike[str], most: int = MAX_BYTES) -> str:
     """Return a text in UTF-8; see `read_input`.
 
     raises  BadRequest for what is no UTF-8, too
     """
     try:
-        return read_input(path).decode("utf-8")
+        return read_input(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
+
+
+MAX_CORPUS = 128 << 20
+"""Bytes of a text that is cut into tokens: a tokenizer takes more than a hundred times as many in memory."""
+
+MAX_RUN = 1 << 20
+"""Characters without a space or a line end, or of spaces alone, that no text has."""
+
+
+def read_corpus(path: str | os.PathLike[str]) -> str:
+    """Return a text that is to be cut into tokens; see `read_input_text`.
+
+    raises  BadRequest, too, for what no tokenizer could cut: more than MAX_CORPUS bytes, and runs of MAX_RUN
+            characters that are no space, or are nothing else
+    """
+    text = read_input_text(path, MAX_CORPUS)
+    half = MAX_RUN // 2  # of a run of that length, a part that begins at a multiple of the half is whole
+    parts = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
+    if any(part.isspace() or part.split(None, 1)[0] == part for part in parts):
+        raise BadRequest(f"{path}: {half:,} characters without a space, or of spaces alone; expected a text")
+    return text

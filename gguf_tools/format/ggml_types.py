@@ -225,4 +225,4 @@ def by_name(name: str) -> GGMLType:
     try:
         return _BY_NAME[name.upper()]
     except KeyError:
-        raise FormatError(f"unknown tensor type {name!r}") from None
+        raise FormatError(f"unknown tensor type {name!r:.80}") from None

@@ -18,6 +18,7 @@ from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
 from gguf_tools.format.loaders import LOADERS
 from gguf_tools.format.values import Metadata
+from gguf_tools.text import quoted
 
 Size = int | tuple[int, ...] | None
 """Whole number for all layers, or one for each; None where the key is missing."""
@@ -211,7 +212,7 @@ class HParams:
         if size is None:
             size = default
         if size is None or not 0 <= size < _SIZE_LIMIT:
-            raise FormatError(f"{self.path}: {self.key(name)} is {size!r:.60}, expected {_SIZE.expected}")
+            raise FormatError(f"{self.path}: {self.key(name)} is {quoted(size)}, expected {_SIZE.expected}")
         return int(size)
 
     def first(self, name: str) -> int | None:
@@ -233,7 +234,7 @@ class HParams:
         sizes = size if isinstance(size, tuple) else (size or 0,) * n_layers
         if len(sizes) != n_layers:
             raise FormatError(
-                f"{self.path}: {self.key(name)} is {sizes!r:.60}, expected {n_layers} numbers, one for each"
+                f"{self.path}: {self.key(name)} is {quoted(sizes)}, expected {n_layers} numbers, one for each"
                 " layer"
             )
         return sizes
@@ -266,7 +267,7 @@ def read_hparams(metadata: Metadata, architecture: str, path: str | Path) -> HPa
     """
 
     def refuse(key: str, data: object, expected: str) -> None:
-        raise FormatError(f"{path}: {key} is {data!r:.60}, expected {expected}")
+        raise FormatError(f"{path}: {key} is {quoted(data)}, expected {expected}")
 
     loader = LOADERS.get(architecture)
     if loader is None:

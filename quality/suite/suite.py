@@ -35,7 +35,7 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import line_of, read_document
-from gguf_tools.files.named_files import read_input_text
+from gguf_tools.files.named_files import read_corpus, read_input_text
 from gguf_tools.text import did_you_mean, quoted, shown
 from quality.suite.conversations import Conversation, parse_conversations, refuse_unknown
 from quality.suite.templates import PLAIN as PLAIN_TEMPLATE
@@ -264,7 +264,7 @@ class _Given:
                 yield path
 
     def _text(self, name: str, path: Path) -> SuiteText:
-        text = read_input_text(path)
+        text = read_corpus(path)
         if not text.strip():
             raise BadRequest(f"{path}: is empty, expected a text of class {quoted(name)}")
         return SuiteText(path.relative_to(self.folder).as_posix(), text)

@@ -55,7 +55,7 @@ from gguf_tools.files.inputs import InputFile
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
-from gguf_tools.text import shown
+from gguf_tools.text import quoted, shown
 from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
 from quantize.importances.resized import ResizedImportance
 
@@ -247,14 +247,14 @@ def _load_gguf(path: Path) -> ImportanceFile:
 def _texts(file: GGUFFile, key: str) -> tuple[str, ...]:
     found = file.get(key, ())
     if not isinstance(found, tuple | list) or not all(isinstance(text, str) for text in found):
-        raise BadImportance(f"{file.path}: {key}: found {found!r:.60}, expected a list of names")
+        raise BadImportance(f"{file.path}: {key}: found {quoted(found)}, expected a list of names")
     return tuple(found)
 
 
 def _whole_number(file: GGUFFile, key: str) -> int:
     found = file.get(key, 0)
     if not isinstance(found, int) or found < 0:
-        raise BadImportance(f"{file.path}: {key}: found {found!r:.60}, expected a whole number")
+        raise BadImportance(f"{file.path}: {key}: found {quoted(found)}, expected a whole number")
     return found
 
 

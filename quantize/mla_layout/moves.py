@@ -30,6 +30,7 @@ import numpy.typing as npt
 from gguf_tools.errors import BadOverride, QuantError
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.text import quoted
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import RowSources, encode_rows
 from quantize.fill.sources import (
@@ -199,9 +200,10 @@ def _default_type(origins: set[GGMLType], n_cols: int) -> GGMLType:
 
 def _fitting(rule: Override, name: str, shape: tuple[int, ...]) -> GGMLType:
     if shape[-1] % rule.type.block_elems:
+        other = _default_type({rule.type}, shape[-1])
         raise BadOverride(
-            f"{rule.text!r}: {name} has rows of {shape[-1]}, which is no multiple of {rule.type.block_elems};"
-            f" choose a type of smaller blocks, for instance {_default_type({rule.type}, shape[-1])}"
+            f"{quoted(rule.text)}: {name} has rows of {shape[-1]}, which is no multiple of"
+            f" {rule.type.block_elems}; choose a type of smaller blocks, for instance {other}"
         )
     return rule.type
 

@@ -259,7 +259,7 @@ def test_metadata_file(tmp_path: Path) -> None:
         ({"tags": "a"}, "general.tags is 'a', expected a list of texts"),
         ({"base_models": ["a"]}, r"general.base_models is \['a'\], expected a list of objects"),
         ({"sampling.top_k": 1.5}, "general.sampling.top_k is 1.5, expected a whole number"),
-        ({"sampling.temp": True}, "general.sampling.temp is True, expected a number"),
+        ({"sampling.temp": True}, "general.sampling.temp is true, expected a number"),
     ],
 )
 def test_wrong_values_in_the_metadata_file(entries: dict[str, Any], expected: str, tmp_path: Path) -> None:

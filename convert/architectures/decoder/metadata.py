@@ -27,6 +27,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
 from gguf_tools.format.loaders import LOADERS, WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import quoted
 
 _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
 
@@ -193,7 +194,7 @@ def refuse_unlike(hparams: HParams, by_layer: Container[str] = ()) -> None:
         sections = (sections,) * 4
     if sections is not None and (len(sections) != 4 or sections[3]):
         raise UnsupportedCheckpoint(
-            f"{hparams.path}: {hparams.key('rope_dimension_sections')} is {sections!r:.60}, expected four"
+            f"{hparams.path}: {hparams.key('rope_dimension_sections')} is {quoted(sections)}, expected four"
             " numbers, the last one 0: the forward pass has no fourth kind of position"
         )
     for name in _SIZES_OF_LAYERS:
@@ -365,7 +366,7 @@ def read_rotation(
     kind = hparams.rope_scaling_type or "linear"
     if kind not in kinds:
         raise UnsupportedCheckpoint(
-            f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(kinds)}"
+            f"{hparams.path}: RoPE scaled by {quoted(kind)}, expected {', '.join(kinds)}"
         )
     theta = read_theta(hparams, "rope_freq_base", 10000.0)
     older = hparams.number("rope_scale_linear", 0.0)

@@ -53,6 +53,7 @@ from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import quoted
 
 GGUF_NAME = "deepseek2"
 """Name of the family in general.architecture."""
@@ -229,8 +230,8 @@ def _read_yarn(hparams: HParams) -> Yarn | None:
     rope = read_rotation(hparams)
     if rope.kind not in ("yarn", "none") and rope.factor != 1.0:
         raise UnsupportedCheckpoint(
-            f"{hparams.path}: RoPE scaled by {rope.kind!r:.40}, expected 'yarn' or none: the forward pass has"
-            f" no other for {hparams.architecture}"
+            f"{hparams.path}: RoPE scaled by {quoted(rope.kind)}, expected 'yarn' or none: the forward pass"
+            f" has no other for {hparams.architecture}"
         )
     if rope.kind != "yarn" and rope.attention_factor == 1.0:
         return None

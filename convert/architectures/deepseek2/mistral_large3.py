@@ -21,6 +21,7 @@ from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import quoted
 
 _CONTEXT = 128_000
 """max_position_embeddings where params.json has none, as llama.cpp's converter takes it."""
@@ -104,7 +105,7 @@ def _inner(raw: Mapping[str, Any], path: str | Path, key: str) -> Mapping[str, A
     """Return an object inside params.json, an empty one where there is none."""
     value = raw.get(key) or {}
     if not isinstance(value, Mapping):
-        raise BadConfig(f"{path}: {key} is {str(value)[:80]!r}, expected an object")
+        raise BadConfig(f"{path}: {key} is {quoted(value)}, expected an object")
     return value
 
 

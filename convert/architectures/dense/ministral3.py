@@ -23,6 +23,7 @@ from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
+from gguf_tools.text import quoted
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
@@ -39,8 +40,9 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     rope = fields["rope"]
     if rope.kind != "yarn" or not rope.mscale_all_dim or rope.mscale != 1.0:
         raise UnsupportedCheckpoint(
-            f"{path}: rope_parameters of type {rope.kind!r} with mscale {rope.mscale} and mscale_all_dim"
-            f" {rope.mscale_all_dim}, expected 'yarn' with an mscale of 1: llama.cpp has no other"
+            f"{path}: rope_parameters of type {quoted(rope.kind)} with mscale {rope.mscale} and"
+            f" mscale_all_dim {rope.mscale_all_dim}, expected 'yarn' with an mscale of 1: llama.cpp has no"
+            " other"
         )
     inside = ConfigReader(raw.get("rope_parameters") or raw["rope_scaling"], path, "rope_parameters.")
     grows = inside.number("llama_4_scaling_beta"), rope.original_context

@@ -40,6 +40,7 @@ from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import check_scales, scaled
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.text import quoted
 
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32")
 
@@ -185,7 +186,9 @@ def _nested(
     block, offset = state["nested_blocksize"], state.get("nested_offset")
     if type(block) is not int or block <= 0 or type(offset) is not float:
         raise module.wrong(
-            state_raw, f"nested_blocksize {block!r} and nested_offset {offset!r}", "a size and a number"
+            state_raw,
+            f"nested_blocksize {quoted(block)} and nested_offset {quoted(offset)}",
+            "a size and a number",
         )
     stored = module[spelling.suffix("absmax")]
     if stored.dtype != "U8":

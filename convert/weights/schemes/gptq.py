@@ -34,6 +34,7 @@ from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import check_scales, group_size_of, read_scales, scaled
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
+from gguf_tools.text import quoted
 
 LAYOUTS = {None: 1, "gptq": 1, "gptq_v2": 0, "gptq_p": 0}
 """Value of checkpoint_format -> number to add to stored zero points."""
@@ -186,8 +187,8 @@ def _load(module: Module) -> GptqWeight:
     layout = module.settings.get("checkpoint_format", "format")
     if not isinstance(layout, str | None) or layout not in LAYOUTS:
         raise UnsupportedCheckpoint(
-            f"{module.settings.where('checkpoint_format')} is {layout!r}, which is not read for GPTQ (read:"
-            f" {', '.join(str(name) for name in LAYOUTS if name)}, marlin, marlin_24); first tensor:"
+            f"{module.settings.where('checkpoint_format')} is {quoted(layout)}, which is not read for GPTQ"
+            f" (read: {', '.join(str(name) for name in LAYOUTS if name)}, marlin, marlin_24); first tensor:"
             f" {module['.qweight'].name}"
         )
     return gptq_weight(module, LAYOUTS[layout], planar=layout == "gptq_p")

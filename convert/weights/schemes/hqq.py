@@ -30,6 +30,7 @@ from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import SCALE_DTYPES, scaled
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.text import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ def _packing(module: Module, bits: int) -> HqqPacking:
     if packing is None:
         where = raw or module[".nbits"]
         raise UnsupportedCheckpoint(
-            f"{where.path}: {where.name}: HQQ packed as {name!r} is not read (read: {', '.join(PACKINGS)})"
+            f"{where.path}: {where.name}: HQQ packed as {quoted(name)} is not read"
+            f" (read: {', '.join(PACKINGS)})"
         )
     return packing
 

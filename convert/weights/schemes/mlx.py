@@ -28,6 +28,7 @@ from convert.weights.scales import SCALE_DTYPES, scale_grid
 from convert.weights.schemes.fp4 import MX_GROUP, NV_GROUP, fp4_weight
 from convert.weights.schemes.fp8 import Fp8Weight
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.text import quoted
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _DEFAULTS = {"affine": (4, 64), "mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
@@ -87,7 +88,7 @@ def _load(module: Module) -> Weight:
     if loader is None or module.has(".global_scale"):
         what = "" if loader is None else " with a global_scale"
         raise UnsupportedCheckpoint(
-            f"{codes.path}: {codes.name}: MLX's mode {setting.mode!r}{what} is not read (read:"
+            f"{codes.path}: {codes.name}: MLX's mode {quoted(setting.mode)}{what} is not read (read:"
             f" {', '.join(_MODES)})"
         )
     n_cols = codes.n_cols * 32 // setting.bits

@@ -19,6 +19,7 @@ from convert.weights.base import Module, Weight, WeightsLoader
 from convert.weights.schemes.fp8 import fp8_weight
 from convert.weights.schemes.integers import int8_weight
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.text import quoted
 
 _INTEGERS = ("Int8Tensor", "IntxUnpackedToInt8Tensor")
 _FLOATS = ("Float8Tensor",)
@@ -48,7 +49,7 @@ def _type_of(module: Module) -> str:
         return str(json.loads(text)["_type"])
     except (ValueError, TypeError, KeyError, RecursionError):
         raise UnsupportedCheckpoint(
-            f"{path}: {module.name}: __metadata__ holds {text[:80]!r}, expected an object with _type"
+            f"{path}: {module.name}: __metadata__ holds {quoted(text)}, expected an object with _type"
         ) from None
 
 

@@ -178,10 +178,10 @@ def test_what_an_older_file_leaves_out_is_filled_in() -> None:
     ("key", "words"),
     [
         ("block_count", "no key {}, which llama.cpp requires"),
-        ("attention.head_count", "{} is None, expected a whole"),
+        ("attention.head_count", "{} is null, expected a whole"),
         ("embedding_length", "no key {}, which llama.cpp requires"),
         ("attention.kv_lora_rank", "no key {}, which llama.cpp requires"),
-        ("rope.dimension_count", "{} is None, expected a whole"),
+        ("rope.dimension_count", "{} is null, expected a whole"),
     ],
 )
 def test_a_missing_size_names_file_and_key(key: str, words: str) -> None:
@@ -195,9 +195,9 @@ def test_a_missing_size_names_file_and_key(key: str, words: str) -> None:
     ("key", "value", "error", "words"),
     [
         ("block_count", Value.string("3"), FormatError, "block_count is '3', expected a whole number"),
-        ("attention.head_count", Value.u32s([0, 0]), FormatError, "head_count is None"),
+        ("attention.head_count", Value.u32s([0, 0]), FormatError, "head_count is null"),
         ("rope.freq_base", Value.string("x"), FormatError, "rope.freq_base is 'x', expected a number"),
-        ("rope.scaling.attn_factor", Value.bool_(True), FormatError, "is True, expected a number"),
+        ("rope.scaling.attn_factor", Value.bool_(True), FormatError, "is true, expected a number"),
         ("rope.scaling.type", Value.string("linear"), UnsupportedCheckpoint, "scaled by 'linear'"),
         ("expert_gating_func", Value.u32(3), UnsupportedCheckpoint, r"1 \(softmax\) or 2 \(sigmoid\)"),
         ("expert_group_count", Value.u32(3), FormatError, "8 experts of which . are used, in 3 groups"),
