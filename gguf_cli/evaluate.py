@@ -205,6 +205,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
 
     require_torch("evaluating models")  # the modules below import it
     from gguf_tools.files.atomic_write import write_whole
+    from gguf_tools.files.leftovers import is_unfinished
     from gguf_tools.files.named_files import output_path
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
@@ -212,7 +213,6 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from quality.pipeline import LABEL, evaluating, evaluating_suite
     from quality.suite.result import suite_lines
     from quality.suite.suite import read_suite
-    from quality.work_folders import is_unfinished
 
     _refuse_contradictions(parser, args)
     is_written = args.kl_divergence_base is not None and not args.kl_divergence

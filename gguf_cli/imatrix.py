@@ -333,7 +333,9 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
 def _collect(request: _CollectRequest) -> None:
     """Collect importances, and write them."""
     from convert.sources import model_path
-    from forward.work.work_folder import forget
+    from gguf_tools.files.leftovers import forget
+    from gguf_tools.files.run_lock import in_use
+    from gguf_tools.files.work_names import work_path
     from imatrix.collecting import collect_beside
     from imatrix.options import CollectBar, perplexity_lines
     from imatrix.repair import notes_on_groups
@@ -350,10 +352,11 @@ def _collect(request: _CollectRequest) -> None:
         save(output, _in_layout(contents, request.layout, model), request.form, force=True)
 
     replaces = output.exists()
-    with CollectBar(request.every, write, not quiet) as bar:
-        collected = collect_beside(model, request.text, output, options, bar)
-    write(collected.importances)
-    forget(output)
+    with in_use(work_path(output)):
+        with CollectBar(request.every, write, not quiet) as bar:
+            collected = collect_beside(model, request.text, output, options, bar)
+        write(collected.importances)
+        forget(work_path(output))
     if quiet:
         return
     if collected.perplexity is not None:

@@ -10,8 +10,11 @@ from typing import Unpack
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import Shown
 from imatrix.options import (
     CollectBar,
@@ -47,7 +50,6 @@ def collect(
               n_chunks=8, chunk_size=512, device="cpu". They replace those of `options`
     raises    ToolkitError, for instance without torch, or OutputError for an output that is there already
     """
-    from forward.work.work_folder import forget
     from imatrix.store import save
 
     options = with_choices(options or CollectOptions(), choices)
@@ -56,10 +58,11 @@ def collect(
         place = Path(nowhere) / "none" if output is None else output_path(output)
         refuse_early([place], [Path(text)], folders=True)
         refuse_to_replace([place], force=options.force)
-        collected = collect_beside(Path(model), Path(text), place, options, report)
-        if output is not None:
-            save(place, collected.importances, force=True)
-            forget(place)
+        with in_use(work_path(place)):
+            collected = collect_beside(Path(model), Path(text), place, options, report)
+            if output is not None:
+                save(place, collected.importances, force=True)
+            forget(work_path(place))
     return collected
 
 
@@ -73,7 +76,7 @@ def collect_beside(
     """Collect the importances that `text` gives the weights of `model`, without saving them.
 
     output  where they will be saved. The folder beside it keeps finished layers until
-            `forward.work.work_folder.forget` deletes it
+            `gguf_tools.files.leftovers.forget` deletes it; hold it with `in_use` until then
     raises  ToolkitError; finished layers stay for the next run
     """
     require_torch("collecting importances")

@@ -43,7 +43,10 @@ from forward.work.work_folder import WorkFolder, WorkParts, run_identity
 from forward.workers import give_back, threads_for, torch_threads, workers_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
+from gguf_tools.files.leftovers import forget
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
 from gguf_tools.findings import Finding, Level, tell_all
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
@@ -90,8 +93,8 @@ def run_refinement(
         run = _Run(source, base, text, output, options, report)
         if not options.force and was_refined(output) == run.digest:
             return Refinement(output, is_found=True)
-        if not _parts(output).is_unfinished:
-            refuse_to_replace([output], force=options.force)
+        refuse_to_replace([output], force=options.force)
+        opened.enter_context(in_use(work_path(output)))
         tensors, best, n_steps = run.descend()
         for each in (source, base):
             each.watch.refuse_changed()
@@ -100,7 +103,7 @@ def run_refinement(
             sketch = known.joined(sketch)
         keys = {REFINED_KEY: Value.string(run.digest), **sketch.metadata()}
         _write(file, output, tensors, keys, options)
-    _parts(output).forget()
+        forget(work_path(output))
     before, after, seconds = mean_of(best.before), mean_of(best.after), time.monotonic() - started
     return Refinement(output, before, after, n_steps, best.step, seconds)
 
@@ -204,7 +207,6 @@ class _Run:
         returns  the tensors that have others, how good these are, and the steps made
         """
         options, source = self.options, self.source
-        _parts(self.output).make()
         split = self._split()
         recoded = self._recoded(split) if options.passes else {}
         load = source.loader_for(options.forward)

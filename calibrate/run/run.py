@@ -38,7 +38,7 @@ from calibrate.statistics.gradient_factors import (
     gradient_chunks,
     open_gradients,
 )
-from calibrate.statistics.gradients import Gradients, forget_folders
+from calibrate.statistics.gradients import Gradients
 from calibrate.statistics.inputs import Activations, HoldoutSplit, gather
 from calibrate.statistics.token_weights import TokenWeights
 from forward.device import fast_products, threads_on, to_torch
@@ -48,10 +48,13 @@ from forward.mtp import draft_head
 from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
 from forward.text.tokens import Vocabulary
-from forward.work.work_folder import EMBEDDING, WorkFolder, forget
+from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import Workers, torch_threads
 from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.leftovers import forget
 from gguf_tools.files.partial_file import PartialFile
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
 from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
 from quantize.fill.chunks import ChunkTable, ChunkTask
@@ -75,6 +78,7 @@ class CalibratedRun:
         self.names = frozenset(plan.made)
         self.about = plan.about
         self._watch = InputWatch(job.inputs)
+        self._opened = ExitStack()
         self.digest = self._digest()
 
     def _digest(self) -> int:
@@ -85,14 +89,15 @@ class CalibratedRun:
         return xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True).encode()) or 1
 
     def __enter__(self) -> Self:
+        self._opened.enter_context(in_use(work_path(self._plan.path)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            forget(self._plan.path)
-            forget_folders(self._plan.path)
+        with self._opened:
+            if error is None:
+                forget(work_path(self._plan.path))
 
     def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
         """See `quantize.fill.job.Calibrator`."""

@@ -12,8 +12,11 @@ from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import ToolkitError
 from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.progress import Reporter, Shown, reporting
 from quality.suite.mixture import mixture_sha256
@@ -49,7 +52,6 @@ def sensitivity(
     """
     require_torch("measuring sensitivities")
     from calibrate.sensitivities.run import measure
-    from forward.gradients.forward_backward import is_unfinished
 
     options = with_choices(options or SensitivityOptions(), choices)
     text, output = Path(text), output_path(output)
@@ -59,9 +61,8 @@ def sensitivity(
     there = measured_before(model, text, output, options)
     if there is not None:
         return there
-    if not is_unfinished(output):
-        refuse_to_replace([output], force=options.force)
-    with reporting(progress, "measuring what each tensor costs") as report:
+    refuse_to_replace([output], force=options.force)
+    with reporting(progress, "measuring what each tensor costs") as report, in_use(work_path(output)):
         return measure(model, text, output, options, report)
 
 
@@ -76,7 +77,6 @@ def measured_before(
     What a run has left that was killed at its end goes then.
     """
     from calibrate.sensitivities.type_errors import CANDIDATES
-    from forward.gradients.forward_backward import forget_folders
     from forward.open import open_model
 
     if options.force or options.restart or not Path(output).is_file():
@@ -100,7 +100,7 @@ def measured_before(
         return None
     if not is_same or not _has_types(losses, options.types or CANDIDATES):
         return None
-    forget_folders(Path(output))
+    forget(work_path(Path(output)))
     return losses
 
 

@@ -32,7 +32,6 @@ from convert.weights import open_weights
 from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
-    forget_folders,
     forward_backward,
     refuse_full_disk,
     state_bytes,
@@ -45,6 +44,8 @@ from forward.text.tokens import Text
 from forward.work.work_folder import run_identity
 from forward.workers import torch_threads
 from gguf_tools import __version__
+from gguf_tools.files.leftovers import forget
+from gguf_tools.files.work_names import work_path
 from gguf_tools.findings import tell_all
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
@@ -87,7 +88,7 @@ def measure(
             },
         )
     write_sensitivities(sensitivities, output)
-    forget_folders(output)
+    forget(work_path(output))
     return sensitivities
 
 

@@ -12,7 +12,7 @@ g g^T / |g| over the tokens, are kept in a work folder, and at the end that at t
             layer.covariance("blk.3.attn_k_b.weight", head)
             layer.blocks("blk.3.attn_q_b.weight")                   # heads, each with its rows
             gradients.embedding()                                   # float64 (hidden_size, hidden_size)
-    forget_folders(output)                                          # once nobody needs them
+    forget(work_path(output))                                       # once nobody needs them
 
 All are sums over the text's tokens. A rounding under them needs no other scale. An interrupted run resumes
 after the last layer that is done, on its way there and on its way back. The same text, seed and model give
@@ -49,7 +49,6 @@ from forward.device import to_cpu, to_numpy, to_torch
 from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
-    forget_folders,
     forward_backward,
     refuse_full_disk,
     state_bytes,
@@ -293,7 +292,7 @@ def row_pieces(n_rows: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, n_rows)
 
 
-__all__ = ["GradientOptions", "Gradients", "collect_gradients", "disk_bytes", "forget_folders"]
+__all__ = ["GradientOptions", "Gradients", "collect_gradients", "disk_bytes"]
 
 
 @dataclass(frozen=True)
@@ -373,7 +372,7 @@ def collect_gradients(
 ) -> Iterator[Gradients]:
     """Give the gradients of `source` on `text`; what an earlier run has left is not computed again.
 
-    output  the file that they are for: their work folders are beside it, until `forget_folders`
+    output  the file that they are for: their work folders are beside it, until they are forgotten
     raises  BadActivation naming layer and tensor for NaN or infinity; OutputError for a disk that is too
             small, before anything is computed; BadRequest when another run has the folders, or began them
             with another model, text or options. Finished layers stay for the next run

@@ -24,6 +24,8 @@ from forward.work.work_folder import EMBEDDING, WorkFolder, WorkParts
 from forward.workers import give_back
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import Reporter
 
 BACKWARD_WORK = 4
@@ -53,23 +55,12 @@ def work_folders(
     raises  BadRequest when another run has them, or began them with another `about`
     """
     with ExitStack() as opened:
-        parts = _parts(output)
-        parts.make()
-        there, *back = parts.paths
+        opened.enter_context(in_use(work_path(output)))
+        there, *back = WorkParts(output, ("forward", "backward", "draft")).paths
         yield Folders(
             opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True, watch=watch)),
             *(opened.enter_context(WorkFolder(each, about, restart=restart, watch=watch)) for each in back),
         )
-
-
-def forget_folders(output: Path) -> None:
-    """Delete the work folders of `output`."""
-    _parts(output).forget()
-
-
-def is_unfinished(output: Path) -> bool:
-    """Return whether a run for `output` has left one of its work folders."""
-    return _parts(output).is_unfinished
 
 
 def state_bytes(source: ModelSource, text: Text) -> int:
@@ -146,7 +137,3 @@ def _begun(
         report.advance(0.0 if is_drawn else drawing)
         report.remark("gradients")
         yield backward
-
-
-def _parts(output: Path) -> WorkParts:
-    return WorkParts(output, ("forward", "backward", "draft"))

@@ -19,9 +19,7 @@ those with names of ours are replaced and removed; others stay, and then the fol
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -30,20 +28,12 @@ from forward.device import device_name
 from forward.observe import Arrays
 from forward.options import ForwardOptions
 from forward.text.chunks import Chunks
-from forward.work.owned_folder import (
-    RECORD,
-    Entry,
-    FileRecord,
-    FolderKind,
-    files_of,
-    load_arrays,
-    remove_files,
-    save_arrays,
-    write_whole_of,
-)
-from gguf_tools.errors import BadRequest, OutputError, ToolkitError
+from forward.work.stored_arrays import load_arrays, save_arrays
+from gguf_tools.errors import OutputError
 from gguf_tools.files.inputs import InputWatch
-from gguf_tools.files.run_lock import Refusals, lock_run
+from gguf_tools.files.owned_folder import RECORD, Entry, FileRecord, files_of, remove_files, write_whole_of
+from gguf_tools.files.run_lock import LOCK, lock_run, refusals_of
+from gguf_tools.files.work_names import OF_LAYERS, WORK, work_path
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import counted
 
@@ -72,18 +62,6 @@ EMBEDDING = -1
 _NOTHING = EMBEDDING - 1
 """Number of what comes before: the run has begun."""
 
-_LOCK = "lock"
-
-_OF_LAYERS = re.compile(
-    r"(hidden|student)\.\d+|(student\.)?middle|middle\.gradients|embedding\.npz|sums\.\d{5}\.npz"
-    r"|layer\.\d{5}\.[0-9a-f]{8}\.(before|middle|first|outer)|strips\.[0-9a-f]{8}\.\d+"
-    r"|(layers|strips)\.job(\.partial)?"
-)
-_KIND = FolderKind(
-    "work", "run.json", re.compile(rf"{_LOCK}|run\.json|{RECORD}|records\.jsonl|{_OF_LAYERS.pattern}")
-)
-
-
 class WorkFolder:
     """An open work folder; no other run can open it until it is closed.
 
@@ -108,15 +86,15 @@ class WorkFolder:
     ) -> None:
         if output.is_dir():
             raise OutputError(f"{output}: is a folder, expected a file to write")
-        self.folder = _folder_of(output)
+        self.folder = work_path(output)
         self._keep_all, self._may_skip, self._watch = keep_all, may_skip, watch
         try:
             self.folder.mkdir(parents=False, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{self.folder}: can't be written ({error.strerror})") from error
-        _KIND.refuse_foreign(self.folder)
-        about = {**_KIND.mark, "version": VERSION, **about}
-        self._run_lock = lock_run(self.folder / _LOCK, about, _refusals(self.folder))
+        WORK.refuse_foreign(self.folder)
+        about = {**WORK.mark, "version": VERSION, **about}
+        self._run_lock = lock_run(self.folder / LOCK, about, refusals_of(self.folder))
         try:
             self._begin(restart)
         except BaseException:
@@ -125,20 +103,20 @@ class WorkFolder:
 
     def _begin(self, restart: bool) -> None:
         if restart:
-            remove_files(self.folder, _KIND.names, but=_LOCK)
-        self._record = FileRecord(self.folder, _KIND.kind)
+            remove_files(self.folder, WORK.names, but=LOCK)
+        self._record = FileRecord(self.folder, WORK.kind)
         try:
-            about, begun = _KIND.read_about(self.folder), _by_layer(self._record.entries).get(_NOTHING)
+            about, begun = WORK.read_about(self.folder), _by_layer(self._record.entries).get(_NOTHING)
             if begun is not None and self._damaged(begun, latest=False):
                 about = None
             if about is not None:
                 self._run_lock.refuse_another(about)
             if about is None or begun is None:
-                self.done, damaged = _NOTHING, [_KIND.about if about is None else RECORD]
+                self.done, damaged = _NOTHING, [WORK.about if about is None else RECORD]
             else:
                 self.done, damaged = self._last_whole()
                 damaged = [RECORD] if self._record.is_torn else damaged
-            has_layers = any(_OF_LAYERS.fullmatch(path.name) for path in files_of(self.folder))
+            has_layers = any(OF_LAYERS.fullmatch(path.name) for path in files_of(self.folder))
             if damaged and has_layers:
                 self._say(damaged[0])
             if self.done == _NOTHING and (has_layers or about is None or begun is None):
@@ -202,11 +180,11 @@ class WorkFolder:
         self._forget_layers()
 
     def _forget_layers(self) -> None:
-        remove_files(self.folder, _OF_LAYERS)
+        remove_files(self.folder, OF_LAYERS)
         about = json.dumps(self._run_lock.about, indent=1).encode()
-        write_whole_of(self.folder / _KIND.about, lambda file: file.write(about))
+        write_whole_of(self.folder / WORK.about, lambda file: file.write(about))
         self._record.forget()
-        self._record.add({"layer": _NOTHING, "latest": []}, [_KIND.about])
+        self._record.add({"layer": _NOTHING, "latest": []}, [WORK.about])
         self.done = _NOTHING
 
     def _layer_path(self, layer: int) -> Path:
@@ -256,41 +234,6 @@ def _by_layer(entries: Iterable[Entry]) -> dict[int, Entry]:
     return layers
 
 
-def _refusals(folder: Path) -> Refusals:
-    """The messages with which a work folder refuses."""
-    return Refusals(
-        unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
-        taken=lambda: BadRequest(f"{folder}: another run is writing this output"),
-        another=lambda difference: BadRequest(
-            f"{folder}: begun with another {difference.where} ({str(difference.old)[:60]}, now"
-            f" {str(difference.new)[:60]}); --restart starts over"
-        ),
-    )
-
-
-def is_unfinished(output: Path) -> bool:
-    """Tell whether a run for `output` has left its work folder, or a part of it."""
-    folder = _folder_of(output)
-    try:
-        _KIND.refuse_foreign(folder)
-    except ToolkitError:  # somebody else's, or there is none
-        return False
-    return True
-
-
-def forget(output: Path) -> None:
-    """Delete the work folder of `output`, which is finished; what is not ours in it stays."""
-    folder = _folder_of(output)
-    if not is_unfinished(output):
-        return
-    with suppress(ToolkitError, OSError):  # another run has begun there, or somebody else's files are left
-        with closing(lock_run(folder / _LOCK, {}, _refusals(folder))):
-            remove_files(folder, _OF_LAYERS)
-            remove_files(folder, _KIND.names, but=_LOCK)
-        (folder / _LOCK).unlink()
-        folder.rmdir()
-
-
 @dataclass(frozen=True)
 class WorkParts:
     """The work folders of a run that has several: all are in OUT.work, each under the name of its part."""
@@ -301,28 +244,4 @@ class WorkParts:
     @property
     def paths(self) -> tuple[Path, ...]:
         """What to open the work folder of each part with."""
-        return tuple(_folder_of(self.output) / name for name in self.names)
-
-    def make(self) -> None:
-        """Make OUT.work; raises OutputError."""
-        folder = _folder_of(self.output)
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether a run has left one of its parts."""
-        return any(map(is_unfinished, self.paths))
-
-    def forget(self) -> None:
-        """Delete all parts; whatever else is in OUT.work stays."""
-        for path in self.paths:
-            forget(path)
-        with suppress(OSError):  # it is not empty, or not there
-            _folder_of(self.output).rmdir()
-
-
-def _folder_of(output: Path) -> Path:
-    return output.with_name(output.name + ".work")
+        return tuple(work_path(self.output) / name for name in self.names)

@@ -18,9 +18,7 @@ from pathlib import Path
 
 from calibrate.estimate import time_text
 from calibrate.plan import refuse_text
-from forward.gradients.forward_backward import forget_folders as forget_both_ways
 from forward.options import require_torch
-from forward.work.work_folder import forget
 from gguf_cli.cook.estimate import Estimates
 from gguf_cli.cook.files import make_files, plans
 from gguf_cli.cook.record import Record
@@ -28,11 +26,12 @@ from gguf_cli.cook.request import CookRequest
 from gguf_cli.cook.steps import CARD, Cooking, Step, costs_of, steps_of, work_of_evaluation
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.early_checks import nearest_folder, refuse_early
+from gguf_tools.files.leftovers import forget
 from gguf_tools.files.overwriting import refuse_shared
+from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import WORK, Bar, Parts, Shown, clock_text
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text, table
-from quality.work_folders import forget_folders
 
 
 def cook(request: CookRequest) -> dict[Path, float]:
@@ -58,7 +57,7 @@ def cook(request: CookRequest) -> dict[Path, float]:
                 record.forget(step.name, step.outputs)
         if request.restart:
             record.clear()
-            forget_folders(work_of_evaluation(request))
+            forget(work_of_evaluation(request))
         seconds = _carry_out_all(cooking, steps, costs)
         _tidy_up(request, steps)
     return seconds
@@ -124,10 +123,9 @@ def made_lines(request: CookRequest, seconds: Mapping[Path, float]) -> Iterator[
 
 def _tidy_up(request: CookRequest, steps: Sequence[Step]) -> None:
     """Remove work folders of finished steps that were killed while they removed them themselves."""
-    forget_folders(work_of_evaluation(request))
-    for output in (output for step in steps for output in step.outputs):
-        forget(output)
-        forget_both_ways(output)
+    outputs = (output for step in steps for output in step.outputs)
+    for folder in (work_of_evaluation(request), *map(work_path, outputs)):
+        forget(folder)
 
 
 def refuse(request: CookRequest) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_tools.errors import MissingFile
 from gguf_tools.terminal import say, say_json
 from gguf_tools.text import counted, size_text, table
 
@@ -57,11 +55,9 @@ class _Request:
 
 
 def _clean(request: _Request) -> None:
-    found = list(_leftovers(request.path))
-    free = [each for each in found if not each.is_held]
-    if request.remove:
-        for each in free:
-            _remove(each)
+    from gguf_tools.files.leftovers import leftovers
+
+    found = list(leftovers(request.path, remove=request.remove))
     if request.json:
         entries = [
             {"path": str(each.path), "bytes": each.n_bytes, "in_use": each.is_held} for each in found
@@ -83,53 +79,3 @@ def _lines(found: Iterable[Leftover], *, removed: bool) -> Iterator[str]:
         return
     total = f"{counted(len(free), 'leftover')}, {size_text(sum(each.n_bytes for each in free))}"
     yield f"removed {total}" if removed else f"{total}; --remove removes them, and no run goes on from them"
-
-
-def _leftovers(place: Path) -> Iterator[Leftover]:
-    """Yield what runs have left in a folder and those inside, or beside an output."""
-    from gguf_tools.files.leftovers import leftover_files
-
-    if place.is_dir():
-        folders = [place, *(path for path in sorted(place.rglob("*")) if path.is_dir())]
-        for folder in (each for each in folders if not _is_in_work(each, place)):
-            yield from leftover_files(folder)
-            yield from _work_folders(folder)
-    elif place.parent.is_dir():
-        beside = [*leftover_files(place.parent), *_work_folders(place.parent)]
-        mine = [each for each in beside if each.path.name.startswith(f"{place.name}.")]
-        if not mine and not place.exists():
-            raise MissingFile(f"{place}: no such file or folder, and nothing of a run beside it")
-        yield from mine
-    else:
-        raise MissingFile(f"{place}: no such file or folder")
-
-
-def _is_in_work(folder: Path, place: Path) -> bool:
-    return any(each.endswith(".work") for each in folder.relative_to(place).parts)
-
-
-def _work_folders(folder: Path) -> Iterator[Leftover]:
-    """Yield the folders of finished layers; without torch nobody has made one."""
-    if find_spec("torch") is None:
-        return
-    from forward.work.work_folder import is_unfinished
-    from gguf_tools.files.leftovers import Leftover, is_held
-
-    for path in sorted(folder.glob("*.work")):
-        files = [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
-        if path.is_dir() and not path.is_symlink() and files and is_unfinished(path.with_suffix("")):
-            held = any(is_held(each) for each in files if each.name == "lock")
-            yield Leftover(path, sum(each.stat().st_size for each in files), held)
-
-
-def _remove(each: Leftover) -> None:
-    from gguf_tools.files.leftovers import remove
-
-    if not each.path.is_dir():
-        remove(each)
-        return
-    from forward.work.work_folder import forget
-    from quality.work_folders import forget_folders
-
-    forget_folders(each.path)  # those of several models, and of the two ways
-    forget(each.path.with_suffix(""))

@@ -112,9 +112,14 @@ def _refuse_foreign(path: Path) -> None:
 def is_job(path: Path) -> bool:
     """Whether a file is work that was posted for workers."""
     try:
-        return read_own(path, len(_MAGIC)) == _MAGIC
+        return is_job_start(read_own(path, len(_MAGIC)))
     except OSError:
         return False
+
+
+def is_job_start(start: bytes) -> bool:
+    """Whether a file that begins like this is work that was posted for workers."""
+    return start.startswith(_MAGIC)
 
 
 def job_path(output: Path) -> Path:

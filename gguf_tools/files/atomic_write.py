@@ -1,7 +1,8 @@
 """Files written whole: what has the name is complete, whatever interrupts the writing.
 
-A file grows under a name of its own, NAME.1f2e3d4c.partial, which nobody else has and which no link can stand
-for. The next file of that name removes what killed processes have left.
+A file grows under a name of its own, NAME.1f2e...8a9b.partial, which no link can stand for: eight random
+digits and sixteen that are a digest of these and of NAME. No other program makes such a name. The next file
+of NAME removes what killed processes have left.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO
 
 from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.system import files
-from gguf_tools.system.files import open_own
+from gguf_tools.system.files import is_at, open_own
+from gguf_tools.system.lock_files import NO_LOCKS
 from gguf_tools.system.locks import try_lock
 
 _START_BYTES = 4096
@@ -67,21 +70,42 @@ def whole_file(path: Path, permissions: int = 0o666) -> Iterator[IO[bytes]]:
 def _begin(path: Path, permissions: int) -> tuple[Path, int]:
     """Return a new file beside `path`, and its descriptor; it is locked where the file system has locks."""
     while True:
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+        partial = path.with_name(small_partial(path.name))
         fd = open_own(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, permissions)
-        with suppress(OSError):  # it fails where another process is removing the file, or without locks
+        try:
             try_lock(fd)
-        if partial.exists():
+            is_ours = is_at(fd, partial)
+        except OSError as error:  # another process takes it for left, or the file system has no locks
+            is_ours = error.errno in NO_LOCKS
+        if is_ours:
             return partial, fd
         os.close(fd)
 
 
+_SMALL_PARTIAL = re.compile(r"(.+)\.([0-9a-f]{8})([0-9a-f]{16})\.partial", re.DOTALL)
+
+
+def small_partial(name: str) -> str:
+    """Return another name under which a file can grow."""
+    token = secrets.token_hex(4)
+    return f"{name}.{token}{_check(name, token)}.partial"
+
+
+def output_of_small_partial(name: str) -> str | None:
+    """Return the name of the file that is written under another name; None for somebody else's."""
+    found = _SMALL_PARTIAL.fullmatch(name)
+    return found[1] if found is not None and found[3] == _check(found[1], found[2]) else None
+
+
+def _check(name: str, token: str) -> str:
+    return blake2b(f"gguf-tools {token} {name}".encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove what killed processes have left of writing `path`: files with a name of ours that none holds."""
-    ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.partial")
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
-            if ours.fullmatch(entry.name):
+            if output_of_small_partial(entry.name) == path.name:
                 _remove_if_free(Path(entry.path))
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import threading
 import time
@@ -36,7 +37,7 @@ from typing import Any, Self
 from gguf_tools.errors import OutputError
 from gguf_tools.files.run_lock import JSONDifference, Refusals, lock_run
 from gguf_tools.system import files as system_files
-from gguf_tools.system.files import is_at, read_own
+from gguf_tools.system.files import is_at
 
 JOURNAL_SUFFIX = ".journal"
 
@@ -47,7 +48,9 @@ SYNC_SECONDS = 60.0
 """Most work, in seconds, that a crash of the machine may cost."""
 
 _RUN, _STATE = "run", "state of the inputs"
-_START = f'{{"{_RUN}":"'.encode()
+_HEAD = re.compile(rb'\{"run":"([0-9a-f]{16})",("state of the inputs":"[0-9a-f]{16}",)?"journal":\d')
+"""How a journal begins."""
+
 _RECORD = struct.Struct("<IIQ")
 _CRC = struct.Struct("<I")
 _RECORD_BYTES = _RECORD.size + _CRC.size
@@ -323,18 +326,23 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return stored
 
 
-def is_journal(path: Path) -> bool:
-    """Whether a file is the journal of a run."""
-    try:
-        return read_own(path, len(_START)) == _START
-    except OSError:
-        return False
+def run_of_journal(start: bytes) -> bytes | None:
+    """Return the name of the run whose journal begins like this; None for somebody else's file."""
+    found = _HEAD.match(start)
+    return None if found is None else bytes.fromhex(found[1].decode())
 
 
 def _is_ours(data: bytes) -> bool:
-    """Whether the content of a file is a journal, perhaps one whose writing was cut short, or nothing."""
-    start = data[: len(_START)]
-    return _START.startswith(start) or not data.strip(b"\0")
+    """Whether the content of a file is a journal, or what a crash leaves of one: its start, or zeros."""
+    is_start = _without_digits(_WHOLE_HEAD).startswith(_without_digits(data))
+    return is_start or run_of_journal(data) is not None or not data.strip(b"\0")
+
+
+_WHOLE_HEAD = b'{"run":"0000000000000000","state of the inputs":"0000000000000000","journal":'
+
+
+def _without_digits(data: bytes) -> bytes:
+    return re.sub(rb"[0-9a-f]", b"0", data[: len(_WHOLE_HEAD) + 1])
 
 
 def _write_all(fd: int, data: bytes) -> None:

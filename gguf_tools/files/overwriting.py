@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.journal import JOURNAL_SUFFIX
-from gguf_tools.files.partial_file import PARTIAL_SUFFIX
+from gguf_tools.files import leftovers
+from gguf_tools.files.work_names import work_path
 from gguf_tools.format.shards import set_of
-
-_UNFINISHED = (JOURNAL_SUFFIX, PARTIAL_SUFFIX, ".work")
-"""Endings of what an unfinished run keeps beside its outputs."""
 
 
 def refuse_shared(outputs: Mapping[str, Path], others: Iterable[Path]) -> None:
@@ -90,4 +87,4 @@ def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
 
 def is_unfinished(outputs: Iterable[Path]) -> bool:
     """Whether an interrupted run has left something beside one of its outputs, which it may go on from."""
-    return any(path.with_name(path.name + end).exists() for path in outputs for end in _UNFINISHED)
+    return any(leftovers.is_begun(path) or leftovers.is_unfinished(work_path(path)) for path in outputs)

@@ -24,16 +24,18 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.system import files
-from gguf_tools.system.files import is_at, open_own, read_own
-from gguf_tools.system.lock_files import Lock, Taken, hold
+from gguf_tools.system.files import is_at, open_own
+from gguf_tools.system.lock_files import Lock, Taken, open_held
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 PARTIAL_SUFFIX = ".partial"
 
-_MARK = b"PART"
-_NO_RUN = bytes(8)
+_MARK = b"gguf-tools PART\n"
+"""How a partial begins; with the name of its run it takes as many bytes as the shortest header."""
+
+NO_RUN = bytes(8)
 """What stands for the name of a run in the mark of a partial that belongs to none yet."""
 
 
@@ -145,7 +147,7 @@ class GGUFWriter:
 
         raises  OutputError if the write fails
         """
-        n_marked = len(_MARK) + len(_NO_RUN)
+        n_marked = len(_MARK) + len(NO_RUN)
         self.write(n_marked, self.layout.header[n_marked:])
         self.write(0, self.layout.header[:n_marked])
         try:
@@ -175,16 +177,12 @@ class GGUFWriter:
         raises  OutputError if it can't be opened, is a link, or if another process is writing it
         """
         try:
-            fd = open_own(self.partial, os.O_RDWR | os.O_CREAT | how)
+            self._fd, self._lock = open_held(self.partial, os.O_RDWR | os.O_CREAT | how)
+        except Taken as error:
+            what = "another process is writing it"
+            raise OutputError("; ".join(filter(None, (f"{self.partial}: {what}", error.strerror)))) from error
         except OSError as error:
             raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
-        try:
-            lock = hold(fd, self.partial)
-        except OSError as error:
-            os.close(fd)
-            what = "another process is writing it" if isinstance(error, Taken) else "can't be locked"
-            raise OutputError("; ".join(filter(None, (f"{self.partial}: {what}", error.strerror)))) from error
-        self._fd, self._lock = fd, lock
 
     def _is_of_run(self, run: bytes, whole: int | None) -> bool:
         """Whether the partial was started by `run`."""
@@ -205,7 +203,7 @@ class GGUFWriter:
         if status.st_size != self.layout.total_bytes:
             return False
         start = files.read_at(self._fd, len(self.layout.header), 0)
-        return found or start == self.layout.header or not any(start[: len(_MARK + _NO_RUN)])
+        return found or start == self.layout.header or not any(start[: len(_MARK + NO_RUN)])
 
     def _leave_old_file(self) -> None:
         """Begin a new file in place of one that a worker may still write to that outlived another run.
@@ -229,7 +227,7 @@ class GGUFWriter:
 
     def _begin(self) -> None:
         """Mark a new partial as ours, and reserve its space; raises OutputError."""
-        write_whole_at(self._fd, memoryview(_MARK + _NO_RUN), 0, self.partial)
+        write_whole_at(self._fd, memoryview(_MARK + NO_RUN), 0, self.partial)
         self._reserve()
 
     def _reserve(self) -> None:
@@ -301,12 +299,11 @@ class PartialFile:
             raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
 
-def is_partial(path: Path) -> bool:
-    """Whether a file is an output that a run has not finished."""
-    try:
-        return read_own(path, len(_MARK)) == _MARK
-    except OSError:
-        return False
+def run_of_partial(start: bytes) -> bytes | None:
+    """Return the name of the run, perhaps NO_RUN, whose partial begins like this; None: it is nobody's."""
+    if not start.startswith(_MARK) or len(start) < len(_MARK + NO_RUN):
+        return None
+    return start[len(_MARK) : len(_MARK + NO_RUN)]
 
 
 def write_whole_at(fd: int, data: memoryview, offset: int, name: Path | str) -> None:

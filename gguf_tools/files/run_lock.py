@@ -2,20 +2,26 @@
 
 A run that can be resumed stores what it is about: its inputs and its choices. The next process locks a file
 of the run, and compares its own inputs and choices with the stored ones before it resumes.
+
+A run with work folders holds the outermost one from its first file to its last, see `in_use`: also while it
+writes its outputs, and while it removes what it needed for them. The lock says in its file whose it is.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gguf_tools.errors import ToolkitError
-from gguf_tools.system.files import open_own
-from gguf_tools.system.lock_files import Lock, Taken, hold
+from gguf_tools.errors import BadRequest, OutputError, ToolkitError
+from gguf_tools.system import files
+from gguf_tools.system.files import read_own
+from gguf_tools.system.lock_files import LOCK_SUFFIX, Lock, Taken, open_held
 from gguf_tools.text import for_json
 
 
@@ -71,21 +77,118 @@ def lock_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> RunLoc
     about   what the run is about: a mapping of JSON data
     raises  the errors of `refusals` if the file can't be created or is a link, or if another process holds it
     """
+    outer = _held.get(_place(path))
+    if outer is not None:  # by this thread, around this run
+        return RunLock(os.dup(outer.fd), Lock(), plain(about), refusals)
     try:
-        fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    except OSError as error:
-        raise refusals.unwritable(str(error.strerror)) from error
-    try:
-        lock = hold(fd, path)
-    except OSError as error:
-        os.close(fd)
-        if not isinstance(error, Taken):
-            raise refusals.unwritable(str(error.strerror)) from error
+        fd, lock = open_held(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    except Taken as error:
         refused = refusals.taken()
         if error.strerror:
             refused.add_note(error.strerror)
         raise refused from error
+    except OSError as error:
+        raise refusals.unwritable(str(error.strerror)) from error
     return RunLock(fd, lock, plain(about), refusals)
+
+
+LOCK = "lock"
+"""Name of the lock in a folder."""
+
+_MARK = b'{"made by gguf-tools": "lock"}\n'
+
+_held: dict[tuple[int, str], RunLock] = {}
+"""The locks of `in_use`, by thread and path."""
+
+
+def _place(path: Path) -> tuple[int, str]:
+    return threading.get_ident(), os.path.abspath(path)
+
+
+def is_held_here(path: Path) -> bool:
+    """Whether this thread holds the lock at `path` by `in_use`."""
+    return _place(path) in _held
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold a folder, made if it is not there, against other runs and `gguf-tools clean`.
+
+    Whatever this thread locks in the folder itself meanwhile is part of it. A folder in which nothing else is
+    left at the end goes.
+
+    raises  BadRequest when another run has it; OutputError when it can't be written
+    """
+    path = folder / LOCK
+    if is_held_here(path):
+        yield
+        return
+    with _locked(folder, path) as lock:
+        _held[_place(path)] = lock
+        try:
+            yield
+        finally:
+            del _held[_place(path)]
+            with suppress(OSError):  # whose error ends the run has said more
+                if {*os.listdir(folder)} <= {LOCK, LOCK + LOCK_SUFFIX}:
+                    is_there = files.is_at(lock.fd, path)
+                    if files.IS_HELD_OPEN:
+                        lock.close()
+                    if is_there:
+                        path.unlink()
+                    lock.close()
+                    folder.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path, path: Path) -> Iterator[RunLock]:
+    while True:
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
+        try:
+            lock = lock_run(path, {}, refusals_of(folder))
+            break
+        except OutputError:
+            if folder.is_dir():  # else `clean` has removed it meanwhile
+                raise
+    try:
+        content = files.read_at(lock.fd, len(_MARK), 0)
+        if not _MARK.startswith(content):
+            raise OutputError.in_the_way(path, "was not made by this program")
+        try:
+            os.write(lock.fd, _MARK[len(content) :])
+        except OSError as error:
+            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
+        yield lock
+    finally:
+        lock.close()
+
+
+def is_run_lock(path: Path) -> bool:
+    """Whether a file is the lock of a folder."""
+    try:
+        return is_lock_mark(read_own(path, len(_MARK)))
+    except OSError:
+        return False
+
+
+def is_lock_mark(start: bytes) -> bool:
+    """Whether a file that starts like this is the lock of a folder."""
+    return start == _MARK
+
+
+def refusals_of(folder: Path) -> Refusals:
+    """Return the errors of a run in a work folder."""
+    return Refusals(
+        unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
+        taken=lambda: BadRequest(f"{folder}: another run is writing this output"),
+        another=lambda difference: BadRequest(
+            f"{folder}: begun with another {difference.where} ({str(difference.old)[:60]}, now"
+            f" {str(difference.new)[:60]}); --restart starts over"
+        ),
+    )
 
 
 def plain(data: Mapping[str, Any]) -> dict[str, Any]:

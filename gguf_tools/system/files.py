@@ -72,9 +72,12 @@ def moving() -> Iterator[None]:
             _moved = Moved(_moved.seconds + seconds, _moved.cpu_seconds + cpu_seconds)
 
 
-def open_file(path: str | os.PathLike[str], flags: int, permissions: int = 0o666) -> int:
-    """Open a file of bytes, for this process only; returns a descriptor. `flags` are those of os.open."""
-    return os.open(path, flags | BINARY, permissions)
+def open_file(
+    path: str | os.PathLike[str], flags: int, permissions: int = 0o666, dir_fd: int | None = None
+) -> int:
+    """Open a file of bytes, for this process only; returns a descriptor. Takes what os.open takes."""
+    in_folder = {} if dir_fd is None else {"dir_fd": dir_fd}  # which Windows does not know
+    return os.open(path, flags | BINARY, permissions, **in_folder)
 
 
 def read_at(fd: int, n_bytes: int, offset: int) -> bytes:
@@ -182,16 +185,18 @@ _IS_LINK = "it is a link to a file that would be overwritten; remove the link, o
 _IS_SPECIAL = "it is no ordinary file; remove it, or name another output"
 
 
-def open_own(path: str | os.PathLike[str], flags: int, permissions: int = 0o666) -> int:
+def open_own(
+    path: str | os.PathLike[str], flags: int, permissions: int = 0o666, dir_fd: int | None = None
+) -> int:
     """Open a file that only we write; returns a descriptor.
 
-    flags   those of os.open; with O_TRUNC it is emptied once it is known to be no link
+    flags   those of os.open, as are the others; with O_TRUNC it is emptied once it is known to be no link
     raises  OSError, also for a link, for a file with several names, and for a folder or device
     """
     try:
         if not _NO_FOLLOW and os.path.islink(path):
             raise OSError(errno.ELOOP, _IS_LINK, os.fspath(path))
-        fd = open_file(path, (flags & ~os.O_TRUNC) | _NO_FOLLOW | NO_WAIT, permissions)
+        fd = open_file(path, (flags & ~os.O_TRUNC) | _NO_FOLLOW | NO_WAIT, permissions, dir_fd)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
             raise OSError(errno.ELOOP, _IS_LINK, os.fspath(path)) from error

@@ -3,6 +3,10 @@
 Some network file systems have no locks. There `hold` makes a file NAME.lock, which says who holds it: host,
 start of the machine, process. A lock of a process that is gone on this machine is taken over. One of another
 machine can't be judged from here, so the error says which file to remove.
+
+A run holds its files alone. `gguf-tools clean` shares its locks, and holds them while it looks and removes;
+so a run can tell it from another run, and waits until it is done. What it removes it empties before. So a run
+that has opened such a file knows that it was no run's any more, and begins with a new one.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import secrets
 import socket
 import time
@@ -19,21 +24,25 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.system.files import is_at, open_own
-from gguf_tools.system.locks import try_lock
+from gguf_tools.system.locks import try_lock, unlock
 
 LOCK_SUFFIX = ".lock"
 
-_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 """What flock answers where the file system has no locks."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Taken(OSError):
-    """Another process holds the lock; `strerror` says what else is known of it, or is empty."""
+    """Another process holds the lock; `strerror` says what else is known of it, or is empty.
 
-    def __init__(self, what: str = "") -> None:
+    is_removed  none does, but the file was removed or replaced by the process that held it
+    """
+
+    def __init__(self, what: str = "", *, is_removed: bool = False) -> None:
         super().__init__(errno.EWOULDBLOCK, what)
+        self.is_removed = is_removed
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,22 @@ class Lock:
             self.path.unlink(missing_ok=True)
 
 
+def open_held(path: Path, flags: int) -> tuple[int, Lock]:
+    """Open a file that only we write, and lock it against all other processes; returns a descriptor, too.
+
+    raises  OSError as `open_own` and `hold`
+    """
+    while True:
+        fd = open_own(path, flags)
+        try:
+            return fd, hold(fd, path)
+        except BaseException as error:
+            was_removed = isinstance(error, Taken) and error.is_removed and not os.fstat(fd).st_size
+            os.close(fd)
+            if not was_removed:
+                raise
+
+
 def hold(fd: int, path: Path) -> Lock:
     """Lock an open file against all other processes.
 
@@ -61,18 +86,37 @@ def hold(fd: int, path: Path) -> Lock:
     lock = _lock(fd, path)
     if not is_at(fd, path):
         lock.release()
-        raise Taken
+        raise Taken(is_removed=True)
     return lock
 
 
 def _lock(fd: int, path: Path) -> Lock:
+    until = time.monotonic() + _SECONDS_TO_CLEAN
+    while True:
+        try:
+            try_lock(fd)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return _make_lock_file(path.with_name(path.name + LOCK_SUFFIX))
+            if time.monotonic() > until or not _is_shared(fd):
+                raise Taken from error
+            time.sleep(random.uniform(0.001, 0.02))  # two runs that ask at once must not go on doing so
+        else:
+            return Lock()
+
+
+_SECONDS_TO_CLEAN = 60.0
+"""How long a run waits for `gguf-tools clean`, which removes work folders of hundreds of gigabytes."""
+
+
+def _is_shared(fd: int) -> bool:
+    """Whether those who have locked a file share it, which no run does."""
     try:
-        try_lock(fd)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise Taken from error
-        return _make_lock_file(path.with_name(path.name + LOCK_SUFFIX))
-    return Lock()
+        try_lock(fd, shared=True)
+    except OSError:
+        return False
+    unlock(fd)
+    return True
 
 
 def _make_lock_file(path: Path) -> Lock:

@@ -12,11 +12,21 @@ _LOCKED_BYTE = 1 << 43
 """Offset of the byte that Windows locks, 8 TiB: nobody can read a locked byte, and no file is that long."""
 
 
-def try_lock(fd: int) -> None:
+def try_lock(fd: int, *, shared: bool = False) -> None:
     """Lock an open file against all other processes, until it is closed.
 
+    shared  others may share the lock; on Windows, nobody can
     raises  OSError if one has locked it, or if the file system has no locks; see lock_files.py
     """
+    _lock(fd, "LOCK_SH" if shared else "LOCK_EX", "LK_NBLCK")
+
+
+def unlock(fd: int) -> None:
+    """Give the lock of an open file back; raises OSError."""
+    _lock(fd, "LOCK_UN", "LK_UNLCK")
+
+
+def _lock(fd: int, how: str, on_windows: str) -> None:
     try:
         import fcntl
     except ImportError:
@@ -24,10 +34,10 @@ def try_lock(fd: int) -> None:
 
         system: Any = msvcrt
         os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
-        system.locking(fd, system.LK_NBLCK, 1)
+        system.locking(fd, getattr(system, on_windows), 1)
         os.lseek(fd, 0, os.SEEK_SET)
     else:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, getattr(fcntl, how) | fcntl.LOCK_NB)
 
 
 def can_limit() -> bool:

@@ -35,16 +35,15 @@ from forward.mtp import DraftEnd, draft_norm
 from forward.network import End, LogitRule
 from forward.observe import Arrays
 from forward.run import ForwardPass
-from forward.work.owned_folder import (
+from forward.work.stored_arrays import load_arrays, save_arrays
+from gguf_tools.errors import BadRequest, OutputError, TruncatedError
+from gguf_tools.files.owned_folder import (
     RECORD,
     FileRecord,
     FolderKind,
-    load_arrays,
     remove_files,
-    save_arrays,
     write_whole_of,
 )
-from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
 from quality.bases.same_model import ModelFacts

@@ -148,7 +148,7 @@ class _SealedFiles(IndexDataCacheFile):
             file.write(self._digest(data) + data)
 
     def _digest(self, data: bytes) -> bytes:
-        """Return what a file begins with; another one under another version of numba, or for another kernel."""
+        """Return what a file begins with; another one under another version, or of other sources."""
         return xxhash.xxh3_128_digest(f"{self._version} {self._source_stamp} ".encode() + data)
 
 

@@ -10,7 +10,7 @@ from tests.attack import places
 from tests.attack.places import Failure
 from tests.attack.trials import LINE, SAME, Trial
 
-_RANDOM = re.compile(r"\.[0-9a-f]{8}\.partial$")
+_RANDOM = re.compile(r"\.[0-9a-f]{24}\.partial$")
 
 
 def beside(trial: Trial) -> str:
@@ -18,7 +18,7 @@ def beside(trial: Trial) -> str:
 
     An output may replace a file of its name. Nothing else is replaced, and nothing is written through a link.
     """
-    # Nobody else's file has a name with eight random digits.
+    # Nobody else's file has a name with random digits.
     touched = [name for name in sorted(trial.reference.touched) if not _RANDOM.search(name)]
     name = trial.rng.choice(touched or trial.reference.outputs)
     is_output = name in trial.reference.outputs

@@ -101,7 +101,13 @@ def test_any_truncation_gives_a_prefix(output: Path) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("content", [b"\n", b"{}\n", b"[1]\n", b"my notes", b"GGUF\3\0\0\0", b"[" * 9999])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\n", b"{}\n", b"[1]\n", b"my notes", b"GGUF\3\0\0\0", b"[" * 9999, b'{"run":"3"}\n',
+        b'{"run":"marathon"}\n', b'{"run":"' * 999, b'{"run":"1f2e3d4c5b6a7988","time":3}\n',
+    ],
+)  # fmt: skip
 def test_a_file_of_somebody_else_is_refused(output: Path, content: bytes, restart: bool) -> None:
     journal_file(output).write_bytes(content)
     with pytest.raises(OutputError, match=r"\.journal: is in the way, and is no journal of a run"):
@@ -109,9 +115,7 @@ def test_a_file_of_somebody_else_is_refused(output: Path, content: bytes, restar
     assert journal_file(output).read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    "junk", [b'{"ru', b"\x00" * 50, b'{"run":"3"}\n', b'{"run":"xy"}\n', b'{"run":"' * 999]
-)
+@pytest.mark.parametrize("junk", [b'{"ru', b"\x00" * 50, b'{"run":"1f2e3d4c5b6a7988","state of'])
 def test_a_journal_that_was_damaged_is_begun_anew(output: Path, junk: bytes) -> None:
     journal_file(output).write_bytes(junk)
     with Journal(output, ABOUT) as journal:

@@ -39,7 +39,8 @@ def test_published_file_is_whole(tmp_path: Path) -> None:
 
 def test_unwritten_bytes_are_zero_even_over_a_stale_partial(tmp_path: Path) -> None:
     path = tmp_path / "out.gguf"
-    (tmp_path / "out.gguf.partial").write_bytes(b"PART".ljust(2 * LAYOUT.total_bytes, b"\xff"))
+    stale = b"gguf-tools PART\n".ljust(2 * LAYOUT.total_bytes, b"\xff")
+    (tmp_path / "out.gguf.partial").write_bytes(stale)
     with GGUFWriter(path, LAYOUT) as writer:
         writer.publish()
     assert path.read_bytes() == LAYOUT.header.ljust(LAYOUT.total_bytes, b"\0")

@@ -16,8 +16,9 @@ import quantize  # noqa: E402
 from calibrate.calibration import Calibration  # noqa: E402
 from calibrate.sensitivities.measure import SensitivityOptions, sensitivity  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
-from forward.work.work_folder import forget  # noqa: E402
 from gguf_tools import ChangedInput  # noqa: E402
+from gguf_tools.files.leftovers import forget  # noqa: E402
+from gguf_tools.files.work_names import work_path  # noqa: E402
 from gguf_tools.progress import NoReport  # noqa: E402
 from imatrix.collecting import collect_beside  # noqa: E402
 from imatrix.options import CollectOptions  # noqa: E402
@@ -61,7 +62,7 @@ class AfterLayers(After, Silent):
 def test_importances(model: Path, weights: Path, tmp_path: Path, layers: float) -> None:
     options, output, good = CollectOptions(cut=CUT), tmp_path / "out", weights.read_bytes()
     expected = collect_beside(model, TEXT, output, options).importances.entries
-    forget(output)
+    forget(work_path(output))
     with pytest.raises(ChangedInput, match=r"model\.safetensors: was changed while it was read"):
         collect_beside(model, TEXT, output, options, AfterLayers(layers, lambda: change(weights, 0.01)))
     weights.write_bytes(good)

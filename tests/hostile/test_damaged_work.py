@@ -24,8 +24,10 @@ import quantize
 from calibrate.run import saves
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
-from forward.work.owned_folder import FileRecord
 from forward.work.work_folder import EMBEDDING
+from gguf_tools.files.leftovers import forget
+from gguf_tools.files.owned_folder import FileRecord
+from gguf_tools.files.work_names import work_path
 from gguf_tools.text import json_text
 from quantize.plan.overrides import parse_overrides
 from tests.support.trained_model import calibration_text, trained_model
@@ -77,7 +79,7 @@ def evaluate(models: Models, place: Path, keep: Path | None = None) -> Path:
 
 def gradients(models: Models, place: Path) -> Path:
     """Both passes of `sensitivity` and `--calibrate`, and what the second one needs of them."""
-    from calibrate.statistics.gradients import GradientOptions, collect_gradients, forget_folders
+    from calibrate.statistics.gradients import GradientOptions, collect_gradients
     from forward.open import open_model
     from forward.text.tokens import read_text
 
@@ -88,7 +90,7 @@ def gradients(models: Models, place: Path) -> Path:
             of_layers = [each for layer in layers for each in layer.values()]
             arrays = [found.embedding(), found.output_rows(), *of_layers]
             (place / "out").write_bytes(b"".join(each.tobytes() for each in arrays))
-    forget_folders(place / "out")
+    forget(work_path(place / "out"))
     return place / "out"
 
 

@@ -13,8 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forward.hidden_states import FileStates  # noqa: E402
-from forward.work.work_folder import EMBEDDING, WorkFolder, forget  # noqa: E402
+from forward.work.work_folder import EMBEDDING, WorkFolder  # noqa: E402
 from gguf_tools.errors import BadRequest, OutputError  # noqa: E402
+from gguf_tools.files.leftovers import forget  # noqa: E402
+from gguf_tools.files.work_names import work_path  # noqa: E402
 from quality.bases.cached_states import KeptFolder  # noqa: E402
 
 ABOUT = {"model": "m"}
@@ -55,7 +57,7 @@ def test_a_folder_without_our_mark_is_refused(
     (folder / name).write_bytes(b'{"version": 1}\n')
     with pytest.raises(BadRequest, match=rf"out\.work: holds '{name}' and was not made by this command"):
         opened(folder, restart=restart)
-    forget(tmp_path / "out")
+    forget(work_path(tmp_path / "out"))
     assert contents(folder) == {name: b'{"version": 1}\n'}
 
 
@@ -66,14 +68,14 @@ def test_strangers_files_in_our_folder_stay(restart: bool, tmp_path: Path) -> No
     (folder / "hidden.1.old").mkdir()
     with WorkFolder(tmp_path / "out", ABOUT, restart=restart) as work:
         assert work.done == (EMBEDDING - 1 if restart else 0)
-    forget(tmp_path / "out")
+    forget(work_path(tmp_path / "out"))
     assert sorted(path.name for path in folder.iterdir()) == ["hidden.1.old", "notes.txt"]
     assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_a_finished_run_leaves_nothing(tmp_path: Path) -> None:
     begin(tmp_path / "out")
-    forget(tmp_path / "out")
+    forget(work_path(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,7 +83,7 @@ def test_a_folder_that_another_run_has_begun_is_not_removed(tmp_path: Path) -> N
     folder = begin(tmp_path / "out")
     before = contents(folder)
     with WorkFolder(tmp_path / "out", ABOUT):
-        forget(tmp_path / "out")
+        forget(work_path(tmp_path / "out"))
     assert contents(folder) == before
 
 

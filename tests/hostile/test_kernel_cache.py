@@ -1,4 +1,4 @@
-"""Compiled kernels are kept where that is safe, compiled again where they are damaged, and never stop a run."""
+"""Compiled kernels are kept where that is safe, compiled again where damaged, and never stop a run."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Place:
         out = np.empty(3)
         module.double(np.arange(3.0), out)
         assert out.tolist() == [0, 2, 4]
-        cache = module.double._cache
-        return sum(module.double.stats.cache_hits.values()), str(cache.cache_path), self._capsys.readouterr().err
+        n_hits = sum(module.double.stats.cache_hits.values())
+        return n_hits, str(module.double._cache.cache_path), self._capsys.readouterr().err
 
     def close_source(self) -> None:
         """Have a file where __pycache__ would be, as root can write to every folder."""

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from forward.work.work_folder import WorkFolder, forget
+from forward.work.work_folder import WorkFolder
 from gguf_cli.quantize import main as quantize
 from gguf_tools.errors import OutputError
+from gguf_tools.files.leftovers import forget
 from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.files.work_names import work_path
 from gguf_tools.system import lock_files
 from gguf_tools.system.lock_files import Taken, hold
 from tests.gguf_tools.test_writer import LAYOUT
@@ -118,5 +120,5 @@ def test_a_work_folder_whose_run_was_killed_at_once_is_taken_over(tmp_path: Path
         assert (folder / "lock.lock").exists()
         assert work.done < 0
     assert not (folder / "lock.lock").exists()
-    forget(tmp_path / "out")
+    forget(work_path(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []

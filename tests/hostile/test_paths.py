@@ -16,7 +16,7 @@ from gguf_cli.main import main as gguf_tools
 from gguf_cli.quantize import main as quantize
 from gguf_cli.sensitivity import main as sensitivity
 from gguf_tools.errors import OutputError
-from gguf_tools.files.atomic_write import whole_file, write_whole
+from gguf_tools.files.atomic_write import small_partial, whole_file, write_whole
 from gguf_tools.files.partial_file import GGUFWriter
 from quantize.plan.sensitivities import write_sensitivities
 from tests.gguf_tools.test_writer import LAYOUT
@@ -175,15 +175,16 @@ def test_a_small_file_is_not_written_through_a_link(folder: Path) -> None:
 
 
 def test_a_killed_process_leaves_no_litter_for_good(tmp_path: Path) -> None:
-    (tmp_path / "a.1234abcd.partial").write_text("of a killed process")
-    (tmp_path / "a.1234abcd.partial.txt").write_text("somebody else's")
-    (tmp_path / "b.1234abcd.partial").write_text("of another file")
+    (tmp_path / small_partial("a")).write_text("of a killed process")
+    others = {small_partial("b"), "a.1234abcd.partial", f"{small_partial('a')}.txt"}
+    for name in others:
+        (tmp_path / name).write_text("somebody else's, or of another file")
     with whole_file(tmp_path / "a") as file:
         file.write(b"first")
         write_whole(tmp_path / "a", b"second")  # meanwhile, by another process
         assert (tmp_path / "a").read_bytes() == b"second"
     assert (tmp_path / "a").read_bytes() == b"first"
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.1234abcd.partial.txt", "b.1234abcd.partial"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a", *others}
 
 
 def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:

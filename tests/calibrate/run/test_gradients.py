@@ -17,6 +17,8 @@ from forward.open import open_model
 from forward.options import ForwardOptions
 from forward.text.tokens import Text
 from gguf_tools.errors import BadActivation, BadRequest, OutputError
+from gguf_tools.files.leftovers import forget
+from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
 from tests.convert.architectures.deepseek2.test_logits import write_f32
@@ -34,7 +36,6 @@ from calibrate.statistics.gradients import (  # noqa: E402  # noqa: E402
     GradientOptions,
     collect_gradients,
     disk_bytes,
-    forget_folders,
     row_pieces,
 )
 from forward.gradients.backward import uniform  # noqa: E402
@@ -255,7 +256,7 @@ def test_an_interrupted_run_goes_on(
         same(collect(model, output), expected)
         with pytest.raises(BadRequest, match=r"begun with another seed \(0, now 1\); --restart"):
             collect(model, output, seed=1)
-    forget_folders(output)
+    forget(work_path(output))
     assert not list(tmp_path.glob("b.*"))
 
 

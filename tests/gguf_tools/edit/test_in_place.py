@@ -65,7 +65,7 @@ def test_every_step_is_durable_before_the_next(path: Path, monkeypatch: pytest.M
     def recorded(name: str, call: Callable[..., Any], *, of_fd: bool) -> None:
         def wrapped(*args: Any, **options: Any) -> Any:
             file = name_of(args[0]) if of_fd else Path(args[0]).name
-            calls.append(f"{name} {re.sub('[.][0-9a-f]{8}[.]', '.HEX.', file)}")
+            calls.append(f"{name} {re.sub('[.][0-9a-f]{24}[.]', '.HEX.', file)}")
             return call(*args, **options)
 
         monkeypatch.setattr(os, name, wrapped)

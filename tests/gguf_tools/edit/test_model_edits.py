@@ -367,7 +367,10 @@ def test_the_work_of_an_interrupted_run_is_left_alone(path: Path, tmp_path: Path
     journal.unlink()
     with pytest.raises(OutputError, match=r"m\.gguf\.partial: is in the way, and was not made by this"):
         edit_model(path, removing("a.strings"))
-    partial.write_bytes(b"PART of a run whose journal was removed")
+    partial.write_bytes(b"PARTS of somebody else's work")
+    with pytest.raises(OutputError, match=r"m\.gguf\.partial: is in the way, and was not made by this"):
+        edit_model(path, removing("a.strings"))
+    partial.write_bytes(b"gguf-tools PART\nof a run whose journal was removed")
     assert hows(edit_model(path, removing("a.strings"))) == ["rewritten"]
     assert not partial.exists()
 

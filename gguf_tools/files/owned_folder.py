@@ -1,6 +1,6 @@
 """Folders that runs fill, empty and remove: only those that carry our mark, and of their files only ours.
 
-Files are written as a whole and brought to the disk; arrays go into them by name. A record says which files a
+Files are written as a whole and brought to the disk. A record says which files a
 run has finished, with the size and a digest of each, in one line for several files. A line is written when
 its files are on the disk, and it is on the disk itself before the run relies on it. So after a crash of the
 machine, a file that is not as its line says has lost something, and is made again.
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import xxhash
 
-from forward.observe import Arrays
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.line_log import LineLog, line_of, whole_lines
+from gguf_tools.files.run_lock import LOCK, is_run_lock
 from gguf_tools.system import files
 from gguf_tools.system.files import open_own, read_own
+from gguf_tools.system.folders import Folder, opened
 from gguf_tools.system.lock_files import LOCK_SUFFIX
 
 RECORD = "record"
@@ -32,6 +32,8 @@ MARK = "made by gguf-tools"
 """Key of the first line. A folder with such a line may be filled, emptied and removed."""
 
 _BLOCK_BYTES = 4 << 20
+
+_MOST_BYTES = 1 << 30
 
 Seal = list[Any]
 """Size of a file in bytes, and its digest, as JSON has them."""
@@ -112,15 +114,6 @@ class FileRecord:
             raise OutputError(f"{self._folder}: can't be written ({error.strerror})") from error
 
 
-def is_marked(folder: Path, kind: str) -> bool:
-    """Tell whether a folder has a record of that kind."""
-    try:
-        start = read_own(folder / RECORD, 1 << 10)
-    except OSError:
-        return False
-    return _has_mark(whole_lines(start[: start.find(b"\n") + 1])[0], kind)
-
-
 def begins_mark(path: Path, kind: str) -> bool:
     """Tell whether a file is the beginning of a record of that kind, and has nothing but its mark."""
     try:
@@ -171,22 +164,40 @@ class FolderKind:
 
     def is_ours(self, folder: Path) -> bool:
         """Tell whether a folder carries the mark."""
-        return is_marked(folder, self.kind) or self.read_about(folder) is not None
+        try:
+            with opened(folder) as there:
+                return self.marks(there)
+        except OSError:
+            return False
+
+    def marks(self, folder: Folder) -> bool:
+        """Tell whether an open folder carries the mark."""
+        start = folder.start_of(RECORD, 1 << 10)
+        in_record = _has_mark(whole_lines(start[: start.find(b"\n") + 1])[0], self.kind)
+        return in_record or self._parsed(folder.start_of(self.about, _MOST_BYTES)) is not None
 
     def read_about(self, folder: Path) -> dict[str, Any] | None:
         """Read the JSON file; None where it is missing, damaged or somebody else's."""
         try:
-            data = json.loads(read_own(folder / self.about))
-        except (OSError, ValueError, RecursionError):
+            return self._parsed(read_own(folder / self.about, _MOST_BYTES))
+        except OSError:
             return None
-        return data if isinstance(data, dict) and self.mark.items() <= data.items() else None
+
+    def _parsed(self, data: bytes) -> dict[str, Any] | None:
+        try:
+            about = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return about if isinstance(about, dict) and self.mark.items() <= about.items() else None
 
     def refuse_foreign(self, folder: Path) -> None:
-        """Raise BadRequest for a folder that holds something, and not our mark.
+        """Raise BadRequest for a folder that holds something, and not our mark; OutputError for a link.
 
         A run that was killed, or whose disk was full, before it had set the mark leaves empty files, the
-        beginning of the mark, and a lock where there are none.
+        beginning of the mark, and its lock.
         """
+        if folder.is_symlink():
+            raise OutputError(f"{folder}: is a link, expected a folder of this command's own; remove it")
         if self.is_ours(folder):
             return
         for path in files_of(folder):
@@ -196,12 +207,13 @@ class FolderKind:
                     " folder or none; move it away, or name another one"
                 )
 
-
     def _may_be_left(self, path: Path) -> bool:
         """Tell whether a file may have been left by a run that had not set the mark yet."""
         if path.is_dir() and not path.is_symlink() and self.is_ours(path):  # of another part of the run
             return True
         if path.name.endswith(LOCK_SUFFIX) and self.names.fullmatch(path.name[: -len(LOCK_SUFFIX)]):
+            return True
+        if path.name == LOCK and is_run_lock(path):
             return True
         if path.name == RECORD:
             return begins_mark(path, self.kind)
@@ -238,20 +250,3 @@ def write_whole_of(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise OutputError(f"{path}: can't be written ({error.strerror})") from error
-
-
-def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays to a file, and bring it to the disk; raises OutputError."""
-    write_whole_of(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
-
-
-def load_arrays(path: Path) -> Arrays:
-    """Return the arrays of a file that was whole when the run began.
-
-    raises  OutputError for a file that another program has changed meanwhile
-    """
-    try:
-        with np.load(path) as stored:
-            return dict(stored)
-    except Exception as error:  # numpy and zipfile raise all sorts
-        raise OutputError(f"{path}: can't be read ({error}); was it changed meanwhile?") from error
