@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_cli.arguments.forward import add_context_argument, add_run_arguments, cut_of, forward_options
+from gguf_cli.arguments.forward import (
+    add_chunks_argument,
+    add_context_argument,
+    add_run_arguments,
+    cut_of,
+    forward_options,
+)
 from gguf_cli.command import StoreOnce, StoreOutput, add_force
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
@@ -141,7 +147,7 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     what.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
     add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    add_chunks_argument(what)
 
 
 def _add_comparisons(what: argparse._ArgumentGroup) -> None:
@@ -318,6 +324,7 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
         keep=args.keep,
         against=args.against,
         noise_floor=args.noise_floor,
+        force=args.force,
     )
 
 

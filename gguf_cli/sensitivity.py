@@ -20,6 +20,7 @@ from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.number_types import COUNT, SEED
 from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         "--types", metavar="TYPE,TYPE...", help="candidate types (default: those of llama.cpp's recipes)"
     )
     what.add_argument(
-        "--rows", type=command.positive, default=512, metavar="N",
+        "--rows", type=command.number(COUNT), default=512, metavar="N",
         help="rows of a tensor that are encoded at every type (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
-        "--seed", type=command.seed, default=0, metavar="N",
+        "--seed", type=command.number(SEED), default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
     what.add_argument(

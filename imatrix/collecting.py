@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Unpack
 
 from forward.options import require_torch
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
@@ -24,6 +25,7 @@ from imatrix.options import (
 from quantize.importances.entries import ImportanceFile
 
 
+@checked
 def collect(
     model: str | os.PathLike[str],
     text: str | os.PathLike[str],

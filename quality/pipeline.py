@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from forward.options import require_torch
 from forward.text.tokens import Cut
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.named_files import AnyPath, Paths, paths_of
+from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.progress import NoReport, Reporter, Shown, reporting
-from quality.options import AnyPath, EvaluateChoices, EvaluateOptions, LogitsFile
+from quality.options import EvaluateChoices, EvaluateOptions, LogitsFile
 from quality.suite.suite import Suite, read_suite
 
 if TYPE_CHECKING:
@@ -24,10 +27,11 @@ LABEL = "evaluating"
 """What the bar of an evaluation says."""
 
 
+@checked
 def evaluate(
     base: AnyPath | LogitsFile,
     text: AnyPath | None,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     progress: Shown | Reporter = None,
     **choices: Unpack[EvaluateChoices],
@@ -39,7 +43,7 @@ def evaluate(
     base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states. Or a file of
              log probabilities that llama-perplexity has written
     text     UTF-8 file; with a file of log probabilities it may be None
-    quants   GGUF files made of the base; a folder can be compared, too
+    quants   GGUF files made of the base, one or several; a folder can be compared, too
     progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
              chunk_size=512, device="cpu". They replace those of `options`
@@ -59,7 +63,7 @@ def evaluate(
 def evaluating(
     base: AnyPath | LogitsFile,
     text: AnyPath | None,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
     check: Check = lambda text, files: None,
@@ -70,21 +74,23 @@ def evaluating(
 
     check  called before anything is computed
     """
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
+    refuse_early([options.logits], [None if text is None else Path(text)])
+    _refuse_to_replace(options)
     require_torch("evaluating models")
     from quality.run import evaluated
     from quality.texts import OneText
 
-    options, report = options or EvaluateOptions(), report or NoReport()
-    refuse_early([options.logits], [None if text is None else Path(text)])
     one = OneText(None if text is None else Path(text), options.cut)
-    with evaluated(_base(base), one, _some(quants), options, report, check) as (evaluation,):
+    with evaluated(_base(base), one, paths, options, report, check) as (evaluation,):
         yield evaluation
 
 
+@checked
 def evaluate_suite(
     base: AnyPath,
     suite: Suite | AnyPath,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     progress: Shown | Reporter = None,
     **choices: Unpack[EvaluateChoices],
@@ -98,7 +104,7 @@ def evaluate_suite(
 
     base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states
     suite    what `read_suite` gives or takes: `default`, a folder, or a YAML file
-    quants   GGUF files made of the base; a folder can be compared, too
+    quants   GGUF files made of the base, one or several; a folder can be compared, too
     progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of EvaluateOptions, and of the ForwardOptions in it, as keyword arguments
     raises   ToolkitError; BadRequest, before anything is computed, for options that are for one text: a cut,
@@ -116,7 +122,7 @@ def evaluate_suite(
 def evaluating_suite(
     base: AnyPath | LogitsFile,
     suite: Suite | AnyPath,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
     check: Check = lambda text, files: None,
@@ -142,11 +148,22 @@ def evaluating_suite(
         yield SuiteEvaluation(whole, dict(zip(names, found, strict=True)))
 
 
+def _refuse_to_replace(options: EvaluateOptions) -> None:
+    """Raise OutputError for a file of logits that is there, unless an interrupted run may have written it."""
+    if options.work is not None and options.work.is_dir():
+        from quality.work_folders import is_unfinished
+
+        if is_unfinished(options.work):
+            return
+    refuse_to_replace([options.logits], force=options.force)
+
+
 def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:
     return base if isinstance(base, LogitsFile) else Path(base)
 
 
-def _some(quants: Sequence[AnyPath]) -> Sequence[AnyPath]:
-    if not quants:
+def _some(quants: Paths) -> list[Path]:
+    paths = paths_of("quants", quants)
+    if not paths:
         raise BadRequest("no model to compare with the base")
-    return quants
+    return paths

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import forward.work.work_folder as folders_of_models
 from forward.work.work_folder import forget
 from gguf_tools.errors import BadRequest
+from gguf_tools.spoken import spoken
 from quality.options import EvaluateOptions
 
 _BASE = "base"
@@ -35,7 +36,7 @@ def work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Ite
             try:
                 yield [Path(folder, name) for name in names]
             except KeyboardInterrupt as error:
-                error.__notes__ = ["nothing is kept without --json, --html or --work DIR"]
+                error.__notes__ = [spoken("nothing is kept without --json, --html or --work DIR")]
                 raise
         return
     try:

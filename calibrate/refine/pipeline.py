@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from calibrate.refine.options import RefineChoices, RefineOptions
 from forward.options import require_torch
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from calibrate.refine.result import Refinement
 
 
+@checked
 def refine(
     file: str | os.PathLike[str],
     base: str | os.PathLike[str],

@@ -9,6 +9,7 @@ from typing import Unpack
 
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from forward.options import require_torch
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import ToolkitError
 from gguf_tools.files.early_checks import refuse_early
@@ -22,6 +23,7 @@ from quantize.plan.overrides import parse_type
 from quantize.plan.sensitivities import Sensitivities, read_sensitivities
 
 
+@checked
 def sensitivity(
     model: str | os.PathLike[str],
     text: str | os.PathLike[str],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument, cut_of
 from gguf_tools.errors import BadArgument
+from gguf_tools.number_types import SEED
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
@@ -41,7 +42,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--no-embedding", action="store_true", help="encode token_embd as without --calibrate")
     group.add_argument(
-        "--seed", type=command.seed, default=0, metavar="N",
+        "--seed", type=command.number(SEED), default=0, metavar="N",
         help="decides which labels are drawn for the backward pass (default: 0)",
     )  # fmt: skip
     group.add_argument(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.size.parse import Size, parse_size
+from calibrate.size.parse import Size, parse_bytes, parse_sizes
 from gguf_cli import command
 from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.command import StoreOutput
@@ -35,15 +35,18 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_budgets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--size", metavar="SIZE,...",
+        "--size", type=command.argument(parse_sizes), metavar="SIZE,...",
         help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that. Several with commas"
         " between them are made from one set of losses; OUTPUT then needs {ftype}, which becomes the size",
     )  # fmt: skip
     group.add_argument(
-        "--vram", metavar="SIZE",
+        "--vram", type=command.argument(parse_bytes), metavar="SIZE",
         help="budget for everything except routed experts; use with --ram, instead of --size",
     )  # fmt: skip
-    group.add_argument("--ram", metavar="SIZE", help="budget for routed experts, with --vram")
+    group.add_argument(
+        "--ram", type=command.argument(parse_bytes), metavar="SIZE",
+        help="budget for routed experts, with --vram",
+    )  # fmt: skip
     group.add_argument(
         "--losses",
         type=Path,
@@ -192,10 +195,10 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )
-    sizes = () if args.size is None else tuple(map(parse_size, args.size.split(",")))
+    sizes = args.size or ()
     asked = next((name for name in _EXPORTS if getattr(args, name) is not None), None)
     if len(sizes) > 1 and asked is not None:
-        raise BadArgument(f"--{asked.replace('_', '-')} is for one size, found --size {args.size}")
+        raise BadArgument(f"--{asked.replace('_', '-')} is for one size, found {len(sizes)}")
     measurement = None
     if args.losses is None:
         from gguf_cli.arguments.sensitivity_for_size import read_measurement
@@ -203,8 +206,8 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
         measurement = read_measurement(args)
     return SizeArguments(
         sizes,
-        _bytes(args.vram, "--vram"),
-        _bytes(args.ram, "--ram"),
+        args.vram,
+        args.ram,
         rules,
         base,
         args.losses,
@@ -215,12 +218,3 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
         custom_q=args.save_custom_q,
         tensor_list=args.save_tensor_list,
     )
-
-
-def _bytes(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    size = parse_size(text)
-    if size.kind != "bytes":
-        raise BadArgument(f"{option} {text}: expected bytes, for instance 24GiB")
-    return int(size.amount)

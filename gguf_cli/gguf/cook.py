@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.forward import (
     OR_FOLDER,
+    add_chunks_argument,
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
+    cut_of,
     forward_options,
+    n_chunks_of,
 )
 from gguf_cli.arguments.types import add_grid_argument, refuse_grids_for_sizes
 from gguf_tools.errors import BadRequest
@@ -76,12 +79,8 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     )  # fmt: skip
     add_grid_argument(sub, "each of TYPE")
     add_context_argument(sub)
-    sub.add_argument(
-        "--chunks", type=int, default=-1, metavar="N", help="use at most N chunks of the text; -1: all"
-    )
-    sub.add_argument(
-        "--evaluate-chunks", type=int, default=-1, metavar="N", help="the same for the text of --evaluate"
-    )
+    add_chunks_argument(sub, what="use at most N chunks of the text; -1: all")
+    add_chunks_argument(sub, "--evaluate-chunks", "the same for the text of --evaluate")
     sub.add_argument("--name", metavar="NAME", help="what the files are called (default: MODEL's name)")
     sub.add_argument("--base-model", metavar="OWNER/NAME", help="for the card: the model on the Hub")
     sub.add_argument("--quantized-by", metavar="NAME", help="for the card: who has made the files")
@@ -135,8 +134,8 @@ def _read(args: argparse.Namespace) -> CookRequest:
         held_out=args.evaluate,
         calibrate=args.calibrate,
         keep_grid=args.keep_grid,
-        cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
-        held_out_cut=Cut(args.ctx_size, n_chunks=None if args.evaluate_chunks < 0 else args.evaluate_chunks),
+        cut=cut_of(args),
+        held_out_cut=Cut(args.ctx_size, n_chunks=n_chunks_of(args.evaluate_chunks)),
         forward=forward_options(args),
         restart=args.restart,
         force=args.force,

@@ -11,15 +11,30 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.errors import BadArgument, BadRequest, MissingFile, OutputError, ToolkitError
+from gguf_tools.argument_types import described
+from gguf_tools.errors import BadArgument, BadRequest, MissingFile, OutputError, ToolkitError, WrongType
 from gguf_tools.system.files import NO_WAIT, open_file
 
 MAX_BYTES = 1 << 30
 """The largest text or table that is read: a gigabyte of text would be computed for weeks."""
+
+
+AnyPath = str | os.PathLike[str]
+Paths = AnyPath | Iterable[AnyPath]
+"""One file or several, as callers name them."""
+
+
+def paths_of(name: str, files: Paths) -> list[Path]:
+    """Return the paths of one file or several; raises WrongType, naming the argument."""
+    several = [files] if isinstance(files, str | os.PathLike) else list(files)
+    for each in several:
+        if not isinstance(each, str | os.PathLike):
+            raise WrongType(f"{name}: found {described(each)} among them, expected str or PathLike")
+    return list(map(Path, several))
 
 
 def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) -> Path:

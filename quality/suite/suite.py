@@ -33,6 +33,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import read_input_text
 from gguf_tools.files.yaml_text import line_of_key, parse_yaml
@@ -112,6 +113,7 @@ class Suite:
     quick: bool = False
 
 
+@checked
 def read_suite(name_or_path: str | PathLike[str], quick: bool = False) -> Suite:
     """Read a suite: `default`, a folder, or a YAML file.
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
@@ -31,7 +32,7 @@ _WITHOUT_BASE: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class RepackOptions:
+class RepackOptions(CheckedFields):
     """What is to be regrouped.
 
     to          interleaved types to make, by name, and no others; empty: ik_llama.cpp's choice
