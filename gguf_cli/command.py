@@ -211,6 +211,17 @@ output_folder = argument(named_files.output_folder)
 """Types of arguments that name what is written; see gguf_tools/files/named_files.py."""
 
 
+def _text(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() in (".gguf", ".safetensors") or (path / "config.json").exists():
+        raise BadArgument(f"{text} is a model, and was taken for TEXT, which is missing")
+    return path
+
+
+text_file = argument(_text)
+"""Type of an argument that names a text, or a folder of texts."""
+
+
 def number(kind: NumberType) -> Callable[[str], float]:
     """Return a type for argparse that reads such numbers."""
     return argument(kind.parse)

@@ -136,7 +136,7 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     """Add what the models read."""
     texts = what.add_mutually_exclusive_group()
     texts.add_argument(
-        "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT", action=StoreOnce,
         instead=", or give a folder of texts to --suite",
         help="UTF-8 text; needed without --suite and --kl-divergence",
     )  # fmt: skip

@@ -214,7 +214,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face folder, GGUF file (any part of a split one), or OWNER/NAME[@REVISION] on the Hub",
     )  # fmt: skip
     what.add_argument(
-        "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT", action=StoreOnce,
         instead=", and add the matrix of the other with --in-file",
         help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip

@@ -16,6 +16,7 @@ from gguf_cli.arguments.calibration import (
     add_calibration_arguments,
     read_calibration,
     read_divergence,
+    refuse_missing_texts,
 )
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.forward import add_force_of_text
@@ -239,6 +240,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     from quantize.run_options import RunOptions
 
     named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
+    refuse_missing_texts(args)
     check_plan_arguments(args, parser)
     is_llama_s = _is_llama_s(args, parser) and not Path(named).is_dir()
     size, types = read_size(args, type_), plan_options(args)
@@ -291,6 +293,11 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             "--stream is for encoding alone; --calibrate, --evaluate and --size without --losses compute the"
             " model, so it has to be fetched"
         )
+    if request.dry_run and size is not None and size.losses is None:
+        raise BadRequest(
+            "--dry-run computes nothing, and --size without --losses measures what each tensor costs; measure it"
+            " with `sensitivity` first, and name the file with --losses"
+        )
     return request
 
 
@@ -300,8 +307,9 @@ def _quantize(request: _Request) -> None:
     from quantize.report import dry_run_lines, result_lines
     from quantize.run import execute_together
 
-    headers = request.dry_run and not request.computes
-    source = source_folder(request.named, stream=request.stream, dry_run=headers, quiet=request.quiet)
+    source = source_folder(
+        request.named, stream=request.stream, dry_run=request.dry_run, quiet=request.quiet
+    )
     if request.output is not None and request.output.exists() and not Path(source).exists():
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
     types: Sequence[tuple[str | Mixture, PadChoice | None]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument, cut_of
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import BadArgument, MissingFile
 from gguf_tools.number_types import SEED
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --calibrate and what belongs to it."""
     group = parser.add_argument_group("encoding under the activations of a text (needs torch)")
     group.add_argument(
-        "--calibrate", type=Path, action=command.StoreOnce, metavar="TEXT",
+        "--calibrate", type=command.text_file, action=command.StoreOnce, metavar="TEXT",
         help="choose the bytes of every tensor so that the model errs little on this UTF-8 text. TEXT may be"
         " a folder: every file and every folder in it is a class of text (prose, code, chats.jsonl ...),"
         " --chunks is shared equally among them, and the report says what each has gained",
@@ -46,7 +46,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
         help="decides which labels are drawn for the backward pass (default: 0)",
     )  # fmt: skip
     group.add_argument(
-        "--evaluate", type=Path, metavar="TEXT",
+        "--evaluate", type=command.text_file, metavar="TEXT",
         help="afterwards measure the divergence from INPUT on this text, which should be another one",
     )  # fmt: skip
     group.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
@@ -58,6 +58,15 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
     )  # fmt: skip
+
+
+def refuse_missing_texts(args: argparse.Namespace) -> None:
+    """Raise MissingFile for a text that is not there: the flag may have taken INPUT for it."""
+    for option in ("calibrate", "evaluate", "sensitivity_text"):
+        text: Path | None = getattr(args, option)
+        if text is not None and not text.exists():
+            flag = f"--{option.replace('_', '-')}"
+            raise MissingFile(f"{text}: can't be read (No such file or directory), and {flag} takes a text")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
@@ -22,7 +21,7 @@ OR_FOLDER = "or a folder: every file and every folder in it is a class, and --ch
 def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
     """Add -f, -o, -c and --chunks of a command that makes a file of a text; `what` is the help of -o."""
     group.add_argument(
-        "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
+        "-f", "--file", dest="text", type=command.text_file, action=StoreOnce, required=True, metavar="TEXT",
         help=f"UTF-8 text, {OR_FOLDER}",
     )  # fmt: skip
     group.add_argument(

@@ -14,7 +14,6 @@ from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.command import StoreOutput
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.atomic_write import write_whole
-from quantize.plan.recipe_files import is_recipe_file
 
 if TYPE_CHECKING:
     from calibrate.size.choose_types import TypeRules
@@ -55,7 +54,7 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--sensitivity-text",
-        type=Path,
+        type=command.text_file,
         metavar="TEXT",
         help="without --losses: measure them now on this UTF-8 text, or folder of classes of texts (default:"
         " that of --calibrate)",
@@ -102,7 +101,7 @@ class SizeArguments:
     """Sizes, what to choose types by, and what to write of the choice.
 
     sizes                         one for each file; none with vram and ram
-    vram, ram, rules, base        as SizeRequest has them
+    vram, ram, rules              as SizeRequest has them
     losses                        file of what each tensor costs; None: `measurement` makes one
     curve, recipe, tensor_types, custom_q, tensor_list   files to write, None: not written
     """
@@ -111,7 +110,6 @@ class SizeArguments:
     vram: int | None
     ram: int | None
     rules: TypeRules
-    base: str | None
     losses: Path | None
     measurement: Measurement | None
     curve: Path | None
@@ -135,7 +133,7 @@ class SizeArguments:
             losses = self.measurement.losses_of(source, output)
         known = read_sensitivities(losses)
         return [
-            SizeRequest(known, size, self.vram, self.ram, self.rules, calibrated, self.base)
+            SizeRequest(known, size, self.vram, self.ram, self.rules, calibrated)
             for size in self.sizes or (None,)
         ]
 
@@ -164,10 +162,10 @@ _OF_A_SIZE = ("losses", "sensitivity_text", "fast_on", "equal_experts", "at_leas
 """Arguments that mean something only with a size."""
 
 
-def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | None:
+def read_size(args: argparse.Namespace, named: str | None) -> SizeArguments | None:
     """Read the size that is asked for; None without one.
 
-    base    file type that is named beside the size, or None
+    named   TYPE, or None
     raises  BadArgument for sizes that contradict each other or can't be read, and where neither losses nor a
             text to measure them on are named
     """
@@ -179,8 +177,10 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
     from calibrate.size.choose_types import TypeRules
     from quantize.plan.overrides import parse_custom_q, parse_overrides
 
-    if base is not None and is_recipe_file(base):
-        raise BadArgument(f"{base}: a recipe file has its own types; with --size, name a file type or none")
+    if named is not None:
+        raise BadArgument(
+            f"{named}: a size chooses the types, so leave TYPE out; --tensor-type REGEX=TYPE fixes some"
+        )
     if args.size is not None and (args.vram or args.ram):
         raise BadArgument("--size and --vram/--ram can't be used together: one budget, or two")
     if args.size is None and (args.vram is None or args.ram is None):
@@ -209,7 +209,6 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
         args.vram,
         args.ram,
         rules,
-        base,
         args.losses,
         measurement,
         curve=args.curve,

@@ -103,7 +103,7 @@ def add_to(commands: command.Subcommands) -> None:
     )
     texts = sub.add_mutually_exclusive_group()
     texts.add_argument(
-        "-f", "--file", dest="text", type=Path, metavar="TEXT",
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT",
         help="also measure the divergence from BASE on this text, as `evaluate` does; a BASE on the Hub is"
         " fetched for that",
     )  # fmt: skip

@@ -58,8 +58,8 @@ def add_to(commands: command.Subcommands, text: str) -> None:
         help="where everything goes",
     )
     sub.add_argument(
-        "-f", "--file", dest="text", type=Path, action=command.StoreOnce, required=True, metavar="TEXT",
-        help=f"calibration text, UTF-8, {OR_FOLDER}",
+        "-f", "--file", dest="text", type=command.text_file, action=command.StoreOnce, required=True,
+        metavar="TEXT", help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip
     sub.add_argument(
         "--types",
@@ -69,7 +69,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     )
     sub.add_argument(
         "--evaluate",
-        type=Path,
+        type=command.text_file,
         metavar="TEXT",
         help="measure divergence on this text, which should be another",
     )

@@ -26,6 +26,7 @@ from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.values import Kind, Metadata, Value
 from gguf_tools.number_types import NumberType
 from gguf_tools.text import did_you_mean, quoted, value_text
+from quantize.plan.foreign_types import foreign_type
 from quantize.plan.recipes import ALIASES, RECIPES
 from quantize.roles import layer_of
 
@@ -165,8 +166,12 @@ def _no_type(name: str) -> str:
     recipe = RECIPES.get(ALIASES.get(name.upper(), name.upper()))
     if recipe is not None and recipe.default is not None:
         return f"{recipe.name} is a mixture of types; {recipe.default} is the type"
+    foreign = foreign_type(name)
+    recipe = None if foreign is None else RECIPES.get(foreign[1])
+    if foreign is not None and recipe is not None and recipe.default is not None:
+        return f"{quoted(name)} is not a ggml type: {foreign[0]}; the nearest here is {recipe.default}"
     near = did_you_mean(name, (type_.name for type_ in TYPES if not type_.note))
-    return f"{name!r} is not a ggml type{near or ', expected one like Q4_K'}"
+    return f"{quoted(name)} is not a ggml type{near or ', expected one like Q4_K'}"
 
 
 @dataclass(frozen=True)
