@@ -204,9 +204,6 @@ def _add_stored_base(what: argparse._ArgumentGroup) -> None:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    from forward.options import require_torch
-
-    require_torch("evaluating models")  # the modules below import it
     from gguf_tools.files.atomic_write import write_whole
     from gguf_tools.files.named_files import output_path
     from gguf_tools.progress import LayerBar

@@ -297,12 +297,9 @@ def _collect_or_merge(args: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _CollectRequest:
-    from forward.options import require_torch
-
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
-    require_torch("collecting importances")
     from imatrix.options import CollectOptions
     from quality.suite.mixture import read_mixture
 
@@ -344,6 +341,7 @@ def _collect(request: _CollectRequest) -> None:
     refuse_to_replace([output], force=request.force)
     refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=quiet)
+    refuse_early(models=[model])
     options = replace(request.options, earlier=request.earlier)
 
     def write(contents: ImportanceFile) -> None:

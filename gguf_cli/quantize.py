@@ -16,7 +16,7 @@ from gguf_cli.arguments.calibration import (
     add_calibration_arguments,
     read_calibration,
     read_divergence,
-    refuse_missing_texts,
+    refuse_early_of,
 )
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.forward import add_force_of_text
@@ -240,7 +240,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     from quantize.run_options import RunOptions
 
     named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
-    refuse_missing_texts(args)
+    refuse_early_of(args, output)
     check_plan_arguments(args, parser)
     is_llama_s = _is_llama_s(args, parser) and not Path(named).is_dir()
     size, types = read_size(args, type_), plan_options(args)
@@ -295,8 +295,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
         )
     if request.dry_run and size is not None and size.losses is None:
         raise BadRequest(
-            "--dry-run computes nothing, and --size without --losses measures what each tensor costs; measure it"
-            " with `sensitivity` first, and name the file with --losses"
+            "--dry-run computes nothing, and --size without --losses measures what each tensor costs; measure"
+            " it with `sensitivity` first, and name the file with --losses"
         )
     return request
 

@@ -95,9 +95,6 @@ class _Request:
 
 
 def _read(args: argparse.Namespace) -> _Request:
-    from forward.options import require_torch
-
-    require_torch("measuring sensitivities")  # the options import it
     return _Request(args.model, args.text, args.output, _options(args), args.quiet)
 
 
@@ -108,6 +105,7 @@ def _sensitivity(request: _Request) -> None:
     output = request.output
     refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=request.quiet)
+    refuse_early(models=[model])
     done = f"{output}: is already there, as asked; --force makes it anew"
     losses = measured_before(model, request.text, output, request.options)
     if losses is None:

@@ -29,8 +29,9 @@ _NAMES = {
     "--model-name": "model_name", "--only": "only", "--outfile": "outfile",
     "--output-tensor-type": "output_type", "--outtype": "outtype", "--override-kv": "kv_overrides",
     "--pad": "pad", "--plot": "a plot", "--pre-tokenizer": "pre_tokenizer",
-    "--prune-layers": "prune_layers", "--ram": "ram", "--scheduler": "scheduler", "--tensor-type": "overrides",
-    "--timeout": "the longest wait", "--to": "to", "--token-embedding-type": "embedding_type", "--vram": "vram", "--work": "work",
+    "--prune-layers": "prune_layers", "--ram": "ram", "--scheduler": "scheduler",
+    "--tensor-type": "overrides", "--timeout": "the longest wait", "--to": "to",
+    "--token-embedding-type": "embedding_type", "--vram": "vram", "--work": "work",
 }  # fmt: skip
 
 FLAGS = frozenset({*_SWITCHES, *_NAMES})

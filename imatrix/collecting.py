@@ -49,17 +49,18 @@ def collect(
               n_chunks=8, chunk_size=512, device="cpu". They replace those of `options`
     raises    ToolkitError, for instance without torch, or OutputError for an output that is there already
     """
-    from forward.work.work_folder import forget
     from imatrix.store import save
 
     options = with_choices(options or CollectOptions(), choices)
     report = CollectBar(0, _save_nothing, progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
-        refuse_early([place], [Path(text)], folders=True)
+        refuse_early([place], [Path(text)], [Path(model)], folders=True)
         refuse_to_replace([place], force=options.force)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:
+            from forward.work.work_folder import forget
+
             save(place, collected.importances, force=True)
             forget(place)
     return collected

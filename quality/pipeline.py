@@ -75,7 +75,8 @@ def evaluating(
     check  called before anything is computed
     """
     options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
-    refuse_early([options.logits], [None if text is None else Path(text)])
+    models = [*paths, options.against, *_computed(base, options)]
+    refuse_early([options.logits], [None if text is None else Path(text)], models)
     _refuse_to_replace(options)
     require_torch("evaluating models")
     from quality.run import evaluated
@@ -131,19 +132,20 @@ def evaluating_suite(
 
     check  called for each class, before anything is computed
     """
-    require_torch("evaluating models")
-    from quality.run import evaluated
-    from quality.suite.result import SuiteEvaluation
-    from quality.texts import SuiteTexts
-
-    options, report = options or EvaluateOptions(), report or NoReport()
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
     if options.cut != Cut():
         raise BadRequest("a cut is for one text: the classes of a suite have contexts of their own")
     if isinstance(base, LogitsFile) or options.logits is not None:
         path = base.path if isinstance(base, LogitsFile) else options.logits
         raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")
     whole = suite if isinstance(suite, Suite) else read_suite(suite)
-    with evaluated(Path(base), SuiteTexts(whole), _some(quants), options, report, check) as found:
+    refuse_early(models=[*paths, options.against, *_computed(base, options)])
+    require_torch("evaluating models")
+    from quality.run import evaluated
+    from quality.suite.result import SuiteEvaluation
+    from quality.texts import SuiteTexts
+
+    with evaluated(Path(base), SuiteTexts(whole), paths, options, report, check) as found:
         names = (each.name for each in whole.classes)
         yield SuiteEvaluation(whole, dict(zip(names, found, strict=True)))
 
@@ -156,6 +158,11 @@ def _refuse_to_replace(options: EvaluateOptions) -> None:
         if is_unfinished(options.work):
             return
     refuse_to_replace([options.logits], force=options.force)
+
+
+def _computed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path]:
+    """Return the base if it has to be there: one whose states are kept may be gone."""
+    return [] if isinstance(base, LogitsFile) or options.keep is not None else [Path(base)]
 
 
 def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:

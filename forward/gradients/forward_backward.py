@@ -20,7 +20,7 @@ from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.run import ForwardPass, forward_pass
 from forward.text.tokens import Text
-from forward.work.work_folder import EMBEDDING, WorkFolder, WorkParts
+from forward.work.work_folder import EMBEDDING, WorkFolder, gradient_parts
 from forward.workers import give_back
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.files.inputs import InputWatch
@@ -53,7 +53,7 @@ def work_folders(
     raises  BadRequest when another run has them, or began them with another `about`
     """
     with ExitStack() as opened:
-        parts = _parts(output)
+        parts = gradient_parts(output)
         parts.make()
         there, *back = parts.paths
         yield Folders(
@@ -64,12 +64,7 @@ def work_folders(
 
 def forget_folders(output: Path) -> None:
     """Delete the work folders of `output`."""
-    _parts(output).forget()
-
-
-def is_unfinished(output: Path) -> bool:
-    """Return whether a run for `output` has left one of its work folders."""
-    return _parts(output).is_unfinished
+    gradient_parts(output).forget()
 
 
 def state_bytes(source: ModelSource, text: Text) -> int:
@@ -146,7 +141,3 @@ def _begun(
         report.advance(0.0 if is_drawn else drawing)
         report.remark("gradients")
         yield backward
-
-
-def _parts(output: Path) -> WorkParts:
-    return WorkParts(output, ("forward", "backward", "draft"))

@@ -14,17 +14,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from forward.observe import Arrays
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.line_log import LineLog, line_of, whole_lines
 from gguf_tools.system import files
 from gguf_tools.system.files import open_own, read_own
 from gguf_tools.system.lock_files import LOCK_SUFFIX
+
+if TYPE_CHECKING:
+    from forward.observe import Arrays
 
 RECORD = "record"
 

@@ -25,10 +25,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from forward.device import device_name
-from forward.observe import Arrays
 from forward.options import ForwardOptions
 from forward.text.chunks import Chunks
 from forward.work.owned_folder import (
@@ -47,12 +45,17 @@ from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import Refusals, lock_run
 from gguf_tools.text import counted
 
+if TYPE_CHECKING:
+    from forward.observe import Arrays
+
 
 def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
     """Return the facts that every run over a text shares, as JSON data made to be compared.
 
     A run adds what its own numbers depend on. An interrupted one resumes only under the same facts.
     """
+    from forward.device import device_name  # torch comes when a model is to be computed
+
     return {
         "text": chunks.digest(),
         "chunks": chunks.n_chunks,
@@ -330,3 +333,8 @@ class WorkParts:
 
 def _folder_of(output: Path) -> Path:
     return output.with_name(output.name + ".work")
+
+
+def gradient_parts(output: Path) -> WorkParts:
+    """Return the work folders of a run with a backward pass for `output`."""
+    return WorkParts(output, ("forward", "backward", "draft"))

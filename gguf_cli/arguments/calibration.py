@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument, cut_of
 from gguf_tools.errors import BadArgument, MissingFile
+from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.number_types import SEED
 
 if TYPE_CHECKING:
@@ -60,13 +61,17 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def refuse_missing_texts(args: argparse.Namespace) -> None:
-    """Raise MissingFile for a text that is not there: the flag may have taken INPUT for it."""
+def refuse_early_of(args: argparse.Namespace, output: Path | None) -> None:
+    """Refuse a text that is not there, as the flag may have taken INPUT for it, and an output without a folder.
+
+    raises  as `refuse_early`
+    """
     for option in ("calibrate", "evaluate", "sensitivity_text"):
         text: Path | None = getattr(args, option)
         if text is not None and not text.exists():
             flag = f"--{option.replace('_', '-')}"
             raise MissingFile(f"{text}: can't be read (No such file or directory), and {flag} takes a text")
+        refuse_early([output], [text], folders=True)
 
 
 @dataclass(frozen=True)

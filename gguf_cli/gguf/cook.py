@@ -90,6 +90,9 @@ def add_to(commands: command.Subcommands, text: str) -> None:
 
 def cook(request: CookRequest, *, dry_run: bool) -> None:
     """Make the files, or print what would be made."""
+    from forward.options import require_torch
+
+    require_torch("cooking")  # the modules below import it
     from gguf_cli.cook import run
 
     if dry_run:
@@ -104,9 +107,6 @@ def cook(request: CookRequest, *, dry_run: bool) -> None:
 
 
 def _read(args: argparse.Namespace) -> CookRequest:
-    from forward.options import require_torch
-
-    require_torch("cooking")  # the modules below import it
     from convert.sources import source_folder
     from forward.text.tokens import Cut
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
@@ -125,6 +125,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
     refuse_early(texts=[args.text], folders=True)
     opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
     source = Path(opened)
+    refuse_early(models=[source])
     return CookRequest(
         source=source,
         text=args.text,

@@ -243,11 +243,8 @@ def _renaming(args: argparse.Namespace) -> Edit:
 def edit(target: _Target, change: Edit, output: Path | None) -> None:
     """Change a file, or write the change to `output`, and print what was done."""
     from gguf_tools.edit.model_edits import edit_model
-    from gguf_tools.files.partial_file import refuse_inputs
 
     restored = _recover(target)
-    if output is not None and not target.dry_run:
-        refuse_inputs(output, [target.file])
     outcome = edit_model(
         target.file, change, output=output, dry_run=target.dry_run, force=target.force,
         progress=not target.quiet,

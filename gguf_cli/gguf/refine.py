@@ -110,10 +110,8 @@ def add_to(commands: command.Subcommands) -> None:
 
 def _read(args: argparse.Namespace) -> RefineRequest:
     from calibrate.refine.options import RefineOptions
-    from forward.options import require_torch
     from gguf_cli.arguments.forward import cut_of, forward_options
 
-    require_torch("refining")
     options = RefineOptions(
         cut=cut_of(args),
         minutes=args.minutes,

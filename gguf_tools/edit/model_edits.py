@@ -26,6 +26,7 @@ from gguf_tools.edit.header_edits import Change, Edit, Edited
 from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.partial_file import refuse_inputs
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, alignment_of
 from gguf_tools.format.layout import FileLayout
@@ -104,7 +105,9 @@ def edit_model(
     Tensors that take names from other files are renamed in rounds (see `_rename_rounds`). A run that is
     killed between two of them leaves those of the first renamed.
     """
-    refuse_to_replace([None if output is None else Path(output)], force=force or dry_run)
+    if output is not None and not dry_run:
+        refuse_inputs(Path(output), [path])
+        refuse_to_replace([Path(output)], force=force)
     with Bar("copying", show=progress) as bar:
         return _edit(path, edit, None if output is None else Path(output), bar.start, dry_run=dry_run)
 

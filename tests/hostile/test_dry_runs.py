@@ -51,13 +51,15 @@ BASES = {
     "gguf-tools cook": ["m", "-f", "text.txt", "--types", "Q8_0", "-o", "o", "-c", "32", "--chunks", "2"],
     "gguf-tools upload": ["m.gguf", "me/nothing"],
 }
-"""What each command with --dry-run is called with; those of `gguf-tools` that others are called by are theirs."""
+"""What each command with --dry-run is called with."""
 
 VALUES = {
     "--calibrate": "text.txt", "--evaluate": "text.txt", "--sensitivity-text": "text.txt", "-f": "text.txt",
     "--imatrix": "x.imatrix", "--size": "5bpw", "--vram": "1GiB", "--ram": "1GiB", "--losses": "missing.json",
-    "--reuse": "m.gguf", "--outtype": "q8_0", "--tensor-type": "ffn_down=Q8_0", "--pad": "256", "--report": "r.json",
-    "--fallback": "attn=Q8_0", "--custom-q": "ffn_up=q8_0", "--output-tensor-type": "Q8_0", "--base-model": "me/x",
+    "--reuse": "m.gguf", "--outtype": "q8_0", "--tensor-type": "ffn_down=Q8_0", "--pad": "256",
+    "--report": "r.json",
+    "--fallback": "attn=Q8_0", "--custom-q": "ffn_up=q8_0", "--output-tensor-type": "Q8_0",
+    "--base-model": "me/x",
     "--token-embedding-type": "Q8_0", "--prune-layers": "1", "--override-kv": "general.name=str:x",
     "--repack-pattern": "ffn", "--device": "cpu", "--repository": "me/x", "--split-max-size": "1M",
     "--metadata": "facts.json", "--max-size": "1M", "--only": "ffn", "--outfile": "o.gguf", "--types": "Q8_0",
@@ -164,9 +166,8 @@ def test_every_command_with_dry_run_is_tried() -> None:
 
 @pytest.mark.parametrize("prog", BASES)
 def test_some_pairs(prog: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    alone = [([], flag) for flag in flags_of(prog) if flag[0] not in WRITTEN]
-    others = random.Random(prog).sample(pairs_of(prog), min(15, len(pairs_of(prog))))
-    for pair in (*alone, *others):
+    pairs = pairs_of(prog)
+    for pair in random.Random(prog).sample(pairs, min(8, len(pairs))):
         try_pair(prog, pair, place)
 
 
