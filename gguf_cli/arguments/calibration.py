@@ -62,7 +62,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_early_of(args: argparse.Namespace, output: Path | None) -> None:
-    """Refuse a text that is not there, as the flag may have taken INPUT for it, and an output without a folder.
+    """Refuse a text that is not there, as the flag may have taken INPUT for it, and an odd output.
 
     raises  as `refuse_early`
     """

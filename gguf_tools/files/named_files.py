@@ -17,6 +17,7 @@ from typing import Any
 
 from gguf_tools.argument_types import described
 from gguf_tools.errors import BadArgument, BadRequest, MissingFile, OutputError, ToolkitError, WrongType
+from gguf_tools.files.encodings import encoding_of, remedy_for
 from gguf_tools.system.files import NO_WAIT, open_file
 
 MAX_BYTES = 1 << 30
@@ -123,12 +124,18 @@ def read_input(
 def read_input_text(path: str | os.PathLike[str]) -> str:
     """Return a text in UTF-8; see `read_input`.
 
-    raises  BadRequest for what is no UTF-8, too
+    raises  BadRequest for what is no UTF-8, too, with the encoding that it looks like
     """
+    data = read_input(path)
     try:
-        return read_input(path).decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
+        raise BadRequest(
+            f"{path}: not UTF-8 at byte {error.start}; {remedy_for(os.fspath(path), data)}"
+        ) from error
+    if "\0" in text and (encoding_of(data) or "").startswith("UTF-"):  # every other byte is 0, and valid
+        raise BadRequest(f"{path}: not UTF-8; {remedy_for(os.fspath(path), data)}")
+    return text
 
 
 MAX_MEMORY = 160 << 20
