@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.methods import Method, find_method
-from forward.choices import CutChoices, ForwardChoices
+from forward.choices import CutChoices, ModelChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut, Text, Vocabulary
+from gguf_tools.argument_types import CheckedFields
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from gguf_tools.number_types import Seed
 from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.fill.scaled import refuse_scales
 from quantize.formats.codecs import ignores_importances
@@ -70,7 +72,7 @@ class Coverage:
 
 
 @dataclass(frozen=True)
-class CalibrationOptions:
+class CalibrationOptions(CheckedFields):
     """How tensors are encoded under the activations of a text.
 
     text        UTF-8 file, or folder of which every file and every folder in it is a class of text
@@ -89,12 +91,13 @@ class CalibrationOptions:
     sequential: bool = True
     method: str = "two-sided"
     embedding: bool = True
-    seed: int = 0
+    seed: Seed = 0
     any_text: bool = False
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     _last: list[tuple[Any, Text]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         find_method(self.method)  # refuses a name that is not in the table
 
     @property
@@ -125,14 +128,16 @@ class CalibrationOptions:
         return self._last[0][1]
 
 
-class CalibrationChoices(CutChoices, ForwardChoices, total=False):
-    """The fields of CalibrationOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
+class CalibrationChoices(CutChoices, ModelChoices, total=False):
+    """The fields of CalibrationOptions, and of the Cut and ForwardOptions in it, as keyword arguments.
+
+    Threads and scheduler are those of the run.
+    """
 
     cut: Cut
     sequential: bool
     method: str
     embedding: bool
-    seed: int
+    seed: Seed
     any_text: bool
     forward: ForwardOptions
-

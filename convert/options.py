@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gguf_tools.argument_types import CheckedFields
+from gguf_tools.number_types import Count, PositiveBytes
 from quantize.calibration import Calibrating
 from quantize.importances.files import ImportanceSource
 from quantize.padding.padding import PadChoice
@@ -16,14 +18,14 @@ from quantize.run_options import RunChoices
 
 
 @dataclass(frozen=True)
-class ConvertOptions:
+class ConvertOptions(CheckedFields):
     """What to make of a checkpoint; the defaults are those of the command.
 
     outtype          "f32", "f16", "bf16", "q8_0", or "auto": the checkpoint's own 16-bit type, BF16 for a
                      quantized checkpoint. Or a file type of the quantizer (Q4_K_M ...), a recipe file or its
                      mixture: the result is that of converting to F32 and quantizing, in one pass
     importances      for such a file type: a path, what `imatrix.load` returns, or a mapping tensor name ->
-                     Importance
+                     Importance or array
     types            for such a file type: types set by hand, on top of the recipe file's
     mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention. None: as
                      `program` wants it
@@ -61,8 +63,8 @@ class ConvertOptions:
     mmproj: bool = False
     allow_pickle: bool = False
     big_endian: bool = False
-    split_max_bytes: int | None = None
-    split_max_tensors: int | None = None
+    split_max_bytes: PositiveBytes | None = None
+    split_max_tensors: Count | None = None
     provenance: bool = True
     tensor_first_split: bool = True
     calibration: Calibrating | None = None
@@ -93,8 +95,8 @@ class ConvertChoices(RunChoices, total=False):
     mmproj: bool
     allow_pickle: bool
     big_endian: bool
-    split_max_bytes: int | None
-    split_max_tensors: int | None
+    split_max_bytes: PositiveBytes | None
+    split_max_tensors: Count | None
     provenance: bool
     tensor_first_split: bool
     calibration: Calibrating | None

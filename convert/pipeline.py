@@ -29,6 +29,7 @@ from convert.model_names import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format import keys
@@ -132,6 +133,7 @@ class CheckpointSources:
             yield {name: tensors[made] for name, made in self.names.items()}
 
 
+@checked
 def convert(
     folder: str | os.PathLike[str],
     outfile: str | os.PathLike[str] | None = None,

@@ -5,26 +5,33 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 from forward.options import DType, Rounded
+from gguf_tools.cluster.address import Address
+from gguf_tools.number_types import Bytes, Count, Natural, Threads
 
 
 class CutChoices(TypedDict, total=False):
     """The fields of Cut as keyword arguments."""
 
-    chunk_size: int
-    from_chunk: int
-    n_chunks: int | None
+    chunk_size: Count
+    from_chunk: Natural
+    n_chunks: Count | None
     parse_special: bool
 
 
-class ForwardChoices(TypedDict, total=False):
-    """The fields of ForwardOptions as keyword arguments."""
+class ModelChoices(TypedDict, total=False):
+    """The fields of ForwardOptions as keyword arguments, but for those that a run has, too."""
 
     device: str | None
     dtype: DType
-    n_threads: int | None
-    memory_bytes: int
+    memory_bytes: Bytes
     all_experts: bool
     like: Literal["llama.cpp"] | None
     half_cache: bool
     rounded: Rounded | None
-    scheduler: str | None
+
+
+class ForwardChoices(ModelChoices, total=False):
+    """The fields of ForwardOptions as keyword arguments."""
+
+    n_threads: Threads | None
+    scheduler: Address | None

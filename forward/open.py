@@ -32,7 +32,8 @@ from forward.network import Network
 from forward.options import ForwardOptions
 from forward.rehearsal import network_of_tensors
 from forward.text.tokens import Vocabulary
-from gguf_tools.errors import BadRequest, MissingModel
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.early_checks import refuse_missing_model
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.findings import Finding
 from gguf_tools.format import keys
@@ -147,8 +148,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelSource:
     path = Path(path)
     if path.is_dir():
         return _open_folder(path)
-    if not path.exists():
-        raise MissingModel(f"{path}: no such file or folder")
+    refuse_missing_model(path)
     return _open_gguf(path)
 
 

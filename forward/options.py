@@ -6,8 +6,10 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
+from gguf_tools.argument_types import CheckedFields
+from gguf_tools.cluster.address import Address
 from gguf_tools.errors import BadRequest
-from gguf_tools.system.locks import refuse_thread_count
+from gguf_tools.number_types import Bytes, Threads
 
 DType = Literal["float32", "bfloat16"]
 
@@ -15,7 +17,7 @@ Rounded = Literal["weights", "activations"]
 
 
 @dataclass(frozen=True)
-class ForwardOptions:
+class ForwardOptions(CheckedFields):
     """How a forward pass is computed.
 
     device        "cpu", "cuda" ...; None: CUDA where there is one, else the CPU
@@ -34,16 +36,13 @@ class ForwardOptions:
 
     device: str | None = None
     dtype: DType = "float32"
-    n_threads: int | None = None
-    memory_bytes: int = 4 << 30
+    n_threads: Threads | None = None
+    memory_bytes: Bytes = 4 << 30
     all_experts: bool = False
     like: Literal["llama.cpp"] | None = None
     half_cache: bool = False
     rounded: Rounded | None = None
-    scheduler: str | None = None
-
-    def __post_init__(self) -> None:
-        refuse_thread_count(self.n_threads)
+    scheduler: Address | None = None
 
 
 def require_torch(purpose: str) -> None:

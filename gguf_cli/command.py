@@ -27,18 +27,20 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gguf_cli.parser import HelpFormatter, Parser
 from gguf_cli.roof import called_by
 from gguf_cli.streams import lasting_streams
-from gguf_tools.errors import BadArgument, ToolkitError
+from gguf_tools.cluster.address import ADDRESS
+from gguf_tools.errors import BadArgument, BadOverride, BadRequest, ToolkitError
 from gguf_tools.files import named_files
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.hub import limits
-from gguf_tools.system.locks import MAX_THREADS
+from gguf_tools.number_types import GIGABYTES, SECONDS, THREADS, NumberType
+from gguf_tools.spoken import speaking_flags
 from gguf_tools.terminal import say_aside
-from gguf_tools.text import printable, quoted
+from gguf_tools.text import printable
 
 
 class StoreOutput(argparse.Action):
@@ -124,11 +126,10 @@ def add_force(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None
 BAD_ARGUMENTS = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-MAX_SEED = (1 << 63) - 1
-"""The largest seed of torch's generators."""
-
 MAX_CHARS = 4000
 """Maximum length of a message: a file may hold a tensor name of any length."""
+
+T = TypeVar("T")
 
 Body = Callable[[argparse.Namespace], "int | None"]
 
@@ -166,7 +167,7 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
 def add_timeout(parser: argparse._ActionsContainer) -> None:
     """Give the parser of work with the Hub `--timeout`, which `run` minds."""
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=limits.seconds, default=limits.DEFAULT_SECONDS,
+        "--timeout", metavar="SECONDS", type=number(SECONDS), default=limits.DEFAULT_SECONDS,
         help=f"longest time that a busy Hub may ask to wait (default: {limits.DEFAULT_SECONDS:.0f})",
     )  # fmt: skip
 
@@ -182,85 +183,60 @@ def add_source_and_output(parser: argparse.ArgumentParser) -> None:
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """Give the parser of work on several threads `--threads`."""
     parser.add_argument(
-        "--threads", type=threads, metavar="N", help="how many threads (default: one per core)"
+        "--threads", type=number(THREADS), metavar="N", help="how many threads (default: one per core)"
     )
 
 
 def add_scheduler(parser: argparse._ActionsContainer, more: str = "") -> None:
     """Give the parser of work that other machines can share `--scheduler`; `more` ends its help."""
     parser.add_argument(
-        "--scheduler", metavar="ADDRESS",
+        "--scheduler", type=argument(ADDRESS.parse), metavar="ADDRESS",
         help="have the workers of a Dask scheduler do it, such as tcp://10.0.0.1:8786; they must see the same"
         f" files under the same names. local:N starts N processes here{more}",
     )  # fmt: skip
 
 
-def output_file(text: str) -> Path:
-    """Read an argument as the path of a file that can be written."""
-    return _output(named_files.output_path, text)
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a type for argparse: what `parse` refuses is a mistake of the command line.
+
+    What is in the way of a good name is none.
+    """
+
+    def parse_argument(text: str) -> T:
+        try:
+            return parse(text)
+        except (BadRequest, BadOverride) as error:
+            raise argparse.ArgumentTypeError(one_line(error)) from error
+
+    return parse_argument
 
 
-def output_file_or_folder(text: str) -> Path:
-    """Read an argument as the path of a file that can be written, or of a folder that is there."""
-    return _output(partial(named_files.output_path, may_be_folder=True), text)
+output_file = argument(named_files.output_path)
+output_file_or_folder = argument(partial(named_files.output_path, may_be_folder=True))
+output_prefix = argument(named_files.output_prefix)
+output_folder = argument(named_files.output_folder)
+"""Types of arguments that name what is written; see gguf_tools/files/named_files.py."""
 
 
-def output_prefix(text: str) -> Path:
-    """Read an argument as the beginning of several files' names."""
-    return _output(named_files.output_prefix, text)
+def _text(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() in (".gguf", ".safetensors") or (path / "config.json").exists():
+        raise BadArgument(f"{text} is a model, and was taken for TEXT, which is missing")
+    return path
 
 
-def output_folder(text: str) -> Path:
-    """Read an argument as the path of a folder that can be filled."""
-    return _output(named_files.output_folder, text)
+text_file = argument(_text)
+"""Type of an argument that names a text, or a folder of texts."""
 
 
-def _output(path_of: Callable[[str], Path], text: str) -> Path:
-    try:
-        return path_of(text)
-    except BadArgument as error:  # what is in the way of a good name is no mistake of the command line's
-        raise argparse.ArgumentTypeError(one_line(error)) from error
-
-
-def threads(text: str) -> int:
-    """Read an argument as a number of threads."""
-    return _whole(text, 1, MAX_THREADS)
-
-
-def seed(text: str) -> int:
-    """Read an argument as the seed of a random generator."""
-    return _whole(text, 0, MAX_SEED)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    number = int(text)
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number from {least} to {most}")
-    return number
-
-
-def positive(text: str) -> int:
-    """Read an argument as a whole number from 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
-
-
-def natural(text: str) -> int:
-    """Read an argument as a whole number from 0."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
+def number(kind: NumberType) -> Callable[[str], float]:
+    """Return a type for argparse that reads such numbers."""
+    return argument(kind.parse)
 
 
 def gigabytes(text: str) -> int:
     """Read an argument in gigabytes, of 2**30 bytes each, as a number of bytes."""
-    number = float(text)
-    if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
-    return int(number * (1 << 30))
+    return int(number(GIGABYTES)(text) * (1 << 30))
 
 
 class Subcommands:
@@ -299,6 +275,7 @@ class Subcommands:
         return sub
 
 
+@speaking_flags()
 def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None = None) -> int:
     """Parse `argv`, call `body` with the result, and return the exit code.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,8 +30,9 @@ from gguf_cli.command import add_force
 from gguf_cli.completion import completes
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
+from gguf_tools.number_types import NATURAL, metric_bytes
 from gguf_tools.terminal import say
-from gguf_tools.text import json_line, quoted
+from gguf_tools.text import json_line
 from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
     _add_file_arguments(parser)
     command.add_threads(parser)
     parser.add_argument(
-        "--print-supported-models", action="store_true",
+        "--print-supported-models",
+        action="store_true",
         help="list the architectures that can be converted; with --mmproj those whose towers can",
     )
     add_stream_argument(parser)
@@ -147,9 +148,17 @@ def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
         help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
     )  # fmt: skip
     parser.add_argument("--bigendian", action="store_true", help="write for a big-endian machine")
-    parser.add_argument("--split-max-size", metavar="N(M|G)", help="start a new part at this size")
     parser.add_argument(
-        "--split-max-tensors", type=int, metavar="N", help="start a new part at so many tensors"
+        "--split-max-size",
+        type=command.argument(metric_bytes),
+        metavar="N(M|G)",
+        help="start a new part at this size",
+    )
+    parser.add_argument(
+        "--split-max-tensors",
+        type=command.number(NATURAL),
+        metavar="N",
+        help="start a new part at so many tensors",
     )
     parser.add_argument(
         "--no-tensor-first-split", action="store_true", help="keep tensors out of the first part"
@@ -287,8 +296,6 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
     from quantize.plan.converter_types import is_outtype
     from quantize.plan.decide import PlanOptions
 
-    if args.split_max_tensors is not None and args.split_max_tensors < 0:
-        parser.error(f"--split-max-tensors is {args.split_max_tensors}, expected a positive number")
     importances, types = read_importances(args), plan_options(args)
     if any(map(is_outtype, args.outtype.split(","))) and (importances or types != PlanOptions()):
         parser.error(
@@ -306,7 +313,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         mmproj=args.mmproj,
         allow_pickle=args.allow_pickle,
         big_endian=args.bigendian,
-        split_max_bytes=_size(args.split_max_size, parser),
+        split_max_bytes=args.split_max_size or None,
         split_max_tensors=args.split_max_tensors or None,
         provenance=not args.no_provenance,
         tensor_first_split=not args.no_tensor_first_split,
@@ -314,16 +321,6 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         pad_hidden=args.pad_hidden,
         keep_grid=args.keep_grid,
     )
-
-
-def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
-    """Read `300M` or `2G` as bytes, in powers of 1000 as in llama.cpp's converter; 0 is no limit."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,18})([KMG]?)", text)
-    if match is None:
-        parser.error(f"--split-max-size is {quoted(text)}, expected a number with M or G, for instance 2G")
-    return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]] or None
 
 
 def add_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) -> None:

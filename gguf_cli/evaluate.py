@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_cli.arguments.forward import add_context_argument, add_run_arguments, cut_of, forward_options
+from gguf_cli.arguments.forward import (
+    add_chunks_argument,
+    add_context_argument,
+    add_run_arguments,
+    cut_of,
+    forward_options,
+)
 from gguf_cli.command import StoreOnce, StoreOutput, add_force
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
@@ -133,7 +139,7 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     """Add what the models read."""
     texts = what.add_mutually_exclusive_group()
     texts.add_argument(
-        "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT", action=StoreOnce,
         instead=", or give a folder of texts to --suite",
         help="UTF-8 text; needed without --suite and --kl-divergence",
     )  # fmt: skip
@@ -144,7 +150,7 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     what.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
     add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    add_chunks_argument(what)
 
 
 def _add_comparisons(what: argparse._ArgumentGroup) -> None:
@@ -201,9 +207,6 @@ def _add_stored_base(what: argparse._ArgumentGroup) -> None:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    from forward.options import require_torch
-
-    require_torch("evaluating models")  # the modules below import it
     from gguf_tools.files.atomic_write import write_whole
     from gguf_tools.files.leftovers import is_unfinished
     from gguf_tools.files.named_files import output_path
@@ -320,6 +323,7 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
         keep=args.keep,
         against=args.against,
         noise_floor=args.noise_floor,
+        force=args.force,
     )
 
 

@@ -16,16 +16,20 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from calibrate.options import CalibrationChoices
+from convert.sources import SourceChoices
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadArgument, BadRequest
-from gguf_tools.progress import Bar, Shown
+from gguf_tools.files.named_files import AnyPath, Paths, paths_of
+from gguf_tools.number_types import Count, PositiveBytes
+from gguf_tools.progress import BYTES, Bar, Shown
 from quantize.run_options import RunOptions, merge_choices
 
 if TYPE_CHECKING:
-    from calibrate.options import CalibrationChoices
     from convert.checkpoint.streamed import StreamedFolder
-    from convert.sources import SourceChoices, SourceOptions
+    from convert.sources import SourceOptions
     from forward.options import ForwardOptions
     from forward.text.tokens import Cut
     from gguf_tools.hub.upload import Upload
@@ -34,7 +38,9 @@ if TYPE_CHECKING:
     from quantize.plan.sensitivities import Sensitivities
     from quantize.run import Result
 
-AnyPath = str | os.PathLike[str]
+
+class CalibrateChoices(SourceChoices, CalibrationChoices, total=False):
+    """What `calibrate` takes as keyword arguments: what `quantize` does, and how to calibrate."""
 
 
 class CookChoices(TypedDict, total=False):
@@ -50,6 +56,7 @@ class CookChoices(TypedDict, total=False):
     quantized_by: str | None
 
 
+@checked
 def quantize(
     model: AnyPath,
     output: AnyPath | None,
@@ -87,6 +94,7 @@ def quantize(
         return planned.execute(run)
 
 
+@checked
 def calibrate(
     model: AnyPath,
     output: AnyPath | None,
@@ -95,23 +103,28 @@ def calibrate(
     run: RunOptions | None = None,
     *,
     losses: AnyPath | Sensitivities | None = None,
-    **choices: Unpack[CalibrationChoices],
+    **choices: Unpack[CalibrateChoices],
 ) -> Result:
     """Quantize a model so that it errs little on a text, as `quantize --calibrate` does.
 
         calibrate("DeepSeek-V2-Lite", "lite-Q4_K_M.gguf", "Q4_K_M", "calibration.txt", n_chunks=40)
 
     text     UTF-8 file, or folder of which every file and every folder in it is a class of text
-    choices  fields of `Calibration`, and of the Cut and ForwardOptions in it, as keyword arguments
+    choices  fields of `Calibration`, and of the Cut and ForwardOptions in it, and what `quantize` takes, as
+             keyword arguments: progress=True, force=True, importances=...
     The rest is as in `quantize`.
     """
     from calibrate.calibration import Calibration
-    from gguf_tools.choices import with_choices
+    from gguf_tools.choices import refuse_unknown, with_choices
 
-    calibration = with_choices(Calibration(Path(text)), choices)
-    return quantize(model, output, file_type, run=run, losses=losses, calibration=calibration)
+    refuse_unknown(choices, CalibrateChoices.__annotations__.keys() - {"calibration"})
+    asked: dict[str, Any] = dict(choices)
+    how = {name: asked.pop(name) for name in CalibrationChoices.__annotations__ if name in asked}
+    asked["calibration"] = with_choices(Calibration(text), how)
+    return quantize(model, output, file_type, run=run, losses=losses, **asked)
 
 
+@checked
 def cook(
     model: AnyPath,
     text: AnyPath,
@@ -156,8 +169,9 @@ def cook(
     return request.folder
 
 
+@checked
 def card(
-    files: AnyPath | Iterable[AnyPath],
+    files: Paths,
     *,
     source: AnyPath | None = None,
     base_model: str | None = None,
@@ -181,7 +195,7 @@ def card(
     from convert.card.write import CardRequest
     from gguf_cli.arguments.card import write_charted_card
 
-    paths = [Path(files)] if isinstance(files, str | os.PathLike) else list(map(Path, files))
+    paths = paths_of("files", files)
     request = CardRequest(
         None if source is None else Path(source),
         base_model,
@@ -192,13 +206,15 @@ def card(
     return write_charted_card(paths, request, None if output is None else Path(output), force=force)
 
 
+@checked
 def upload(
-    files: AnyPath | Iterable[AnyPath],
+    files: Paths,
     repository: str,
     *,
     private: bool = False,
     force: bool = False,
     include: str | Sequence[str] = (),
+    progress: Shown = None,
 ) -> list[str]:
     """Upload files, or what belongs to a model in a folder, to the Hub; return their names there.
 
@@ -207,6 +223,7 @@ def upload(
     repository  OWNER/NAME[@BRANCH], made if it isn't there
     include     a pattern, or several, of more files to take from folders; those with a leading dot, or
                 what may be a secret, only by a pattern with that dot, or by the whole name
+    progress    True, a function, or a bar of tqdm or rich, which moves with each file
     raises      HubError; the same call goes on with what is missing. OutputError for a file that is there
                 with another content, without `force`
     """
@@ -217,20 +234,26 @@ def upload(
     name = parse_hub_name(repository)
     if name is None:
         raise BadRequest(f"{repository}: expected OWNER/NAME")
-    paths = [Path(files)] if isinstance(files, str | os.PathLike) else list(map(Path, files))
+    paths = paths_of("files", files)
     uploads: Sequence[Upload] = plan_upload(paths, include)[0]
     if not uploads:
         raise BadRequest(f"{paths[0]}: nothing to upload")
-    send(uploads, name, private=private, force=force, bars=False)
+    with Bar(f"uploading to {name}", BYTES, progress) as bar:
+        advance = bar.start(sum(each.n_bytes for each in uploads))
+        send(
+            uploads, name, private=private, force=force, bars=False,
+            done=lambda each, is_new: advance(each.n_bytes),
+        )  # fmt: skip
     return [each.name for each in uploads]
 
 
+@checked
 def split(
     model: AnyPath,
     prefix: AnyPath,
     *,
-    max_bytes: int | None = None,
-    max_tensors: int | None = None,
+    max_bytes: PositiveBytes | None = None,
+    max_tensors: Count | None = None,
     force: bool = False,
     progress: Shown = None,
 ) -> list[Path]:
@@ -257,6 +280,7 @@ def split(
     return [file.path for file in files]
 
 
+@checked
 def merge(part: AnyPath, output: AnyPath, *, force: bool = False, progress: Shown = None) -> Path:
     """Merge a split set, given any of its parts, into one file; return its path.
 

@@ -15,6 +15,7 @@ from gguf_cli.arguments.forward import (
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
+    cut_of,
     forward_options,
 )
 from gguf_cli.arguments.imatrix_flags import FOREIGN_FLAGS
@@ -24,6 +25,7 @@ from gguf_cli.roof import called_by
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
+from gguf_tools.number_types import NATURAL
 from gguf_tools.terminal import say
 from gguf_tools.text import counted, json_line
 
@@ -213,7 +215,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face folder, GGUF file (any part of a split one), or OWNER/NAME[@REVISION] on the Hub",
     )  # fmt: skip
     what.add_argument(
-        "-f", "--file", dest="text", type=Path, metavar="TEXT", action=StoreOnce,
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT", action=StoreOnce,
         instead=", and add the matrix of the other with --in-file",
         help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip
@@ -228,7 +230,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     add_context_argument(what)
     add_chunks_argument(what)
     what.add_argument(
-        "--from-chunk", "--chunk", type=command.natural, default=0, metavar="N",
+        "--from-chunk", "--chunk", type=command.number(NATURAL), default=0, metavar="N",
         help="leave out the first N chunks",
     )  # fmt: skip
     what.add_argument("--process-output", action="store_true", help="collect for output.weight, too")
@@ -244,7 +246,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     _add_layout(how)
     how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
     how.add_argument(
-        "--output-frequency", "-ofreq", type=command.natural, default=0, metavar="N",
+        "--output-frequency", "-ofreq", type=command.number(NATURAL), default=0, metavar="N",
         help="write what is known after every N layers; 0: only at the end (default)",
     )  # fmt: skip
     how.add_argument(
@@ -296,18 +298,14 @@ def _collect_or_merge(args: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _CollectRequest:
-    from forward.options import require_torch
-
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
-    require_torch("collecting importances")
-    from forward.text.tokens import Cut
     from imatrix.options import CollectOptions
     from quality.suite.mixture import read_mixture
 
     options = CollectOptions(
-        cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),
+        cut=replace(cut_of(args), parse_special=args.parse_special),
         process_output=args.process_output,
         perplexity=not args.no_ppl,
         dataset=args.dataset_name,
@@ -339,14 +337,15 @@ def _collect(request: _CollectRequest) -> None:
     from imatrix.collecting import collect_beside
     from imatrix.options import CollectBar, perplexity_lines
     from imatrix.repair import notes_on_groups
-    from imatrix.store import load, not_held, save
+    from imatrix.store import not_held, save
 
     output, quiet = request.output, request.quiet
     refuse_shared({"-o": output}, (Path(request.named), request.text))  # also where it is the default
     refuse_to_replace([output], force=request.force)
     refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=quiet)
-    options = replace(request.options, earlier=[load(path) for path in request.earlier])
+    refuse_early(models=[model])
+    options = replace(request.options, earlier=request.earlier)
 
     def write(contents: ImportanceFile) -> None:
         save(output, _in_layout(contents, request.layout, model), request.form, force=True)

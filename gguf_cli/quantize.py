@@ -16,6 +16,7 @@ from gguf_cli.arguments.calibration import (
     add_calibration_arguments,
     read_calibration,
     read_divergence,
+    refuse_early_of,
 )
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.forward import add_force_of_text
@@ -38,19 +39,19 @@ from gguf_cli.arguments.types import (
     read_importances,
     refuse_grids_for_sizes,
 )
-from gguf_cli.command import threads
 from gguf_cli.completion import completes
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.named_files import output_path
 from gguf_tools.findings import teller
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.system.locks import MAX_THREADS
+from gguf_tools.number_types import THREADS
 from gguf_tools.terminal import say
-from gguf_tools.text import json_line, quoted
+from gguf_tools.text import json_line
 from quantize.formats import encodable
 from quantize.plan.ik_recipes import IK_RECIPES
+from quantize.plan.overrides import parse_layers
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipes import ALIASES, FILE_TYPES, RECIPES, unknown_file_type
 from quantize.roles import LAYOUTS
@@ -139,8 +140,9 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     add_size_arguments(parser)
     file = parser.add_argument_group("what goes into the file")
     file.add_argument(
-        "--prune-layers", metavar="L0,L1,...", help="leave these layers out and number the rest anew"
-    )
+        "--prune-layers", type=command.argument(parse_layers), default=(), metavar="L0,L1,...",
+        help="leave these layers out and number the rest anew",
+    )  # fmt: skip
     file.add_argument(
         "--mla", choices=LAYOUTS,
         help="layout of attention, where INPUT is a folder (default: split, or both for types that only"
@@ -235,18 +237,18 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
 
 def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request:
     from convert.sources import SourceOptions
-    from quantize.plan.overrides import parse_kv_override, parse_layers
+    from quantize.plan.overrides import parse_kv_override
     from quantize.run_options import RunOptions
 
     named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
+    refuse_early_of(args, output)
     check_plan_arguments(args, parser)
     is_llama_s = _is_llama_s(args, parser) and not Path(named).is_dir()
     size, types = read_size(args, type_), plan_options(args)
     refuse_grids_for_sizes(args.keep_grid, size is not None)
     with parsing_arguments():
-        layers = parse_layers(args.prune_layers) if args.prune_layers else ()
         kv_overrides = tuple(map(parse_kv_override, args.override_kv))
-    types = replace(types, prune_layers=layers)
+    types = replace(types, prune_layers=args.prune_layers)
     if size is not None:  # which has taken the others in
         types = replace(types, overrides=overrides_of_files(args))
     request = _Request(
@@ -292,6 +294,11 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             "--stream is for encoding alone; --calibrate, --evaluate and --size without --losses compute the"
             " model, so it has to be fetched"
         )
+    if request.dry_run and size is not None and size.losses is None:
+        raise BadRequest(
+            "--dry-run computes nothing, and --size without --losses measures what each tensor costs; measure"
+            " it with `sensitivity` first, and name the file with --losses"
+        )
     return request
 
 
@@ -301,8 +308,9 @@ def _quantize(request: _Request) -> None:
     from quantize.report import dry_run_lines, result_lines
     from quantize.run import execute_together
 
-    headers = request.dry_run and not request.computes
-    source = source_folder(request.named, stream=request.stream, dry_run=headers, quiet=request.quiet)
+    source = source_folder(
+        request.named, stream=request.stream, dry_run=request.dry_run, quiet=request.quiet
+    )
     if request.output is not None and request.output.exists() and not Path(source).exists():
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
     types: Sequence[tuple[str | Mixture, PadChoice | None]]
@@ -443,9 +451,9 @@ def command_words(
         if output is None and not rest[0].isdecimal():
             parser.error(_no_type_text(words))
         try:
-            n_threads = threads(rest[0])
-        except (ValueError, argparse.ArgumentTypeError):
-            parser.error(f"THREADS is {quoted(rest[0])}, expected a whole number from 1 to {MAX_THREADS}")
+            n_threads = int(THREADS.parse(rest[0]))
+        except BadArgument as error:
+            parser.error(f"THREADS: {error}")
     return source, None if output is None else output_path(output), type_, n_threads
 
 

@@ -20,6 +20,7 @@ from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.number_types import COUNT, SEED
 from gguf_tools.terminal import say
 from quantize.plan.overrides import parse_type
 
@@ -66,11 +67,11 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         "--types", metavar="TYPE,TYPE...", help="candidate types (default: those of llama.cpp's recipes)"
     )
     what.add_argument(
-        "--rows", type=command.positive, default=512, metavar="N",
+        "--rows", type=command.number(COUNT), default=512, metavar="N",
         help="rows of a tensor that are encoded at every type (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
-        "--seed", type=command.seed, default=0, metavar="N",
+        "--seed", type=command.number(SEED), default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
     what.add_argument(
@@ -95,9 +96,6 @@ class _Request:
 
 
 def _read(args: argparse.Namespace) -> _Request:
-    from forward.options import require_torch
-
-    require_torch("measuring sensitivities")  # the options import it
     return _Request(args.model, args.text, args.output, _options(args), args.quiet)
 
 
@@ -108,6 +106,7 @@ def _sensitivity(request: _Request) -> None:
     output = request.output
     refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=request.quiet)
+    refuse_early(models=[model])
     done = f"{output}: is already there, as asked; --force makes it anew"
     losses = measured_before(model, request.text, output, request.options)
     if losses is None:

@@ -52,6 +52,7 @@ from gguf_tools.errors import (
     UnreadableInput,
     UnsupportedCheckpoint,
     UnsupportedVersion,
+    WrongType,
 )
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import GGMLType
@@ -137,6 +138,7 @@ __all__ = [
     "UnsupportedCheckpoint",
     "UnsupportedVersion",
     "Value",
+    "WrongType",
     "__version__",
     "audit",
     "calibrate",

@@ -124,6 +124,9 @@ from gguf_tools.errors import (
 from gguf_tools.errors import (
     UnsupportedVersion as UnsupportedVersion,
 )
+from gguf_tools.errors import (
+    WrongType as WrongType,
+)
 from gguf_tools.files.partial_file import GGUFWriter as GGUFWriter
 from gguf_tools.format.ggml_types import GGMLType as GGMLType
 from gguf_tools.format.layout import FileLayout as FileLayout

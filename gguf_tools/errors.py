@@ -29,18 +29,22 @@
         NoFallback          no type can hold this row length
         BadRequest          options that contradict each other or the input
           BadArgument         an argument that means nothing, whatever the input is
+            WrongType           ... because it is of another type; a TypeError, too
       ChangedInput        an input that was changed while it was read
       HubError            a model that the Hub doesn't give, or files that it doesn't take
       ClusterError        a scheduler that is gone, or workers that can't do the work
       ExecutionError      a task failed; carries the task and the cause
 
 A message is one line: the file, the tensor or key, what was found, what was expected, and what
-to do. The command line prints it as it is and exits with 1, for BadArgument with 2.
+to do. It is written with flags, and says arguments instead in Python; see spoken.py. The command line prints
+it as it is and exits with 1, for BadArgument with 2.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from gguf_tools.spoken import spoken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +53,9 @@ if TYPE_CHECKING:
 
 class ToolkitError(Exception):
     """Base of all errors that are caused by the input or the environment, not by a bug."""
+
+    def __str__(self) -> str:
+        return spoken(super().__str__())
 
 
 class GGUFError(ToolkitError):
@@ -152,6 +159,10 @@ class BadRequest(PlanError):
 
 class BadArgument(BadRequest):
     pass
+
+
+class WrongType(BadArgument, TypeError):
+    """An argument of another type than the function takes."""
 
 
 class ChangedInput(ToolkitError):

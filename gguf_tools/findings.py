@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 from gguf_tools.errors import ToolkitError
+from gguf_tools.spoken import spoken
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import printable, quoted
 
@@ -51,6 +52,9 @@ class Finding:
     about: tuple[str, ...] = ()
     file: str = ""
     error: type[ToolkitError] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", spoken(self.text))
 
     @classmethod
     def stopping(

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Unpack
 
 from forward.options import require_torch
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.leftovers import forget
@@ -27,6 +28,7 @@ from imatrix.options import (
 from quantize.importances.entries import ImportanceFile
 
 
+@checked
 def collect(
     model: str | os.PathLike[str],
     text: str | os.PathLike[str],
@@ -56,7 +58,7 @@ def collect(
     report = CollectBar(0, _save_nothing, progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
-        refuse_early([place], [Path(text)], folders=True)
+        refuse_early([place], [Path(text)], [Path(model)], folders=True)
         refuse_to_replace([place], force=options.force)
         with in_use(work_path(place)):
             collected = collect_beside(Path(model), Path(text), place, options, report)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut, ReadText, read_text
+from gguf_tools.argument_types import CheckedFields
 from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
 from quantize.importances.entries import ImportanceFile
+from quantize.importances.files import ImportanceSource, importance_file
 
 if TYPE_CHECKING:
     from forward.logits import Perplexity
 
 
 @dataclass(frozen=True)
-class CollectOptions:
+class CollectOptions(CheckedFields):
     """What to collect, and how.
 
     cut             the part of the text that is used
@@ -26,7 +29,7 @@ class CollectOptions:
     dataset         name of the text in the file; None: the name of the text's file
     forward         how the model is computed
     restart         start over instead of resuming an interrupted run
-    earlier         importances to add to
+    earlier         importances to add to: what `imatrix.load` returns, a path, or several of them
     any_text        use the text even if it is nonsense; see forward/text/quality.py
     force           replace an output that is there
     read            reads the text at a path; `quality.suite.mixture.read_mixture` takes folders, too
@@ -38,10 +41,17 @@ class CollectOptions:
     dataset: str | None = None
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
-    earlier: Sequence[ImportanceFile] = ()
+    earlier: ImportanceSource | Sequence[ImportanceSource] = ()
     any_text: bool = False
     force: bool = False
     read: ReadText = read_text
+
+    @property
+    def earlier_files(self) -> list[ImportanceFile]:
+        """`earlier`, as files hold them; raises what `imatrix.load` raises."""
+        if isinstance(self.earlier, ImportanceFile | Mapping | str | os.PathLike):
+            return [importance_file(self.earlier)]
+        return list(map(importance_file, self.earlier))
 
 
 class CollectChoices(CutChoices, ForwardChoices, total=False):
@@ -53,7 +63,7 @@ class CollectChoices(CutChoices, ForwardChoices, total=False):
     dataset: str | None
     forward: ForwardOptions
     restart: bool
-    earlier: Sequence[ImportanceFile]
+    earlier: ImportanceSource | Sequence[ImportanceSource]
     any_text: bool
     force: bool
     read: ReadText

@@ -53,7 +53,8 @@ def collect_from(
         if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":
             options = replace(options, forward=replace(options.forward, half_cache=True))
             notes += (_CHOSEN.format(n_chosen=n_chosen),)
-        _refuse_others(options.earlier, source)
+        earlier = options.earlier_files
+        _refuse_others(earlier, source)
         about = _about(source.watch, chunks, options)
         with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
             refuse_full_disk([folder.folder], [source], chunks.chunks, options.forward)
@@ -61,7 +62,7 @@ def collect_from(
             collected = _run(source, chunks, options, folder, report, dataset)
             source.watch.refuse_changed()
     refuse_nonfinite(collected.importances.entries)
-    merged = merge([*options.earlier, collected.importances])
+    merged = merge([*earlier, collected.importances])
     return replace(collected, importances=merged.importances, notes=(*notes, *collected.notes, *merged.notes))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadImportance
 from gguf_tools.files.atomic_write import whole_file
 from gguf_tools.files.overwriting import refuse_to_replace
@@ -32,6 +33,7 @@ __all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat"
 _MAX_INT32 = 2**31 - 1
 
 
+@checked
 def save(
     path: str | os.PathLike[str],
     contents: ImportanceFile,

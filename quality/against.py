@@ -10,10 +10,10 @@ from textwrap import wrap
 from typing import Any
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.files.named_files import AnyPath
 from gguf_tools.text import MAX_WIDTH, table
 from quality.comparison import Comparison, Comparisons, Interval, Verdict, compare
 from quality.divergence import TokenValues
-from quality.options import AnyPath
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
-
-AnyPath = str | os.PathLike[str]
+from gguf_tools.argument_types import CheckedFields
 
 SHORTEST_CHUNK = 4
 """Tokens of a chunk of which something can be measured."""
@@ -24,7 +22,7 @@ class LogitsFile:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(CheckedFields):
     """What to evaluate, and how.
 
     cut      the part of the text that is used
@@ -33,6 +31,7 @@ class EvaluateOptions:
              when all is done. None: a temporary one, without resuming, in $TMPDIR or /var/tmp
     restart  start over instead of resuming
     logits   file to write the base's log probabilities to, for llama-perplexity; None: no file
+    force    replace `logits` if it is there
     keep     folder where the base's states are kept, and found by later runs; None: they aren't kept
     against  one more file, which each of the others is compared with; it may be one of them. None: no file
     noise_floor  also measure what the base itself loses to rounding, as two more models
@@ -43,14 +42,10 @@ class EvaluateOptions:
     work: Path | None = None
     restart: bool = False
     logits: Path | None = None
+    force: bool = False
     keep: Path | None = None
     against: Path | None = None
     noise_floor: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("work", "logits", "keep", "against"):
-            if getattr(self, name) is not None:  # a caller may have texts
-                object.__setattr__(self, name, Path(getattr(self, name)))
 
 
 class EvaluateChoices(CutChoices, ForwardChoices, total=False):
@@ -61,6 +56,7 @@ class EvaluateChoices(CutChoices, ForwardChoices, total=False):
     work: Path | None
     restart: bool
     logits: Path | None
+    force: bool
     keep: Path | None
     against: Path | None
     noise_floor: bool

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from forward.options import require_torch
 from forward.text.tokens import Cut
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.leftovers import is_unfinished
+from gguf_tools.files.named_files import AnyPath, Paths, paths_of
+from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.progress import NoReport, Reporter, Shown, reporting
-from quality.options import AnyPath, EvaluateChoices, EvaluateOptions, LogitsFile
+from quality.options import EvaluateChoices, EvaluateOptions, LogitsFile
 from quality.suite.suite import Suite, read_suite
 
 if TYPE_CHECKING:
@@ -24,10 +28,11 @@ LABEL = "evaluating"
 """What the bar of an evaluation says."""
 
 
+@checked
 def evaluate(
     base: AnyPath | LogitsFile,
     text: AnyPath | None,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     progress: Shown | Reporter = None,
     **choices: Unpack[EvaluateChoices],
@@ -39,7 +44,7 @@ def evaluate(
     base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states. Or a file of
              log probabilities that llama-perplexity has written
     text     UTF-8 file; with a file of log probabilities it may be None
-    quants   GGUF files made of the base; a folder can be compared, too
+    quants   GGUF files made of the base, one or several; a folder can be compared, too
     progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
              chunk_size=512, device="cpu". They replace those of `options`
@@ -59,7 +64,7 @@ def evaluate(
 def evaluating(
     base: AnyPath | LogitsFile,
     text: AnyPath | None,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
     check: Check = lambda text, files: None,
@@ -70,21 +75,24 @@ def evaluating(
 
     check  called before anything is computed
     """
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
+    models = [*paths, options.against, *_computed(base, options)]
+    refuse_early([options.logits], [None if text is None else Path(text)], models)
+    _refuse_to_replace(options)
     require_torch("evaluating models")
     from quality.run import evaluated
     from quality.texts import OneText
 
-    options, report = options or EvaluateOptions(), report or NoReport()
-    refuse_early([options.logits], [None if text is None else Path(text)])
     one = OneText(None if text is None else Path(text), options.cut)
-    with evaluated(_base(base), one, _some(quants), options, report, check) as (evaluation,):
+    with evaluated(_base(base), one, paths, options, report, check) as (evaluation,):
         yield evaluation
 
 
+@checked
 def evaluate_suite(
     base: AnyPath,
     suite: Suite | AnyPath,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     progress: Shown | Reporter = None,
     **choices: Unpack[EvaluateChoices],
@@ -98,7 +106,7 @@ def evaluate_suite(
 
     base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states
     suite    what `read_suite` gives or takes: `default`, a folder, or a YAML file
-    quants   GGUF files made of the base; a folder can be compared, too
+    quants   GGUF files made of the base, one or several; a folder can be compared, too
     progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of EvaluateOptions, and of the ForwardOptions in it, as keyword arguments
     raises   ToolkitError; BadRequest, before anything is computed, for options that are for one text: a cut,
@@ -116,7 +124,7 @@ def evaluate_suite(
 def evaluating_suite(
     base: AnyPath | LogitsFile,
     suite: Suite | AnyPath,
-    quants: Sequence[AnyPath],
+    quants: Paths,
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
     check: Check = lambda text, files: None,
@@ -125,28 +133,41 @@ def evaluating_suite(
 
     check  called for each class, before anything is computed
     """
-    require_torch("evaluating models")
-    from quality.run import evaluated
-    from quality.suite.result import SuiteEvaluation
-    from quality.texts import SuiteTexts
-
-    options, report = options or EvaluateOptions(), report or NoReport()
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
     if options.cut != Cut():
         raise BadRequest("a cut is for one text: the classes of a suite have contexts of their own")
     if isinstance(base, LogitsFile) or options.logits is not None:
         path = base.path if isinstance(base, LogitsFile) else options.logits
         raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")
     whole = suite if isinstance(suite, Suite) else read_suite(suite)
-    with evaluated(Path(base), SuiteTexts(whole), _some(quants), options, report, check) as found:
+    refuse_early(models=[*paths, options.against, *_computed(base, options)])
+    require_torch("evaluating models")
+    from quality.run import evaluated
+    from quality.suite.result import SuiteEvaluation
+    from quality.texts import SuiteTexts
+
+    with evaluated(Path(base), SuiteTexts(whole), paths, options, report, check) as found:
         names = (each.name for each in whole.classes)
         yield SuiteEvaluation(whole, dict(zip(names, found, strict=True)))
+
+
+def _refuse_to_replace(options: EvaluateOptions) -> None:
+    """Raise OutputError for a file of logits that is there, unless an interrupted run may have written it."""
+    if options.work is None or not is_unfinished(options.work):
+        refuse_to_replace([options.logits], force=options.force)
+
+
+def _computed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path]:
+    """Return the base if it has to be there: one whose states are kept may be gone."""
+    return [] if isinstance(base, LogitsFile) or options.keep is not None else [Path(base)]
 
 
 def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:
     return base if isinstance(base, LogitsFile) else Path(base)
 
 
-def _some(quants: Sequence[AnyPath]) -> Sequence[AnyPath]:
-    if not quants:
+def _some(quants: Paths) -> list[Path]:
+    paths = paths_of("quants", quants)
+    if not paths:
         raise BadRequest("no model to compare with the base")
-    return quants
+    return paths

@@ -17,6 +17,7 @@ from forward.run import ForwardPass
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
 from forward.workers import torch_threads
+from gguf_tools.files.named_files import AnyPath
 from gguf_tools.findings import Finding, tell_all
 from gguf_tools.progress import Reporter
 from quality.against import with_stock
@@ -28,7 +29,7 @@ from quality.divergence import measure
 from quality.drafts import Drafts
 from quality.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
 from quality.noise_floor import NoiseFloor
-from quality.options import AnyPath, EvaluateOptions, LogitsFile
+from quality.options import EvaluateOptions, LogitsFile
 from quality.texts import Texts
 from quality.visitor import DivergenceVisitor
 from quality.work_folders import work_folders

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.run_lock import in_use
+from gguf_tools.spoken import spoken
 from quality.options import EvaluateOptions
 
 _LASTING = Path("/var/tmp")
@@ -31,7 +32,7 @@ def work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Ite
             try:
                 yield [Path(folder, name) for name in names]
             except KeyboardInterrupt as error:
-                error.__notes__ = ["nothing is kept without --json, --html or --work DIR"]
+                error.__notes__ = [spoken("nothing is kept without --json, --html or --work DIR")]
                 raise
         return
     with in_use(options.work):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import BadImportance, ShapeError
+from gguf_tools.argument_types import checked
+from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.reader import GGUFSource
 from quantize.formats import get_decoder, get_format
 from quantize.formats.base import ROW_DTYPES
+from quantize.importances.entries import checked_weights
 from quantize.importances.weighting import ColumnWeights
 
 
+@checked
 def encode(
     array: npt.ArrayLike, type_: str | GGMLType, importances: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.uint8]:
@@ -35,7 +38,7 @@ def encode(
     n_cols = rows.shape[-1]
     if importances is None:
         return format_.encode(rows.reshape(-1, n_cols), None).reshape(*rows.shape[:-1], -1)
-    weights = _checked(importances)
+    weights = checked_weights(importances)
     if weights.ndim == 1:
         data = format_.encode(rows.reshape(-1, n_cols), ColumnWeights(weights))
         return data.reshape(*rows.shape[:-1], -1)
@@ -49,20 +52,7 @@ def encode(
     return np.concatenate(encoded).reshape(*rows.shape[:-1], -1)
 
 
-def _checked(importances: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """Read importances as float32; raises BadImportance for one that is negative or no finite number."""
-    with np.errstate(over="ignore"):
-        weights = np.ascontiguousarray(importances, np.float32)
-    good = np.isfinite(weights) & (weights >= 0)
-    if not good.all():
-        at = int(np.argmin(good))
-        raise BadImportance(
-            f"the importance of column {at % weights.shape[-1]} is {weights.reshape(-1)[at]},"
-            " expected a finite number of at least 0 that fits float32"
-        )
-    return weights
-
-
+@checked
 def decode(data: npt.NDArray[np.uint8], type_: str | GGMLType) -> npt.NDArray[np.float32]:
     """Decode the bytes of a ggml type to float32 (..., n_cols); the inverse of `encode`.
 
@@ -82,6 +72,7 @@ def decode(data: npt.NDArray[np.uint8], type_: str | GGMLType) -> npt.NDArray[np
     return decoder(data.reshape(-1, data.shape[-1]), n_cols).reshape(*data.shape[:-1], n_cols)
 
 
+@checked
 def read_values(source: GGUFSource, name: str) -> npt.NDArray[np.float32]:
     """Read the values of a tensor of a GGUF file, whatever its type is: float32, in its shape.
 

@@ -48,7 +48,7 @@ def refuse_or_replace(job: FillJob, how: RunOptions) -> None:
 
     A file that is to be reused may be the one that is replaced. An input is refused by its writer.
     """
-    reused, inputs = set(map(os.path.realpath, how.reuse)), set(map(os.path.realpath, job.inputs))
+    reused, inputs = set(map(os.path.realpath, how.old_files)), set(map(os.path.realpath, job.inputs))
     outputs = {os.path.realpath(output.path): output.path for output in job.outputs}
     others = [path for real, path in outputs.items() if real not in inputs]
     refuse_to_replace(others, force=how.force or how.replace or not reused.isdisjoint(outputs))
@@ -73,9 +73,7 @@ def _is_same(output: Output) -> bool:
             provenance = file.metadata.get(PROVENANCE_KEY)
         if provenance is not None and PROVENANCE_KEY in planned.metadata:
             metadata = {**planned.metadata, PROVENANCE_KEY: provenance}
-            planned = FileLayout.of(
-                metadata, planned.tensors, endian=planned.endian, version=planned.version
-            )
+            planned = FileLayout.of(metadata, planned.tensors, endian=planned.endian, version=planned.version)
         return _start_of(path, len(planned.header)) == planned.header
     except (GGUFError, OSError):
         return False

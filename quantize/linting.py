@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest, PlanError, QuantError
 from gguf_tools.findings import Finding
 from gguf_tools.text import counted, html_table, size_text
@@ -77,6 +78,7 @@ class Planner(Protocol):
     ) -> AbstractContextManager[Run]: ...
 
 
+@checked
 def lint(
     file_type: str | Mixture,
     model: str | os.PathLike[str],
@@ -90,7 +92,7 @@ def lint(
         for finding in report.findings:
             print(finding.text)
 
-    importances  a path, what `imatrix.load` returns, or a mapping tensor name -> Importance
+    importances  a path, what `imatrix.load` returns, or a mapping tensor name -> Importance or array
     options      on top of the recipe's own, as in `quantize`
     raises  ToolkitError for files that can't be read; whatever would stop a run is a finding
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gguf_tools.argument_types import CheckedFields
 from gguf_tools.format.values import Value
 from quantize.calibration import Calibrating
 from quantize.importances.entries import ImportanceFile
@@ -15,10 +16,10 @@ from quantize.plan.recipe_files import Mixture
 
 
 @dataclass(frozen=True)
-class QuantizeOptions:
+class QuantizeOptions(CheckedFields):
     """What the user chooses about a file; the defaults are llama-quantize's.
 
-    importances   a path, what `imatrix.load` returns, or a mapping tensor name -> Importance
+    importances   a path, what `imatrix.load` returns, or a mapping tensor name -> Importance or array
     types         types set by hand, on top of the recipe file's
     keep_split    one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
     kv_overrides  metadata that replace or join those of the source, in order
@@ -44,7 +45,7 @@ class QuantizeOptions:
     @property
     def matrix(self) -> ImportanceFile | None:
         """The importances, as a file holds them; raises what `imatrix.load` raises for a path."""
-        return importance_file(self.importances)
+        return None if self.importances is None else importance_file(self.importances)
 
     def types_for(self, mixture: Mixture) -> PlanOptions:
         """Put `types` on top of those of a recipe file."""

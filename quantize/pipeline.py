@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.named_files import output_path
@@ -33,6 +34,7 @@ from quantize.run import Result, Run, execute_together
 from quantize.run_options import QuantizeChoices, RunOptions, merge_choices
 
 
+@checked
 def quantize(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None,
@@ -58,10 +60,11 @@ def quantize(
         return planned.execute(run)
 
 
+@checked
 def quantize_many(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    file_types: Iterable[str | Mixture],
+    file_types: str | Mixture | Iterable[str | Mixture],
     options: QuantizeOptions | PlanOptions | None = None,
     run: RunOptions | None = None,
     **choices: Unpack[QuantizeChoices],
@@ -75,8 +78,9 @@ def quantize_many(
     all of its outputs, or one by one.
     """
     options, run = _merged(options, run, choices)
+    several = [file_types] if isinstance(file_types, str | Mixture) else file_types
     with ExitStack() as stack:
-        runs = [stack.enter_context(plan_run(source, output, file_type, options)) for file_type in file_types]
+        runs = [stack.enter_context(plan_run(source, output, file_type, options)) for file_type in several]
         return execute_together(runs, run)
 
 

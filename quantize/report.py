@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gguf_tools.spoken import spoken
 from gguf_tools.text import json_line, size_text
 from quantize.plan.plan import Plan, TensorPlan
 from quantize.prepare import TYPES_CHOSEN_KEY, Preparation
@@ -94,7 +95,7 @@ def found_lines(paths: Sequence[Path]) -> Iterator[str]:
     """Say that the outputs of a run were there already."""
     first, *others = paths
     more = f" and {len(others)} more parts" if others else ""
-    yield f"{first}{more}: is already there, as asked; --force makes it anew"
+    yield spoken(f"{first}{more}: is already there, as asked; --force makes it anew")
 
 
 def result_lines(result: Result) -> Iterator[str]:

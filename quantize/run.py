@@ -147,7 +147,7 @@ class Run:
         plan, outputs = self.preparation.plan, self.preparation.outputs
         if self.calibration is not None:
             yield from self.calibration.estimate(plan, outputs, run)
-        yield from reuse_outlook(map(Path, run.reuse), plan.infos, self.sources, outputs[0].layout.endian)
+        yield from reuse_outlook(run.old_files, plan.infos, self.sources, outputs[0].layout.endian)
 
     @contextmanager
     def job(self, run: RunOptions) -> Iterator[FillJob]:
@@ -173,7 +173,6 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise BadArgument(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
-    how = replace(how, reuse=tuple(how.reuse))
     found = [not how.force and run.is_finished for run in runs]
     missing = [run for run, is_found in zip(runs, found, strict=True) if not is_found]
     for run in missing:

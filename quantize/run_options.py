@@ -7,15 +7,17 @@ On a terminal, a run shows the kernels that it compiles first, then one bar for 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.choices import refuse_unknown
+from gguf_tools.cluster.address import Address
+from gguf_tools.files.named_files import Paths
 from gguf_tools.findings import Finding, Tell, teller
 from gguf_tools.format.values import Value
+from gguf_tools.number_types import Threads
 from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown, StartMoving, StartProgress
 from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
@@ -52,13 +54,13 @@ class RunOptions(FillOptions):
 class RunChoices(TypedDict, total=False):
     """The fields of RunOptions as keyword arguments."""
 
-    n_threads: int | None
+    n_threads: Threads | None
     restart: bool
     force: bool
     replace: bool
-    reuse: Iterable[str | os.PathLike[str]]
+    reuse: Paths
     verify: bool
-    scheduler: str | None
+    scheduler: Address | None
     compiling: StartProgress
     calibrating: StartMoving
     tell: Tell

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
-from gguf_tools.errors import BadArgument
+from gguf_tools.argument_types import CheckedFields
+from gguf_tools.number_types import Count, Minutes, Natural, Rate, Seed
 
 
 @dataclass(frozen=True)
-class RefineOptions:
+class RefineOptions(CheckedFields):
     """Options of a refinement.
 
     cut       the part of the text that is used
@@ -31,38 +32,30 @@ class RefineOptions:
     """
 
     cut: Cut = field(default_factory=Cut)
-    minutes: float | None = None
-    steps: int | None = None
-    batch: int = 2
-    passes: int = 0
-    code_rate: float = 0.0008
-    rate: float = 0.004
-    seed: int = 0
+    minutes: Minutes | None = None
+    steps: Count | None = None
+    batch: Count = 2
+    passes: Natural = 0
+    code_rate: Rate = 0.0008
+    rate: Rate = 0.004
+    seed: Seed = 0
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     any_text: bool = False
     force: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("minutes", "steps", "batch", "rate", "code_rate"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise BadArgument(f"{name} of {value}, expected a number above 0")
-        if self.passes < 0:
-            raise BadArgument(f"passes of {self.passes}, expected 0 or more")
 
 
 class RefineChoices(CutChoices, ForwardChoices, total=False):
     """The fields of RefineOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
 
     cut: Cut
-    minutes: float | None
-    steps: int | None
-    batch: int
-    passes: int
-    code_rate: float
-    rate: float
-    seed: int
+    minutes: Minutes | None
+    steps: Count | None
+    batch: Count
+    passes: Natural
+    code_rate: Rate
+    rate: Rate
+    seed: Seed
     forward: ForwardOptions
     restart: bool
     any_text: bool

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from calibrate.refine.options import RefineChoices, RefineOptions
 from forward.options import require_torch
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from calibrate.refine.result import Refinement
 
 
+@checked
 def refine(
     file: str | os.PathLike[str],
     base: str | os.PathLike[str],
@@ -45,12 +47,12 @@ def refine(
     raises    ToolkitError: BadRequest for a text or a model that doesn't fit, BadActivation naming layer and
               tensor for NaN or infinity, OutputError for an output that can't be written or is something else
     """
-    require_torch("refining")
-    from calibrate.refine.run import run_refinement
-
     options = with_choices(options or RefineOptions(), choices)
     file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
     refuse_shared({"the output": output}, [file, base, text])
-    refuse_early([output], [text], folders=True)
+    refuse_early([output], [text], [file, base], folders=True)
+    require_torch("refining")
+    from calibrate.refine.run import run_refinement
+
     with reporting(progress, "refining") as report:
         return run_refinement(file, base, text, output, options, report)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gguf_tools.spoken import spoken
 from quality.divergence import Estimate
 
 
@@ -32,7 +33,7 @@ class Refinement:
     def lines(self) -> Iterator[str]:
         """Tell what was done."""
         if self.is_found or self.before is None or self.after is None:
-            yield f"{self.path}: is already there, as asked; --force makes it anew"
+            yield spoken(f"{self.path}: is already there, as asked; --force makes it anew")
             return
         yield (
             f"divergence from the original on chunks held back: KLD {self.before.value:.5f} +/-"

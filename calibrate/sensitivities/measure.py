@@ -9,6 +9,7 @@ from typing import Unpack
 
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from forward.options import require_torch
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import ToolkitError
 from gguf_tools.files.early_checks import refuse_early
@@ -25,6 +26,7 @@ from quantize.plan.overrides import parse_type
 from quantize.plan.sensitivities import Sensitivities, read_sensitivities
 
 
+@checked
 def sensitivity(
     model: str | os.PathLike[str],
     text: str | os.PathLike[str],
@@ -50,18 +52,18 @@ def sensitivity(
 
     An output that is there and holds what would be measured is done: it is read.
     """
-    require_torch("measuring sensitivities")
-    from calibrate.sensitivities.run import measure
-
     options = with_choices(options or SensitivityOptions(), choices)
     text, output = Path(text), output_path(output)
     for name in options.types or ():
         get_format(parse_type(name))  # says now if there is no such type, or no codec
-    refuse_early([output], [text], folders=True)
+    refuse_early([output], [text], [Path(model)], folders=True)
     there = measured_before(model, text, output, options)
     if there is not None:
         return there
     refuse_to_replace([output], force=options.force)
+    require_torch("measuring sensitivities")
+    from calibrate.sensitivities.run import measure
+
     with reporting(progress, "measuring what each tensor costs") as report, in_use(work_path(output)):
         return measure(model, text, output, options, report)
 
@@ -76,9 +78,6 @@ def measured_before(
 
     What a run has left that was killed at its end goes then.
     """
-    from calibrate.sensitivities.type_errors import CANDIDATES
-    from forward.open import open_model
-
     if options.force or options.restart or not Path(output).is_file():
         return None
     cut = options.cut
@@ -94,6 +93,9 @@ def measured_before(
         }
         if any(losses.text.get(key) != value for key, value in asked.items()):
             return None
+        from calibrate.sensitivities.type_errors import CANDIDATES
+        from forward.open import open_model
+
         with open_model(Path(model)) as source:
             is_same = losses.model.get("files") == source.watch.recognised_by()
     except (OSError, ToolkitError):

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
+from gguf_tools.argument_types import CheckedFields
+from gguf_tools.number_types import Count, Seed
 
 
 @dataclass(frozen=True)
-class SensitivityOptions:
+class SensitivityOptions(CheckedFields):
     """Options of a measurement of sensitivities.
 
     cut         the part of the text that is used
@@ -28,10 +30,10 @@ class SensitivityOptions:
 
     cut: Cut = field(default_factory=Cut)
     types: tuple[str, ...] | None = None
-    rows: int = 512
-    least_rows: int = 8
-    tokens: int = 8192
-    seed: int = 0
+    rows: Count = 512
+    least_rows: Count = 8
+    tokens: Count = 8192
+    seed: Seed = 0
     pad_hidden: bool = False
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
@@ -49,10 +51,10 @@ class SensitivityChoices(CutChoices, ForwardChoices, total=False):
 
     cut: Cut
     types: tuple[str, ...] | None
-    rows: int
-    least_rows: int
-    tokens: int
-    seed: int
+    rows: Count
+    least_rows: Count
+    tokens: Count
+    seed: Seed
     pad_hidden: bool
     forward: ForwardOptions
     restart: bool

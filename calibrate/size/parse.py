@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.number_types import BITS, SIZE, NumberType
+from gguf_tools.text import quoted
 from quantize.plan.recipes import find_recipe
 
 _UNITS = {
@@ -19,7 +21,7 @@ _UNITS = {
 _LEAST_BYTES = 10**4
 """Bytes below which a number without a unit was hardly meant to be bytes."""
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_NUMBER = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)")
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,33 @@ def parse_size(text: str) -> Size:
         try:
             return Size("recipe", recipe=find_recipe(text).name)
         except BadRequest as error:
-            raise BadArgument(f"size {text!r}: expected one like 12.5GiB, 3.4bpw or Q4_K_M") from error
+            raise BadArgument(f"size {quoted(text)}: expected one like 12.5GiB, 3.4bpw or Q4_K_M") from error
     amount, unit = float(match[1]), match[2].upper()
-    if amount <= 0:
-        raise BadArgument(f"size {text!r}: expected more than 0")
     if unit == "BPW":
-        return Size("bpw", amount)
+        return Size("bpw", _in_range(text, amount, BITS))
     if not unit and amount < _LEAST_BYTES:
         raise BadArgument(
-            f"size {text!r}: expected a unit; is {match[1]}bpw (bits per weight) or {match[1]}GiB meant?"
+            f"size {quoted(text)}: expected a unit; is {match[1]}bpw or {match[1]}GiB meant?"
         )
     if unit not in _UNITS:
-        raise BadArgument(f"size {text!r}: unknown unit {match[2]!r}, expected one like GiB, MB or bpw")
-    return Size("bytes", amount * _UNITS[unit])
+        raise BadArgument(f"size {quoted(text)}: unknown unit {match[2]!r}, expected one like GiB, MB or bpw")
+    return Size("bytes", _in_range(text, amount * _UNITS[unit], SIZE))
+
+
+def parse_sizes(text: str) -> tuple[Size, ...]:
+    """Read several sizes with commas between them, as `parse_size`."""
+    return tuple(map(parse_size, text.split(",")))
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size in bytes; raises BadArgument for anything else."""
+    size = parse_size(text)
+    if size.kind != "bytes":
+        raise BadArgument(f"{quoted(text)}: expected bytes, for instance 24GiB")
+    return int(size.amount)
+
+
+def _in_range(text: str, amount: float, kind: NumberType) -> float:
+    if not kind.holds(amount):
+        raise BadArgument(f"size {quoted(text)}: expected {kind}")
+    return amount

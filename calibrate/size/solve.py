@@ -45,7 +45,7 @@ class SizeRequest:
     rules      which types may be chosen
     calibrated the file will be encoded with calibration
     base       file type whose number the file gets and that decides about tensors that were not measured;
-               None: the one of the size, or the one that comes nearest
+               None: the one of the size, or the one that comes nearest; see `size_padded`
     """
 
     sensitivities: Sensitivities

@@ -10,6 +10,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import UnsupportedCheckpoint
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ MODULES: tuple[str, ...] = (
 """The modules with LOADERS, in the order of trying."""
 
 
+@checked
 def open_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> ModelWeights:
     """Open the checkpoint in `folder` to read its weights, whatever format they are stored in.
 

@@ -23,10 +23,12 @@ from convert.tokenizer.cuttings import CUTTINGS, DEFAULT, Cutting
 from forward.text.bpe import BytePairs
 from forward.text.chunks import Chunks
 from forward.text.sentence_pieces import SentencePieces
+from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.files.named_files import read_corpus
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.number_types import Count, Natural
 from gguf_tools.text import counted, quoted
 
 _SENTENCEPIECE = "llama"
@@ -79,7 +81,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(CheckedFields):
     """Which part of a text is used.
 
     chunk_size     tokens per chunk
@@ -88,9 +90,9 @@ class Cut:
     parse_special  read the spelling of a control token as that token
     """
 
-    chunk_size: int = 512
-    from_chunk: int = 0
-    n_chunks: int | None = None
+    chunk_size: Count = 512
+    from_chunk: Natural = 0
+    n_chunks: Count | None = None
     parse_special: bool = False
 
     def chunks_of(self, n_whole: int, name: str) -> slice:
@@ -102,8 +104,6 @@ class Cut:
             raise BadRequest(
                 f"{name}: {n_whole} chunks of {self.chunk_size} tokens, and --from-chunk {self.from_chunk}"
             )
-        if self.n_chunks == 0:
-            raise BadRequest(f"{name}: no chunk is to be used; see --chunks")
         last = n_whole if self.n_chunks is None else min(n_whole, self.from_chunk + self.n_chunks)
         return slice(self.from_chunk, last)
 
@@ -132,8 +132,6 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     """
     tokens = np.array(ids if bos is None else [bos, *ids], np.int64)
     size = cut.chunk_size
-    if size < 1:
-        raise BadRequest(f"a context of {size} tokens, expected 1 or more")
     n_whole = len(tokens) // size
     if n_whole == 0:
         found = counted(len(tokens), "token")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forward.observe import Arrays
 from gguf_tools.errors import OutputError
 from gguf_tools.files.owned_folder import write_whole_of
+
+if TYPE_CHECKING:
+    from forward.observe import Arrays
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:

@@ -22,10 +22,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from forward.device import device_name
-from forward.observe import Arrays
 from forward.options import ForwardOptions
 from forward.text.chunks import Chunks
 from forward.work.stored_arrays import load_arrays, save_arrays
@@ -37,12 +35,17 @@ from gguf_tools.files.work_names import OF_LAYERS, WORK, work_path
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import counted
 
+if TYPE_CHECKING:
+    from forward.observe import Arrays
+
 
 def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
     """Return the facts that every run over a text shares, as JSON data made to be compared.
 
     A run adds what its own numbers depend on. An interrupted one resumes only under the same facts.
     """
+    from forward.device import device_name  # torch comes when a model is to be computed
+
     return {
         "text": chunks.digest(),
         "chunks": chunks.n_chunks,

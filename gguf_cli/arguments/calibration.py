@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument, cut_of
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import BadArgument, MissingFile
+from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.number_types import SEED
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --calibrate and what belongs to it."""
     group = parser.add_argument_group("encoding under the activations of a text (needs torch)")
     group.add_argument(
-        "--calibrate", type=Path, action=command.StoreOnce, metavar="TEXT",
+        "--calibrate", type=command.text_file, action=command.StoreOnce, metavar="TEXT",
         help="choose the bytes of every tensor so that the model errs little on this UTF-8 text. TEXT may be"
         " a folder: every file and every folder in it is a class of text (prose, code, chats.jsonl ...),"
         " --chunks is shared equally among them, and the report says what each has gained",
@@ -42,11 +44,11 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--no-embedding", action="store_true", help="encode token_embd as without --calibrate")
     group.add_argument(
-        "--seed", type=command.seed, default=0, metavar="N",
+        "--seed", type=command.number(SEED), default=0, metavar="N",
         help="decides which labels are drawn for the backward pass (default: 0)",
     )  # fmt: skip
     group.add_argument(
-        "--evaluate", type=Path, metavar="TEXT",
+        "--evaluate", type=command.text_file, metavar="TEXT",
         help="afterwards measure the divergence from INPUT on this text, which should be another one",
     )  # fmt: skip
     group.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
@@ -58,6 +60,19 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
     )  # fmt: skip
+
+
+def refuse_early_of(args: argparse.Namespace, output: Path | None) -> None:
+    """Refuse a text that is not there, as the flag may have taken INPUT for it, and an odd output.
+
+    raises  as `refuse_early`
+    """
+    for option in ("calibrate", "evaluate", "sensitivity_text"):
+        text: Path | None = getattr(args, option)
+        if text is not None and not text.exists():
+            flag = f"--{option.replace('_', '-')}"
+            raise MissingFile(f"{text}: can't be read (No such file or directory), and {flag} takes a text")
+        refuse_early([output], [text], folders=True)
 
 
 @dataclass(frozen=True)

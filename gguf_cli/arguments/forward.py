@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.command import StoreOnce, StoreOutput
+from gguf_tools.number_types import CHUNKS, COUNT, THREADS
 
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
@@ -21,7 +21,7 @@ OR_FOLDER = "or a folder: every file and every folder in it is a class, and --ch
 def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
     """Add -f, -o, -c and --chunks of a command that makes a file of a text; `what` is the help of -o."""
     group.add_argument(
-        "-f", "--file", dest="text", type=Path, action=StoreOnce, required=True, metavar="TEXT",
+        "-f", "--file", dest="text", type=command.text_file, action=StoreOnce, required=True, metavar="TEXT",
         help=f"UTF-8 text, {OR_FOLDER}",
     )  # fmt: skip
     group.add_argument(
@@ -32,15 +32,19 @@ def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: s
     add_chunks_argument(group)
 
 
-def add_chunks_argument(group: argparse._ActionsContainer) -> None:
-    """Add --chunks, how much of a text is used."""
-    group.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+def add_chunks_argument(
+    group: argparse._ActionsContainer,
+    name: str = "--chunks",
+    what: str = "use at most N chunks; -1: all",
+) -> None:
+    """Add --chunks, how much of a text is used, or its like for another text; `what` is its help."""
+    group.add_argument(name, type=command.number(CHUNKS), default=-1, metavar="N", help=what)
 
 
 def add_context_argument(group: argparse._ActionsContainer) -> None:
     """Add -c, the length of a chunk of text."""
     group.add_argument(
-        "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
+        "-c", "--ctx-size", type=command.number(COUNT), default=512, metavar="N",
         help="tokens per chunk (default: 512)",
     )  # fmt: skip
 
@@ -55,10 +59,15 @@ def add_force_of_text(group: argparse._ActionsContainer) -> None:
 
 
 def cut_of(args: argparse.Namespace) -> Cut:
-    """Read --ctx-size and --chunks, the part of a text; fewer than 0 chunks are all."""
+    """Read --ctx-size, --chunks and where there is one --from-chunk: the part of a text."""
     from forward.text.tokens import Cut
 
-    return Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks)
+    return Cut(args.ctx_size, getattr(args, "from_chunk", 0), n_chunks_of(args.chunks))
+
+
+def n_chunks_of(number: int) -> int | None:
+    """Return a number of chunks as Cut has it."""
+    return None if number == CHUNKS.besides else number
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -71,7 +80,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         help="what to multiply in (default: %(default)s)",
     )  # fmt: skip
     run.add_argument(
-        "-t", "--threads", type=command.threads, metavar="N", help="how many threads (default: one per core)"
+        "-t",
+        "--threads",
+        type=command.number(THREADS),
+        metavar="N",
+        help="how many threads (default: one per core)",
     )
     command.add_timeout(run)
     run.add_argument(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from gguf_cli import command
 from gguf_cli.completion import completes
+from gguf_tools.errors import BadArgument
 from gguf_tools.text import quoted
 from quantize.padding.padding import PAD_WORDS, PadChoice
 
@@ -21,7 +23,7 @@ def add_pad_argument(parser: argparse._ActionsContainer, default: str = "sizes s
     default  what happens without it, in a phrase
     """
     pad = parser.add_argument(
-        "--pad", type=parse_pad, metavar="{auto,256,off,KEY,...}",
+        "--pad", type=command.argument(parse_pad), metavar="{auto,256,off,KEY,...}",
         help=" ".join(_HELP.format(default=default).split()),
     )  # fmt: skip
     completes(pad, PAD_WORDS)
@@ -35,14 +37,14 @@ def add_pad_argument(parser: argparse._ActionsContainer, default: str = "sizes s
 def parse_pad(text: str) -> PadChoice:
     """Read which sizes to pad; the keys are looked for in the model.
 
-    raises  ArgumentTypeError for what can be no key
+    raises  BadArgument for what can be no key
     """
     word = next((word for word in PAD_WORDS if word == text), None)
     if word is not None:
         return word
     keys = tuple(text.split(","))
     if not all(key.endswith("_length") for key in keys):
-        raise argparse.ArgumentTypeError(
+        raise BadArgument(
             f"{quoted(text)}, expected {', '.join(PAD_WORDS)}, or keys such as feed_forward_length"
         )
     return keys

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.size.parse import Size, parse_size
+from calibrate.size.parse import Size, parse_bytes, parse_sizes
 from gguf_cli import command
 from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.command import StoreOutput
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.atomic_write import write_whole
-from quantize.plan.recipe_files import is_recipe_file
 
 if TYPE_CHECKING:
     from calibrate.size.choose_types import TypeRules
@@ -35,15 +34,18 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_budgets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--size", metavar="SIZE,...",
+        "--size", type=command.argument(parse_sizes), metavar="SIZE,...",
         help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that. Several with commas"
         " between them are made from one set of losses; OUTPUT then needs {ftype}, which becomes the size",
     )  # fmt: skip
     group.add_argument(
-        "--vram", metavar="SIZE",
+        "--vram", type=command.argument(parse_bytes), metavar="SIZE",
         help="budget for everything except routed experts; use with --ram, instead of --size",
     )  # fmt: skip
-    group.add_argument("--ram", metavar="SIZE", help="budget for routed experts, with --vram")
+    group.add_argument(
+        "--ram", type=command.argument(parse_bytes), metavar="SIZE",
+        help="budget for routed experts, with --vram",
+    )  # fmt: skip
     group.add_argument(
         "--losses",
         type=Path,
@@ -52,7 +54,7 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--sensitivity-text",
-        type=Path,
+        type=command.text_file,
         metavar="TEXT",
         help="without --losses: measure them now on this UTF-8 text, or folder of classes of texts (default:"
         " that of --calibrate)",
@@ -99,7 +101,7 @@ class SizeArguments:
     """Sizes, what to choose types by, and what to write of the choice.
 
     sizes                         one for each file; none with vram and ram
-    vram, ram, rules, base        as SizeRequest has them
+    vram, ram, rules              as SizeRequest has them
     losses                        file of what each tensor costs; None: `measurement` makes one
     curve, recipe, tensor_types, custom_q, tensor_list   files to write, None: not written
     """
@@ -108,7 +110,6 @@ class SizeArguments:
     vram: int | None
     ram: int | None
     rules: TypeRules
-    base: str | None
     losses: Path | None
     measurement: Measurement | None
     curve: Path | None
@@ -132,7 +133,7 @@ class SizeArguments:
             losses = self.measurement.losses_of(source, output)
         known = read_sensitivities(losses)
         return [
-            SizeRequest(known, size, self.vram, self.ram, self.rules, calibrated, self.base)
+            SizeRequest(known, size, self.vram, self.ram, self.rules, calibrated)
             for size in self.sizes or (None,)
         ]
 
@@ -161,10 +162,10 @@ _OF_A_SIZE = ("losses", "sensitivity_text", "fast_on", "equal_experts", "at_leas
 """Arguments that mean something only with a size."""
 
 
-def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | None:
+def read_size(args: argparse.Namespace, named: str | None) -> SizeArguments | None:
     """Read the size that is asked for; None without one.
 
-    base    file type that is named beside the size, or None
+    named   TYPE, or None
     raises  BadArgument for sizes that contradict each other or can't be read, and where neither losses nor a
             text to measure them on are named
     """
@@ -176,8 +177,10 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
     from calibrate.size.choose_types import TypeRules
     from quantize.plan.overrides import parse_custom_q, parse_overrides
 
-    if base is not None and is_recipe_file(base):
-        raise BadArgument(f"{base}: a recipe file has its own types; with --size, name a file type or none")
+    if named is not None:
+        raise BadArgument(
+            f"{named}: a size chooses the types, so leave TYPE out; --tensor-type REGEX=TYPE fixes some"
+        )
     if args.size is not None and (args.vram or args.ram):
         raise BadArgument("--size and --vram/--ram can't be used together: one budget, or two")
     if args.size is None and (args.vram is None or args.ram is None):
@@ -192,10 +195,10 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )
-    sizes = () if args.size is None else tuple(map(parse_size, args.size.split(",")))
+    sizes = args.size or ()
     asked = next((name for name in _EXPORTS if getattr(args, name) is not None), None)
     if len(sizes) > 1 and asked is not None:
-        raise BadArgument(f"--{asked.replace('_', '-')} is for one size, found --size {args.size}")
+        raise BadArgument(f"--{asked.replace('_', '-')} is for one size, found {len(sizes)}")
     measurement = None
     if args.losses is None:
         from gguf_cli.arguments.sensitivity_for_size import read_measurement
@@ -203,10 +206,9 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
         measurement = read_measurement(args)
     return SizeArguments(
         sizes,
-        _bytes(args.vram, "--vram"),
-        _bytes(args.ram, "--ram"),
+        args.vram,
+        args.ram,
         rules,
-        base,
         args.losses,
         measurement,
         curve=args.curve,
@@ -215,12 +217,3 @@ def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | Non
         custom_q=args.save_custom_q,
         tensor_list=args.save_tensor_list,
     )
-
-
-def _bytes(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    size = parse_size(text)
-    if size.kind != "bytes":
-        raise BadArgument(f"{option} {text}: expected bytes, for instance 24GiB")
-    return int(size.amount)

@@ -110,7 +110,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     plan = parser.add_argument_group("looking before writing")
     plan.add_argument(
         "--dry-run", action="store_true",
-        help="print the plan and the exact size; read no weight, write nothing",
+        help="print the plan and the exact size; read no weight but with --keep-grid, which looks at all of"
+        " them; write nothing but a file that another option names, such as --save-recipe",
     )  # fmt: skip
     plan.add_argument(
         "--json", action="store_true", help="the outcome as one JSON object; with --dry-run, the plan"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_cli.arguments.forward import add_context_argument
+from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument
 from gguf_cli.command import StoreOutput, add_force
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.overwriting import refuse_to_replace
@@ -104,7 +104,7 @@ def add_to(commands: command.Subcommands) -> None:
     )
     texts = sub.add_mutually_exclusive_group()
     texts.add_argument(
-        "-f", "--file", dest="text", type=Path, metavar="TEXT",
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT",
         help="also measure the divergence from BASE on this text, as `evaluate` does; a BASE on the Hub is"
         " fetched for that",
     )  # fmt: skip
@@ -114,9 +114,7 @@ def add_to(commands: command.Subcommands) -> None:
     )  # fmt: skip
     sub.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
     add_context_argument(sub)
-    sub.add_argument(
-        "--chunks", type=int, default=-1, metavar="N", help="use at most N chunks of TEXT; -1: all"
-    )
+    add_chunks_argument(sub, what="use at most N chunks of TEXT; -1: all")
     sub.add_argument(
         "--json", type=command.output_file, action=StoreOutput, metavar="REPORT.json",
         help="write findings and the numbers of every tensor as one JSON object",

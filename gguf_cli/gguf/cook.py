@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.forward import (
     OR_FOLDER,
+    add_chunks_argument,
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
+    cut_of,
     forward_options,
+    n_chunks_of,
 )
 from gguf_cli.arguments.types import add_grid_argument, refuse_grids_for_sizes
 from gguf_tools.errors import BadRequest
@@ -56,8 +59,8 @@ def add_to(commands: command.Subcommands, text: str) -> None:
         help="where everything goes",
     )
     sub.add_argument(
-        "-f", "--file", dest="text", type=Path, action=command.StoreOnce, required=True, metavar="TEXT",
-        help=f"calibration text, UTF-8, {OR_FOLDER}",
+        "-f", "--file", dest="text", type=command.text_file, action=command.StoreOnce, required=True,
+        metavar="TEXT", help=f"calibration text, UTF-8, {OR_FOLDER}",
     )  # fmt: skip
     sub.add_argument(
         "--types",
@@ -67,7 +70,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     )
     sub.add_argument(
         "--evaluate",
-        type=Path,
+        type=command.text_file,
         metavar="TEXT",
         help="measure divergence on this text, which should be another",
     )
@@ -77,12 +80,8 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     )  # fmt: skip
     add_grid_argument(sub, "each of TYPE")
     add_context_argument(sub)
-    sub.add_argument(
-        "--chunks", type=int, default=-1, metavar="N", help="use at most N chunks of the text; -1: all"
-    )
-    sub.add_argument(
-        "--evaluate-chunks", type=int, default=-1, metavar="N", help="the same for the text of --evaluate"
-    )
+    add_chunks_argument(sub, what="use at most N chunks of the text; -1: all")
+    add_chunks_argument(sub, "--evaluate-chunks", "the same for the text of --evaluate")
     sub.add_argument("--name", metavar="NAME", help="what the files are called (default: MODEL's name)")
     sub.add_argument("--base-model", metavar="OWNER/NAME", help="for the card: the model on the Hub")
     sub.add_argument("--quantized-by", metavar="NAME", help="for the card: who has made the files")
@@ -92,6 +91,9 @@ def add_to(commands: command.Subcommands, text: str) -> None:
 
 def cook(request: CookRequest, *, dry_run: bool) -> None:
     """Make the files, or print what would be made."""
+    from forward.options import require_torch
+
+    require_torch("cooking")  # the modules below import it
     from gguf_cli.cook import run
 
     if dry_run:
@@ -104,9 +106,6 @@ def cook(request: CookRequest, *, dry_run: bool) -> None:
 
 
 def _read(args: argparse.Namespace) -> CookRequest:
-    from forward.options import require_torch
-
-    require_torch("cooking")  # the modules below import it
     from convert.sources import source_folder
     from forward.text.tokens import Cut
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
@@ -125,6 +124,7 @@ def _read(args: argparse.Namespace) -> CookRequest:
     refuse_early(texts=[args.text], folders=True)
     opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
     source = Path(opened)
+    refuse_early(models=[source])
     return CookRequest(
         source=source,
         text=args.text,
@@ -134,8 +134,8 @@ def _read(args: argparse.Namespace) -> CookRequest:
         held_out=args.evaluate,
         calibrate=args.calibrate,
         keep_grid=args.keep_grid,
-        cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
-        held_out_cut=Cut(args.ctx_size, n_chunks=None if args.evaluate_chunks < 0 else args.evaluate_chunks),
+        cut=cut_of(args),
+        held_out_cut=Cut(args.ctx_size, n_chunks=n_chunks_of(args.evaluate_chunks)),
         forward=forward_options(args),
         restart=args.restart,
         force=args.force,

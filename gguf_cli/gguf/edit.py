@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.command import add_force
 from gguf_tools.edit.header_edits import Assignment, parse_assignment
-from gguf_tools.errors import BadRequest, ToolkitError
+from gguf_tools.errors import BadRequest
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.shards import open_gguf
+from gguf_tools.number_types import COUNT, metric_bytes
 from gguf_tools.terminal import say, say_aside, say_json
-from gguf_tools.text import bytes_text, quoted
+from gguf_tools.text import bytes_text
 
 if TYPE_CHECKING:
     from gguf_tools.edit.header_edits import Edit
     from gguf_tools.edit.model_edits import FileEdit
     from gguf_tools.edit.rewrite import NewFile
-
-T = TypeVar("T")
 
 _IN_PLACE = """\
 Weights are never decoded. A file is changed in place if
@@ -87,7 +86,7 @@ def _add_set(commands: command.Subcommands) -> None:
     sub = _add_edit(commands, "set", _set, "set metadata keys", _SET_EXAMPLES)
     _add_file(sub)
     sub.add_argument(
-        "assignments", metavar="KEY=TYPE:VALUE", nargs="+", type=_argument(parse_assignment),
+        "assignments", metavar="KEY=TYPE:VALUE", nargs="+", type=command.argument(parse_assignment),
         help="the new value; KEY=TYPE@FILE reads it from a file",
     )
     _add_force(sub, "allow a type that llama.cpp doesn't read the key as, and another architecture")
@@ -106,7 +105,7 @@ def _add_rename(commands: command.Subcommands) -> None:
     sub = _add_edit(commands, "rename", _renaming, "rename tensors, or metadata keys", _RENAME_EXAMPLES)
     _add_file(sub)
     sub.add_argument(
-        "renames", metavar="OLD=NEW", nargs="+", type=_argument(_rename),
+        "renames", metavar="OLD=NEW", nargs="+", type=command.argument(_rename),
         help="all are done at once, so that names may be exchanged",
     )
     sub.add_argument("--key", action="store_true", help="rename metadata keys, not tensors")
@@ -131,11 +130,12 @@ def _add_split(commands: command.Subcommands) -> None:
         "prefix", metavar="PREFIX", type=command.output_prefix, help="what the names of the files begin with"
     )
     sub.add_argument(
-        "--max-size", "--split-max-size", metavar="N(M|G)", type=_argument(_size),
+        "--max-size", "--split-max-size", metavar="N(M|G)",
+        type=command.argument(partial(metric_bytes, needs_unit=True)),
         help="start a new file at this size, in millions or billions of bytes of tensor data",
     )
     sub.add_argument(
-        "--max-tensors", "--split-max-tensors", metavar="N", type=_argument(_count),
+        "--max-tensors", "--split-max-tensors", metavar="N", type=command.number(COUNT),
         help="start a new file after this many tensors",
     )
     sub.add_argument(
@@ -179,32 +179,6 @@ def _add_force(sub: argparse.ArgumentParser, text: str) -> None:
 
 
 # --- arguments ------------------------------------------------------------------------------
-
-
-def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Turn the errors of `parse` into those that argparse understands."""
-
-    def parse_argument(text: str) -> T:
-        try:
-            return parse(text)
-        except (ToolkitError, OSError) as error:
-            raise argparse.ArgumentTypeError(command.one_line(error)) from error
-
-    return parse_argument
-
-
-def _size(text: str) -> int:
-    """Read `500M` or `2G` as bytes, in powers of 1000 as in llama-gguf-split."""
-    match = re.fullmatch(r"0*([1-9]\d{,17})([KMG])", text)
-    if match is None:
-        raise BadRequest(f"{quoted(text)} is no size, expected a number with M or G, for instance 2G")
-    return int(match[1]) * {"K": 10**3, "M": 10**6, "G": 10**9}[match[2]]
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d{,17}", text):
-        raise BadRequest(f"{quoted(text)} is no positive number that fits")
-    return int(text)
 
 
 def _rename(text: str) -> str:
@@ -269,15 +243,12 @@ def _renaming(args: argparse.Namespace) -> Edit:
 def edit(target: _Target, change: Edit, output: Path | None) -> None:
     """Change a file, or write the change to `output`, and print what was done."""
     from gguf_tools.edit.model_edits import edit_model
-    from gguf_tools.files.partial_file import refuse_inputs
 
     restored = _recover(target)
-    if output is not None and not target.dry_run:
-        refuse_inputs(output, [target.file])
-        refuse_to_replace([output], force=target.force)
     outcome = edit_model(
-        target.file, change, output=output, dry_run=target.dry_run, progress=not target.quiet
-    )
+        target.file, change, output=output, dry_run=target.dry_run, force=target.force,
+        progress=not target.quiet,
+    )  # fmt: skip
     if target.json:
         data = {
             "dry_run": target.dry_run,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_force_of_text, add_run_arguments, add_text_and_output
+from gguf_tools.number_types import COUNT, MINUTES, NATURAL, RATE, SEED
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
@@ -67,41 +68,53 @@ def add_to(commands: command.Subcommands) -> None:
     )
     add_text_and_output(what, "OUT.gguf", "where the file goes")
     what.add_argument(
-        "--from-chunk", type=int, default=0, metavar="N", help="skip N chunks, those of a calibration say"
+        "--from-chunk",
+        type=command.number(NATURAL),
+        default=0,
+        metavar="N",
+        help="skip N chunks, those of a calibration say",
     )
     length = what.add_mutually_exclusive_group()
     length.add_argument(
-        "--minutes", type=float, metavar="M", help="make as many steps as take about M minutes here"
+        "--minutes",
+        type=command.number(MINUTES),
+        metavar="M",
+        help="make as many steps as take about M minutes here",
     )
     length.add_argument(
-        "--steps", type=command.positive, metavar="N", help="make N steps (default: once through the text)"
+        "--steps",
+        type=command.number(COUNT),
+        metavar="N",
+        help="make N steps (default: once through the text)",
     )
     what.add_argument(
-        "--batch", type=command.positive, default=2, metavar="N", help="chunks of a step (default: 2)"
+        "--batch", type=command.number(COUNT), default=2, metavar="N", help="chunks of a step (default: 2)"
     )
     what.add_argument(
-        "--codes", type=command.natural, default=0, metavar="N", dest="passes",
+        "--codes", type=command.number(NATURAL), default=0, metavar="N", dest="passes",
         help="move codes first, layer by layer, N times through the text (default: 0, codes stay)",
     )  # fmt: skip
     what.add_argument(
-        "--rate", type=float, default=0.004, metavar="R",
+        "--rate", type=command.number(RATE), default=0.004, metavar="R",
         help="about how far a scale moves in a step, relative to itself, at 2.5 bits per weight; it falls to"
         " zero (default: 0.004)",
     )  # fmt: skip
     what.add_argument(
-        "--seed", type=command.seed, default=0, metavar="N", help="decides the order of chunks (default: 0)"
+        "--seed",
+        type=command.number(SEED),
+        default=0,
+        metavar="N",
+        help="decides the order of chunks (default: 0)",
     )
     add_force_of_text(add_run_arguments(sub))
 
 
 def _read(args: argparse.Namespace) -> RefineRequest:
     from calibrate.refine.options import RefineOptions
-    from forward.options import require_torch
     from gguf_cli.arguments.forward import cut_of, forward_options
 
-    require_torch("refining")
     options = RefineOptions(
-        cut=replace(cut_of(args), from_chunk=args.from_chunk),
+        cut=cut_of(args),
         minutes=args.minutes,
         steps=args.steps,
         batch=args.batch,

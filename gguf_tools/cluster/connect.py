@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import signal
 import threading
 import time
@@ -15,9 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gguf_tools.cluster.address import ADDRESS, n_local_workers
 from gguf_tools.cluster.job import Job, PostedJob, posted
 from gguf_tools.cluster.worker import examine, forget
-from gguf_tools.errors import BadArgument, BadRequest, ClusterError
+from gguf_tools.errors import BadRequest, ClusterError
 from gguf_tools.system.settings import SharedContext
 
 CONNECT_SECONDS = 15.0
@@ -31,8 +31,6 @@ _NOTICE_SECONDS = 0.1
 
 _FORGET_SECONDS = 2.0
 """Time in which workers close a job: one that hangs never does."""
-
-_LOCAL = "local:"
 
 _TALKATIVE = ("distributed", "tornado", "asyncio")
 """Packages that log tracebacks of connections that are lost."""
@@ -155,9 +153,7 @@ def open_cluster(address: str) -> Iterator[Cluster]:
     if address in _open:
         yield _open[address]
         return
-    n_local = _local_workers(address)
-    if not n_local:
-        _refuse_no_address(address)
+    n_local = n_local_workers(ADDRESS.parse(address))
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
@@ -193,27 +189,6 @@ def open_cluster(address: str) -> Iterator[Cluster]:
             yield _open[address]
         finally:
             del _open[address]
-
-
-def _local_workers(address: str) -> int:
-    """Return N of local:N, 0 for the address of a scheduler."""
-    if not address.startswith(_LOCAL):
-        return 0
-    number = address.removeprefix(_LOCAL)
-    if not number.isdecimal() or not 1 <= int(number) <= 4096:
-        raise BadRequest(f"--scheduler {address}: expected local:N, N processes, such as local:4")
-    return int(number)
-
-
-_ADDRESS = re.compile(r"(\w+://)?([^\s/:\[\]]+|\[[0-9a-fA-F:.%\w]+\]):\d{1,5}/?")
-
-
-def _refuse_no_address(address: str) -> None:
-    """Raise BadArgument for what can't be the address of a scheduler."""
-    if not _ADDRESS.fullmatch(address):
-        raise BadArgument(
-            f"--scheduler {address!r}: expected an address with a port (tcp://10.0.0.1:8786), or local:4"
-        )
 
 
 def _knock(address: str) -> None:

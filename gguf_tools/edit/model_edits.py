@@ -20,10 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from gguf_tools.argument_types import checked
 from gguf_tools.edit import in_place
 from gguf_tools.edit.header_edits import Change, Edit, Edited
 from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.partial_file import refuse_inputs
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, alignment_of
 from gguf_tools.format.layout import FileLayout
@@ -76,12 +79,14 @@ class EditOutcome:
     files: tuple[FileEdit, ...]
 
 
+@checked
 def edit_model(
     path: str | os.PathLike[str],
     edit: Edit,
     *,
     output: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
+    force: bool = False,
     progress: Shown = None,
 ) -> EditOutcome:
     """Change the header of a file, or of the files of a split set.
@@ -93,12 +98,16 @@ def edit_model(
     output    None changes the files themselves; else the result is written there, a set as
               OUTPUT-00001-of-0000N.gguf, and the files stay as they are
     dry_run   find out what would be done, and do nothing
+    force     replace an output that is there
     progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     raises    GGUFError, BadRequest; nothing is changed then
 
     Tensors that take names from other files are renamed in rounds (see `_rename_rounds`). A run that is
     killed between two of them leaves those of the first renamed.
     """
+    if output is not None and not dry_run:
+        refuse_inputs(Path(output), [path])
+        refuse_to_replace([Path(output)], force=force)
     with Bar("copying", show=progress) as bar:
         return _edit(path, edit, None if output is None else Path(output), bar.start, dry_run=dry_run)
 
@@ -306,9 +315,7 @@ def _free_names(pending: Mapping[str, str], home: Mapping[str, Path]) -> dict[st
     ready = dict(pending)
     while True:
         blocked = [
-            old
-            for old, new in ready.items()
-            if new in home and not (home[new] == home[old] and new in ready)
+            old for old, new in ready.items() if new in home and not (home[new] == home[old] and new in ready)
         ]
         if not blocked:
             return ready

@@ -7,27 +7,42 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from gguf_tools.errors import OutputError
+from gguf_tools.errors import MissingModel, OutputError
 from gguf_tools.files.named_files import output_path, read_corpus
 from gguf_tools.system import files
 from gguf_tools.text import size_text
 
 
 def refuse_early(
-    outputs: Iterable[Path | None] = (), texts: Iterable[Path | None] = (), *, folders: bool = False
+    outputs: Iterable[Path | None] = (),
+    texts: Iterable[Path | None] = (),
+    models: Iterable[Path | None] = (),
+    *,
+    folders: bool = False,
 ) -> None:
-    """Raise OutputError for an output that can't be written, and BadRequest for a text that can't be read.
+    """Refuse what can be seen at once to be missing or in the way, before anything heavy is loaded.
 
     None stands for one that isn't asked for.
 
     folders  a text may be a folder, which is not looked into
+    raises   OutputError for an output that can't be written, BadRequest for a text that can't be read,
+             MissingModel for a model that isn't there
     """
+    for model in models:
+        if model is not None:
+            refuse_missing_model(model)
     for output in outputs:
         if output is not None:
             refuse_unwritable(output)
     for text in texts:
         if text is not None and not (folders and text.is_dir()):
             read_corpus(text)
+
+
+def refuse_missing_model(path: Path) -> None:
+    """Raise MissingModel for a GGUF file or a folder that isn't there."""
+    if not path.exists():
+        raise MissingModel(f"{path}: no such file or folder")
 
 
 def refuse_unwritable(output: Path) -> None:

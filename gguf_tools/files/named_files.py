@@ -7,13 +7,30 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
-from gguf_tools.errors import BadArgument, BadRequest, MissingFile, OutputError, ToolkitError
+from gguf_tools.argument_types import described
+from gguf_tools.errors import BadArgument, BadRequest, MissingFile, OutputError, ToolkitError, WrongType
+from gguf_tools.files.encodings import encoding_of, remedy_for
 from gguf_tools.system.files import NO_WAIT, open_file
 
 MAX_BYTES = 1 << 30
 """The largest text or table that is read: a gigabyte of text would be computed for weeks."""
+
+
+AnyPath = str | os.PathLike[str]
+Paths = AnyPath | Iterable[AnyPath]
+"""One file or several, as callers name them."""
+
+
+def paths_of(name: str, files: Paths) -> list[Path]:
+    """Return the paths of one file or several; raises WrongType, naming the argument."""
+    several = [files] if isinstance(files, str | os.PathLike) else list(files)
+    for each in several:
+        if not isinstance(each, str | os.PathLike):
+            raise WrongType(f"{name}: found {described(each)} among them, expected str or PathLike")
+    return list(map(Path, several))
 
 
 def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) -> Path:
@@ -109,12 +126,18 @@ def read_input(
 def read_input_text(path: str | os.PathLike[str], most: int = MAX_BYTES) -> str:
     """Return a text in UTF-8; see `read_input`.
 
-    raises  BadRequest for what is no UTF-8, too
+    raises  BadRequest for what is no UTF-8, too, with the encoding that it looks like
     """
+    data = read_input(path, most)
     try:
-        return read_input(path, most).decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
+        raise BadRequest(
+            f"{path}: not UTF-8 at byte {error.start}; {remedy_for(os.fspath(path), data)}"
+        ) from error
+    if "\0" in text and (encoding_of(data) or "").startswith("UTF-"):  # every other byte is 0, and valid
+        raise BadRequest(f"{path}: not UTF-8; {remedy_for(os.fspath(path), data)}")
+    return text
 
 
 MAX_CORPUS = 128 << 20

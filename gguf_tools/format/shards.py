@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
@@ -287,6 +288,7 @@ class GGUFSet(Opened):
         return self.file_of(name).read_bytes(name, start, stop)
 
 
+@checked
 def open_gguf(path: str | os.PathLike[str], *, may_lack_parts: bool = False) -> GGUFSet:
     """Open a model by the path of its file, or of any one of its parts.
 

@@ -8,7 +8,6 @@ with 100 to 199 before the one that counts.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from typing import Any
@@ -20,7 +19,6 @@ MIN_PROGRESS_BYTES = 64 << 10
 """How much has to come in a time, or by a try, for it to count."""
 
 DEFAULT_SECONDS = 300.0
-MAX_SECONDS = 7 * 86400.0
 
 _LONGEST_ANSWER, _LONGEST_SILENCE = 10.0, 60.0
 
@@ -46,14 +44,6 @@ def answer_seconds() -> float:
 def silence_seconds() -> float:
     """Return the seconds in which a line has to bring MIN_PROGRESS_BYTES, or the end."""
     return min(_allowed, _LONGEST_SILENCE)
-
-
-def seconds(text: str) -> float:
-    """Return an argument as seconds that a server may take; ValueError for anything else."""
-    number = float(text)
-    if not (math.isfinite(number) and 0 < number <= MAX_SECONDS):
-        raise ValueError(f"{text} is not a time of up to {MAX_SECONDS:.0f} s")
-    return number
 
 
 MAX_HEAD_BYTES = 1 << 20

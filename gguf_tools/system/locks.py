@@ -6,8 +6,6 @@ import os
 import sys
 from typing import Any
 
-from gguf_tools.errors import BadRequest
-
 _LOCKED_BYTE = 1 << 43
 """Offset of the byte that Windows locks, 8 TiB: nobody can read a locked byte, and no file is that long."""
 
@@ -68,16 +66,6 @@ def limit_process(cpu_seconds: int | None, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
     for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
         resource.setrlimit(what, (0, 0))
-
-
-MAX_THREADS = 1024
-"""More than machines have cores for one process, and so many can still be started."""
-
-
-def refuse_thread_count(n_threads: int | None) -> None:
-    """Raise BadRequest for a number of threads that can't be started; None lets the system choose."""
-    if n_threads is not None and not 1 <= n_threads <= MAX_THREADS:
-        raise BadRequest(f"{n_threads} threads, expected 1 to {MAX_THREADS}")
 
 
 def usable_cores() -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from gguf_tools.argument_types import CheckedFields
+from gguf_tools.number_types import Threads
+
 MOST_WEIGHTS_READ = 10_000_000_000
 """Weights of a model up to which all are read unless asked otherwise, if the base is on this machine."""
 
 
 @dataclass(frozen=True)
-class AuditOptions:
+class AuditOptions(CheckedFields):
     """How to audit a file.
 
     every_row     read all rows; False: runs of rows, spread over every matrix. None: all, unless the base is
@@ -21,7 +24,7 @@ class AuditOptions:
     """
 
     every_row: bool | None = None
-    n_threads: int | None = None
+    n_threads: Threads | None = None
     ignore: tuple[str, ...] = ()
     allow_pickle: bool = False
 
@@ -30,6 +33,6 @@ class AuditChoices(TypedDict, total=False):
     """The fields of AuditOptions as keyword arguments."""
 
     every_row: bool | None
-    n_threads: int | None
+    n_threads: Threads | None
     ignore: tuple[str, ...]
     allow_pickle: bool

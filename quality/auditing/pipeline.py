@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
+from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import QuantError
 from gguf_tools.findings import Finding, Level
@@ -35,6 +36,7 @@ from quantize.formats import decodable, encodable, get_decoder, get_format
 from quantize.mla_layout.layouts import metadata_in, roles_in
 
 
+@checked
 def audit(
     file: str | os.PathLike[str],
     base: str | os.PathLike[str],

@@ -33,6 +33,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import line_of, read_document
 from gguf_tools.files.named_files import read_corpus, read_input_text
@@ -112,6 +113,7 @@ class Suite:
     quick: bool = False
 
 
+@checked
 def read_suite(name_or_path: str | PathLike[str], quick: bool = False) -> Suite:
     """Read a suite: `default`, a folder, or a YAML file.
 

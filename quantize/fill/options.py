@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from gguf_tools.argument_types import CheckedFields
+from gguf_tools.cluster.address import Address
+from gguf_tools.files.named_files import Paths, paths_of
 from gguf_tools.findings import Tell, tell_nobody
+from gguf_tools.number_types import Threads
 from gguf_tools.progress import StartMoving, StartProgress, no_moving, no_start
-from gguf_tools.system.locks import refuse_thread_count, usable_cores
+from gguf_tools.system.locks import usable_cores
 
 
 @dataclass(frozen=True)
-class FillOptions:
+class FillOptions(CheckedFields):
     """How to fill outputs; nothing here changes a byte of them.
 
     n_threads  None: one per core
     restart    start over instead of resuming an interrupted run
-    reuse      older GGUF files: tensors that were made of the same data are copied from them
+    reuse      older GGUF files, one or several: tensors that were made of the same data are copied from them
     verify     check a sample of every tensor before the output gets its name
     scheduler  address of a Dask scheduler whose workers fill the outputs, or local:N for N processes here;
                of a calibration they round. None: threads of this process do
@@ -28,17 +31,23 @@ class FillOptions:
     tell       told what a user should know of a calibration, before it begins and at its end
     """
 
-    n_threads: int | None = None
+    n_threads: Threads | None = None
     restart: bool = False
-    reuse: Iterable[str | os.PathLike[str]] = ()
+    reuse: Paths = ()
     verify: bool = False
     compiling: StartProgress = no_start
-    scheduler: str | None = field(default=None, kw_only=True)
+    scheduler: Address | None = field(default=None, kw_only=True)
     calibrating: StartMoving = field(default=no_moving, kw_only=True)
     tell: Tell = field(default=tell_nobody, kw_only=True)
 
     def __post_init__(self) -> None:
-        refuse_thread_count(self.n_threads)
+        super().__post_init__()
+        object.__setattr__(self, "reuse", self.old_files)
+
+    @property
+    def old_files(self) -> tuple[Path, ...]:
+        """The paths in `reuse`."""
+        return tuple(paths_of("reuse", self.reuse))
 
     @property
     def threads(self) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gguf_tools.cluster.job import remove_job
@@ -190,7 +190,6 @@ def write_outputs(
               for leftovers of another run, ChangedInput for an input that has changed before an output gets
               its name; what is done of any job stays for the next run
     """
-    options = replace(options, reuse=tuple(map(Path, options.reuse)))
     with ExitStack() as stack:
         executor = _executor(options, jobs[0].outputs[0].path, stack)
         opened: list[_OpenJob] = []
@@ -251,7 +250,7 @@ class _OpenJob:
         first = job.outputs[0]
         refuse_inputs(journal_path(first.path), job.inputs)
         self._job, self._options = job, options
-        self._old = stack.enter_context(OldFiles(map(Path, options.reuse), first.layout.endian))
+        self._old = stack.enter_context(OldFiles(options.old_files, first.layout.endian))
         for output in job.outputs:
             refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
         about = describe_run(job, watch)

@@ -305,6 +305,30 @@ def select(
     }
 
 
+def checked_weights(importances: npt.ArrayLike, name: str = "") -> npt.NDArray[np.float32]:
+    """Read how much columns count as float32.
+
+    name    of the tensor, for messages
+    raises  BadImportance for what is no array of numbers, is negative or no finite number
+    """
+    where = f"{name}: " if name else ""
+    try:
+        with np.errstate(over="ignore"):
+            weights = np.array(importances, np.float32, order="C", ndmin=1)
+    except (TypeError, ValueError) as error:
+        raise BadImportance(
+            f"{where}found a {type(importances).__name__} as importances, expected an array of numbers"
+        ) from error
+    good = np.isfinite(weights) & (weights >= 0)
+    if not good.all():
+        at = int(np.argmin(good))
+        raise BadImportance(
+            f"{where}the importance of column {at % weights.shape[-1]} is {weights.reshape(-1)[at]},"
+            " expected a finite number of at least 0 that fits float32"
+        )
+    return weights
+
+
 def refuse_nonfinite(importances: Importances) -> None:
     """Raise BadImportance, naming the first entry with a NaN or an infinity in its values or counts."""
     for name, importance in importances.items():

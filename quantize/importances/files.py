@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadImportance, MissingMatrix
 from gguf_tools.files.inputs import InputFile
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
 from gguf_tools.text import quoted, shown
-from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
+from quantize.importances.entries import (
+    Importance,
+    ImportanceEntry,
+    ImportanceFile,
+    checked_weights,
+)
 from quantize.importances.resized import ResizedImportance
 
 
@@ -180,17 +186,32 @@ MAX_TEXT_BYTES = 1 << 12
 SUMS, COUNTS = ".in_sum2", ".counts"
 """Ends of the names of the two tensors that the GGUF form has for every weight."""
 
-ImportanceSource = ImportanceFile | Importances | str | os.PathLike[str]
-"""Importances as a caller has them: from `load`, as a mapping tensor name -> Importance, or as a path."""
+ImportanceSource = ImportanceFile | Mapping[str, ImportanceEntry | npt.NDArray[Any]] | str | os.PathLike[str]
+"""Importances as a caller has them: from `load`; as a path; or as a mapping of the name of a tensor to an
+Importance, or to an array (n_cols,) or (n_mats, n_cols) of how much each column counts."""
 
 
-def importance_file(source: ImportanceSource | None) -> ImportanceFile | None:
-    """Return importances as a file holds them; a path is loaded (see `load`), None stays None."""
-    if source is None or isinstance(source, ImportanceFile):
+def importance_file(source: ImportanceSource) -> ImportanceFile:
+    """Return importances as a file holds them; a path is loaded, see `load`."""
+    if isinstance(source, ImportanceFile):
         return source
-    return load(source) if isinstance(source, str | os.PathLike) else ImportanceFile(source)
+    if isinstance(source, str | os.PathLike):
+        return load(source)
+    return ImportanceFile({name: _entry_of(name, each) for name, each in source.items()})
 
 
+def _entry_of(name: str, entry: ImportanceEntry | npt.NDArray[Any]) -> ImportanceEntry:
+    """Return an entry, or that of an array, whose values are means already."""
+    if isinstance(entry, ImportanceEntry):
+        return entry
+    weights = checked_weights(entry, name)
+    if weights.ndim not in (1, 2) or not weights.size:
+        raise BadImportance(f"{name}: importances {weights.shape}, expected (n_cols,) or (n_mats, n_cols)")
+    rows = np.atleast_2d(weights)
+    return Importance(rows, np.ones(len(rows), np.float32))
+
+
+@checked
 def load(path: str | os.PathLike[str]) -> ImportanceFile:
     """Read an importance matrix file in either form; values are read when they are used.
 

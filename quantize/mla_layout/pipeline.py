@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from gguf_tools.argument_types import CheckedFields, checked
 from gguf_tools.errors import BadRequest, NeedsImportance
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
@@ -58,13 +59,13 @@ from quantize.run_options import RunChoices, RunOptions, merge_choices
 
 
 @dataclass(frozen=True)
-class LayoutOptions:
+class LayoutOptions(CheckedFields):
     """What the user chooses about a layout.
 
     overrides    types for the tensors that have to be made, from `parse_overrides`. Otherwise rows that stay
                  as they are keep their type, and quantized values that are encoded again become Q8_0
     importances  weigh what is encoded again: a path, what `imatrix.load` returns, or a mapping tensor name ->
-                 Importance
+                 Importance or array
     keep_split   one output per part of the source
     """
 
@@ -115,6 +116,7 @@ class LayoutChange:
         return self.found != self.wanted or self.metadata != self.new_metadata
 
 
+@checked
 def change_layout(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -150,7 +152,8 @@ def prepare(
             BadImportance, NeedsImportance  as `quantize` does
     """
     options = options or LayoutOptions()
-    overrides, matrix = options.overrides, importance_file(options.importances)
+    overrides, given = options.overrides, options.importances
+    matrix = None if given is None else importance_file(given)
     tensors = tuple(source.tensors.values())
     _refuse_odd_types(tensors, source.path)
     sizes = HeadSizes.from_metadata(source.metadata, source.path)

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
 from gguf_tools.format.ggml_types import Q4_0, Q4_1, GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
@@ -54,7 +55,7 @@ class KeptGrid:
 
 
 @dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(CheckedFields):
     """What a user may decide besides the recipe; the defaults are llama-quantize's.
 
     overrides         --tensor-type; the first that matches wins

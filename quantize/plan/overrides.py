@@ -12,27 +12,30 @@ is the same, and expressions like `\\S` keep their meaning.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gguf_tools.errors import BadOverride, FormatError
+from gguf_tools.argument_types import checked
+from gguf_tools.errors import BadArgument, BadOverride, FormatError
 from gguf_tools.expressions import Expression, parse_expression
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.values import Kind, Metadata, Value
+from gguf_tools.number_types import NumberType
 from gguf_tools.text import did_you_mean, quoted, value_text
+from quantize.plan.foreign_types import foreign_type
 from quantize.plan.recipes import ALIASES, RECIPES
 from quantize.roles import layer_of
 
 _LAYER = re.compile(r"^\^?blk\\?\..*?\\?\.")
-_UINT32_MAX = 2**32 - 1
+_UINT32 = NumberType(0, 2**32 - 1)
 _INT32_MAX = 2**31 - 1
-_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+_LARGEST_FLOAT32 = 2**128 - 2**104
+_FLOAT32 = NumberType(-_LARGEST_FLOAT32, _LARGEST_FLOAT32, whole=False)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def parse_override(text: str, *, must_match: bool = False) -> Override:
     return Override(pattern, parse_type(type_name, text), text, must_match)
 
 
+@checked
 def parse_overrides(words: Iterable[str], *, must_match: bool = False) -> tuple[Override, ...]:
     """Read one override per word, in order.
 
@@ -160,6 +164,10 @@ def _no_type(name: str) -> str:
     recipe = RECIPES.get(ALIASES.get(name.upper(), name.upper()))
     if recipe is not None and recipe.default is not None:
         return f"{recipe.name} is a mixture of types; {recipe.default} is the type"
+    foreign = foreign_type(name)
+    recipe = None if foreign is None else RECIPES.get(foreign[1])
+    if foreign is not None and recipe is not None and recipe.default is not None:
+        return f"{quoted(name)} is not a ggml type: {foreign[0]}; the nearest here is {recipe.default}"
     near = did_you_mean(name, (type_.name for type_ in TYPES if not type_.note))
     return f"{quoted(name)} is not a ggml type{near or ', expected one like Q4_K'}"
 
@@ -255,21 +263,19 @@ def _fit_kind(key: str, value: Value, architecture: str) -> Value:
 
 
 def _parse_uint32(data: str, text: str) -> int:
-    if not re.fullmatch(r"[0-9]+", data) or int(data) > _UINT32_MAX:
-        why = f"found {quoted(data)}, expected a whole number from 0 to {_UINT32_MAX}"
-        raise BadOverride(f"{quoted(text)}: {why}")
-    return int(data)
+    try:
+        return int(_UINT32.parse(data))
+    except BadArgument as error:
+        raise BadOverride(f"{quoted(text)}: {error}") from None
 
 
 def _parse_float(data: str, text: str) -> float:
     try:
-        number = float(data)
-    except ValueError:
-        number = math.nan
-    if not abs(number) <= _FLOAT32_MAX:
-        why = f"found {quoted(data)}, expected a finite number that float32 can hold"
-        raise BadOverride(f"{quoted(text)}: {why}")
-    return number
+        return _FLOAT32.parse(data)
+    except BadArgument:
+        raise BadOverride(
+            f"{quoted(text)}: found {quoted(data)}, expected a finite number that float32 can hold"
+        ) from None
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -277,7 +283,6 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
     raises  BadOverride for anything that is not a list of whole numbers
     """
-    words = text.split(",")
-    if not all(re.fullmatch(r"\s*[0-9]+\s*", word) for word in words):
+    if not re.fullmatch(r"[0-9]{1,9}(, *[0-9]{1,9})*", text):
         raise BadOverride(f"{quoted(text)}: expected layer numbers separated by commas, for instance 3,4,17")
-    return tuple(sorted({int(word) for word in words}))
+    return tuple(sorted(set(map(int, text.split(",")))))

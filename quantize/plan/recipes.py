@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from gguf_tools.errors import BadArgument
 from gguf_tools.text import did_you_mean, quoted
+from quantize.plan.foreign_types import foreign_type, interleaved_base
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.recipe import (
     EIGHT_EXPERTS,
@@ -264,5 +265,10 @@ def file_type_of(type_name: str) -> int:
 
 def unknown_file_type(text: str) -> str:
     """Describe the mistake in a name that is no file type, with the nearest names."""
+    foreign, base = foreign_type(text), interleaved_base(text)
+    if foreign is not None and foreign[1] in FILE_TYPES:
+        return f"unknown file type {quoted(text)}: {foreign[0]}; the nearest here is {foreign[1]}"
+    if base in FILE_TYPES:
+        return f"unknown file type {quoted(text)}: make {base}, and interleave it with gguf-tools repack"
     hint = did_you_mean(text, FILE_TYPES) or "; quantize --help lists them all"
     return f"unknown file type {quoted(text)}{hint}"

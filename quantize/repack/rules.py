@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.expressions import parse_expression
 from gguf_tools.format.ggml_types import GGMLType, by_name
@@ -31,7 +32,7 @@ _WITHOUT_BASE: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class RepackOptions:
+class RepackOptions(CheckedFields):
     """What is to be regrouped.
 
     to          interleaved types to make, by name, and no others; empty: ik_llama.cpp's choice

@@ -15,6 +15,7 @@ from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
+from gguf_cli.functions import CalibrateChoices
 from imatrix.options import CollectChoices, CollectOptions
 from quality.auditing.options import AuditChoices, AuditOptions
 from quality.options import EvaluateChoices, EvaluateOptions
@@ -37,15 +38,21 @@ CHOICES: dict[Any, tuple[Any, ...]] = {
     RefineChoices: (RefineOptions, Cut, ForwardOptions),
     SourceChoices: (SourceOptions, RunOptions),
     CalibrationChoices: (CalibrationOptions, Cut, ForwardOptions),
+    CalibrateChoices: (SourceOptions, RunOptions, CalibrationOptions, Cut, ForwardOptions),
 }
 
 WITH_A_PLACE = {ConvertChoices: {"outtype"}}
 """Fields that are parameters of their own."""
 
+OF_THE_RUN = {"n_threads", "scheduler"}
+"""Fields of ForwardOptions that a calibration has from its run."""
+
 
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda each: each.__name__)
 def test_choices_are_the_fields_of_the_options(choices: Any) -> None:
-    of_each = [{each.name: each.type for each in fields(options) if _is_choice(each)}
+    left_out = OF_THE_RUN if CalibrationOptions in CHOICES[choices] else set()
+    of_each = [{each.name: each.type for each in fields(options) if _is_choice(each)
+                and not (options is ForwardOptions and each.name in left_out)}
                for options in CHOICES[choices]]  # fmt: skip
     together = {name: type_ for own in of_each for name, type_ in own.items()}
     assert len(together) == sum(map(len, of_each)), "a name is a field of two options"

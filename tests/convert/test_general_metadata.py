@@ -378,6 +378,6 @@ def test_fill_outfile_template(template: str, file_name: str) -> None:
 
 def test_unknown_placeholder() -> None:
     with pytest.raises(
-        BadRequest, match=r"--outfile m-\{type\}\.gguf: unknown placeholder \{type\}; known is \{ftype\}"
+        BadRequest, match=r"outfile m-\{type\}\.gguf: unknown placeholder \{type\}; known is \{ftype\}"
     ):
         fill_outfile_template("m-{type}.gguf", "BF16")

@@ -28,7 +28,7 @@ def test_a_folder_and_a_file_become_the_same(file: Path, tmp_path: Path) -> None
 
 
 def test_options_of_the_other_kind_are_refused(file: Path) -> None:
-    with pytest.raises(BadArgument, match="--mla needs a folder"):
+    with pytest.raises(BadArgument, match="mla needs a folder"):
         plan_source(file, None, "Q8_0", SourceOptions(mla="both"))
     with pytest.raises(BadArgument, match="need a GGUF file"):
         plan_source(MODEL, None, "Q8_0", SourceOptions(keep_split=True))

@@ -213,7 +213,7 @@ def test_a_finished_output_is_done_as_long_as_its_inputs_are_the_same(
     other.write_bytes(data[:-64] + bytes(64))
     os.utime(other, (0, 0))
     other.replace(source)
-    with pytest.raises(OutputError, match="exists already; --force replaces it"):
+    with pytest.raises(OutputError, match="exists already; force=True replaces it"):
         quantize.quantize(source, out, "Q8_0")
     before = out.read_bytes()
     assert quantize.quantize(source, out, "Q8_0", force=True).replaced == (out,)
@@ -231,7 +231,7 @@ def test_python_asks_too(
         "quantize": lambda **force: quantize.quantize(tiny_gguf("bf16"), out, "Q8_0", **force),
         "imatrix": lambda **force: imatrix.save(out, imatrix.load(MATRIX), **force),
     }[what]
-    with pytest.raises(OutputError, match="exists already; --force replaces it"):
+    with pytest.raises(OutputError, match="exists already; force=True replaces it"):
         make()
     assert out.read_bytes() == b"the old file"
     make(force=True)

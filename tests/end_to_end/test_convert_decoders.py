@@ -281,7 +281,7 @@ def test_mtp_of_a_model_without_is_refused(tmp_path: Path) -> None:
     edit_tensors(folder, drop_layer_2)
     with converted(folder, tmp_path / "out.gguf") as file:
         assert file.get("glm4moe.nextn_predict_layers") == 0
-    with pytest.raises(ToolkitError, match=r"--mtp: config\.json has no num_nextn_predict_layers"):
+    with pytest.raises(ToolkitError, match=r"mtp=True: config\.json has no num_nextn_predict_layers"):
         convert.convert(folder, tmp_path / "out.gguf", mtp=True)
 
 
@@ -304,7 +304,7 @@ def test_packed_experts_in_one_pass_are_those_of_two(file_type: str, tmp_path: P
     convert.convert(model("gpt-oss"), one, outtype=file_type)
     convert.convert(model("gpt-oss"), kept, outtype="bf16")
     if file_type == "Q4_K_M":
-        with pytest.raises(BadRequest, match=r"6 of 41 tensors are quantized already: .*--allow-requantize"):
+        with pytest.raises(BadRequest, match=r"6 of 41 tensors are quantized already: .*allow_requantize"):
             quantize.quantize(kept, two, file_type)
     quantize.quantize(kept, two, file_type, PlanOptions(allow_requantize=True))
     with open_gguf(one) as a, open_gguf(two) as b, open_gguf(kept) as packed:

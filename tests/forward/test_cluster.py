@@ -33,11 +33,11 @@ TOKENS = np.random.RandomState(3).randint(0, 500, (4, 24))
 
 @pytest.fixture(scope="module", autouse=True)
 def here() -> Iterator[None]:
-    """Make "here" the address of two workers in this process."""
+    """Make "here:1" the address of two workers in this process."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with workers_in_threads() as cluster, pytest.MonkeyPatch.context() as patch:
-        patch.setitem(connect._open, "here", cluster)
+        patch.setitem(connect._open, "here:1", cluster)
         yield
     torch.set_num_threads(n_threads)
 
@@ -74,7 +74,7 @@ def test_numbers_are_those_of_threads(
     monkeypatch.setattr("forward.sweep.PIECE_ROWS", 16)
     options = ForwardOptions(dtype=dtype, memory_bytes=memory_bytes, all_experts=all_experts)  # type: ignore[arg-type]
     threads = compute(tmp_path / "threads", options)
-    workers = compute(tmp_path / "workers", replace(options, scheduler="here"))
+    workers = compute(tmp_path / "workers", replace(options, scheduler="here:1"))
     assert workers.keys() == threads.keys()
     assert len(threads) > 50
     for name, array in threads.items():
@@ -103,7 +103,7 @@ def test_strands_and_tables_of_experts(memory_bytes: int, tmp_path: Path) -> Non
     """DeepSeek V4 has wider hidden states than what experts multiply, and goes by the ids of tokens."""
     model, options = v4_model(tmp_path / "model"), ForwardOptions(memory_bytes=memory_bytes)
     threads = compute(tmp_path / "threads", options, model)
-    workers = compute(tmp_path / "workers", replace(options, scheduler="here"), model)
+    workers = compute(tmp_path / "workers", replace(options, scheduler="here:1"), model)
     assert workers.keys() == threads.keys()
     for name, array in threads.items():
         np.testing.assert_array_equal(workers[name], array, err_msg=name)
@@ -119,7 +119,7 @@ def test_a_run_goes_on_from_threads_to_workers(tmp_path: Path) -> None:
         forward_pass(source, chunks, options, work, lambda share: None) as forward,
     ):
         assert next(forward.layers(Accumulator)) == 0
-    found = compute(tmp_path / "out", replace(options, scheduler="here"))
+    found = compute(tmp_path / "out", replace(options, scheduler="here:1"))
     np.testing.assert_array_equal(found["last"], expected["last"])
 
 
@@ -129,7 +129,7 @@ def test_errors_of_workers_say_what_those_of_threads_say(
     def overflow(*arguments: object) -> None:
         raise BadActivation("blk.1.ffn_down_exps.weight, expert 3: the hidden states have NaN or infinity")
 
-    options = ForwardOptions(scheduler="here")
+    options = ForwardOptions(scheduler="here:1")
     with monkeypatch.context() as patch:
         patch.setattr(cluster, "take_piece", overflow)
         with pytest.raises(BadActivation, match=r"^blk\.1\.ffn_down_exps.weight, expert 3: .*; the . layers"):
@@ -155,5 +155,5 @@ def test_what_a_worker_says_that_it_wrote_and_did_not_is_missed(
             write(states, start, rows)
 
     monkeypatch.setattr(FileStates, "write", lose)
-    with pytest.raises(ClusterError, match=rf"here: what a worker says .* wrote to .*\.{what} is not"):
-        compute(tmp_path / "out", ForwardOptions(scheduler="here"))
+    with pytest.raises(ClusterError, match=rf"here:1: what a worker says .* wrote to .*\.{what} is not"):
+        compute(tmp_path / "out", ForwardOptions(scheduler="here:1"))

@@ -97,12 +97,12 @@ def test_a_matrix_rounds_what_it_multiplies() -> None:
 
 
 def test_what_can_not_be_imitated_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=r"--like llama\.cpp: llama\.cpp has no kernel for IQ2_K$"):
+    with pytest.raises(BadRequest, match=r"like llama\.cpp: llama\.cpp has no kernel for IQ2_K$"):
         rounding_of(ggml_types.IQ2_K)
     options = ForwardOptions(like="llama.cpp")
     with open_model(trained_model(tmp_path)) as source:
         assert source.loader_for(options).llama_rounding
-        with pytest.raises(BadRequest, match=r"--like llama\.cpp computes in float32, not in bfloat16"):
+        with pytest.raises(BadRequest, match=r"like llama\.cpp computes in float32, not in bfloat16"):
             source.loader_for(replace(options, dtype="bfloat16"))
 
 

@@ -79,7 +79,7 @@ def test_ordinary_texts_are_no_nonsense(encode: Encode, kind: str, size: int) ->
 def test_nonsense_is_found(encode: Encode, kind: str) -> None:
     quality = judged(encode(NONSENSE[kind]))
     assert quality.is_nonsense
-    with pytest.raises(BadRequest, match=r"x\.txt: the text (is monotonous|repeats itself).*--force"):
+    with pytest.raises(BadRequest, match=r"x\.txt: the text (is monotonous|repeats itself).*force=True"):
         admit(_text(encode(NONSENSE[kind])), "x.txt", tell_nobody, any_text=False)
 
 

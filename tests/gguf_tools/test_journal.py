@@ -64,7 +64,7 @@ def test_another_run_is_refused_with_the_difference(output: Path) -> None:
     with Journal(output, ABOUT) as journal:
         journal.finish(1)
     other = {**ABOUT, "type of": {"t": "Q8_0"}}
-    with pytest.raises(OutputError, match="type of t was Q4_0, and is Q8_0 now; --restart starts over"):
+    with pytest.raises(OutputError, match="type of t was Q4_0, and is Q8_0 now; restart=True starts over"):
         Journal(output, other)
     with Journal(output, other, restart=True) as journal:
         assert journal.done == {}

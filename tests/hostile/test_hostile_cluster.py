@@ -98,8 +98,8 @@ def test_a_worker_that_is_killed_while_it_is_asked_is_not_missed(source: Path, t
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a scheduler whose workers are threads of this process."""
     with workers_in_threads() as started:
-        monkeypatch.setitem(connect._open, "here", started)
-        yield "here"
+        monkeypatch.setitem(connect._open, "here:1", started)
+        yield "here:1"
 
 
 def lie_from(monkeypatch: pytest.MonkeyPatch, first: int) -> None:

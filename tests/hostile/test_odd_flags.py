@@ -93,9 +93,9 @@ ODD_NAMES = {
 }  # fmt: skip
 
 OTHERS = [
-    (["quantize", "m.gguf", "o.gguf", "Q4_0", HUGE], "THREADS is '9+', expected a whole number from 1 to 10"),
-    (["quantize", "m.gguf", "o.gguf", "Q4_0", ENDLESS], "THREADS is '9+'..., expected a whole number"),
-    (["quantize", "m.gguf", "o.gguf", "Q4_0", "0"], "THREADS is '0'"),
+    (["quantize", "m.gguf", "o.gguf", "Q4_0", HUGE], "THREADS: '9+' is not a whole number from 1 to 10"),
+    (["quantize", "m.gguf", "o.gguf", "Q4_0", ENDLESS], "THREADS: '9+'... is not a whole number"),
+    (["quantize", "m.gguf", "o.gguf", "Q4_0", "0"], "THREADS: '0' is not"),
     (["quantize", "m.gguf", "o.gguf", "Q4_0", "--tensor-type-file", "pipe"], "pipe: not a regular file"),
     (["quantize", "m.gguf", "o.gguf", "--size", "5bpw", "--losses", "pipe"], "pipe: not a regular file"),
     (["quantize", "m.gguf", "o.gguf", "--size", "5bpw", "--losses", "deep.json"], "not a losses file"),
@@ -121,7 +121,7 @@ OTHERS = [
     (["gguf-tools", "repack", "m.gguf", "o.gguf", "--threads", HUGE], "is not a whole number from 1 to 1024"),
     (["gguf-tools", "split", "m.gguf", "o", "--max-size", f"{ENDLESS}M"], "is no size"),
     *((["gguf-tools", "split", "m.gguf", name], "names no file") for name in ("", ".", "..", "/", "new/")),
-    (["gguf-tools", "split", "m.gguf", "o", "--max-tensors", ENDLESS], "is no positive number"),
+    (["gguf-tools", "split", "m.gguf", "o", "--max-tensors", ENDLESS], "is not a whole number from 1"),
     (["gguf-tools", "set", "m.gguf", "general.name=str@/dev/null"], "/dev/null: not a regular file"),
     (["gguf-tools", "set", "m.gguf", "general.name=str@pipe"], "pipe: not a regular file"),
     (["gguf-tools", "set", "", "general.name=x"], "is a folder, expected a file"),
@@ -206,9 +206,7 @@ def test_folders_that_are_none(
     assert "error: " in refused(words, place, capsys)
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"), OTHERS, ids=[" ".join(words)[:70] for words, _ in OTHERS]
-)
+@pytest.mark.parametrize(("words", "complaint"), OTHERS, ids=[" ".join(words)[:70] for words, _ in OTHERS])
 def test_values_that_make_no_sense(
     words: list[str], complaint: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +235,7 @@ def test_python_refuses_the_same_outputs(call: Callable[[str], object], name: st
 @pytest.mark.parametrize("n_threads", [0, -1, 1025, 10**23])
 def test_python_refuses_the_same_numbers_of_threads(n_threads: int) -> None:
     for options in (quantize.RunOptions, ForwardOptions):
-        with pytest.raises(BadRequest, match="threads, expected 1 to 1024"):
+        with pytest.raises(BadRequest, match=r"n_threads: found .*, expected a whole number from 1 to 1024"):
             options(n_threads=n_threads)
 
 

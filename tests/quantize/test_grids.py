@@ -93,7 +93,7 @@ def test_types_set_by_hand_go_first(model: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_go_together(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadArgument, match="--keep-grid and --prune-layers"):
+    with pytest.raises(BadArgument, match="keep_grid=True and prune_layers"):
         quantize(model, tmp_path / "o.gguf", "Q8_0", keep_grid=True, types=PlanOptions(prune_layers=(0,)))
     assert main(["--size", "4bpw", "--losses", "x.json", "--keep-grid", str(model)])
     assert "--keep-grid is for a TYPE; a size chooses the types" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def test_parts_stay_parts(tmp_path: Path) -> None:
     assert len(result.paths) == 3
     repack(result.paths[0], tmp_path / "back.gguf", undo=True)
     assert types_of(tmp_path / "back.gguf") == types_of(source)
-    with pytest.raises(BadRequest, match="--keep-split needs a split source"):
+    with pytest.raises(BadRequest, match="keep_split=True needs a split source"):
         repack(source, tmp_path / "r.gguf", keep_split=True)
 
 

@@ -161,7 +161,7 @@ def test_a_refined_file_diverges_less_and_keeps_its_codes(made: Path, tmp_path: 
     found = refine(*paths, chunk_size=64, n_chunks=24, steps=6, rate=0.02, forward=FORWARD)
     assert found.is_found
     assert output.stat().st_mtime_ns == stamp
-    with pytest.raises(OutputError, match="exists already; --force replaces it"):
+    with pytest.raises(OutputError, match="exists already; force=True replaces it"):
         refine(*paths, chunk_size=64, n_chunks=24, steps=7, forward=FORWARD)
 
 

@@ -50,9 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def here() -> Iterator[None]:
-    """Make "here" the address of two workers in this process."""
+    """Make "here:1" the address of two workers in this process."""
     with workers_in_threads() as started, pytest.MonkeyPatch.context() as patch:
-        patch.setitem(connect._open, "here", started)
+        patch.setitem(connect._open, "here:1", started)
         yield
 
 
@@ -82,7 +82,7 @@ def test_bytes_are_those_of_threads(
     folder: Path, alone: Callable[..., bytes], tmp_path: Path, name: str, plain: bool
 ) -> None:
     output = tmp_path / "out.gguf"
-    assert calibrated(folder, name, output, plain=plain, scheduler="here") == alone(name, plain=plain)
+    assert calibrated(folder, name, output, plain=plain, scheduler="here:1") == alone(name, plain=plain)
     assert list(tmp_path.iterdir()) == [output]
 
 
@@ -99,12 +99,12 @@ def test_an_interrupted_run_goes_from_workers_to_threads_and_back(
 
     with monkeypatch.context() as patched:
         patched.setattr(session.Session, "done", done)
-        for scheduler, left[0] in (("here", 15), (None, 3)):
+        for scheduler, left[0] in (("here:1", 15), (None, 3)):
             with pytest.raises(KeyboardInterrupt):
                 calibrated(folder, "qwen3moe", output, scheduler=scheduler)
             assert (tmp_path / "out.gguf.work").exists()
             assert list(tmp_path.rglob("strips*")) == []
-    assert calibrated(folder, "qwen3moe", output, scheduler="here") == alone("qwen3moe")
+    assert calibrated(folder, "qwen3moe", output, scheduler="here:1") == alone("qwen3moe")
 
 
 def test_a_worker_that_does_not_see_what_it_needs_is_one_line(
@@ -112,7 +112,7 @@ def test_a_worker_that_does_not_see_what_it_needs_is_one_line(
 ) -> None:
     monkeypatch.setattr(cluster, "_store", lambda *_: None)
     with pytest.raises(ExecutionError, match=r"^/.*\.work/strips\.[0-9a-f]+\.0: can't be read \(No such"):
-        calibrated(folder, "qwen3", tmp_path / "out.gguf", plain=True, scheduler="here")
+        calibrated(folder, "qwen3", tmp_path / "out.gguf", plain=True, scheduler="here:1")
 
 
 def test_a_dry_run_tells_what_workers_do(

@@ -254,7 +254,7 @@ def test_an_interrupted_run_goes_on(
     with monkeypatch.context() as patched:
         _stop(patched, "forward")  # nothing is computed again
         same(collect(model, output), expected)
-        with pytest.raises(BadRequest, match=r"begun with another seed \(0, now 1\); --restart"):
+        with pytest.raises(BadRequest, match=r"begun with another seed \(0, now 1\); restart=True"):
             collect(model, output, seed=1)
     forget(work_path(output))
     assert not list(tmp_path.glob("b.*"))

@@ -94,7 +94,7 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     before = (tmp_path / "losses.json").stat().st_mtime_ns
     assert calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING) == losses
     assert (tmp_path / "losses.json").stat().st_mtime_ns == before
-    with pytest.raises(OutputError, match="exists already; --force replaces it"):
+    with pytest.raises(OutputError, match="exists already; force=True replaces it"):
         calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING, seed=7)
     drawn = drawn_labels(folder, tmp_path / "gradients")
     models = by_chunk(folder, drawn["labels"])

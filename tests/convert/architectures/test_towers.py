@@ -105,7 +105,7 @@ def test_options_of_a_text_model(qwen: Path) -> None:
     for choices in ({"vocab_only": True}, {"pre_tokenizer": "qwen2"}):
         with pytest.raises(BadRequest, match="has no tokenizer"):
             convert.convert(qwen, mmproj=True, **choices)  # type: ignore[arg-type]
-    with pytest.raises(BadRequest, match="--mtp: Qwen3VLForConditionalGeneration has no such option"):
+    with pytest.raises(BadRequest, match="mtp=True: Qwen3VLForConditionalGeneration has no such option"):
         convert.convert(qwen, mmproj=True, mtp=True)
 
 

@@ -104,7 +104,7 @@ def test_the_error_says_what_was_found_and_what_to_do() -> None:
     assert message.startswith(
         'model/tokenizer.json: pre-tokenizer not recognised: found split "[0-9]+" -> Punctuation'
     )
-    assert "--pre-tokenizer NAME" in message
+    assert "pre_tokenizer NAME" in message
     assert all(name in message for name in NAMES)
     assert "\n" not in message
 
@@ -123,7 +123,7 @@ def test_a_pipeline_that_cannot_be_built() -> None:
 def test_a_name_is_taken_as_given() -> None:
     assert find({"type": "Whitespace"}, name="tekken") == "tekken"
     with pytest.raises(
-        BadTokenizer, match=r"--pre-tokenizer deepseek-v9: llama\.cpp has no such one; it has .*deepseek-v3"
+        BadTokenizer, match=r"pre_tokenizer deepseek-v9: llama\.cpp has no such one; it has .*deepseek-v3"
     ):
         find(None, name="deepseek-v9")
 

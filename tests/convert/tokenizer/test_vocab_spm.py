@@ -109,7 +109,7 @@ def test_sentencepiece_errors(tmp_path: Path) -> None:
     train_spm(tmp_path)
     with pytest.raises(BadTokenizer, match=r"has id 300, but config\.json says vocab_size 300"):
         read(tmp_path, 300)
-    with pytest.raises(BadRequest, match=r"--pre-tokenizer deepseek-v3: .*\(SentencePiece\) has none"):
+    with pytest.raises(BadRequest, match=r"pre_tokenizer deepseek-v3: .*\(SentencePiece\) has none"):
         read_tokenizer(tmp_path, {}, pre_tokenizer="deepseek-v3")
     put(tmp_path, added_tokens_json={"<x>": 440, "<y>": 440})
     with pytest.raises(

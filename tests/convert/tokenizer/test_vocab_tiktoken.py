@@ -82,7 +82,7 @@ def test_special_ids_are_config_json_s_alone(tmp_path: Path) -> None:
 
 def test_another_pre_tokenizer_can_t_be_asked_for(tmp_path: Path) -> None:
     write(tmp_path, TOKENS)
-    with pytest.raises(BadRequest, match=r"--pre-tokenizer qwen2: that of .*tiktoken\.model is kimi-k2"):
+    with pytest.raises(BadRequest, match=r"pre_tokenizer qwen2: that of .*tiktoken\.model is kimi-k2"):
         read_tokenizer(tmp_path, {}, pre_tokenizer="qwen2", quirks=Quirks(tiktoken=True))
 
 

@@ -123,7 +123,7 @@ def pickled(tmp_path: Path) -> Path:
 
 
 def test_a_pickle_is_refused_by_default(pickled: Path) -> None:
-    with pytest.raises(UnsupportedCheckpoint, match=r"can run any code; expected .*--allow-pickle\)$"):
+    with pytest.raises(UnsupportedCheckpoint, match=r"can run any code; expected .*allow_pickle=True\)$"):
         convert.open_checkpoint(pickled)
 
 

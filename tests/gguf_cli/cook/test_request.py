@@ -31,7 +31,7 @@ def test_types_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("Q4_K_M,Q2_K,Q4_K", "Q4_K_M is named twice"),
         (",", "expected types or sizes"),
         ("3.2bqw", "unknown unit"),
-        ("0bpw", "more than 0"),
+        ("0bpw", "above 0"),
     ],
 )
 def test_what_is_no_type(text: str, part: str) -> None:

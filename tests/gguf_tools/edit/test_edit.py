@@ -138,8 +138,8 @@ def test_split_and_merge(capsys: pytest.CaptureFixture[str], path: Path) -> None
         (["split", "a.gguf", "m", "--max-size", "5"], "'5' is no size, expected a number with M or G"),
         (["split", "a.gguf", "m", "--max-size", "0M"], "'0M' is no size"),
         (["split", "a.gguf", "m", "--max-size", "1.5G"], "'1.5G' is no size"),
-        (["split", "a.gguf", "m", "--max-tensors", "0"], "'0' is no positive number"),
-        (["split", "a.gguf", "m", "--max-tensors", "-1"], "'-1' is no positive number"),
+        (["split", "a.gguf", "m", "--max-tensors", "0"], "'0' is not a whole number from 1"),
+        (["split", "a.gguf", "m", "--max-tensors", "-1"], "'-1' is not a whole number from 1"),
     ],
 )
 def test_arguments_that_make_no_sense(

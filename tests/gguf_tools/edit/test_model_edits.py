@@ -581,7 +581,7 @@ def test_a_torn_set_is_recovered_by_the_name_of_any_file(shards: list[Path], tmp
         and shards[1].read_bytes() != before[shards[1].name]
         for n in range(50)
     )
-    with pytest.raises(OutputError, match=r"interrupted; run without --dry-run to restore it from m-00002"):
+    with pytest.raises(OutputError, match=r"interrupted; run without dry_run=True to restore it"):
         recover(shards[2], dry_run=True)
     assert recover(shards[2]) == [shards[1]]
     assert recover(shards[2]) == []

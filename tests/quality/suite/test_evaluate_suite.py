@@ -200,7 +200,7 @@ def test_states_of_a_base_are_kept_for_a_suite(
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make "here" the address of a worker in this process."""
+    """Make "here:1" the address of a worker in this process."""
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
@@ -209,15 +209,15 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ) as local,
         distributed.Client(local, set_as_default=False) as client,
     ):  # fmt: skip
-        monkeypatch.setitem(connect._open, "here", connect.Cluster(client, "here"))
+        monkeypatch.setitem(connect._open, "here:1", connect.Cluster(client, "here:1"))
         yield
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here:1")
 def test_workers_of_a_scheduler_compute_a_suite(
     expected: quality.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
-    forward = ForwardOptions(n_threads=1, scheduler="here")
+    forward = ForwardOptions(n_threads=1, scheduler="here:1")
     options = quality.EvaluateOptions(forward=forward, work=tmp_path / "work")
     found = quality.evaluate_suite(made("F32"), suite, [made("Q2_K")], options)
     assert found.rows() == expected.rows()

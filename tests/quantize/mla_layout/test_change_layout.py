@@ -65,7 +65,7 @@ def test_reshaping_and_dropping_touch_no_block(type_: GGMLType, tmp_path: Path) 
 def test_what_cannot_be_decoded_is_refused_in_one_line_before_anything_is_written(tmp_path: Path) -> None:
     path = model(tmp_path / "in.gguf", "none", types.IQ2_BN)
     with pytest.raises(
-        QuantError, match=r"blk.0-1.attn_kv_b.weight \(IQ2_BN\) must be decoded.*--mla split"
+        QuantError, match=r"blk.0-1.attn_kv_b.weight \(IQ2_BN\) must be decoded.*mla split"
     ) as e:
         change_layout(path, tmp_path / "out.gguf", "split")
     assert "\n" not in str(e.value)
@@ -170,5 +170,5 @@ def test_split_sets_become_one_file_or_as_many(tmp_path: Path) -> None:
         assert {name: bytes(many.raw(name)) for name in many.tensors} == {
             name: bytes(one.raw(name)) for name in one.tensors
         }
-    with pytest.raises(BadRequest, match=r"--keep-split needs a split source"):
+    with pytest.raises(BadRequest, match=r"keep_split=True needs a split source"):
         change_layout(whole, tmp_path / "x.gguf", "both", keep_split=True)

@@ -131,6 +131,6 @@ def test_refused(case: str) -> None:
 
 def test_lint_says_what_a_padded_hidden_size_would_give(model: Path) -> None:
     (found,) = [each.text for each in lint("Q4_K_M", model).findings if each.kind == "padding"]
-    assert "; --pad-hidden: " in found
+    assert "; pad_hidden=True: " in found
     assert found.endswith("hidden size 576 -> 768: about 33.3 % more to read and to multiply for each token,"
                           " and a cache 33.3 % larger")  # fmt: skip

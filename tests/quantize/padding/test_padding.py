@@ -151,7 +151,7 @@ def test_blocks_are_not_cut(tmp_path: Path) -> None:
 def test_a_size_set_by_hand_is_refused(tmp_path: Path) -> None:
     source = write_ffn_file(tmp_path / "in.gguf")
     overrides = [(KEY, Value.u32(ROUTED))]
-    with pytest.raises(BadRequest, match=f"--override-kv {KEY}"):
+    with pytest.raises(BadRequest, match=f"kv_overrides {KEY}"):
         quantize(source, tmp_path / "out.gguf", "Q8_0", pad="256", kv_overrides=overrides)
 
 

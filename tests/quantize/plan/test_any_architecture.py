@@ -129,7 +129,7 @@ def test_a_missing_number_of_layers_can_be_set(number: dict[str, Value], found: 
     with pytest.raises(BadRequest, match=re.escape(way)):
         ModelFacts.from_metadata(metadata)
     assert ModelFacts.from_metadata(metadata, has_layers=False).n_layers == 0
-    with pytest.raises(BadRequest, match=re.escape("--override-kv general.architecture=str:NAME")):
+    with pytest.raises(BadRequest, match=re.escape("kv_overrides general.architecture=str:NAME")):
         ModelFacts.from_metadata(number)
 
 

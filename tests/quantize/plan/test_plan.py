@@ -116,7 +116,7 @@ def test_visits_are_counted_in_the_order_given_when_asked() -> None:
 def test_refusals_list_every_tensor() -> None:
     with pytest.raises(NeedsImportance) as needs:
         build_plan(tensors_of("v2-lite"), RECIPES["IQ2_XXS"], FACTS["v2-lite"])
-    assert "pass one with --imatrix" in str(needs.value)
+    assert "pass one with importances" in str(needs.value)
     assert ": IQ2_XXS: blk.0-26.attn_" in str(needs.value)
     assert ", blk.0.ffn_gate.weight" in str(needs.value)
     assert ", blk.1-26.ffn_up_exps.weight" in str(needs.value)
@@ -279,7 +279,7 @@ def test_a_named_fallback_is_asked_only_when_rows_do_not_fit() -> None:
 
 def test_a_named_fallback_helps_where_none_is_known() -> None:
     tensors, facts = tensors_of("v2-lite"), FACTS["v2-lite"]
-    with pytest.raises(NoFallback, match="name one with --fallback REGEX=TYPE"):
+    with pytest.raises(NoFallback, match="name one with fallbacks REGEX=TYPE"):
         build_plan(tensors, RECIPES["Q1_0"], facts)
     options = PlanOptions(fallbacks=parse_overrides(["ffn_down=Q4_0"]))
     plan = build_plan(tensors, RECIPES["Q1_0"], facts, options=options)

@@ -1,0 +1,195 @@
+"""Arguments of functions and fields of options are what their annotations say: one check for all of them.
+
+    @checked
+    def evaluate(base: AnyPath, text: AnyPath | None, ...): ...
+
+    @dataclass(frozen=True)
+    class Cut(CheckedFields):
+        chunk_size: Count = 512
+
+A wrong one is a WrongType, or for a number out of its range a BadArgument, that names it, before any work.
+Looked at are classes, numbers, words of a Literal and unions of these; of a container only itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from gguf_tools.errors import BadArgument, WrongType
+from gguf_tools.text import MAX_CHARS, quoted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class CheckedFields:
+    """Base of options: a field that is not what its annotation says is refused when they are made.
+
+    Where a Path is expected, a text may be given, which becomes one.
+    """
+
+    def __post_init__(self) -> None:
+        own: Any = type(self)
+        for name, expected in fields_of(own).items():
+            value = getattr(self, name)
+            if Path in expected.hints and isinstance(value, str | os.PathLike):
+                object.__setattr__(self, name, Path(value))
+            else:
+                expected.check(name, value)
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse arguments that are not what the function's annotations say, before it is called."""
+    signature = inspect.signature(function)
+    expected: dict[str, _Expected] = {}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not expected:  # when it is called first, all modules are complete
+            expected.update(_parameters(function, signature))
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if name in expected:
+                expected[name].check(name, value)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _parameters(
+    function: Callable[..., Any], signature: inspect.Signature
+) -> Iterator[tuple[str, _Expected]]:
+    names = vars(sys.modules[function.__module__])
+    for each in signature.parameters.values():
+        if each.kind is not inspect.Parameter.VAR_KEYWORD:
+            yield each.name, _Expected.of(each.annotation, names)
+
+
+@functools.cache
+def fields_of(options: Any) -> Mapping[str, _Expected]:
+    """Return what the fields of options may be; a field is declared in one of the bases' modules."""
+    homes = {
+        name: vars(sys.modules[base.__module__])
+        for base in reversed(options.__mro__)
+        for name in inspect.get_annotations(base)
+    }
+    return {
+        each.name: _Expected.of(str(each.type), homes[each.name]) for each in fields(options) if each.init
+    }
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What an annotation allows.
+
+    hints  classes, numbers, words, None: whichever of them the value is
+    names  classes that are imported for type checkers alone, by name
+    """
+
+    hints: tuple[Any, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, annotation: str, names: Mapping[str, Any]) -> _Expected:
+        """Read an annotation of a module that has these names."""
+        hints, unknown = [], []
+        for part in _alternatives(ast.parse(annotation, mode="eval").body):
+            try:
+                hints += _flat(eval(part, dict(names)))  # an annotation of this project
+            except NameError:
+                unknown.append(part.partition("[")[0])
+        return cls(tuple(hints), tuple(unknown))
+
+    def check(self, name: str, value: object) -> None:
+        """Raise WrongType for a value of another type, BadArgument for another number or word."""
+        if any(_fits(value, hint) for hint in self.hints):
+            return
+        if any(class_.__name__ in self.names for class_ in type(value).__mro__):
+            return
+        expected = " or ".join(dict.fromkeys([*map(_words, self.hints), *self.names]))
+        limited = [_type_of(hint) for hint in self.hints if get_origin(hint) in (Annotated, Literal)]
+        is_of_type = any(isinstance(value, each) for each in limited) and not isinstance(value, bool)
+        error = BadArgument if is_of_type else WrongType
+        raise error(f"{name}: found {described(value)}, expected {expected}")
+
+
+def _alternatives(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*_alternatives(node.left), *_alternatives(node.right)]
+    return [ast.unparse(node)]
+
+
+def _flat(hint: Any) -> list[Any]:
+    """Return the alternatives of a hint that another name stands for."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [each for inner in get_args(hint) for each in _flat(inner)]
+    return [None if hint is type(None) else hint]
+
+
+def _type_of(hint: Any) -> Any:
+    """Return the class of the values that a hint allows, or several; object for what isn't looked at."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return (int, float) if get_args(hint)[0] is float else get_args(hint)[0]
+    if origin is Literal:
+        return str
+    class_ = type(None) if hint is None else origin or hint
+    if class_ in _MANY:
+        return Iterable
+    is_class = isinstance(class_, type) and class_ is not Any and not getattr(class_, "_is_protocol", False)
+    return class_ if is_class else object
+
+
+_MANY = (list, tuple, set, frozenset, Iterable, Sequence)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Annotated:
+        of_numbers = get_args(hint)[0] is not str
+        return (of_numbers or isinstance(value, str)) and all(
+            each.holds(value) for each in get_args(hint)[1:]
+        )
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    class_ = _type_of(hint)
+    if class_ is object:
+        return all(hasattr(value, name) for name in _members(hint))
+    if class_ is Iterable and isinstance(value, str | bytes):
+        return False
+    return isinstance(value, class_) and (class_ is bool or not isinstance(value, bool))
+
+
+def _members(protocol: Any) -> list[str]:
+    """Return what a value of a protocol has; nothing for what is none."""
+    is_protocol = getattr(protocol, "_is_protocol", False)
+    return [name for name in dir(protocol) if not name.startswith("_")] if is_protocol else []
+
+
+def _words(hint: Any) -> str:
+    """Return what a hint allows, for a message."""
+    if get_origin(hint) is Annotated:
+        return " and ".join(map(str, get_args(hint)[1:]))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    class_ = _type_of(hint)
+    if class_ is Iterable:
+        return "a list"
+    return "None" if hint is None else getattr(get_origin(hint) or hint, "__name__", str(hint))
+
+
+def described(value: object) -> str:
+    """Return a value for a message: one that is short itself, otherwise what it is."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an int of {value.bit_length()} bits"
+    if isinstance(value, str | bytes | int | float | None):
+        return quoted(value) if isinstance(value, str) else repr(value)[:MAX_CHARS]
+    return f"a value of type {type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
