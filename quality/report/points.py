@@ -98,7 +98,7 @@ def read_earlier(path: Path) -> Earlier:
             texts = [EarlierText.of(name, each, _ppl(each, "base_ppl")) for name, each in classes]
         files = [
             (
-                Path(model["path"]).name,
+                shown(Path(model["path"]).name),
                 count_at(model, "n_bytes"),
                 number_at(model["kld"], "mean") if suite is None else number_at(model["all"], "kld"),
             )

@@ -170,6 +170,7 @@ class _Given:
     name: str
     entries: Mapping[str, Any]
     folder: Path
+    _read: dict[Path, SuiteText] = field(default_factory=dict)
 
     def classes(self) -> Iterator[TextClass]:
         """Yield the classes that are named or, where none is, that the folder has."""
@@ -225,7 +226,7 @@ class _Given:
         if not isinstance(patterns, list) or not all(isinstance(each, str) and each for each in patterns):
             raise self.wrong(where, "expected a file or a list of them")
         seen: set[Path] = set()
-        for pattern in patterns:
+        for pattern in dict.fromkeys(patterns):
             found = list(self._matching(where, pattern))
             if not found and "texts" in said:
                 why = "has no texts" if self._inside(where, pattern).is_dir() else "no such file"
@@ -257,7 +258,10 @@ class _Given:
         if (named := self._inside(where, pattern)).exists():
             found = [named]
         else:
-            found = [path for path in sorted(self.folder.glob(pattern)) if path.name[0] != "."]
+            try:
+                found = [path for path in sorted(self.folder.glob(pattern)) if path.name[0] != "."]
+            except (ValueError, NotImplementedError):
+                found = []
         for path in found:
             if path.is_dir():
                 inside = (each for each in sorted(path.rglob("*")) if each.is_file())
@@ -266,10 +270,13 @@ class _Given:
                 yield path
 
     def _text(self, name: str, path: Path) -> SuiteText:
-        text = read_corpus(path)
-        if not text.strip():
-            raise BadRequest(f"{path}: is empty, expected a text of class {quoted(name)}")
-        return SuiteText(path.relative_to(self.folder).as_posix(), text)
+        """Read a text; one of many classes is kept once."""
+        if path not in self._read:
+            text = read_corpus(path)
+            if not text.strip():
+                raise BadRequest(f"{path}: is empty, expected a text of class {quoted(name)}")
+            self._read[path] = SuiteText(path.relative_to(self.folder).as_posix(), text)
+        return self._read[path]
 
     def _conversations(self, texts: tuple[SuiteText, ...]) -> tuple[Conversation, ...]:
         """Read the conversations of all texts; an error names the file as a user would."""

@@ -182,8 +182,7 @@ def _read_tensor(where: str, entry: Any) -> TensorSensitivity:
     if not isinstance(entry, dict):
         raise FormatError(f"{where}: expected an object with shape and damage")
     shape, by_type = entry.get("shape"), entry.get("damage")
-    is_shape = isinstance(shape, list) and all(type(n) is int and 0 < n < 1 << 63 for n in shape)
-    if not is_shape or not 0 < len(shape) <= MAX_DIMS:
+    if not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMS or not all(map(_is_size, shape)):
         raise FormatError(f"{where}: shape is {quoted(shape)}, expected a list of sizes, rows first")
     if not isinstance(by_type, dict) or not (by_type or entry.get("padded")):
         raise FormatError(f"{where}: damage is {quoted(by_type)}, expected a number for at least one type")
@@ -198,6 +197,10 @@ def _read_tensor(where: str, entry: Any) -> TensorSensitivity:
     _check_number(f"{where}: ratio", ratio)
     fit, more = ({type_: float(value) for type_, value in each.items()} for each in (by_type, padded))
     return TensorSensitivity(tuple(shape), fit, float(ratio), more)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value < 1 << 63
 
 
 def _check_number(where: str, value: Any) -> None:
