@@ -3,12 +3,17 @@
     python scripts/attack.py --trials 1200 --jobs 2
     python scripts/attack.py --minutes 20 --seed 7 --json attack.json
     python scripts/attack.py --seed 7 --only kill:imatrix:3
+    python scripts/attack.py --table attack.json other.json
 
 Commands are killed at random moments and resumed, calls of the system fail under them, files may be no longer
 than so much, inputs change, links and other people's files lie where they write, a second run begins beside
-the first, Dask workers lie about what they wrote, texts are nonsense, and a Hub is hostile. A trial must end
-with the same bytes as an undisturbed run, or with one clear line and nothing lost. The exit code is 1 if one
-did not. A trial depends on its kind, command, number and seed; moments in seconds depend on the machine too.
+the first, and `clean --remove` runs all the while. Their streams are closed; names would steer a terminal.
+Dask workers lie about what they wrote, or are killed. Strangers' manifests, templates and expressions are
+hostile, numbers are odd, texts are nonsense, the cache of kernels is damaged, secrets lie beside what is
+uploaded, and a Hub is hostile. A trial must end with the same bytes as an undisturbed run, or with one clear
+line and nothing lost; what is hostile may also be taken for what it is, without harm. The exit code is 1 if
+one did not. A trial depends on its kind, command, number and seed; moments in seconds depend on the machine,
+too.
 """
 
 from __future__ import annotations
@@ -28,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.attack import campaign
 from tests.attack.children import has_strace
-from tests.attack.trials import FAILED, LINE, NOT_REACHED, SAME, Result
+from tests.attack.trials import DONE, FAILED, LINE, NOT_REACHED, SAME, Result
 
-OUTCOMES = (SAME, LINE, NOT_REACHED, FAILED)
+OUTCOMES = (SAME, LINE, DONE, NOT_REACHED, FAILED)
 
 
 def table(results: list[Result]) -> Iterator[str]:
@@ -69,7 +74,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--minutes", type=float, help="begin no trial after this time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing; print the tables of earlier --json",
+    )
     args = parser.parse_args()
+    if args.table:
+        print(
+            "\n".join(table([Result(**one) for file in args.table for one in json.loads(file.read_text())]))
+        )
+        return 0
     if unknown := campaign.unknown(args.only):
         parser.error(f"--only {unknown[0]}: no such kind or command")
     if not has_strace():

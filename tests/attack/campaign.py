@@ -15,17 +15,32 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
 
-from tests.attack.commands import COMMANDS, Command
+from tests.attack.commands import COMMANDS, READERS, Command
 from tests.attack.trials import FAILED, Result
 
 SHARES = {
     "kill": 42, "fault": 24, "limit": 8, "interrupt": 5, "twice": 3, "changed-input": 6, "changed-between": 5,
-    "beside": 7,
+    "beside": 7, "cleaned": 8, "streams": 9, "names": 9,
 }  # fmt: skip
-"""Trials of a hundred for each kind of disturbance."""
+"""Trials for each kind of disturbance, in proportion."""
 
-SPECIAL_TRIALS = {"worker": 8, "nonsense": 15, "hub": 10_000}
+OF_READERS = {"streams", "names"}
+"""Kinds that commands are disturbed with that write nothing, too."""
+
+SPECIAL_TRIALS = {
+    "worker": 8,
+    "killed-worker": 28,
+    "nonsense": 15,
+    "hostile": 300,
+    "numbers": 250,
+    "cache": 15,
+    "secrets": 100,
+    "hub": 2000,
+}
 """Trials of the others in a whole campaign of 1000."""
+
+_WHOLE = ("killed-worker", "hub", "cache")
+"""Those that one process does alone, because they begin with something that takes long."""
 
 _PATIENCE_SECONDS = 60.0
 """Seconds without a result after which processes are looked at: one may have died without a word."""
@@ -57,8 +72,8 @@ def plan(n_trials: int, seed: int, only: Sequence[str], n_jobs: int, minutes: fl
     special = _special(n_trials, only)
     jobs: list[list[tuple[str, str, int]]] = [[] for _ in range(n_jobs)]
     loads = [0.0] * n_jobs
-    weight = {command.name: 4.0 if command.seldom else 1.0 for command in COMMANDS}
-    for command in sorted(COMMANDS, key=lambda command: -weight[command.name]):
+    weight = {command.name: 4.0 if command.seldom else 1.0 for command in (*COMMANDS, *READERS)}
+    for command in sorted((*COMMANDS, *READERS), key=lambda command: -weight[command.name]):
         trials = [trial for trial in wanted if trial[1] == command.name]
         job = loads.index(min(loads))
         jobs[job] += trials
@@ -67,9 +82,20 @@ def plan(n_trials: int, seed: int, only: Sequence[str], n_jobs: int, minutes: fl
         random.Random(f"{seed} {number}").shuffle(trials)
     deadline = None if minutes is None else time.time() + 60 * minutes
     return [
-        Plan(tuple(trials), tuple(special[number::n_jobs]), seed, deadline)
+        Plan(tuple(trials), tuple(_share(special, number, n_jobs)), seed, deadline)
         for number, trials in enumerate(jobs)
     ]
+
+
+def _share(special: Sequence[tuple[str, range]], job: int, n_jobs: int) -> Iterator[tuple[str, range]]:
+    """Yield what one of the processes does of `special`: its share of each, or the whole."""
+    for kind, numbers in special:
+        if kind not in _WHOLE:
+            mine = numbers[job::n_jobs]
+        else:
+            mine = numbers if _WHOLE.index(kind) % n_jobs == job else range(0)
+        if mine:
+            yield kind, mine
 
 
 def _numbered(n_trials: int, only: Sequence[str]) -> list[tuple[str, str, int]]:
@@ -83,7 +109,7 @@ def _numbered(n_trials: int, only: Sequence[str]) -> list[tuple[str, str, int]]:
     pairs = [
         (kind, command)
         for kind in SHARES
-        for command in COMMANDS
+        for command in (*COMMANDS, *(READERS if kind in OF_READERS else ()))
         if not broad or any(_matches(one, kind, command.name) for one in broad)
     ]
     shares = {(kind, command): SHARES[kind] / (_SELDOM if command.seldom else 1) for kind, command in pairs}
@@ -111,7 +137,7 @@ def _special(n_trials: int, only: Sequence[str]) -> list[tuple[str, range]]:
 
 def unknown(only: Sequence[str]) -> list[str]:
     """Return what of `only` names neither a kind nor a command."""
-    names = {*SHARES, *SPECIAL_TRIALS} | {command.name for command in COMMANDS}
+    names = {*SHARES, *SPECIAL_TRIALS, "upload"} | {command.name for command in (*COMMANDS, *READERS)}
     return [one for one in only if not {*one.split(":")[:2]} <= names]
 
 
@@ -171,7 +197,7 @@ def run_here(one: Plan, folder: Path) -> Iterator[Result]:
 
     bench = Bench(folder / "material", folder / "scratch")
     bench.scratch.mkdir(parents=True)
-    commands: dict[str, Command] = {command.name: command for command in COMMANDS}
+    commands: dict[str, Command] = {command.name: command for command in (*COMMANDS, *READERS)}
     for kind, name, number in one.numbered:
         if one.deadline is not None and time.time() > one.deadline:
             return

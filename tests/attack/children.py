@@ -31,8 +31,9 @@ import gguf_cli.command
 from tests.attack.commands import Command
 from tests.attack.material import main_of
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 60.0
 _MAX_SAID = 1 << 16
+_MAX_PRINTED = 1 << 22
 CALLS = (
     "openat", "read", "pread64", "preadv", "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate",
     "fallocate", "fadvise64", "flock", "rename", "renameat", "unlink", "unlinkat", "mkdir", "rmdir", "statfs",
@@ -47,6 +48,14 @@ CHANGES = (
 """Those at which a kill is worth trying."""
 
 
+KEPT = "kept"
+STREAMS = ("closed", "broken", "full")
+"""What may be wrong with a stream: it is closed, nobody reads the other end of the pipe, the disk is full."""
+
+NO_FLUSH = 120
+"""Exit code of a Python whose streams can't be flushed in the end."""
+
+
 @dataclass(frozen=True)
 class Disturbance:
     """What happens to a child; nothing by default.
@@ -56,6 +65,10 @@ class Disturbance:
     limits        limits of the process: numbers of the resource module -> value
     trace         have strace count its calls
     midway        called by the parent after `midway_after` seconds
+    stdout        KEPT, or one of STREAMS
+    stderr        KEPT, or one of STREAMS; what it says then is not known
+    memory        most bytes of address space that it may take beyond those that it begins with; 0: any
+    again         begin again and again, until SIGTERM comes or it fails
     """
 
     signal_after: tuple[int, float] | None = None
@@ -64,6 +77,10 @@ class Disturbance:
     trace: bool = False
     midway: Callable[[], object] | None = None
     midway_after: float = 0.0
+    stdout: str = KEPT
+    stderr: str = KEPT
+    memory: int = 0
+    again: bool = False
 
 
 UNDISTURBED = Disturbance()
@@ -75,6 +92,7 @@ class Ended:
 
     code      exit code, or minus the signal that killed it
     said      standard error
+    printed   standard output
     seconds   by the clock
     calls     how often it made each call of CALLS, if it was traced
     injected  the call that strace disturbed, as it prints it; empty if there was none
@@ -89,6 +107,7 @@ class Ended:
     injected: str = ""
     touched: frozenset[str] = frozenset()
     hung: bool = False
+    printed: str = ""
 
 
 def has_strace() -> bool:
@@ -106,7 +125,8 @@ def start(command: Command, folder: Path, scratch: Path, how: Disturbance = UNDI
     traced = bool(how.inject) or how.trace
     files = Path(scratch, f"{command.name}-{time.monotonic_ns()}")
     said = mmap.mmap(-1, _MAX_SAID)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held = {signal.SIGINT, signal.SIGTERM} if how.again else {signal.SIGINT}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     pid = os.fork()
     if not pid:
         _be_child(command, folder, files, said, how, traced)
@@ -131,18 +151,19 @@ class Child:
         self._how, self._tracer = how, tracer
         self._began = time.monotonic()
 
-    def wait(self) -> Ended:
-        """Wait until it ends, with what is to happen meanwhile."""
+    def wait(self, patience: float | None = None) -> Ended:
+        """Wait until it ends, with what is to happen meanwhile; kill it after so many seconds."""
+        patience = PATIENCE_SECONDS if patience is None else patience
         handle = os.pidfd_open(self._pid)
         hung = False
         try:
-            if self._how.midway is not None and not self._ends_within(handle, self._how.midway_after):
+            if self._how.midway is not None and not self._ended(handle, self._how.midway_after):
                 self._how.midway()
             if self._how.signal_after is not None:
                 number, seconds = self._how.signal_after
-                if not self._ends_within(handle, seconds):
+                if not self._ended(handle, seconds):
                     signal.pidfd_send_signal(handle, number)
-            if not self._ends_within(handle, PATIENCE_SECONDS):
+            if not self._ended(handle, patience):
                 hung = True
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
@@ -154,11 +175,25 @@ class Child:
             self._tracer.communicate()
             trace = _read_trace(self._files.with_suffix(".calls"), self._folder)
         said = self._said[:].rstrip(b"\0").decode(errors="replace")
-        for suffix in (".err", ".calls"):
+        printed = self._files.with_suffix(".out").read_bytes()[:_MAX_PRINTED].decode(errors="replace")
+        for suffix in (".err", ".out", ".calls"):
             self._files.with_suffix(suffix).unlink(missing_ok=True)
-        return Ended(code, said, seconds, *trace, hung)
+        return Ended(code, said, seconds, *trace, hung, printed)
 
-    def _ends_within(self, handle: int, seconds: float) -> bool:
+    def stop(self) -> Ended:
+        """Have one that begins again and again end after this time, and wait for it."""
+        os.kill(self._pid, signal.SIGTERM)
+        return self.wait()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until so many seconds after it began; return whether it has ended by then."""
+        handle = os.pidfd_open(self._pid)
+        try:
+            return self._ended(handle, seconds)
+        finally:
+            os.close(handle)
+
+    def _ended(self, handle: int, seconds: float) -> bool:
         return bool(select.select([handle], [], [], max(0.0, self._began + seconds - time.monotonic()))[0])
 
 
@@ -182,24 +217,68 @@ def _be_child(
     code = 1
     try:
         os.chdir(folder)
-        for number, path in ((0, os.devnull), (1, os.devnull), (2, f"{files}.err")):
-            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        for number, suffix in ((1, ".out"), (2, ".err")):
+            os.dup2(os.open(files.with_suffix(suffix), os.O_RDWR | os.O_CREAT, 0o600), number)
         _hold_ctrl_c()
         # All forks share tqdm's default lock, and one that is killed while holding it keeps it forever.
         tqdm.set_lock(threading.RLock())
-        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), _Shared(said)
+        sys.stdout = sys.__stdout__ = _stream(1, how.stdout)
+        sys.stderr = sys.__stderr__ = _Shared(said) if how.stderr == KEPT else _stream(2, how.stderr)
         if not traced:
             os.fsync = os.fdatasync = lambda fd: None  # they guard against a crash of the machine
         main = main_of(command.program)
-        for which, value in how.limits:
+        limits = how.limits
+        if how.memory:
+            limits += ((resource.RLIMIT_AS, _address_space() + how.memory),)
+        for which, value in limits:
             resource.setrlimit(which, (value, value))
         if traced:
             os.kill(os.getpid(), signal.SIGSTOP)
-        code = main(command.words)
+        code = _again_and_again(main, command.words) if how.again else main(command.words)
     except BaseException:
-        traceback.print_exc()
+        if sys.stderr is not None:
+            traceback.print_exc()
     finally:
-        os._exit(code)
+        os._exit(code if _flush() else code or NO_FLUSH)
+
+
+def _stream(number: int, what: str) -> Any:
+    """Return the stream of a descriptor as Python makes it, after doing to it what is wrong with it."""
+    if what == "closed":
+        os.close(number)
+        return None
+    if what == "broken":
+        read, write = os.pipe()
+        os.close(read)
+        os.dup2(write, number)
+    elif what == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+    return open(number, "w", encoding="utf-8", buffering=1 if number == 2 else -1, closefd=False)
+
+
+def _flush() -> bool:
+    """Flush the streams as Python does in the end; return whether that went well."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except Exception:
+        return False
+    return True
+
+
+def _again_and_again(main: Callable[[list[str]], int], words: list[str]) -> int:
+    """Run a command once and until SIGTERM waits, or it fails; return the last exit code."""
+    code = main(words)
+    while not code and signal.SIGTERM not in signal.sigpending():
+        code = main(words)
+    return code
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
 
 
 def _hold_ctrl_c() -> None:
@@ -207,12 +286,12 @@ def _hold_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command = gguf_cli.command.run
 
-    def run(parser: Any, body: Any, argv: Any = None) -> int:
+    def run(parser: Any, body: Any, *more: Any, **options: Any) -> int:
         def interruptible(args: Any) -> Any:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             return body(args)
 
-        return run_command(parser, interruptible, argv)
+        return run_command(parser, interruptible, *more, **options)
 
     gguf_cli.command.run = run
 

@@ -6,7 +6,7 @@ import resource
 import signal
 import time
 
-from tests.attack import beside, children, mutations, places
+from tests.attack import beside, children, cleaning, mutations, places, streams
 from tests.attack.children import CHANGES, Disturbance
 from tests.attack.places import Failure
 from tests.attack.trials import LINE, NOT_REACHED, SAME, Kind, Trial
@@ -150,4 +150,7 @@ KINDS: dict[str, Kind] = {
     "changed-input": mutations.under_a_run,
     "changed-between": mutations.between_runs,
     "beside": beside.beside,
+    "cleaned": cleaning.cleaned,
+    "streams": streams.streams,
+    "names": streams.names,
 }

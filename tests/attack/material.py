@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.attack.commands import FORWARD, PARTS
-from tests.support.checkpoints import micro_checkpoint, read_tensors
+from tests.support.checkpoints import add_mtp_layer, micro_checkpoint, read_tensors
 from tests.support.tokenizer_files import copy_tokenizer
 from tests.support.trained_model import calibration_text
 
@@ -30,6 +31,7 @@ _LINES = {
     "n.imatrix.gguf": f"imatrix -m model -f other.txt -o n.imatrix.gguf -t 1 {FORWARD}",
     "losses.json": "sensitivity model -f text.txt -o losses.json --types Q2_K,Q4_K,Q8_0 --rows 16 -t 1"
     f" {FORWARD}",
+    "odd.gguf": "convert-hf-to-gguf odd --outfile odd.gguf --outtype bf16 --threads 1",
     "report.json": f"evaluate in.gguf q4.gguf -f text.txt --json report.json -t 1 {FORWARD}",
 }
 
@@ -107,9 +109,57 @@ def _pickled(path: Path) -> None:
     torch.save(tensors, path / "pytorch_model.bin")
 
 
+def _mtp(path: Path) -> None:
+    copy_tokenizer("tiny", add_mtp_layer(micro_checkpoint(path, "v3", vocab_size=_SIZES["vocab_size"])))
+
+
+def _odd(path: Path) -> None:
+    """Write a model whose inner sizes are no multiples of 256."""
+    copy_tokenizer("tiny", micro_checkpoint(path, "v3", **_SIZES | {"intermediate_size": 320}))
+
+
+def _texts(path: Path, n_bytes: int = 6000) -> None:
+    """Write a folder of two classes, of which one is conversations."""
+    path.mkdir()
+    (path / "prose.txt").write_bytes(calibration_text()[:n_bytes])
+    (path / "chats.jsonl").write_text(CHATS)
+    (path / "suite.yaml").write_text(SUITE)
+    (path / "plain.jinja").write_text(TEMPLATE)
+
+
+def _chat(n: int) -> str:
+    answer = f"That is {n * n}, and I am quite sure of it. " * 3
+    said = {"user": f"What is {n} times {n}?", "assistant": answer}
+    return json.dumps({"messages": [{"role": role, "content": words} for role, words in said.items()]})
+
+
+CHATS = "".join(f"{_chat(n)}\n" for n in range(6))
+"""Conversations, as OpenAI's API has them."""
+
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+SUITE = """\
+context: 64
+classes:
+  prose:
+    texts: prose.txt
+  chats:
+    texts: chats.jsonl
+    template: plain.jinja
+"""
+RECIPE = """\
+file_type: Q4_K_M
+tensor-type: [attn_output=Q8_0, ffn_down_exps=Q6_K]
+fallback: [attn_k_b=Q8_0]
+"""
+
 _MAKERS: dict[str, Callable[[Path], object]] = {
     "model": _model,
     "pickled": _pickled,
+    "mtp": _mtp,
+    "odd": _odd,
+    "texts": _texts,
+    "suite": lambda path: _texts(path, 1500),
+    "recipe.yaml": lambda path: path.write_text(RECIPE),
     "text.txt": lambda path: path.write_bytes(calibration_text()[:6000]),
     "other.txt": lambda path: path.write_bytes(calibration_text()[20000:26000]),
 }

@@ -37,6 +37,7 @@ class Reference:
     seconds  that it took
     calls    how often it called the system: name -> times, in the thread that did most
     touched  names that it used for a while, in its folder
+    printed  standard output
     """
 
     before: Tree
@@ -44,6 +45,7 @@ class Reference:
     seconds: float
     calls: dict[str, int] = field(default_factory=dict)
     touched: tuple[str, ...] = ()
+    printed: str = ""
 
     @property
     def outputs(self) -> list[str]:
@@ -139,3 +141,10 @@ def check_one_line(ended: Ended) -> None:
     errors = re.findall(r"^[\w-]+(?: [\w-]+)?: error: .+$", ended.said, re.MULTILINE)
     if len(errors) != 1 or not ended.said.endswith(f"{errors[-1]}\n"):
         raise Failure(f"said no single line: {ended.said[-700:]!r}")
+
+
+def check_told(command: Command, ended: Ended) -> None:
+    """Raise Failure unless a command that did not succeed said why in one line, or printed its findings."""
+    found = command.finds and ended.code == 1 and ended.printed and "error:" not in ended.said
+    if not found or ended.hung or "Traceback" in ended.said:
+        check_one_line(ended)

@@ -1,59 +1,16 @@
-"""What is attacked otherwise than by a disturbance of one process: lying workers, texts, the Hub."""
+"""What is attacked otherwise than by a disturbance of one process: workers, texts, the Hub, and others."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from tests.attack import places
-from tests.attack.commands import COMMANDS, FORWARD, Command
+from tests.attack import kernel_cache, odd_numbers, places, secrets, strangers, workers
+from tests.attack.commands import FORWARD, find
 from tests.attack.places import Failure
 from tests.attack.trials import FAILED, LINE, SAME, Bench, Result, Trial
-
-_WORKED = ("quantize", "convert", "convert-one-pass", "quantize-parts")
-_LIAR = Path(__file__).with_name("liar.py")
-
-
-# ---- workers that lie
-
-
-def lying_workers(bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
-    """Give the chunks of a command to a worker that loses what it writes, for each number of `wanted`."""
-    for number in wanted:
-        rng = random.Random(f"{seed} worker {number}")
-        command = {one.name: one for one in COMMANDS}[_WORKED[number % len(_WORKED)]]
-        lies = rng.choice(("all", "half", "from:2", f"from:{rng.randint(3, 20)}"))
-        yield _with_liar(bench, command, lies, number, seed, rng)
-
-
-def _with_liar(
-    bench: Bench, command: Command, lies: str, number: int, seed: int, rng: random.Random
-) -> Result:
-    from tests.support.dask_cluster import dask_cluster
-
-    os.environ["LIES"] = lies
-    with bench.folder(command) as folder:
-        trial = Trial(bench, command, folder, bench.reference(command), rng, n_hits=1)
-        try:
-            with dask_cluster(folder.parent / "cluster", 1, "--preload", str(_LIAR)) as cluster:
-                asked = replace(command, line=f"{command.line} --scheduler {cluster.address}")
-                ended = bench.run(asked, folder)
-            trial.steps.append(f"a worker that loses {lies} writes -> {ended.code}")
-            outcome, why = SAME, ""
-            now = trial.check()
-            if ended.code:
-                places.check_one_line(ended)
-                outcome = LINE
-            else:
-                places.check_same(trial.reference, now)
-        except Failure as failure:
-            outcome, why = FAILED, f": {failure}"
-    return Result("worker", command.name, number, seed, outcome, 1, "; ".join(trial.steps) + why)
-
 
 # ---- texts of nonsense
 
@@ -80,7 +37,7 @@ TEXTS: Mapping[str, bytes] = {
 
 def nonsense(bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
     """Calibrate with texts of nonsense; each must be refused, unless --force is given."""
-    command = {one.name: one for one in COMMANDS}["quantize-calibrate"]
+    command = find("quantize-calibrate")
     # What is nonsense shows in as much text as a person would calibrate with; less is told to be thin.
     command = replace(command, line=command.line.replace(FORWARD, "-c 128 --chunks 8"))
     names = list(TEXTS)
@@ -92,18 +49,18 @@ def nonsense(bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
             before = places.tree(folder)
             reference = replace(bench.reference(command), before=before)
             trial = Trial(bench, command, folder, reference, rng, n_hits=1)
-            try:
-                ended = trial.run(step=f"text of {name}")
-                places.check_unharmed(command, before, trial.tree(), reference)
-                if not ended.code:
-                    raise Failure("nonsense was accepted")
-                places.check_one_line(ended)
-                outcome, why = LINE, ""
-                if (folder / "o.gguf").exists():
-                    raise Failure("refused, and there is an output")
-            except Failure as failure:
-                outcome, why = FAILED, f": {failure}"
-        yield Result("nonsense", command.name, number, seed, outcome, 1, "; ".join(trial.steps) + why)
+            yield trial.judged("nonsense", number, seed, lambda trial, name=name: _refuse(trial, name))
+
+
+def _refuse(trial: Trial, name: str) -> str:
+    ended = trial.run(step=f"text of {name}")
+    places.check_unharmed(trial.command, trial.reference.before, trial.tree(), trial.reference)
+    if not ended.code:
+        raise Failure("nonsense was accepted")
+    places.check_one_line(ended)
+    if (trial.folder / "o.gguf").exists():
+        raise Failure("refused, and there is an output")
+    return LINE
 
 
 # ---- the Hub
@@ -128,4 +85,13 @@ def hostile_hub(_bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
         yield Result("hub", "hub", 0, seed, known, number, outcome)
 
 
-SPECIALS = {"worker": lying_workers, "nonsense": nonsense, "hub": hostile_hub}
+SPECIALS = {
+    "worker": workers.lying,
+    "killed-worker": workers.killed,
+    "nonsense": nonsense,
+    "hostile": strangers.hostile,
+    "numbers": odd_numbers.odd_numbers,
+    "cache": kernel_cache.kernel_cache,
+    "secrets": secrets.secrets,
+    "hub": hostile_hub,
+}

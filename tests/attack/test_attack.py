@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import random
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -10,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack import campaign, children, kinds, trials
+from tests.attack import campaign, children, kinds, material, odd_numbers, places, secrets, strangers, trials
 from tests.attack.children import UNDISTURBED
-from tests.attack.commands import COMMANDS, Command
+from tests.attack.commands import COMMANDS, ELSEWHERE, READERS, Command
 from tests.attack.kinds import KINDS
+from tests.attack.specials import SPECIALS
 from tests.attack.trials import FAILED, LINE, NOT_REACHED, SAME, Bench, Result
 
 QUICK = [one for one in COMMANDS if one.name in ("convert-parts", "merge", "set-parts")]
@@ -40,9 +44,135 @@ def test_a_few_trials(bench: Bench, kind: str) -> None:
 def test_a_campaign_has_trials_of_every_kind_for_every_command() -> None:
     plans = campaign.plan(1200, 0, [], 2, None)
     found = {(kind, command) for one in plans for kind, command, _ in one.numbered}
-    assert found == {(kind, command.name) for kind in KINDS for command in COMMANDS}
+    assert found == {(kind, command.name) for kind in KINDS for command in COMMANDS} | {
+        (kind, command.name) for kind in campaign.OF_READERS for command in READERS
+    }
     assert sum(len(one.numbered) for one in plans) == pytest.approx(1200, rel=0.1)
-    assert {kind for one in plans for kind, _ in one.special} == campaign.SPECIAL_TRIALS.keys()
+    assert (
+        {kind for one in plans for kind, _ in one.special}
+        == campaign.SPECIAL_TRIALS.keys()
+        == SPECIALS.keys()
+    )
+    numbers = [
+        number for one in plans for kind, wanted in one.special if kind == "hostile" for number in wanted
+    ]
+    assert sorted(numbers) == list(range(360))
+
+
+def test_every_command_is_in_the_campaign() -> None:
+    """One that is new has a line among COMMANDS if it writes, among READERS if it does not."""
+    attacked = {odd_numbers.program_of(command) for command in COMMANDS}
+    assert odd_numbers.registry().keys() - attacked - ELSEWHERE.keys() == {
+        "gguf-tools checkpoint", "gguf-tools completion", "gguf-tools diff", "gguf-tools hash",
+        "gguf-tools scan", "gguf-tools show", "gguf-tools verify", "imatrix check", "imatrix show",
+        "imatrix stats", "quantize lint",
+    }  # fmt: skip
+    attacked |= {odd_numbers.program_of(command) for command in READERS}
+    assert odd_numbers.registry().keys() <= attacked
+    assert set(ELSEWHERE.values()) <= KINDS.keys() | SPECIALS.keys()
+
+
+WRITES = re.compile(r"--(output|outfile|json|html|keep|work|plot|curve|card|save-.*|kl-divergence-base)")
+"""Options whose value names what is written; a flag --json prints."""
+
+NEED_MORE = {"imatrix stats --plot", "quantize --curve"}
+"""Those that need matplotlib."""
+
+
+def test_every_option_that_writes_is_in_the_campaign() -> None:
+    typed = {
+        f"{odd_numbers.program_of(command)} {word}"
+        for command in COMMANDS
+        for word in command.words
+        if word[0] == "-"
+    }
+    missing = {
+        f"{name} {action.option_strings[-1]}"
+        for name, parser in odd_numbers.registry().items()
+        for action in parser._actions
+        if any(WRITES.fullmatch(option) for option in action.option_strings)
+        and (action.nargs != 0 or "--card" in action.option_strings)
+        and action.help != argparse.SUPPRESS
+        and not typed & {f"{name} {option}" for option in action.option_strings}
+    }
+    assert missing == NEED_MORE
+
+
+def test_every_option_that_takes_a_number_gets_odd_ones() -> None:
+    options = {option for _, option in odd_numbers.numeric_options()}
+    assert {
+        "--ctx-size",
+        "--rate",
+        "--minutes",
+        "--size",
+        "--memory",
+        "--timeout",
+        "--seed",
+        "--threads",
+    } <= options
+
+
+@pytest.mark.parametrize("reader", strangers.READERS, ids=lambda reader: reader.name)
+def test_what_is_hostile_depends_on_the_seed_alone(
+    reader: strangers.Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for name in ("a", "b"):
+        for file, text in GOOD.items():
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        told = [reader.plant(tmp_path / name, random.Random(f"3 {seed}")) for seed in range(4)][-1:]
+        made.append((told, places.tree(tmp_path / name)))
+    assert made[0] == made[1]
+    (what, _), tree = made[0][0][0], made[0][1]
+    assert what
+    for file, text in GOOD.items():
+        (tmp_path / "good" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "good" / file).write_text(text)
+    assert tree != places.tree(tmp_path / "good")
+
+
+GOOD = {
+    "suite/suite.yaml": material.SUITE,
+    "suite/plain.jinja": material.TEMPLATE,
+    "suite/chats.jsonl": material.CHATS,
+    "texts/suite.yaml": material.SUITE,
+    "texts/plain.jinja": material.TEMPLATE,
+    "texts/chats.jsonl": material.CHATS,
+    "recipe.yaml": material.RECIPE,
+    "text.txt": "a text",
+    **dict.fromkeys(
+        (
+            "losses.json",
+            "report.json",
+            "model/config.json",
+            "model/tokenizer.json",
+            "model/tokenizer_config.json",
+        ),
+        '{"a": [1, {"b": 2}]}',
+    ),
+}
+"""What hostile files are made of."""
+
+
+@pytest.mark.parametrize(
+    ("got", "seen"),
+    [
+        ({"lite.gguf": b"{}"}, ""),
+        ({".env": b"{}"}, "leaked .env"),
+        ({"a/.git/config": b"{}"}, "leaked a/.git/config"),
+        ({"server.pem": b"{}"}, "leaked server.pem"),
+        ({"notes.txt": secrets._WORD}, "leaked notes.txt"),
+        ({"asked.txt": secrets._WORD}, ""),
+        ({".gitattributes": b"{}"}, ""),
+    ],
+)
+def test_what_a_hub_should_not_have_got_is_seen(tmp_path: Path, got: dict[str, bytes], seen: str) -> None:
+    paths = {name: tmp_path / str(number) for number, name in enumerate(got)}
+    for name, data in got.items():
+        paths[name].write_bytes(data)
+    assert secrets._wrong(paths, {"asked.txt"}, asks_for_dotted=True) == seen
 
 
 @pytest.mark.parametrize(
@@ -152,20 +282,39 @@ def ignores_errors() -> None:
         Path("o.txt.partial").rename("o.txt")
 
 
+def prints_without_looking() -> None:
+    sys.stdout.write("done\n")
+    sys.stdout.flush()
+    well_behaved()
+
+
+def prints_escapes() -> None:
+    print("wrote \x1b[31mo.txt")
+    well_behaved()
+
+
+MainOf = Callable[[str], Callable[[list[str]], int]]
+
+
 def trial_of(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str, body: Callable[[], int | None], number: int = 0
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    body: Callable[[], int | None] = well_behaved,
+    number: int = 0,
+    main_of: MainOf | None = None,
 ) -> Result:
-    """Disturb a command that does well undisturbed, and is `body` in the trial."""
+    """Disturb a command that does well undisturbed, and is `body` in the trial, or what `main_of` returns."""
 
-    def pretend(main: Callable[[], int | None]) -> None:
+    def pretend(main_of: MainOf) -> None:
         for module in (children, trials.material):
-            monkeypatch.setattr(module, "main_of", lambda name: lambda words: main() or 0)
+            monkeypatch.setattr(module, "main_of", main_of)
 
-    pretend(well_behaved)
+    pretend(lambda _: lambda _: well_behaved() or 0)
     command = Command("misbehaving", "misbehaving")
     reference = bench.measure(command)
     monkeypatch.setattr(Bench, "reference", lambda *_: reference)
-    pretend(body)
+    pretend(main_of or (lambda _: lambda _: body() or 0))
     return trials.one_trial(bench, kind, KINDS[kind], command, number, seed=1)
 
 
@@ -186,6 +335,36 @@ def test_kills_show_what_a_command_does_wrong(
 ) -> None:
     monkeypatch.setattr(kinds, "_some_kill", lambda trial: (UNDISTURBED, "it kills itself"))
     result = trial_of(bench, monkeypatch, "kill", body)
+    assert result.outcome == (FAILED if seen else SAME), result.what
+    assert seen in result.what
+
+
+def test_streams_show_what_a_command_does_wrong(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(body: Callable[[], int | None]) -> set[str]:
+        return {trial_of(bench, monkeypatch, "streams", body, number).outcome for number in range(3)}
+
+    assert FAILED in ends(prints_without_looking)
+    assert ends(well_behaved) == {SAME}
+
+
+def test_names_that_steer_a_terminal_are_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "stdout has '\\x1b' in" in trial_of(bench, monkeypatch, "names", prints_escapes).what
+    assert trial_of(bench, monkeypatch, "names", well_behaved).outcome == SAME
+
+
+def removes_partials() -> None:
+    for path in Path().glob("*.partial"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(("cleans", "seen"), [(removes_partials, "clean removed "), (lambda: None, "")])
+def test_clean_beside_a_run_shows_what_it_removes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cleans: Callable[[], None], seen: str
+) -> None:
+    def main_of(name: str) -> Callable[[list[str]], int]:
+        return lambda _: (cleans if name == "gguf-tools" else well_behaved)() or 0
+
+    result = trial_of(bench, monkeypatch, "cleaned", main_of=main_of)
     assert result.outcome == (FAILED if seen else SAME), result.what
     assert seen in result.what
 

@@ -11,18 +11,20 @@ from pathlib import Path
 
 from tests.attack import children, material, places
 from tests.attack.children import UNDISTURBED, Disturbance, Ended
-from tests.attack.commands import Command
+from tests.attack.commands import READERS, Command
 from tests.attack.places import Failure, Reference, Tree
 
-SAME, LINE, NOT_REACHED, FAILED = "same bytes", "one clear line", "not reached", "FAILED"
+SAME, LINE, DONE = "same bytes", "one clear line", "done"
+NOT_REACHED, FAILED = "not reached", "FAILED"
 
 
 @dataclass(frozen=True)
 class Result:
     """How a trial ended.
 
-    outcome  SAME, LINE, NOT_REACHED (the disturbance came too late, or not at all), or FAILED
-    n_hits   how many kills, faults, changes took place
+    outcome  SAME, LINE, DONE (something hostile was taken for what it is, and did no harm), NOT_REACHED (the
+             disturbance came too late, or not at all), or FAILED
+    n_hits   how many kills, faults, changes and hostile inputs took place
     what     for a person: the steps, and what was seen
     """
 
@@ -68,8 +70,8 @@ class Bench:
             after = places.tree(folder)
         if plain.code:
             raise Failure(f"fails undisturbed: {plain.said}")
-        if not children.has_strace():
-            return Reference(before, after, plain.seconds)
+        if command in READERS or not children.has_strace():
+            return Reference(before, after, plain.seconds, printed=plain.printed)
         with self.folder(command) as folder:
             traced = self.run(command, folder, Disturbance(trace=True))
             again = places.tree(folder)
@@ -77,7 +79,7 @@ class Bench:
         if again != after:
             names = [name for name in again.keys() | after.keys() if again.get(name) != after.get(name)]
             raise Failure(f"two undisturbed runs differ in {', '.join(sorted(names))}")
-        return Reference(before, after, plain.seconds, dict(traced.calls), touched)
+        return Reference(before, after, plain.seconds, dict(traced.calls), touched, plain.printed)
 
     def folder(self, command: Command) -> TrialFolder:
         """Return a context with a fresh folder for the command."""
@@ -105,8 +107,9 @@ class TrialFolder:
 class Trial:
     """What a kind of disturbance works with.
 
-    rng    draws everything
-    steps  what has happened so far, for a person
+    rng     draws everything
+    n_hits  kills, faults, changes, hostile inputs so far
+    steps   what has happened so far, for a person
     """
 
     bench: Bench
@@ -114,8 +117,8 @@ class Trial:
     folder: Path
     reference: Reference
     rng: random.Random
-    steps: list[str] = field(default_factory=list)
     n_hits: int = 0
+    steps: list[str] = field(default_factory=list)
 
     def run(self, how: Disturbance = UNDISTURBED, step: str = "") -> Ended:
         """Run the command, disturbed or not."""
@@ -147,6 +150,15 @@ class Trial:
                 raise Failure(f"can't be resumed: {ended.said}")
         places.check_same(self.reference, self.check())
 
+    def judged(self, kind: str, number: int, seed: int, body: Kind) -> Result:
+        """Return how trial `number` of a kind ends: as `body` says, or FAILED if it raises Failure."""
+        try:
+            outcome, why = body(self), ""
+        except Failure as failure:
+            outcome, why = FAILED, f": {failure}"
+        what = "; ".join(self.steps) + why
+        return Result(kind, self.command.name, number, seed, outcome, self.n_hits, what)
+
 
 Kind = Callable[[Trial], str]
 """Disturbs a command and returns SAME, LINE or NOT_REACHED; raises Failure."""
@@ -160,12 +172,7 @@ def one_trial(bench: Bench, kind: str, body: Kind, command: Command, number: int
     except Failure as failure:
         return Result(kind, command.name, number, seed, FAILED, 0, str(failure))
     with bench.folder(command) as folder:
-        trial = Trial(bench, command, folder, reference, rng)
-        try:
-            outcome, why = body(trial), ""
-        except Failure as failure:
-            outcome, why = FAILED, f": {failure}"
-    return Result(kind, command.name, number, seed, outcome, trial.n_hits, "; ".join(trial.steps) + why)
+        return Trial(bench, command, folder, reference, rng).judged(kind, number, seed, body)
 
 
 def _in_this_process(command: Command, folder: Path) -> None:
