@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -174,3 +174,13 @@ def test_library_prints_nowhere_without_streams(
     monkeypatch.setattr(sys, "stderr", None)
     printing("a line")
     assert not has_terminal()
+
+
+@pytest.mark.parametrize("stream", [full, unread])
+def test_library_s_notes_are_not_missed(
+    monkeypatch: pytest.MonkeyPatch, stream: Callable[[], AbstractContextManager[TextIO]]
+) -> None:
+    with stream() as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        say_aside("a line")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stderr.fileno())  # what it holds is written at its end
