@@ -15,14 +15,9 @@ import pytest
 
 from gguf_cli import command
 from gguf_tools.terminal import has_terminal, say, say_aside
-from tests.hostile.odd_names import COMMANDS, odd_files, run, typed
+from tests.hostile.odd_names import COMMANDS, run, typed
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return odd_files(tmp_path_factory)
 
 
 @contextmanager
@@ -53,7 +48,7 @@ def closed_later() -> Iterator[TextIO]:
 
 
 STATES = {"full": full, "unread": unread, "closed": closed, "closed later": closed_later}
-QUICK = {"gguf-tools show", "quantize", "imatrix merge", "gguf-tools set", "quantize lint"}
+QUICK = {"gguf-tools show", "imatrix merge", "quantize lint"}
 LOST = {"full": 1, "unread": command.PIPE_CLOSED, "closed": 0, "closed later": 0}
 """Exit codes of a command whose answer is what it prints."""
 
