@@ -1,7 +1,7 @@
 """Findings: what a check, a plan or a scan has to tell the user, as values and as text that is safe to print.
 
-A scan's finding is about one key or tensor, by its stored name, so it is printed through `as_text`. Text from
-the file has gone through `quoted`.
+A scan's finding is about one key or tensor, by its stored name, so it is printed through `as_text`. In its
+text, nothing controls a terminal, whatever names are in it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Finding:
     error: type[ToolkitError] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", spoken(self.text))
+        object.__setattr__(self, "text", printable(spoken(self.text)))
 
     @classmethod
     def stopping(

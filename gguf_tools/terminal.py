@@ -7,6 +7,7 @@ are drawn, and tables, whose columns would be as wide as the escapes, call `prin
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 from gguf_tools.text import json_text, printable
@@ -23,8 +24,9 @@ def say_json(data: Any) -> None:
 
 
 def say_aside(*lines: str) -> None:
-    """Print lines on standard error, in the same way."""
-    _write(sys.stderr, lines)
+    """Print lines on standard error, in the same way; where it can't be written, they are not missed."""
+    with suppress(OSError):
+        _write(sys.stderr, lines)
 
 
 def has_terminal() -> bool:

@@ -1,4 +1,4 @@
-"""The warden that all tests in this folder share, and the small model on a Hub."""
+"""What tests in this folder share: the warden, the small model on a Hub, and files with odd names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from tests.hostile.small_hub import hub, impatient, small_model, waits
 from tests.hostile.warden import Warden
 
 __all__ = ["hub", "impatient", "small_model", "waits", "warden"]
+
+
+@pytest.fixture(scope="session")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files with odd names; see tests/hostile/odd_names.py."""
+    from tests.hostile.odd_names import odd_files
+
+    return odd_files(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -15,14 +15,9 @@ import pytest
 
 from gguf_cli import command
 from gguf_tools.terminal import has_terminal, say, say_aside
-from tests.hostile.odd_names import COMMANDS, odd_files, run, typed
+from tests.hostile.odd_names import COMMANDS, run, typed
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return odd_files(tmp_path_factory)
 
 
 @contextmanager
@@ -53,7 +48,7 @@ def closed_later() -> Iterator[TextIO]:
 
 
 STATES = {"full": full, "unread": unread, "closed": closed, "closed later": closed_later}
-QUICK = {"gguf-tools show", "quantize", "imatrix merge", "gguf-tools set", "quantize lint"}
+QUICK = {"gguf-tools show", "imatrix merge", "quantize lint"}
 LOST = {"full": 1, "unread": command.PIPE_CLOSED, "closed": 0, "closed later": 0}
 """Exit codes of a command whose answer is what it prints."""
 
@@ -174,3 +169,13 @@ def test_library_prints_nowhere_without_streams(
     monkeypatch.setattr(sys, "stderr", None)
     printing("a line")
     assert not has_terminal()
+
+
+@pytest.mark.parametrize("stream", [full, unread])
+def test_library_s_notes_are_not_missed(
+    monkeypatch: pytest.MonkeyPatch, stream: Callable[[], AbstractContextManager[TextIO]]
+) -> None:
+    with stream() as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        say_aside("a line")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stderr.fileno())  # what it holds is written at its end

@@ -26,7 +26,7 @@ from gguf_tools import progress
 from gguf_tools.findings import Finding, teller
 from gguf_tools.terminal import say, say_aside, say_json
 from gguf_tools.text import html_text, printable, table
-from tests.hostile.odd_names import COMMANDS, EVIL, odd_files, run, typed
+from tests.hostile.odd_names import COMMANDS, EVIL, run, typed
 
 pytest.importorskip("torch")
 
@@ -42,11 +42,6 @@ def test_all_commands_are_tried() -> None:
     own = {prog: parser for prog, parser in known.items() if not f"{prog} ".startswith(twins)}
     leaves = {prog for prog, parser in own.items() if not subparsers_of(parser)} | {"imatrix"}
     assert leaves == set(COMMANDS)
-
-
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return odd_files(tmp_path_factory)
 
 
 @pytest.mark.parametrize(
