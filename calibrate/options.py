@@ -30,9 +30,8 @@ _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
 @dataclass(frozen=True)
 class Coverage:
-    """A model's network, and which of the tensors it reaches; `path` is the model's, for messages."""
+    """A model's network, and which of the tensors it reaches."""
 
-    path: Path
     network: Network
 
     @classmethod
@@ -47,7 +46,7 @@ class Coverage:
         by_name = {tensor.name: tensor for tensor in tensors}
         network = network_of_tensors(path, metadata, by_name)
         refuse_scales(path, by_name, network.own_scales)
-        return cls(path, network)
+        return cls(network)
 
     def promises(self, tensor: TensorInfo) -> bool:
         """Whether there will be importances of a tensor: as from llama-imatrix, of all matrices in layers."""
@@ -121,7 +120,7 @@ class CalibrationOptions(CheckedFields):
         are others.
         """
         path, vocab_size = Path(self.text), coverage.network.vocab_size
-        vocab = Vocabulary(metadata, coverage.path)
+        vocab = Vocabulary(metadata)
         asked = mixture_sha256(path), vocab, vocab_size
         if not self._last or self._last[0][0] != asked:
             self._last[:] = [(asked, read_mixture(path, vocab, vocab_size, self.cut))]

@@ -319,7 +319,7 @@ def read_report(path: Path) -> Report:
 
     raises  BadRequest for a file that is something else, or can't be read
     """
-    content = read_document(path)
+    content = read_document(path, unless="not a report of `evaluate --json`")
     try:
         text = content["text"]
         return Report(

@@ -150,9 +150,12 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
 
 
 class Vocabulary(dict[str, Value]):
-    """The keys that a model's tokenizer is built from; `path` is the model's, for messages."""
+    """The keys that a model's tokenizer is built from.
 
-    def __init__(self, metadata: Metadata, path: Path) -> None:
+    path  the model's, for messages; None where a plan is made for one that is not said
+    """
+
+    def __init__(self, metadata: Metadata, path: Path | None = None) -> None:
         super().__init__((key, value) for key, value in metadata.items() if key.startswith("tokenizer."))
         self.path = path
 

@@ -43,9 +43,12 @@ _PAIR_MEMORY = 160
 _ITEM_MEMORY = 50
 
 
-def read_document(path: str | os.PathLike[str], error: type[ToolkitError] = BadRequest) -> Any:
-    """Return the value of a file in YAML or, if its name ends with .json, in JSON.
+def read_document(
+    path: str | os.PathLike[str], error: type[ToolkitError] = BadRequest, *, unless: str = ""
+) -> Any:
+    """Return the value of a file in YAML, if its name says so, or JSON.
 
+    unless  what a file that is no JSON is not, for the message: "not a losses file"
     raises  `error`, with the line where there is one, for what is wrong in it; BadRequest for a file that
             can't be read
     """
@@ -55,9 +58,10 @@ def read_document(path: str | os.PathLike[str], error: type[ToolkitError] = BadR
     try:
         return parse_json(text.removeprefix("\ufeff").encode(), strict=True)
     except json.JSONDecodeError as cause:
-        raise error(f"{path}: line {cause.lineno}, column {cause.colno}: {cause.msg}") from cause
+        why = f"line {cause.lineno}, column {cause.colno}: {cause.msg}"
+        raise error(": ".join(filter(None, (str(path), unless, why)))) from cause
     except ValueError as cause:
-        raise error(f"{path}: {cause}") from cause
+        raise error(": ".join(filter(None, (str(path), unless, str(cause))))) from cause
 
 
 def count_at(entry: Any, key: str) -> int:
@@ -170,7 +174,7 @@ def _refuse_halves(text: str) -> None:
             raise json.JSONDecodeError("half of a character (a lone surrogate)", text, found.start())
 
 
-_TOO_DEEP = f"lists and objects are nested too deeply, expected at most {MAX_NESTING} levels"
+_TOO_DEEP = f"lists and objects are nested deeper than {MAX_NESTING}"
 
 
 def _check_nesting(value: Any) -> None:

@@ -16,6 +16,8 @@ A suite is a folder, or a YAML file that lies beside its texts:
         scored: assistant                # plain: second-half or all; chat: assistant or all
         template: chatml.jinja           # `model`: its own, the default; `plain`; or a file
 
+Texts and templates lie in the folder of the suite: paths and links that lead out of it are refused.
+
 A folder is read by its suite.yaml. Without one, or without classes there, every folder and every file in it
 is a class: the files of a folder are its texts, in the order of their names, and .jsonl are chats. Names that
 begin with a dot, README*, LICENSE*, and files .yaml, .yml and .jinja are no texts.

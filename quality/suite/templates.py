@@ -61,7 +61,7 @@ def own_template(vocab: Metadata, with_tools: bool) -> Template | None:
         value = vocab.get(key)
         if value is not None and isinstance(value.data, str) and value.data.strip():
             path = getattr(vocab, "path", None)
-            return Template(name, value.data, key if path is None else f"{path}: {key}")
+            return Template(name, value.data, f"the model's {key}" if path is None else f"{path}: {key}")
     return None
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadArgument, BadOverride, FormatError
@@ -54,6 +54,10 @@ class Override:
 
     def matches(self, name: str) -> bool:
         return self.pattern.matches(name)
+
+    def at(self, place: str) -> Override:
+        """Return it with the place where it was written, "FILE: line 3: ", for the messages of matching."""
+        return replace(self, pattern=replace(self.pattern, place=place + self.pattern.place))
 
     def mistake(self, names: Iterable[str]) -> str:
         """Describe the mistake of a rule that has to match one of the tensors `names`, with the nearest."""
@@ -137,9 +141,10 @@ def parse_override_file(content: str, name: str | os.PathLike[str]) -> tuple[Ove
     found: list[Override] = []
     for number, line in enumerate(content.removeprefix("\ufeff").splitlines(), 1):
         try:
-            found += parse_overrides(re.sub(r"(^|\s)#.*", "", line).split())
+            rules = parse_overrides(re.sub(r"(^|\s)#.*", "", line).split())
         except BadOverride as error:
             raise BadOverride(f"{name}: line {number}: {error}") from error
+        found += (rule.at(f"{name}: line {number}: ") for rule in rules)
     return tuple(found)
 
 

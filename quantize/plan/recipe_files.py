@@ -111,12 +111,14 @@ def read_recipe_file(path: Path) -> Mixture:
         raise BadOverride(f"{path}: unknown key {quoted(unknown[0])}, expected one of {', '.join(_READERS)}")
     if "file_type" not in entries:
         raise BadOverride(f"{path}: file_type is missing, expected a file type such as Q4_K_M")
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in entries.items():
         try:
             values[key] = _READERS[key](value)
         except (BadOverride, BadRequest) as error:
             raise BadOverride(f"{path}: {key}: {error}") from error
+        if isinstance(values[key], tuple):
+            values[key] = tuple(rule.at(f"{path}: {key}: ") for rule in values[key])
     return Mixture(
         name=values.get("name", path.stem),
         recipe=values["file_type"],

@@ -165,7 +165,7 @@ def read_sensitivities(path: str | os.PathLike[str]) -> Sensitivities:
     raises  FormatError naming the file and the key that is wrong; BadRequest when it can't be read
     """
     path = Path(path)
-    data = read_document(path, FormatError)
+    data = read_document(path, FormatError, unless="not a losses file")
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise FormatError(f"{path}: not a losses file, expected a JSON object with format {_FORMAT!r}")
     if data.get("version") != _VERSION:

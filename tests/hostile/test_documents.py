@@ -41,7 +41,7 @@ BAD_YAML = {
     "a key that is a list": ("? [x]\n: y", r"line 1: a key is \['x'\], expected a text"),
     "a key twice": ("a: 1\nb: 1\na: 2", "line 3: key 'a' is given twice"),
     "two documents": ("a: 1\n---\nb: 2", "line 3: another document"),
-    "a million levels": ("[" * 20_000, "line 1: lists and objects are nested too deeply"),
+    "a million levels": ("[" * 20_000, "line 1: lists and objects are nested deeper than 100"),
     "megabytes": ("a: " + "x" * 600_000, "600,003 characters of YAML"),
 }  # fmt: skip
 
@@ -94,7 +94,7 @@ BAD_JSON = {
     "not a number": ('{"a": NaN}', "line 1, column 7: 'NaN' is no finite number"),
     "half of a character": ('{"a":\n"x\\udc00"}', "line 2, column 3: half of a character"),
     "a key twice": ('{"a": 1, "a": 2}', "key 'a' is given twice"),
-    "levels": ("[" * 100_000, "lists and objects are nested too deeply"),
+    "levels": ("[" * 100_000, "lists and objects are nested deeper than 100"),
 }
 
 
@@ -104,7 +104,7 @@ def test_json_is_refused_with_its_line(case: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     for read in (read_recipe_file, read_sensitivities, read_earlier, read_report):
-        with pytest.raises(ToolkitError, match=rf"x\.json: {message}") as caught:
+        with pytest.raises(ToolkitError, match=rf"x\.json: (not .*: )?{message}") as caught:
             read(path)
         assert len(str(caught.value)) < len(str(tmp_path)) + 200
 

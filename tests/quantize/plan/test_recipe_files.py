@@ -124,8 +124,8 @@ def test_options_go_on_top(tmp_path: Path) -> None:
         ("yaml", "file_type: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("yaml", "\x07", "special characters are not allowed"),
         ("json", '{"file_type": "Q4_0",}', "line 1, column 22: "),
-        ("json", "[" * 100_000, "nested too deeply"),
-        ("yaml", "[" * 10_000, "nested too deeply"),
+        ("json", "[" * 100_000, "nested deeper than 100"),
+        ("yaml", "[" * 10_000, "nested deeper than 100"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_one_line(tmp_path: Path, ending: str, text: str, complaint: str) -> None:
