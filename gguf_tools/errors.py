@@ -154,6 +154,10 @@ class BadArgument(BadRequest):
     pass
 
 
+class AnotherModel(BadRequest):
+    pass
+
+
 class ChangedInput(ToolkitError):
     pass
 
