@@ -165,6 +165,10 @@ class WrongType(BadArgument, TypeError):
     """An argument of another type than the function takes."""
 
 
+class AnotherModel(BadRequest):
+    pass
+
+
 class ChangedInput(ToolkitError):
     pass
 

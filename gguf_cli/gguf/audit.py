@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument
 from gguf_cli.command import StoreOutput, add_force
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import AnotherModel, BadArgument
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.terminal import say
 from gguf_tools.text import json_text
@@ -177,6 +177,7 @@ def carry_out(request: AuditRequest) -> int:
 
 def _audited(request: AuditRequest) -> AuditReport:
     from convert.sources import hub_name, source_folder
+    from gguf_tools.findings import Finding, Level
     from quality.auditing.pipeline import audit
 
     is_remote = hub_name(request.base) is not None
@@ -187,7 +188,10 @@ def _audited(request: AuditRequest) -> AuditReport:
 
         require_torch("measuring the divergence")
     report = audit(request.file, base, request.options, progress=not request.quiet)
-    return report.with_evaluation(_evaluated(request)) if is_evaluated else report
+    try:
+        return report.with_evaluation(_evaluated(request)) if is_evaluated else report
+    except AnotherModel as error:
+        return report.with_finding(Finding("divergence", f"not measured: {error}", Level.BAD))
 
 
 def _evaluated(request: AuditRequest) -> Evaluation | SuiteEvaluation:

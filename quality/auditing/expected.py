@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights, QuantError
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
@@ -111,10 +112,17 @@ def encoder_of(expected: Sequence[Expected], metadata: Metadata) -> Encoder:
     """Tell what the encoded tensors of a file were encoded with: from its metadata, or from their errors."""
     if METHOD_KEY in metadata or REFINED_KEY in metadata:
         return "calibrated"
-    if expected and sum(each.is_plain for each in expected) >= PLAIN_SHARE * len(expected):
+    # What any encoder gives back as it was says nothing of which one it was.
+    telling = [each for each in expected if not each.is_on_grid] or expected
+    has_importances = keys.QUANTIZE_IMATRIX_ENTRIES_COUNT in metadata
+    if telling and not has_importances and _share_of_plain(telling) >= PLAIN_SHARE:
         return "plain"
-    ratios = [each.ratio for each in expected if not each.is_plain]
+    ratios = [each.ratio for each in telling if not each.is_plain]
     return "calibrated" if ratios and float(np.median(ratios)) > RAISED else "importances"
+
+
+def _share_of_plain(expected: Sequence[Expected]) -> float:
+    return sum(each.is_plain for each in expected) / len(expected)
 
 
 def rise_of(type_: GGMLType, encoder: Encoder) -> Rise:
@@ -157,9 +165,14 @@ class Expected:
         return max(self.relative, self.usual)
 
     @property
+    def is_on_grid(self) -> bool:
+        """Whether the type loses so little of the base's weights that they must lie on a grid."""
+        return self.relative < ON_A_GRID * self.usual
+
+    @property
     def ratio(self) -> float:
         """The file's error in units of the encoder's, or of the usual one of a tensor on a grid."""
-        unit = self.usual if self.relative < ON_A_GRID * self.usual else self.relative
+        unit = self.usual if self.is_on_grid else self.relative
         return float(self.measured.relative) / unit if unit else 1.0
 
     def ordinary(self, rise: Rise) -> Ordinary:

@@ -94,6 +94,9 @@ class AuditReport:
     def at(self, level: Level) -> list[Finding]:
         return [each for each in self.findings if each.level is level]
 
+    def with_finding(self, finding: Finding) -> AuditReport:
+        return replace(self, findings=tuple(sorted((*self.findings, finding), key=lambda each: -each.level)))
+
     def with_evaluation(self, evaluation: Evaluation | SuiteEvaluation) -> AuditReport:
         return replace(self, evaluation=evaluation)
 

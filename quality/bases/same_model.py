@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forward.open import ModelSource
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import AnotherModel
 from gguf_tools.findings import Finding, Level, Tell
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
@@ -84,14 +84,14 @@ class KnownModel:
     def admit(self, models: Sequence[ModelSource], tell: Tell) -> None:
         """Refuse models that are not of this one, and tell what is odd about the others.
 
-        raises  BadRequest, with the key, what was found and what was expected
+        raises  AnotherModel, with the key, what was found and what was expected
         """
         for model in models:
             findings = [*self._findings(model)]
             for each in findings:
                 if each.is_bad:
                     what = ", ".join(each.about)
-                    raise BadRequest(
+                    raise AnotherModel(
                         f"{model.path}: {what}: {each.text}; it is of another model than {self.path}:"
                         " name the base that it was made of"
                     )

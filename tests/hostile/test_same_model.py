@@ -216,3 +216,15 @@ def test_a_base_that_is_gone_is_known_by_what_was_kept(
         wanted, change = ANOTHER[which]
         with pytest.raises(BadRequest, match=f"{wanted}: is not the base's; it is of another model"):
             quality.evaluate(gone, text, [changed(quant, tmp_path / "q.gguf", change)], options)
+
+
+def test_an_audit_of_another_model_keeps_what_it_has_found(
+    base: Path, quant: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, change = ANOTHER["reordered"]
+    file = changed(quant, tmp_path / "q.gguf", change)
+    assert main(["audit", str(file), str(base), "-f", str(text), "-c", "64", "-q"]) == 1
+    said = capsys.readouterr().out
+    assert "tokens are in another order" in said
+    assert "not measured: " in said
+    assert "57 tensors compared" in said

@@ -93,8 +93,7 @@ def damage(file: Path, base: Path, output: Path, fault: Fault) -> None:
     with open_gguf(file) as opened, open_audit_base(base, opened) as of:
         patch = Patch()
         fault.put(Model(opened, of, patch))
-        metadata = {k: patch.metadata.get(k, v) for k, v in (opened.metadata | {
-            k: v for k, v in patch.metadata.items() if v is not None}).items()}
+        metadata = {**opened.metadata, **patch.metadata}
         infos = [info for info in opened.tensors.values() if info.name not in patch.dropped]
         metadata = {key: value for key, value in metadata.items() if value is not None}
         layout = FileLayout.of(metadata, infos)
