@@ -29,7 +29,7 @@ OF_READERS = {"streams", "names"}
 
 SPECIAL_TRIALS = {
     "worker": 8,
-    "killed-worker": 28,
+    "killed-worker": 40,
     "nonsense": 15,
     "hostile": 300,
     "numbers": 250,

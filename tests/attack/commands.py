@@ -172,7 +172,7 @@ READERS = (
     Command("show", "gguf-tools show q4.gguf"),
     Command("show-json", "gguf-tools show --json q4.gguf"),
     Command("diff", "gguf-tools diff q4.gguf q4.gguf", finds=True),
-    Command("diff-values", "gguf-tools diff --no-data q4.gguf q8.gguf --json", finds=True),
+    Command("diff-values", "gguf-tools diff --values q4.gguf q4.gguf", finds=True),
     Command("verify", "gguf-tools verify q4.gguf --against in.gguf", finds=True),
     Command("hash", "gguf-tools hash q4.gguf"),
     Command("scan", "gguf-tools scan q4.gguf", finds=True),

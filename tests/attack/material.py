@@ -158,7 +158,7 @@ _MAKERS: dict[str, Callable[[Path], object]] = {
     "mtp": _mtp,
     "odd": _odd,
     "texts": _texts,
-    "suite": lambda path: _texts(path, 1500),
+    "suite": lambda path: _texts(path, 900),
     "recipe.yaml": lambda path: path.write_text(RECIPE),
     "text.txt": lambda path: path.write_bytes(calibration_text()[:6000]),
     "other.txt": lambda path: path.write_bytes(calibration_text()[20000:26000]),

@@ -176,5 +176,8 @@ def one_trial(bench: Bench, kind: str, body: Kind, command: Command, number: int
 
 
 def _in_this_process(command: Command, folder: Path) -> None:
-    with material.in_folder(folder):
-        material.call(command.line)
+    try:
+        with material.in_folder(folder):
+            material.call(command.line)
+    except RuntimeError as error:
+        raise Failure(f"fails undisturbed: {str(error)[-700:]}") from error
