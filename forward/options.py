@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.system.files import absolute
 from gguf_tools.system.locks import refuse_thread_count
 
 DType = Literal["float32", "bfloat16"]
@@ -47,6 +48,10 @@ class ForwardOptions:
 
 
 def require_torch(purpose: str) -> None:
-    """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message."""
+    """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message.
+
+    raises  MissingFile, too, where the working directory is gone: MKL would end the process
+    """
+    absolute(".")
     if importlib.util.find_spec("torch") is None:
         raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone")

@@ -31,6 +31,7 @@ from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.files import named_files
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.hub import limits
+from gguf_tools.system.files import WORKING_FOLDER_IS_GONE
 from gguf_tools.system.locks import MAX_THREADS
 from gguf_tools.text import quoted
 
@@ -331,11 +332,17 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
         # Python flushes standard output once more when it ends; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except (ToolkitError, OSError, MemoryError) as error:
+    except (ToolkitError, OSError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, ToolkitError | OSError | MemoryError) and str(error) != NO_THREAD:
+            raise
         if verbose:
             traceback.print_exc()
         print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
         return BAD_ARGUMENTS if isinstance(error, BadArgument) else 1
+
+
+NO_THREAD = "can't start new thread"
+"""What Python says in a RuntimeError where the system gives no thread."""
 
 
 def one_line(error: BaseException) -> str:
@@ -344,8 +351,12 @@ def one_line(error: BaseException) -> str:
         name = error.filename if error.filename is not None else error.filename2
         reason = "is a folder, expected a file" if isinstance(error, IsADirectoryError) else error.strerror
         text = f"{os.fsdecode(name)}: {reason}" if isinstance(name, str | bytes) else reason
+        if name is None and isinstance(error, FileNotFoundError):
+            text = WORKING_FOLDER_IS_GONE  # its name is all that is asked for without naming a file
     elif isinstance(error, MemoryError):
         text = "out of memory"
+    elif str(error) == NO_THREAD:
+        text = f"{NO_THREAD}: this user may have no more processes (ulimit -u)"
     else:
         text = str(error) or type(error).__name__
     line = " ".join("; ".join([text, *_notes(error)]).split("\n")).strip()
