@@ -10,6 +10,7 @@ from gguf_tools.argument_types import CheckedFields
 from gguf_tools.cluster.address import Address
 from gguf_tools.errors import BadRequest
 from gguf_tools.number_types import Bytes, Threads
+from gguf_tools.system.files import absolute
 
 DType = Literal["float32", "bfloat16"]
 
@@ -46,6 +47,10 @@ class ForwardOptions(CheckedFields):
 
 
 def require_torch(purpose: str) -> None:
-    """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message."""
+    """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message.
+
+    raises  MissingFile, too, where the working directory is gone: MKL would end the process
+    """
+    absolute(".")
     if importlib.util.find_spec("torch") is None:
         raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone")

@@ -39,6 +39,7 @@ from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.hub import limits
 from gguf_tools.number_types import GIGABYTES, SECONDS, THREADS, NumberType
 from gguf_tools.spoken import speaking_flags
+from gguf_tools.system.files import WORKING_FOLDER_IS_GONE
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import printable
 
@@ -330,7 +331,9 @@ def _carry_out(parser: argparse.ArgumentParser, body: Body, args: argparse.Names
             notes = ["nothing is finished yet: the same command starts from the beginning"]
         say_aside("; ".join([f"{parser.prog}: interrupted", *notes]))
         return INTERRUPTED
-    except (ToolkitError, OSError, MemoryError) as error:
+    except (ToolkitError, OSError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, ToolkitError | OSError | MemoryError) and str(error) != NO_THREAD:
+            raise
         if verbose:
             _say_trace(error)
         return _tell_error(parser, error)
@@ -348,14 +351,22 @@ def _say_trace(error: BaseException) -> None:
         say_aside(*part.rstrip("\n").split("\n") if part.startswith("  File ") else [part.rstrip("\n")])
 
 
+NO_THREAD = "can't start new thread"
+"""What Python says in a RuntimeError where the system gives no thread."""
+
+
 def one_line(error: BaseException) -> str:
     """Write an error and its notes as one line, without anything that controls a terminal."""
     if isinstance(error, OSError) and not isinstance(error, ToolkitError) and error.strerror:
         name = error.filename if error.filename is not None else error.filename2
         reason = "is a folder, expected a file" if isinstance(error, IsADirectoryError) else error.strerror
         text = f"{os.fsdecode(name)}: {reason}" if isinstance(name, str | bytes) else reason
+        if name is None and isinstance(error, FileNotFoundError):
+            text = WORKING_FOLDER_IS_GONE  # its name is all that is asked for without naming a file
     elif isinstance(error, MemoryError):
         text = "out of memory"
+    elif str(error) == NO_THREAD:
+        text = f"{NO_THREAD}: this user may have no more processes (ulimit -u)"
     else:
         text = str(error) or type(error).__name__
     return printable("; ".join([text, *_notes(error)]).strip()[:MAX_CHARS])

@@ -16,6 +16,7 @@ from forward.text.tokens import Cut
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import folder_name
 from gguf_tools.progress import Shown
+from gguf_tools.system.files import absolute
 from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -106,7 +107,7 @@ class CookRequest:
     @property
     def inputs(self) -> dict[str, str]:
         """What the run reads, by what the record calls it."""
-        return {"model": str(self.source.absolute()), "text": str(self.text.absolute())}
+        return {"model": str(absolute(self.source)), "text": str(absolute(self.text))}
 
     def output(self, wanted: WantedFile) -> Path:
         return self._path(f"-{wanted.label}.gguf")

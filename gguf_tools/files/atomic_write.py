@@ -46,8 +46,8 @@ def whole_file(path: Path, permissions: int = 0o666) -> Iterator[IO[bytes]]:
     permissions  mode bits of the file, less those of the umask
     raises       OutputError when it can't be written; what had the name keeps it
     """
+    output_path(path)
     try:
-        output_path(path)
         remove_leftovers(path)
         partial, fd = _begin(path, permissions)
         try:

@@ -60,7 +60,7 @@ def refuse_unwritable(output: Path) -> None:
 
 def nearest_folder(path: Path) -> Path:
     """Find the folder that is there and that a path is in, or will be."""
-    return next(each for each in (path, *path.absolute().parents) if each.is_dir())
+    return next(each for each in (path, *files.absolute(path).parents) if each.is_dir())
 
 
 def refuse_small_disk(folders: Iterable[Path], n_bytes: int, what: str, remedy: str) -> None:

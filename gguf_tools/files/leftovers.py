@@ -26,7 +26,7 @@ from gguf_tools.files.partial_file import NO_RUN, PARTIAL_SUFFIX, run_of_partial
 from gguf_tools.files.run_lock import LOCK, in_use, is_lock_mark
 from gguf_tools.files.work_names import OF_LAYERS, PART, WORK, WORK_SUFFIX
 from gguf_tools.system import files
-from gguf_tools.system.folders import Folder, opened
+from gguf_tools.system.folders import OpenFolder, opened
 from gguf_tools.system.locks import try_lock
 
 _START_BYTES = 256
@@ -132,7 +132,7 @@ def _in_folder(
     yield from sorted(found, key=lambda each: each.path)
 
 
-def _look(folder: Folder, run: dict[str, bool], wanted: list[str], *, remove: bool) -> list[Leftover]:
+def _look(folder: OpenFolder, run: dict[str, bool], wanted: list[str], *, remove: bool) -> list[Leftover]:
     """Tell what is there of a run, and remove it if no process holds any of the run.
 
     run  name -> whether it is a folder
@@ -160,7 +160,7 @@ def _journal_of(job: str) -> str:
     return job.removesuffix(JOB_SUFFIX) + JOURNAL_SUFFIX
 
 
-def _runs(folder: Folder) -> list[dict[str, bool]]:
+def _runs(folder: OpenFolder) -> list[dict[str, bool]]:
     """Return what runs have left in a folder; of each, name -> whether it is a folder."""
     runs: dict[str, dict[str, bool]] = {}
     journals: dict[bytes, str] = {}
@@ -195,12 +195,12 @@ def _runs(folder: Folder) -> list[dict[str, bool]]:
     return list(runs.values())
 
 
-def _is_work(folder: Folder) -> bool:
+def _is_work(folder: OpenFolder) -> bool:
     """Whether a folder is a run's: it has finished layers, or the lock of a run."""
     return WORK.marks(folder) or is_lock_mark(folder.start_of(LOCK, _START_BYTES))
 
 
-def _parts(folder: Folder) -> Iterator[str]:
+def _parts(folder: OpenFolder) -> Iterator[str]:
     """Yield the work folders in one."""
     for entry in folder.entries():
         if PART.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -210,7 +210,7 @@ def _parts(folder: Folder) -> Iterator[str]:
                 yield entry.name
 
 
-def _own_files(folder: Folder) -> list[str]:
+def _own_files(folder: OpenFolder) -> list[str]:
     """Return the names of our files in a work folder but for its lock, those with its mark last."""
     if not WORK.marks(folder):
         return []
@@ -226,7 +226,7 @@ def _is_name_of_work(name: str) -> bool:
     )
 
 
-def _size(folder: Folder, name: str, *, is_folder: bool) -> int:
+def _size(folder: OpenFolder, name: str, *, is_folder: bool) -> int:
     if not is_folder:
         return folder.size(name)
     with suppress(OSError), folder.inner(name) as inner:
@@ -235,7 +235,7 @@ def _size(folder: Folder, name: str, *, is_folder: bool) -> int:
     return 0
 
 
-def _remove_work(parent: Folder, name: str, locks: _Locks) -> None:
+def _remove_work(parent: OpenFolder, name: str, locks: _Locks) -> None:
     """Remove a work folder whose lock is held; what is not ours in it stays. Raises OSError."""
     with parent.inner(name) as folder:
         if not locks.has(folder, LOCK):  # another folder has its name by now
@@ -263,7 +263,7 @@ class _Locks(ExitStack):
         self.made: list[str] = []
         self._fds: dict[Path, int] = {}
 
-    def share_run(self, folder: Folder, run: dict[str, bool], *, make: bool) -> bool:
+    def share_run(self, folder: OpenFolder, run: dict[str, bool], *, make: bool) -> bool:
         """Share all locks of a run; False where a process holds one.
 
         make  a lock that is not there, so that nobody else can take it
@@ -283,7 +283,7 @@ class _Locks(ExitStack):
                 is_free = is_free and self._share(folder, name)
         return is_free
 
-    def share_work(self, parent: Folder, name: str, *, make: bool) -> bool:
+    def share_work(self, parent: OpenFolder, name: str, *, make: bool) -> bool:
         """Share the locks of a work folder and of those in it; False where a process holds one."""
         try:
             with parent.inner(name) as folder:
@@ -293,12 +293,12 @@ class _Locks(ExitStack):
         except OSError:
             return False
 
-    def _share_cook(self, folder: Folder) -> bool:
+    def _share_cook(self, folder: OpenFolder) -> bool:
         with suppress(OSError), folder.inner(_COOK) as cook:
             return self._share(cook, LOCK)
         return True
 
-    def _share(self, folder: Folder, name: str, *, make: bool = False) -> bool:
+    def _share(self, folder: OpenFolder, name: str, *, make: bool = False) -> bool:
         path = folder.path / name
         if path in self._fds:
             return True
@@ -315,12 +315,12 @@ class _Locks(ExitStack):
         self.callback(self._close, path)
         return True
 
-    def has(self, folder: Folder, name: str) -> bool:
+    def has(self, folder: OpenFolder, name: str) -> bool:
         """Whether a file is held, and still has its name."""
         fd = self._fds.get(folder.path / name)
         return self._is_own or (fd is not None and folder.has(name, fd))
 
-    def drop(self, folder: Folder, name: str) -> None:
+    def drop(self, folder: OpenFolder, name: str) -> None:
         """Remove a file, if it is still the one that is locked; raises OSError."""
         path = folder.path / name
         fd = self._fds.get(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from gguf_tools.argument_types import described
 from gguf_tools.errors import BadArgument, BadRequest, MissingFile, OutputError, ToolkitError, WrongType
 from gguf_tools.files.encodings import encoding_of, remedy_for
-from gguf_tools.system.files import NO_WAIT, open_file
+from gguf_tools.system.files import NO_WAIT, absolute, open_file
 
 MAX_BYTES = 1 << 30
 """The largest text or table that is read: a gigabyte of text would be computed for weeks."""
@@ -37,10 +37,12 @@ def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) ->
     """Return the path of an output, if a file can be written there.
 
     may_be_folder  a folder that is there may be named too
-    raises         BadArgument for a name that no file can have; OutputError where something other than a
+    raises         BadArgument for a name that no file can have; MissingFile for a relative one where the
+                   working directory is gone; OutputError where something other than a
                    file has it. A device would be replaced by a file, and with it what other programs need
     """
     text, found = os.fspath(path), Path(path)
+    absolute(found)
     try:
         mode = found.stat().st_mode if text else 0
     except FileNotFoundError:

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files import leftovers
-from gguf_tools.files.work_names import work_path
 from gguf_tools.format.shards import set_of
 
 
@@ -87,4 +85,7 @@ def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
 
 def is_unfinished(outputs: Iterable[Path]) -> bool:
     """Whether an interrupted run has left something beside one of its outputs, which it may go on from."""
+    from gguf_tools.files import leftovers  # loads what no help needs
+    from gguf_tools.files.work_names import work_path
+
     return any(leftovers.is_begun(path) or leftovers.is_unfinished(work_path(path)) for path in outputs)

@@ -23,7 +23,7 @@ from gguf_tools.files.line_log import LineLog, line_of, whole_lines
 from gguf_tools.files.run_lock import LOCK, is_run_lock
 from gguf_tools.system import files
 from gguf_tools.system.files import open_own, read_own
-from gguf_tools.system.folders import Folder, opened
+from gguf_tools.system.folders import OpenFolder, opened
 from gguf_tools.system.lock_files import LOCK_SUFFIX
 
 RECORD = "record"
@@ -170,7 +170,7 @@ class FolderKind:
         except OSError:
             return False
 
-    def marks(self, folder: Folder) -> bool:
+    def marks(self, folder: OpenFolder) -> bool:
         """Tell whether an open folder carries the mark."""
         start = folder.start_of(RECORD, 1 << 10)
         in_record = _has_mark(whole_lines(start[: start.find(b"\n") + 1])[0], self.kind)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.system.files import absolute
 
 SCHEME = "hf://"
 PUBLIC_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
@@ -77,7 +77,7 @@ def is_file_name(text: object) -> bool:
 
 def cached_repo(folder: str | os.PathLike[str]) -> str | None:
     """Return OWNER/NAME for a folder of the Hub's cache, models--OWNER--NAME/snapshots/COMMIT; else None."""
-    path = Path(os.path.abspath(folder))
+    path = absolute(folder)
     if len(path.parts) < 3 or path.parent.name != "snapshots" or not _COMMIT.fullmatch(path.name):
         return None
     match = _CACHED.fullmatch(path.parent.parent.name)
@@ -93,8 +93,8 @@ def cached_name(folder: str | os.PathLike[str]) -> str | None:
 
 def folder_name(folder: str | os.PathLike[str]) -> str:
     """Return the name that a model has by its folder: of a cached one the model's, not the commit's."""
-    # abspath: "." has no name, and a link keeps its own
-    return cached_name(folder) or os.path.basename(os.path.abspath(folder))
+    # absolute: "." has no name, and a link keeps its own
+    return cached_name(folder) or absolute(folder).name
 
 
 def _with_revision(text: str) -> HubName | None:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gguf_tools.errors import MissingFile
+
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 """The flag to open a file that may be a pipe, without waiting for its writer; Windows has no such files."""
 
@@ -78,6 +80,20 @@ def open_file(
     """Open a file of bytes, for this process only; returns a descriptor. Takes what os.open takes."""
     in_folder = {} if dir_fd is None else {"dir_fd": dir_fd}  # which Windows does not know
     return os.open(path, flags | BINARY, permissions, **in_folder)
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return a path from the root, without . and .. in it, and with links as they are.
+
+    raises  MissingFile for a relative path where the working directory is gone
+    """
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError as error:
+        raise MissingFile(f"{os.fspath(path) or '.'}: {WORKING_FOLDER_IS_GONE}") from error
+
+
+WORKING_FOLDER_IS_GONE = "the working directory is gone; change to one that is there"
 
 
 def read_at(fd: int, n_bytes: int, offset: int) -> bytes:

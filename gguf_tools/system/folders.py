@@ -21,7 +21,7 @@ _BY_FD = {os.open, os.stat, os.unlink, os.rmdir} <= os.supports_dir_fd and os.sc
 
 
 @dataclass(frozen=True)
-class Folder:
+class OpenFolder:
     """An open folder.
 
     path  by which it was opened, for messages
@@ -76,7 +76,7 @@ class Folder:
         os.rmdir(**self._named(name))
 
     @contextmanager
-    def inner(self, name: str) -> Iterator[Folder]:
+    def inner(self, name: str) -> Iterator[OpenFolder]:
         """Give a folder in it, for the time of this block; raises OSError, also for a link."""
         folder = self._step(name)
         try:
@@ -84,13 +84,14 @@ class Folder:
         finally:
             folder._close()
 
-    def _step(self, name: str) -> Folder:
+    def _step(self, name: str) -> OpenFolder:
         path = self.path / name
         if _BY_FD:
-            return Folder(path, os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd))
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            return OpenFolder(path, os.open(name, flags, dir_fd=self.fd))
         if not stat.S_ISDIR(path.lstat().st_mode):
             raise NotADirectoryError(path)
-        return Folder(path, -1)
+        return OpenFolder(path, -1)
 
     def _close(self) -> None:
         if self.fd >= 0:
@@ -101,9 +102,9 @@ class Folder:
 
 
 @contextmanager
-def opened(path: Path, steps: Iterable[str] = ()) -> Iterator[Folder]:
+def opened(path: Path, steps: Iterable[str] = ()) -> Iterator[OpenFolder]:
     """Give the folder at `path`, which may be a link, or by steps one in it; raises OSError for a link."""
-    folder = Folder(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY) if _BY_FD else -1)
+    folder = OpenFolder(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY) if _BY_FD else -1)
     try:
         for name in steps:
             outer, folder = folder, folder._step(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import Event, Thread
 from typing import Any
 
 _LOCKED_BYTE = 1 << 43
@@ -73,3 +74,44 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+_MANY_PROCESSES = 4096
+"""A limit of processes and threads from which on there is no need to try."""
+
+
+def import_numpy() -> None:
+    """Import numpy, also where its OpenBLAS could not start a thread for each core: that ends the process."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    except (ImportError, AttributeError, OSError):
+        limit = -1
+    if "numpy" in sys.modules or limit < 0 or limit > _MANY_PROCESSES or _can_start(usable_cores()):
+        return
+    before = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+        if before is not None:
+            os.environ["OPENBLAS_NUM_THREADS"] = before
+
+
+def _can_start(n_threads: int) -> bool:
+    """Whether so many more threads can be started at once."""
+    done = Event()
+    threads = [Thread(target=done.wait, daemon=True) for _ in range(n_threads)]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        return False
+    finally:
+        done.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    return True

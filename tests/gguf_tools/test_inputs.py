@@ -136,6 +136,13 @@ def test_samples_are_of_the_start_the_end_and_between(n_bytes: int) -> None:
     assert all(after[0] - before[0] <= n_bytes // 3 for before, after in pairwise(places))
 
 
+def test_how_large_a_change_can_pass() -> None:
+    """As docs/reliability.md says."""
+    for n_bytes in range(1 << 20, 1 << 30, 999_983):
+        most = max(((b[0] - sum(a)) for a, b in pairwise(sample_places(n_bytes))), default=0)
+        assert most <= (7 << 20 if n_bytes <= 256 << 20 else n_bytes // 63)
+
+
 def test_many_tensors_are_digested_as_few_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "in"
     path.write_bytes(os.urandom(3000))
