@@ -129,7 +129,7 @@ def _little_text(plan: CalibrationPlan) -> Iterator[Finding]:
         yield Finding(
             "little text",
             f"the text has {by_column:.1f} tokens for each of the {n_cols:,} columns of {name};"
-            f" {chunks:,} chunks have {_WANTED_BY_COLUMN}, and leave about two thirds of the divergence",
+            f" {chunks:,} chunks have {_WANTED_BY_COLUMN}, and make a better file",
             Level.NOTE,
         )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.methods import Method, find_method
 from forward.choices import CutChoices, ModelChoices
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, Text, tokenizer_keys
+from forward.text.tokens import Cut, Text, Vocabulary
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
@@ -30,8 +30,9 @@ _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
 @dataclass(frozen=True)
 class Coverage:
-    """A model's network, and which of the tensors it reaches."""
+    """A model's network, and which of the tensors it reaches; `path` is the model's, for messages."""
 
+    path: Path
     network: Network
 
     @classmethod
@@ -46,7 +47,7 @@ class Coverage:
         by_name = {tensor.name: tensor for tensor in tensors}
         network = network_of_tensors(path, metadata, by_name)
         refuse_scales(path, by_name, network.own_scales)
-        return cls(network)
+        return cls(path, network)
 
     def promises(self, tensor: TensorInfo) -> bool:
         """Whether there will be importances of a tensor: as from llama-imatrix, of all matrices in layers."""
@@ -119,7 +120,8 @@ class CalibrationOptions(CheckedFields):
         Plans and runs of one model ask for the same text, so it is kept until its words or the tokenizer
         are others.
         """
-        path, vocab, vocab_size = Path(self.text), tokenizer_keys(metadata), coverage.network.vocab_size
+        path, vocab_size = Path(self.text), coverage.network.vocab_size
+        vocab = Vocabulary(metadata, coverage.path)
         asked = mixture_sha256(path), vocab, vocab_size
         if not self._last or self._last[0][0] != asked:
             self._last[:] = [(asked, read_mixture(path, vocab, vocab_size, self.cut))]

@@ -33,6 +33,7 @@ from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.observe import Observer, Silent
 from forward.options import ForwardOptions
+from forward.workers import torch_threads
 from gguf_tools.format.ggml_types import F32, I32, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.settings import ONE_BLAS_THREAD
@@ -173,13 +174,11 @@ class Probe:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Compute with one thread, as a run's threads do."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with fast_products(self.device), ONE_BLAS_THREAD, torch.inference_mode(), _other_cores_busy():
-                yield
-        finally:
-            torch.set_num_threads(threads)
+        with (
+            torch_threads(1), fast_products(self.device), ONE_BLAS_THREAD, torch.inference_mode(),
+            _other_cores_busy(),
+        ):  # fmt: skip
+            yield
 
     def _seconds(self, work: Callable[[], object], *, on_host: bool = False) -> float:
         """Time work once it has been done before: the first time compiles, and makes room."""

@@ -18,7 +18,8 @@ from typing import Any
 
 from convert.checkpoint.json_files import MAX_BYTES, read_json_object_if_there
 from gguf_tools.errors import BadConfig
-from gguf_tools.files.named_files import parse_json, read_input
+from gguf_tools.files.documents import parse_json
+from gguf_tools.files.named_files import read_input
 from gguf_tools.findings import listed
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value

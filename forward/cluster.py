@@ -47,6 +47,7 @@ from forward.sweep import (
 )
 from forward.text.chunks import Chunks
 from forward.work.work_folder import WorkFolder
+from forward.workers import torch_threads
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.scheduler import Farm, ItemFailed
@@ -156,8 +157,7 @@ class LayersWorker:
 
         raises  BadActivation for NaN or infinity
         """
-        torch.set_num_threads(1)
-        with torch.inference_mode():
+        with torch_threads(1), torch.inference_mode():
             layer = self._layer_of(item.layer)
             if isinstance(item, ChunkItem):
                 return item.observer, *self._take_chunk(item, layer)
@@ -371,4 +371,4 @@ def open_layer_cluster(
     plain = replace(options, scheduler=None, device=device_name(options.device))
     job = LayersJob(source.path, plain, chunks, sizes)
     with open_cluster(options.scheduler) as cluster, cluster.offer(job, folder.folder / "layers") as place:
-        yield ClusterLayers(cluster, place, folder.folder, sizes)
+        yield ClusterLayers(cluster, place, folder.folder.absolute(), sizes)

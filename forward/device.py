@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.system.settings import SharedSetting
+from gguf_tools.system.settings import SharedContext, shared_setting
 
 CPU = torch.device("cpu")
 """The device whose memory is this process's."""
@@ -94,6 +94,21 @@ _KEPT = 64
 """Number of kernels to keep. There is one for every shape, of half a megabyte, and each expert sees another
 number of tokens. To make one takes 0.4 milliseconds."""
 
+
+@contextmanager
+def _few_kernels() -> Iterator[None]:
+    """Tell both what is looked up at the first product, unless the user has."""
+    unset = [name for name in _CACHES if name not in os.environ]
+    os.environ.update(dict.fromkeys(unset, str(_KEPT)))
+    try:
+        yield
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
+
+
+_FEW_KERNELS = SharedContext(_few_kernels)
+
 _PROBE = 256
 """Size of the matrices whose product shows whether it was computed in float32."""
 
@@ -106,12 +121,7 @@ def fast_products(device: torch.device | str) -> Iterator[None]:
 
     device  a torch device; all but the CPU stay as they are
     """
-    for name in _CACHES:
-        os.environ.setdefault(name, str(_KEPT))  # looked up at the first product
-    if not is_cpu(device) or not _is_exact():
-        yield
-        return
-    with _MEDIUM:
+    with _FEW_KERNELS, _MEDIUM if is_cpu(device) and _is_exact() else nullcontext():
         yield
 
 
@@ -126,5 +136,5 @@ def _is_exact() -> bool:
     return float((product - expected).abs().max()) < 1e-5 * float(numbers.square().sum(0).max())
 
 
-_MEDIUM = SharedSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium")
+_MEDIUM = shared_setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium")
 """Products of float32 as exact as those of bfloat16 would be: see the top of this file."""

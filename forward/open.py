@@ -31,16 +31,18 @@ from forward.layers.load import Loader
 from forward.network import Network
 from forward.options import ForwardOptions
 from forward.rehearsal import network_of_tensors
-from forward.text.tokens import tokenizer_keys
+from forward.text.tokens import Vocabulary
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_missing_model
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.findings import Finding
 from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.scaled import with_scales
 from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.padding.counterparts import count_weights
 from quantize.roles import layer_of
 
 _USED = 8
@@ -55,7 +57,7 @@ class ModelSource:
     tensors   GGUF name -> tensor, unread
     vocab     returns the keys tokenizer.*
     inputs    the files that hold weights
-    metadata  of a GGUF file; a folder has none
+    metadata  of a GGUF file; of a folder, the architecture and its sizes
     """
 
     path: Path
@@ -76,6 +78,17 @@ class ModelSource:
     def watch(self) -> InputWatch:
         """The files as they are when this is first asked for, which is before weights are read."""
         return InputWatch(self.inputs, by_path=True)
+
+    @cached_property
+    def infos(self) -> list[TensorInfo]:
+        """Names, shapes and types of its tensors."""
+        return [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in self.tensors.items()]
+
+    @cached_property
+    def bits_per_weight(self) -> float:
+        """Bits that are stored for each weight that is no padding."""
+        n_bytes = sum(tensor.type.tensor_bytes(tensor.shape) for tensor in self.tensors.values())
+        return 8 * n_bytes / count_weights(self.metadata, self.infos)
 
     @cached_property
     def head_layers(self) -> float:
@@ -154,9 +167,12 @@ def _open_folder(folder: Path) -> ModelSource:
             path=folder,
             network=network_of_tensors(folder, metadata, tensors),
             tensors=tensors,
-            vocab=lambda: read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(),
+            vocab=lambda: Vocabulary(
+                read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(), folder
+            ),
             inputs=checkpoint.inputs(),
             opened=checkpoint,
+            metadata=metadata,
         )
     except BaseException:
         checkpoint.close()
@@ -168,7 +184,7 @@ def _open_gguf(path: Path) -> ModelSource:
     try:
         stored = {name: GGUFTensor(file, name) for name in file.tensors}
         network = network_of_tensors(path, file.metadata, stored)
-        vocab = tokenizer_keys(file.metadata)
+        vocab = Vocabulary(file.metadata, path)
         return ModelSource(
             path=path,
             network=network,

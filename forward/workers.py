@@ -18,10 +18,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import Self, TypeVar
 
 import torch
@@ -162,19 +162,53 @@ class Workers:
             give_back_surplus()
 
 
+class _TorchThreads:
+    """Numbers of threads that torch gives an operation, each for as long as its work takes.
+
+    A thread of Python has a number of its own, and begins with the one that was set last, whoever set it. So
+    one that begins during such work has the number from before the first of it when its own work has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._n_inside, self._outside = Lock(), 0, 1
+        self._depth = local()
+
+    @contextmanager
+    def set(self, n_threads: int) -> Iterator[None]:
+        depth = getattr(self._depth, "value", 0)
+        with self._lock:
+            before = self._outside if self._n_inside and not depth else torch.get_num_threads()
+            if not self._n_inside:
+                self._outside = before
+            self._n_inside += 1
+            self._depth.value = depth + 1
+            torch.set_num_threads(n_threads)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_inside -= 1
+                self._depth.value = depth
+                torch.set_num_threads(before)
+
+
+_TORCH_THREADS = _TorchThreads()
+
+
+def torch_threads(n_threads: int | None) -> AbstractContextManager[None]:
+    """Let torch give operations of this thread `n_threads` in a block; None: as many as before."""
+    return nullcontext() if n_threads is None else _TORCH_THREADS.set(n_threads)
+
+
 @contextmanager
 def threads_for(n_tasks: int, device: torch.device) -> Iterator[int]:
     """Give the number of threads for `n_tasks` tasks, see `workers_for`, and let torch share the others.
 
     With fewer tasks than threads, several threads share each operation, and torch may round differently.
     """
-    before = torch.get_num_threads()
     n_workers = workers_for(n_tasks, device)
-    torch.set_num_threads(before // n_workers)
-    try:
+    with torch_threads(torch.get_num_threads() // n_workers):
         yield n_workers
-    finally:
-        torch.set_num_threads(before)
 
 
 def workers_for(n_tasks: int, device: torch.device) -> int:

@@ -11,7 +11,11 @@
     1    an error, told in one line on standard error; what `show` returns, if it returns 1
     2    arguments that make no sense
     130  interrupted
-    141  the reader of the output has stopped reading
+    141  the reader of the output has stopped reading before the end of what was asked for
+
+Work goes on to its end whatever becomes of the streams, and the exit code tells of the work. Only where the
+answer itself is printed (`answers`, --json, --dry-run, --help) does a reader that stops make it 141, in
+silence, and a full disk 1. A stream that was closed from the start is not missed.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gguf_cli.parser import HelpFormatter, Parser
 from gguf_cli.roof import called_by
+from gguf_cli.streams import lasting_streams
 from gguf_tools.cluster.address import ADDRESS
 from gguf_tools.errors import BadArgument, BadOverride, BadRequest, ToolkitError
 from gguf_tools.files import named_files
@@ -34,6 +39,8 @@ from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.hub import limits
 from gguf_tools.number_types import GIGABYTES, SECONDS, THREADS, NumberType
 from gguf_tools.spoken import speaking_flags
+from gguf_tools.terminal import say_aside
+from gguf_tools.text import printable
 
 
 class StoreOutput(argparse.Action):
@@ -243,14 +250,16 @@ class Subcommands:
         self._commands.add_parser(name, help=text)
 
     def add(
-        self, name: str, body: Body, text: str, detail: str, *, epilog: str = "", json: bool = True
-    ) -> argparse.ArgumentParser:
+        self, name: str, body: Body, text: str, detail: str, *, epilog: str = "", json: bool = True,
+        answers: bool = False,
+    ) -> argparse.ArgumentParser:  # fmt: skip
         """Make the parser of a new subcommand, which still needs its arguments.
 
-        text    one line for the list of commands, lower case, without a full stop
-        detail  what else its own --help says, in whole sentences
-        epilog  what it ends with: examples
-        json    give it --json
+        text     one line for the list of commands, lower case, without a full stop
+        detail   what else its own --help says, in whole sentences
+        epilog   what it ends with: examples
+        json     give it --json
+        answers  what it prints is all that it is called for
         """
         sub = self._commands.add_parser(
             name,
@@ -259,7 +268,7 @@ class Subcommands:
             epilog=epilog,
             formatter_class=HelpFormatter,
         )
-        sub.set_defaults(body=body)
+        sub.set_defaults(body=body, answers=answers)
         if json:
             sub.add_argument("--json", action="store_true", help="print one JSON value instead of text")
         add_verbose(sub)
@@ -273,45 +282,70 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
     The arguments have the words of the command line as `typed`, and `quiet`, whether or not there is --quiet.
     Errors that are the input's or the environment's fault become one line; a bug keeps its traceback.
     """
-    _print_anything(sys.stdout)
-    try:
-        args = parser.parse_args(argv)
-    except SystemExit as exit_:
-        return int(exit_.code or 0)
-    except ToolkitError as error:
-        print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
+    with lasting_streams() as out:
+        args = argparse.Namespace(answers=True)
+        try:
+            args = parser.parse_args(argv)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        except ToolkitError as error:
+            code = _tell_error(parser, error)
+        else:
+            args.typed = (*parser.prog.split(), *(sys.argv[1:] if argv is None else argv))
+            args.quiet = bool(getattr(args, "quiet", False))
+            code = _carry_out(parser, body, args)
+        out.flush()
+        if code or out.error is None or not _prints_its_answer(args):
+            return code
+        if isinstance(out.error, BrokenPipeError):
+            return PIPE_CLOSED
+        say_aside(
+            f"{parser.prog}: error: standard output: {out.error.strerror}; what is missing was not written"
+        )
         return 1
-    args.typed = (*parser.prog.split(), *(sys.argv[1:] if argv is None else argv))
+
+
+def _prints_its_answer(args: argparse.Namespace) -> bool:
+    """Whether what is printed is the answer, rather than an account of what was made."""
+    only_prints = getattr(args, "answers", False) and not hasattr(args, "written")
+    return only_prints or True in (getattr(args, "json", None), getattr(args, "dry_run", None))
+
+
+def _carry_out(parser: argparse.ArgumentParser, body: Body, args: argparse.Namespace) -> int:
     verbose = bool(getattr(args, "verbose", False))
-    args.quiet = bool(getattr(args, "quiet", False))
     limits.allow(getattr(args, "timeout", limits.DEFAULT_SECONDS))
     for remark in () if args.quiet else getattr(args, "remarks", ()):
-        print(f"{parser.prog}: note: {remark}", file=sys.stderr)
+        say_aside(f"{parser.prog}: note: {remark}")
     try:
         if hasattr(args, "written"):
             refuse_shared_arguments(args)
-        code = body(args)
-        sys.stdout.flush()
-        return code or 0
+        return body(args) or 0
     except SystemExit as exit_:  # parser.error called by the body
         return int(exit_.code or 0)
     except KeyboardInterrupt as error:
         if verbose:
-            traceback.print_exc()
+            _say_trace(error)
         notes = _notes(error)
         if not notes and hasattr(args, "restart"):
             notes = ["nothing is finished yet: the same command starts from the beginning"]
-        print("; ".join([f"{parser.prog}: interrupted", *notes]), file=sys.stderr)
+        say_aside("; ".join([f"{parser.prog}: interrupted", *notes]))
         return INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes standard output once more when it ends; let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
     except (ToolkitError, OSError, MemoryError) as error:
         if verbose:
-            traceback.print_exc()
-        print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
-        return BAD_ARGUMENTS if isinstance(error, BadArgument) else 1
+            _say_trace(error)
+        return _tell_error(parser, error)
+
+
+def _tell_error(parser: argparse.ArgumentParser, error: BaseException) -> int:
+    """Print an error; return the exit code that goes with it."""
+    say_aside(f"{parser.prog}: error: {one_line(error)}")
+    return BAD_ARGUMENTS if isinstance(error, BadArgument) else 1
+
+
+def _say_trace(error: BaseException) -> None:
+    for part in traceback.format_exception(error):
+        # The lines of a frame are ours; a message may hold anything.
+        say_aside(*part.rstrip("\n").split("\n") if part.startswith("  File ") else [part.rstrip("\n")])
 
 
 def one_line(error: BaseException) -> str:
@@ -324,16 +358,8 @@ def one_line(error: BaseException) -> str:
         text = "out of memory"
     else:
         text = str(error) or type(error).__name__
-    line = " ".join("; ".join([text, *_notes(error)]).split("\n")).strip()
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line[:MAX_CHARS])
+    return printable("; ".join([text, *_notes(error)]).strip()[:MAX_CHARS])
 
 
 def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
-
-
-def _print_anything(stream: object) -> None:
-    """Make `stream` print characters that its encoding lacks as escapes, instead of raising in the middle."""
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="backslashreplace")

@@ -31,6 +31,7 @@ from gguf_cli.completion import completes
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.number_types import NATURAL, metric_bytes
+from gguf_tools.terminal import say
 from gguf_tools.text import json_line
 from quantize.plan.recipes import FILE_TYPES
 
@@ -208,7 +209,7 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
         from convert.architectures import supported
         from convert.architectures.vision import TOWERS
 
-        print("\n".join(TOWERS if args.mmproj else supported()))
+        say(*TOWERS if args.mmproj else supported())
     else:
         _convert(_read(args, parser))
 
@@ -261,17 +262,15 @@ def _convert(request: _Request) -> None:
         ]
         if request.dry_run:
             for run in runs:
-                for line in dry_run_lines(run, request.run, as_json=request.json, summary=request.summary):
-                    print(line)
+                say(*dry_run_lines(run, request.run, as_json=request.json, summary=request.summary))
                 if not request.json:
-                    print(f"would write {', '.join(map(str, run.output_paths))}")
+                    say(f"would write {', '.join(map(str, run.output_paths))}")
             return
         refuse_foreign_cards(request.card, [path for run in runs for path in run.output_paths])
         how = replace(request.run, progress=not request.quiet, label="converting")
         results = execute_together(runs, how)
     for result in results:
-        for line in _outcome(result, request):
-            print(line)
+        say(*_outcome(result, request))
     made = [result.paths[0] for result in results]
     write_card_of(made, request.card, Path(folder), request.typed, quiet=request.quiet or request.json)
 

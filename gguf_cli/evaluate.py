@@ -20,6 +20,7 @@ from gguf_cli.command import StoreOnce, StoreOutput, add_force
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation
@@ -67,7 +68,8 @@ bit may send a token to other experts.
 which file is better:
   --against STOCK.gguf  compares every QUANT with STOCK on the same chunks: the ratio of their mean KLD with a
                         95 % interval, and in words whether the file is better, worse, or not told apart. The
-                        interval is over chunks, as tokens of one chunk are alike. With a suite, by class.
+                        interval is over chunks, as tokens of one chunk are alike. With a suite, by class:
+                        then intervals and verdicts by class are corrected for the number of classes.
   --noise-floor         takes BASE through the texts twice more: with its weights rounded to BF16, and with
                         the 8-bit activations that llama.cpp gives a quantized file. No file is written.
                         Whoever runs the files can't see a difference that is smaller.
@@ -103,6 +105,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "evaluate") -> int:
 
 def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.set_defaults(answers=True)
     parser.add_argument(
         "base", metavar="BASE",
         help="the model that others are compared with: a folder, a GGUF file, or OWNER/NAME on the Hub; with"
@@ -238,14 +241,13 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
             else:
                 evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
                 lines = evaluation_lines(evaluation)
-        for line in lines:
-            print(line)
+        say(*lines)
         if args.json is not None:
             write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
         if page is not None:
             write_whole(args.html, page.page(evaluation).encode())
     for output in outputs:
-        print(f"wrote {output}")
+        say(f"wrote {output}")
     if page is not None:
         page.refuse_other_bases(evaluation)
 

@@ -213,7 +213,7 @@ def upload(
     *,
     private: bool = False,
     force: bool = False,
-    include: Sequence[str] = (),
+    include: str | Sequence[str] = (),
     progress: Shown = None,
 ) -> list[str]:
     """Upload files, or what belongs to a model in a folder, to the Hub; return their names there.
@@ -221,7 +221,8 @@ def upload(
         upload("lite", "me/DeepSeek-V2-Lite-GGUF", private=True)
 
     repository  OWNER/NAME[@BRANCH], made if it isn't there
-    include     patterns of more files to take from folders
+    include     a pattern, or several, of more files to take from folders; those with a leading dot, or
+                what may be a secret, only by a pattern with that dot, or by the whole name
     progress    True, a function, or a bar of tqdm or rich, which moves with each file
     raises      HubError; the same call goes on with what is missing. OutputError for a file that is there
                 with another content, without `force`

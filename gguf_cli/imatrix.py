@@ -26,7 +26,8 @@ from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
 from gguf_tools.number_types import NATURAL
-from gguf_tools.text import counted
+from gguf_tools.terminal import say
+from gguf_tools.text import counted, json_line
 
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
@@ -100,7 +101,7 @@ def _add_show(commands: _Subparsers) -> None:
     show = commands.add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
     _add_file(show)
     show.add_argument("--json", action="store_true", help="as one JSON object")
-    show.set_defaults(body=lambda args: _show(args.file, as_json=args.json))
+    show.set_defaults(answers=True, body=lambda args: _show(args.file, as_json=args.json))
 
 
 def _add_convert(commands: _Subparsers) -> None:
@@ -146,7 +147,7 @@ def _add_stats(commands: _Subparsers) -> None:
         "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
         help="draw it, too, as PNG or SVG; needs matplotlib",
     )  # fmt: skip
-    stats.set_defaults(body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
+    stats.set_defaults(answers=True, body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
 
 
 def _add_check(commands: _Subparsers) -> None:
@@ -167,7 +168,7 @@ def _add_check(commands: _Subparsers) -> None:
             check.error("--recipe needs --model")
         return _check(args.file, args.for_model, args.recipe)
 
-    check.set_defaults(body=body)
+    check.set_defaults(answers=True, body=body)
 
 
 def _add_repair(commands: _Subparsers) -> None:
@@ -355,30 +356,24 @@ def _collect(request: _CollectRequest) -> None:
     if quiet:
         return
     if collected.perplexity is not None:
-        for line in perplexity_lines(collected.perplexity):
-            print(line)
+        say(*perplexity_lines(collected.perplexity))
     contents = collected.importances
     older = ", in place of an older file" if replaces else ""
     held = f"{counted(len(contents.entries), 'entry')}, {counted(contents.chunk_count, 'chunk')}"
-    print(f"wrote {output}: {held}{older}")
+    say(f"wrote {output}: {held}{older}")
     notes = [*collected.notes, *not_held(contents, _form(output, request.form))]
     if request.layout == "split":
         notes += notes_on_groups(contents)
     for note in notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _show(path: Path, *, as_json: bool) -> None:
-    import json
-
-    from gguf_tools.text import for_json
     from imatrix.stats import describe, description_lines
     from imatrix.store import load
 
     contents = load(path)
-    lines = [json.dumps(for_json(describe(contents)))] if as_json else description_lines(contents)
-    for line in lines:
-        print(line)
+    say(*[json_line(describe(contents))] if as_json else description_lines(contents))
 
 
 @dataclass(frozen=True)
@@ -423,22 +418,18 @@ def _merge(paths: Sequence[Path], output: _NewFile) -> None:
 
     merged = merge([load(path) for path in paths])
     for note in merged.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     _write(merged.importances, output)
 
 
 def _stats(path: Path, *, as_json: bool = False, plot: Path | None = None) -> None:
-    import json
-
-    from gguf_tools.text import for_json
     from imatrix import stats
     from imatrix.store import load
 
     contents = load(path)
     if plot is not None:
         stats.plot(contents, plot)
-    for line in [json.dumps(for_json(stats.as_json(contents)))] if as_json else stats.stats_lines(contents):
-        print(line)
+    say(*[json_line(stats.as_json(contents))] if as_json else stats.stats_lines(contents))
 
 
 def _check(path: Path, model: str | None, recipe: str | None) -> int:
@@ -448,9 +439,9 @@ def _check(path: Path, model: str | None, recipe: str | None) -> int:
     contents = load(path)
     findings = check(contents, None if model is None else read_model(_headers_of(model)), recipe)
     for finding in findings:
-        print(as_text(finding))
+        say(as_text(finding))
     n_errors = sum(finding.is_bad for finding in findings)
-    print(f"{path}: {counted(n_errors, 'error')}, {counted(len(findings) - n_errors, 'warning')}")
+    say(f"{path}: {counted(n_errors, 'error')}, {counted(len(findings) - n_errors, 'warning')}")
     return 1 if n_errors else 0
 
 
@@ -463,9 +454,8 @@ def _repair(path: Path, output: _NewFile, model: str | None) -> None:
     checked = None if model is None else read_model(_headers_of(model))
     names = () if checked is None else [tensor.name for tensor in checked.tensors]
     done = repair(contents, None if checked is None else checked.facts.n_heads, names)
-    for change in done.changes:
-        print(change)
-    print(counted(len(done.changes), "change"))
+    say(*done.changes)
+    say(counted(len(done.changes), "change"))
     _write(done.importances, output)
 
 
@@ -474,9 +464,9 @@ def _write(contents: ImportanceFile, output: _NewFile) -> None:
 
     chosen = _form(output.path, output.form)
     save(output.path, contents, chosen, force=output.force)
-    print(f"wrote {output.path}: {counted(len(contents.entries), 'entry')}, form {chosen}")
+    say(f"wrote {output.path}: {counted(len(contents.entries), 'entry')}, form {chosen}")
     for note in not_held(contents, chosen):
-        print(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _form(output: Path, form: ImportanceFormat | None) -> ImportanceFormat:

@@ -19,6 +19,7 @@ from gguf_cli.arguments.types import (
 )
 from gguf_cli.completion import completes
 from gguf_tools import __version__
+from gguf_tools.terminal import say
 from gguf_tools.text import json_line
 from quantize.plan.recipes import FILE_TYPES
 
@@ -54,6 +55,7 @@ def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
     parser.add_argument(
         "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
     )
+    parser.set_defaults(answers=True)
     completes(parser.add_argument("type", metavar="TYPE", help="file type, or recipe file"), FILE_TYPES)
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     command.add_timeout(parser)
@@ -101,7 +103,5 @@ def _lint(request: _Request) -> int:
         return plan_source(source, None, mixture, options, allow_problems=True)
 
     report = lint_plan(request.file_type, plan)
-    lines = [json_line(report.to_json())] if request.json else lint_lines(report)
-    for line in lines:
-        print(line)
+    say(*[json_line(report.to_json())] if request.json else lint_lines(report))
     return 1 if report.stops else 0

@@ -15,6 +15,7 @@ from gguf_cli.roof import COMMANDS
 from gguf_tools import __version__
 from gguf_tools.findings import Finding
 from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 
 _EXAMPLES = """\
@@ -141,6 +142,7 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
         "quantized checkpoint are listed as the model has them, not as the files do. Only headers and a few "
         "small tensors are read.",
         epilog=_CHECKPOINT,
+        answers=True,
     )
     sub.add_argument(
         "folder", metavar="FOLDER", help="folder with config.json, or OWNER/NAME[@REVISION] on the Hub"
@@ -158,14 +160,14 @@ def _add_completion(commands: command.Subcommands) -> None:
         lambda args: completion(args.shell),
         "print what a shell needs to complete options and commands",
         "",
-        epilog=_COMPLETION, json=False,
+        epilog=_COMPLETION, json=False, answers=True,
     )  # fmt: skip
     sub.add_argument("shell", choices=SHELLS)
 
 
 def completion(shell: str) -> None:
     """Print what a shell needs to complete our commands."""
-    print(completion_script(parsers(), shell), end="")
+    say(*completion_script(parsers(), shell).splitlines())
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
@@ -190,7 +192,7 @@ def checkpoint(named: str, *, allow_pickle: bool, as_json: bool) -> None:
 
     folder = source_folder(named, dry_run=True, allow_pickle=allow_pickle)
     with open_checkpoint(folder, allow_pickle=allow_pickle) as weights:
-        print(json_text(describe(weights)) if as_json else "\n".join(checkpoint_text(weights)))
+        say(*json_text(describe(weights)).split("\n") if as_json else checkpoint_text(weights))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

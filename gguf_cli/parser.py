@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gguf_cli.other_words import our_word
+from gguf_tools.terminal import say_aside
 from gguf_tools.text import did_you_mean
 
 WIDTH = 100
@@ -145,7 +146,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line on standard error and exit with 2."""
-        print(f"{self.prog}: error: {message} ({self.prog} --help explains)", file=sys.stderr)
+        say_aside(f"{self.prog}: error: {message} ({self.prog} --help explains)")
         sys.exit(2)
 
     def parse_args(  # type: ignore[override]

@@ -47,6 +47,7 @@ from gguf_tools.files.named_files import output_path
 from gguf_tools.findings import teller
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.number_types import THREADS
+from gguf_tools.terminal import say
 from gguf_tools.text import json_line
 from quantize.formats import encodable
 from quantize.plan.ik_recipes import IK_RECIPES
@@ -324,8 +325,7 @@ def _quantize(request: _Request) -> None:
         ]
         if request.dry_run:
             for run in runs:
-                for line in dry_run_lines(run, request.run, as_json=request.json, summary=request.summary):
-                    print(line)
+                say(*dry_run_lines(run, request.run, as_json=request.json, summary=request.summary))
             return
         if request.measured is not None:
             request.measured.refuse(runs[0])
@@ -334,10 +334,9 @@ def _quantize(request: _Request) -> None:
         label = f"quantizing to {names}"
         results = execute_together(runs, replace(request.run, progress=not request.quiet, label=label))
     for result in () if request.quiet and not request.json else results:
-        for line in [json_line(result.to_json())] if request.json else result_lines(result):
-            print(line)
+        say(*[json_line(result.to_json())] if request.json else result_lines(result))
         if result.replaced and request.is_llama_s and not request.json:
-            print(_LIKE_LLAMA)
+            say(_LIKE_LLAMA)
     made = [result.paths[0] for result in results]
     write_card_of(made, request.card, Path(source), request.typed, quiet=request.quiet or request.json)
     if request.measured is not None:
@@ -394,8 +393,7 @@ def _choose_types(
         if not request.json:
             chosen = sized.chosen
             expected = expected_lines(chosen, wanted.sensitivities)
-            for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
-                print(line)
+            say(*sized_lines(sized), *expected, *map_lines(chosen.types))
         size.save(sized)
         yield sized.mixture, pad
 

@@ -21,6 +21,7 @@ from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.number_types import COUNT, SEED
+from gguf_tools.terminal import say
 from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:
@@ -113,9 +114,8 @@ def _sensitivity(request: _Request) -> None:
         losses = sensitivity(model, request.text, output, request.options, progress=not request.quiet)
     if request.quiet:
         return
-    for line in losses_lines(losses):
-        print(line)
-    print(done)
+    say(*losses_lines(losses))
+    say(done)
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:

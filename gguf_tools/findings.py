@@ -6,7 +6,6 @@ the file has gone through `quoted`.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from gguf_tools.errors import ToolkitError
 from gguf_tools.spoken import spoken
+from gguf_tools.terminal import say_aside
 from gguf_tools.text import printable, quoted
 
 
@@ -106,7 +106,7 @@ def teller(*, quiet: bool) -> Tell:
     def tell(finding: Finding) -> None:
         if finding.is_bad or not quiet:
             word = "note" if finding.level is Level.NOTE else "warning"
-            print(f"{word}: {finding.text}", file=sys.stderr, flush=True)
+            say_aside(f"{word}: {finding.text}")
 
     return tell
 

@@ -17,7 +17,6 @@ through layers tells a `Reporter`. `Bar` and `LayerBar` bring both to what `prog
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from gguf_tools.errors import BadArgument
 from gguf_tools.findings import Finding, teller
+from gguf_tools.terminal import has_terminal, say_aside
+from gguf_tools.text import printable
 
 Progress = Callable[[int], object]
 """Callback of a piece of work: is given the number of bytes after each piece."""
@@ -151,7 +152,7 @@ class Bar:
     """
 
     def __init__(self, label: str, unit: Unit = BYTES, show: Shown = True) -> None:
-        self._label, self._unit, self._show = label, unit, show
+        self._label, self._unit, self._show = printable(label), unit, show
         self._lock = threading.Lock()
         self._left = 0.0
         self._sink: _Sink | None = None
@@ -182,12 +183,12 @@ class Bar:
         """Show `text` beside the bar from now on."""
         with self._lock:
             if self._sink is not None:
-                self._sink.remark(text)
+                self._sink.remark(printable(text))
 
     def say(self, text: str) -> None:
         """Show `text` beside the bar, and where that is a log, in a line of it."""
-        if self._show is True and not sys.stderr.isatty():
-            print(text, file=sys.stderr, flush=True)
+        if self._show is True and not has_terminal():
+            say_aside(text)
         else:
             self.remark(text)
 
@@ -218,7 +219,7 @@ def _sink_of(show: Shown, state: ProgressState, unit: Unit) -> _Sink | None:
     if show is None or show is False:
         return None
     if show is True:
-        if not sys.stderr.isatty():
+        if not has_terminal():
             return _Log(state)
         from tqdm import tqdm
 
@@ -336,7 +337,7 @@ class _Log:
         elapsed = now - self._began
         left = elapsed * (state.total - state.done) / (state.done - self._before)
         times = f"{clock_text(elapsed)} gone, {clock_text(left)} left {self._remark}".rstrip()
-        print(f"{state.label}: {100 * state.share:.0f} %, {times}", file=sys.stderr, flush=True)
+        say_aside(f"{state.label}: {100 * state.share:.0f} %, {times}")
 
     def remark(self, text: str) -> None:
         self._remark = text
@@ -420,7 +421,7 @@ class LayerBar(Bar):
 
     def start(self, work: float, done: float = 0) -> Callable[[float], object]:
         if done and self._tells:
-            print(f"resuming after {100 * done / work:.0f} % of the work", file=sys.stderr)
+            say_aside(f"resuming after {100 * done / work:.0f} % of the work")
         return super().start(work, done)
 
 

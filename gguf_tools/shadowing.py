@@ -34,11 +34,11 @@ def run_command(module: str, prog: str) -> int:
 
     prog  the words that its messages begin with
     """
-    import sys
+    from gguf_tools.terminal import say_aside
 
     hidden = in_the_way()
     if hidden is not None:
-        print(f"{prog}: error: {hidden}", file=sys.stderr)
+        say_aside(f"{prog}: error: {hidden}")
         return 1
     code: int = importlib.import_module(module).main()
     return code

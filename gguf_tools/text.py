@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -24,8 +24,22 @@ widening the others."""
 
 
 def printable(text: str) -> str:
-    """Return `text` as it is, or quoted with escapes if it would control a terminal."""
-    return text if text.isprintable() else repr(text)
+    """Return `text` with escapes for what would control a terminal, end a line or turn its direction.
+
+    These are all characters that are not printable: C0 and C1 controls, marks of direction and of no width,
+    separators of lines and paragraphs, blanks other than the usual one, and surrogates.
+
+    >>> print(printable("a\x1b[31m\u202e\n"))
+    a\\x1b[31m\\u202e\\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def html_text(text: str) -> str:
+    """Return the same for HTML, in which it makes no tag."""
+    return escape(printable(text))
 
 
 def shown(text: str) -> str:
@@ -33,9 +47,61 @@ def shown(text: str) -> str:
     return text if len(text) <= MAX_WIDTH and text.isprintable() else quoted(text)
 
 
-def quoted(text: str, limit: int = MAX_CHARS) -> str:
-    """Return `text` in quotes with escapes, cut short so that a message stays one line."""
-    return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
+def quoted(value: object, limit: int = MAX_CHARS) -> str:
+    """Return a value of a stranger's file as a message shows it: on one line, escaped, and cut short.
+
+    A text is in quotes. Lists and objects are written only as far as they are shown: one that holds itself,
+    or a million others by aliases, costs no more than a short one.
+
+    limit  characters of the value that are shown at most
+
+    >>> quoted(["x"] * 100, 20)
+    "['x', 'x', 'x', 'x',..."
+    >>> quoted(10**5000)
+    'a number of 16610 bits'
+    """
+    if isinstance(value, str):
+        return repr(value[:limit]) + ("..." if len(value) > limit else "")
+    text = ""
+    for piece in _pieces(value, limit):
+        text += piece
+        if len(text) > limit:
+            return f"{text[:limit]}..."
+    return text
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text has no halves of characters (lone surrogates), which no encoding can write."""
+    return text.isascii() or _HALF.search(text) is None
+
+
+def _pieces(value: object, limit: int) -> Iterator[str]:
+    """Yield a value's text in pieces, of which each is short, and the last is the end."""
+    if isinstance(value, dict):
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield ", " if number else ""
+            yield from _pieces(key, limit)
+            yield ": "
+            yield from _pieces(item, limit)
+        yield "}"
+    elif isinstance(value, list | tuple):
+        yield "[" if isinstance(value, list) else "("
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(item, limit)
+        yield "]" if isinstance(value, list) else ",)" if len(value) == 1 else ")"
+    elif isinstance(value, str | bytes):
+        yield repr(value[: limit + 1]) if isinstance(value, bytes) else quoted(value, limit)
+    elif value is None or isinstance(value, bool):
+        yield {None: "null", True: "true", False: "false"}[value]
+    elif isinstance(value, int) and value.bit_length() > 4 * limit:
+        yield f"a number of {value.bit_length()} bits"  # Python refuses to write some, or is slow
+    else:
+        yield printable(repr(value))
 
 
 def value_text(value: Value, *, full: bool = False, width: int | None = None) -> str:
@@ -82,9 +148,10 @@ def _scalar_text(data: Any, full: bool) -> str:
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int = 2) -> list[str]:
     """Return lines with aligned columns; those in `right` are flush right, the last is never padded."""
-    widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*rows, strict=True)]
+    printed = [[printable(cell) for cell in row] for row in rows]
+    widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*printed, strict=True)]
     lines = []
-    for row in rows:
+    for row in printed:
         cells = [
             cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
@@ -96,12 +163,12 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int 
 def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table for notebooks."""
     lines = [
-        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in row)
         for tag, group in (("th", [heads]), ("td", rows))
         for row in group
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><caption>{escape(caption)}</caption>{body}</table>"
+    return f"<table><caption>{html_text(caption)}</caption>{body}</table>"
 
 
 def types_table(caption: str, tensors: Iterable[TensorInfo]) -> str:
@@ -121,8 +188,8 @@ def json_text(data: Any) -> str:
 
 
 def json_line(data: Any) -> str:
-    """Return the same on one line, in UTF-8."""
-    return json.dumps(for_json(data), ensure_ascii=False, allow_nan=False)
+    """Return the same on one line."""
+    return json.dumps(for_json(data), allow_nan=False)
 
 
 def for_json(data: Any) -> Any:
@@ -174,7 +241,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     Case and the kind of dashes do not count: Q4_KM is near to Q4_K_M, and q4-k-m is nearer. The beginning of
     some names stands for the first of them: q5 is near to Q5_0, Q5_1 and others.
     """
-    shape, by_shape = _shape(word), {_shape(name): name for name in known}
+    shape, by_shape = _shape(word[:MAX_CHARS]), {_shape(name): name for name in known}
     near = difflib.get_close_matches(shape, by_shape, n=1, cutoff=0.7)
     if not near and len(shape) > 1:
         near = [each for each in by_shape if each.startswith(shape)][:_MOST_NEAR]

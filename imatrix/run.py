@@ -25,6 +25,7 @@ from forward.text.chunks import Chunks
 from forward.text.quality import admit
 from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, run_identity
+from forward.workers import torch_threads
 from gguf_tools.errors import BadActivation, BadImportance
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.findings import tell_all
@@ -43,9 +44,7 @@ def collect_from(
     model: Path, text: Path, output: Path, options: CollectOptions, report: CollectReporter
 ) -> Collected:
     """Do what `imatrix.collecting.collect_beside` says."""
-    if options.forward.n_threads is not None:
-        torch.set_num_threads(options.forward.n_threads)
-    with open_model(model) as source:
+    with torch_threads(options.forward.n_threads), open_model(model) as source:
         chunks = options.read(text, source.vocab(), source.network.vocab_size, options.cut)
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
         tell_all(source.findings(chunks.chunk_size), report.tell)

@@ -227,7 +227,7 @@ def gap_text(entry: EntryStats) -> str:
 def _row(entry: EntryStats) -> tuple[str, ...]:
     return (
         "-" if entry.layer is None else str(entry.layer),
-        printable(entry.kind),
+        entry.kind,
         f"{entry.total:.5g}",
         *(f"{number:.3g}" for number in (entry.min, entry.max, entry.mean, entry.deviation)),
         f"{entry.active:.1%}",
@@ -285,7 +285,7 @@ def description_lines(contents: ImportanceFile) -> Iterator[str]:
         low, high = entry["min_count"], entry["max_count"]
         rows.append(
             (
-                printable(entry["name"]),
+                entry["name"],
                 str(entry["n_mats"]),
                 str(entry["n_cols"]),
                 str(high) if low == high else f"{low} to {high}",
@@ -322,7 +322,7 @@ def plot(contents: ImportanceFile, path: Path) -> None:
     (left, *right) = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
     norm = LogNorm() if np.isfinite(means).any() else None
     image = left.imshow(means, aspect="auto", cmap="viridis", interpolation="nearest", norm=norm)
-    left.set_xticks(range(len(kinds)), kinds, rotation=90)
+    left.set_xticks(range(len(kinds)), map(printable, kinds), rotation=90, parse_math=False)
     _label(figure, left, image, "mean squared activation", layers)
     if coverage:
         table = np.full((len(coverage), max(map(len, coverage.values()))), np.nan)

@@ -164,6 +164,7 @@ def _json(found: Comparison) -> dict[str, Any]:
         "n_chunks": found.n_chunks,
         "verdict": found.verdict.value,
         "p": found.p,
+        "level": found.level,
         "noise_floor": found.floor,
         "is_below_noise_floor": found.is_below_floor,
         **{

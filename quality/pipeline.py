@@ -47,9 +47,9 @@ def evaluate(
     progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
     choices  fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
              chunk_size=512, device="cpu". They replace those of `options`
-    raises   ToolkitError; BadRequest, before anything is computed, for a model with another vocabulary,
-             number of layers or hidden size, or a text without a whole chunk; BadActivation naming model,
-             layer and tensor for NaN or infinity; OutputError for a file that can't be written
+    raises   ToolkitError; BadRequest, before anything is computed, for a file of another model (tokens,
+             special tokens, sizes), or a text without a whole chunk; BadActivation naming model, layer and
+             tensor for NaN or infinity; OutputError for a file that can't be written
     """
     options = with_choices(options or EvaluateOptions(), choices)
     with (

@@ -11,19 +11,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from forward.logits import SCORED, LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
 from forward.run import ForwardPass
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
+from forward.workers import torch_threads
 from gguf_tools.files.named_files import AnyPath
 from gguf_tools.findings import Finding, tell_all
-from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import Reporter
 from quality.against import with_stock
-from quality.bases.base import Entrant, Lockstep, layer_findings, refuse_strangers
+from quality.bases.base import Entrant, Lockstep
 from quality.bases.logits_file import write_logits
 from quality.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
 from quality.calibration_overlap import overlap_findings
@@ -36,7 +34,6 @@ from quality.texts import Texts
 from quality.visitor import DivergenceVisitor
 from quality.work_folders import work_folders
 from quality.worst_layer import WorstLayers
-from quantize.padding.counterparts import count_weights
 
 
 @contextmanager
@@ -49,15 +46,13 @@ def evaluated(
     check: Check,
 ) -> Iterator[tuple[Evaluation, ...]]:
     """Give an evaluation on each text; see `quality.pipeline.evaluating`."""
-    if options.forward.n_threads is not None:
-        torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
         paths, stock = with_stock(quants, options.against)
         models = [opened.enter_context(open_model(path)) for path in paths]
         source = open_base(base, options, opened)
-        refuse_strangers(source.path, source.facts, models)
+        source.known.admit(models, report.tell)
         read, tensors = source.read(texts, models[0].vocab()), [_tensors(each) for each in models]
-        tell_all(layer_findings(source.path, source.facts, models), report.tell)
         tell_all(_findings_of(models, max(text.chunks.longest for text in read)), report.tell)
         for text in read:
             _tell_doubts(text, models, report)
@@ -163,7 +158,7 @@ def _models(
         tokens, source, drafts = visitor.values(number), model.source, None
         if drafted is not None and model in steps.drafting:
             drafts = drafted.values(1 + steps.drafting.index(model))
-        worst, bits = WorstLayers(steps.weights, model), _bits_per_weight(source)
+        worst = WorstLayers(steps.weights, model)
         n_bytes = sum(digest.n_bytes for digest in source.watch.digests.values())
         of_texts = []
         for part, chunks in enumerate(model.chunks.parts):
@@ -172,7 +167,7 @@ def _models(
                 EvaluatedModel(
                     path=source.path,
                     n_bytes=n_bytes,
-                    bits_per_weight=bits,
+                    bits_per_weight=source.bits_per_weight,
                     divergence=measure(here),
                     layers=layers,
                     worst_layer=worst.of(layers),
@@ -193,10 +188,3 @@ def _noise_floors(
         return [None] * len(chunks.parts)
     found = [{name: measure(each.of_chunks(part)) for name, each in tokens.items()} for part in chunks.parts]
     return [NoiseFloor(each["activations"], each.get("weights")) for each in found]
-
-
-def _bits_per_weight(source: ModelSource) -> float:
-    infos = [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in source.tensors.items()]
-    n_weights = count_weights(source.metadata, infos)
-    n_bytes = sum(tensor.type.tensor_bytes(tensor.shape) for tensor in source.tensors.values())
-    return 8 * n_bytes / n_weights

@@ -26,6 +26,9 @@ from quantize.plan.plan import Plan
 METHOD_KEY = "gguf_tools.calibration.method"
 """Metadata key: how a file was calibrated. Its text is in the keys of text_sketch.py."""
 
+REFINED_KEY = "gguf_tools.refine"
+"""Metadata key of a refined file: what decided its scales, a digest in hexadecimal."""
+
 
 class Calibrating(Protocol):
     """A calibration, as a front takes it."""

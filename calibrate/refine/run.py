@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from calibrate.refine.descent import Descent, RefinedTensor
 from calibrate.refine.gradients import Original, Student
@@ -41,7 +40,7 @@ from forward.run import forward_pass
 from forward.text.quality import admit
 from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, WorkParts, run_identity
-from forward.workers import give_back, threads_for, workers_for
+from forward.workers import give_back, threads_for, torch_threads, workers_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.overwriting import refuse_to_replace
@@ -51,8 +50,10 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from gguf_tools.text import counted
+from quality.bases.same_model import KnownModel
 from quality.divergence import mean_of
 from quality.suite.mixture import mixture_sha256, read_mixture
+from quantize.calibration import REFINED_KEY
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.scaled import refuse_scales
@@ -65,9 +66,6 @@ from quantize.roles import tensor_role
 from quantize.run import Run
 from quantize.run_options import RunOptions
 
-REFINED_KEY = "gguf_tools.refine"
-"""Metadata key of a refined file: what decided its scales, a digest in hexadecimal."""
-
 _SAVE_SECONDS = 60.0
 
 _LOOKS = 8
@@ -79,13 +77,13 @@ def run_refinement(
 ) -> Refinement:
     """Refine a file on the text at `path`; see `calibrate.refine.pipeline`."""
     started = time.monotonic()
-    if options.forward.n_threads is not None:
-        torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
         opened.enter_context(fast_products(device_name(options.forward.device)))
         source = opened.enter_context(open_model(file))
         base = opened.enter_context(open_model(original))
-        _refuse_strangers(source, base)
+        _refuse_unrefinable(source)
+        KnownModel.of(base).admit([source], report.tell)
         text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
         tell_all(source.findings(text.chunk_size), report.tell)
@@ -111,15 +109,9 @@ def _parts(output: Path) -> WorkParts:
     return WorkParts(output, ("original", "codes", "descent"))
 
 
-def _refuse_strangers(source: ModelSource, base: ModelSource) -> None:
-    """Raise BadRequest for an original whose vocabulary is another one, or for weights that have scales."""
+def _refuse_unrefinable(source: ModelSource) -> None:
+    """Raise BadRequest for weights that have scales of their own, or none that can be refined."""
     refuse_scales(source.path, source.tensors, source.network.own_scales)
-    sizes = source.network.vocab_size, base.network.vocab_size
-    if sizes[0] != sizes[1]:
-        raise BadRequest(
-            f"{source.path} has a vocabulary of {sizes[0]} tokens, and {base.path} one of {sizes[1]}:"
-            " it is no file of that model"
-        )
     if not any(row_scales(each.type, each.shape[-1]) for each in source.tensors.values()):
         raise BadRequest(f"{source.path}: has no tensor of a type whose scales can be refined")
 

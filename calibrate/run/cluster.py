@@ -34,6 +34,7 @@ from calibrate.statistics.gradient_factors import OutputBlock
 from calibrate.statistics.inputs import Held
 from forward.device import fast_products
 from forward.work.owned_folder import remove_files
+from forward.workers import torch_threads
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
@@ -116,9 +117,8 @@ class StripsWorker:
 
     def run(self, item: StripsItem) -> EncodedBatch:
         """Encode strips; see `encode_strips`. Each thread keeps what it has read for its next item."""
-        torch.set_num_threads(1)
         started = time.thread_time()
-        with torch.inference_mode():
+        with torch_threads(1), torch.inference_mode():
             self._last.strips = _Unpacker(BytesIO(item.strips), self._value).load()
             encoded = encode_strips(self._method, self._sources, self._last.strips)
         return EncodedBatch(encoded, time.thread_time() - started)

@@ -9,7 +9,6 @@ bytes of the output do not depend on them, only the report and --verify do.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.format.header import Endian
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system import files
+from gguf_tools.terminal import say_aside
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.encode import digest_rows, in_byte_order
 from quantize.fill.executors import Done, naming
@@ -187,7 +187,7 @@ class Records:
         self._log = LineLog(path)
         if self._log.is_torn or (expected and not self._log.lines):
             line = f"{path}: missing, or not as it was written; the report leaves out what is lost"
-            print(line, file=sys.stderr, flush=True)
+            say_aside(line)
         if self._log.lines[:1] == [{"run": run}]:
             for line in self._log.lines[1:]:
                 self._take(line)

@@ -21,7 +21,7 @@ from gguf_tools.findings import Finding, Level
 from gguf_tools.text import table
 from quality.divergence import Estimate, mean_of
 from quality.visitor import DivergenceVisitor
-from quantize.roles import in_layer_ranges
+from quantize.roles import feed_forward_place, in_layer_ranges
 
 _LEAST_TOKENS = 4
 """Number of tokens that a chunk must have for its second half to be measured."""
@@ -140,11 +140,12 @@ class Report:
         if few:
             names = _names(few)
             least = min(few, key=lambda part: part.n_seen / part.n_cols)
+            leaning = "experts lean on what the others of their layer see, and "
             yield Finding(
                 "little text",
                 f"{len(few)} of {len(self.parts)} matrices saw fewer tokens than they have columns"
-                f" ({least.tensor}: {least.n_seen} for {least.n_cols}): experts lean on what the others of"
-                f" their layer see, and a longer text would do better: {names}",
+                f" ({least.tensor}: {least.n_seen} for {least.n_cols}): "
+                f" {leaning * any(map(_is_expert, few))}a longer text would do better: {names}",
                 about=tuple(dict.fromkeys(part.tensor for part in few)),
             )
         unseen = [part for part in self.parts if part.n_seen == 0 and part.has_factor]
@@ -210,6 +211,11 @@ def _class_lines(report: Report) -> Iterator[str]:
     if rows:
         heads = ("  class", "chunks", "held back", "errors of matrices / stock's", "KLD held back")
         yield from table([heads, *rows], right=(1, 2, 3, 4))
+
+
+def _is_expert(part: Record) -> bool:
+    place = feed_forward_place(part.tensor)
+    return place is not None and place.part == "routed"
 
 
 def _names(parts: Iterable[Record]) -> str:

@@ -47,9 +47,9 @@ from forward.logits import Head
 from forward.mtp import draft_head
 from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
-from forward.text.tokens import tokenizer_keys
+from forward.text.tokens import Vocabulary
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget
-from forward.workers import Workers
+from forward.workers import Workers, torch_threads
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.system.files import read_at
@@ -148,13 +148,13 @@ class CalibratedRun:
         plan = self._plan
         if not missing:
             return None
-        vocab = tokenizer_keys(plan.metadata)
+        vocab = Vocabulary(plan.metadata, plan.path)
         source = ModelSource(
             plan.path, plan.network, self._tensors, lambda: vocab, self._job.inputs, ExitStack()
         )
-        torch.set_num_threads(self._options.threads)
         at_once = plan.shapes.chunks_at_once(plan.text.chunk_size, self._options.threads)
         passes = plan.options, source, plan.text, plan.path, meter.gradients, at_once
+        opened.enter_context(torch_threads(self._options.threads))
         return opened.enter_context(open_gradients(*passes, restart=self._options.restart))
 
     def _open_folder(self, missing: Iterable[str], opened: ExitStack) -> tuple[WorkFolder, Records]:
@@ -294,10 +294,5 @@ def _workers(n_threads: int, device: str, computed: Callable[[float], object]) -
 
     computed  called with the seconds that each task took its thread
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ONE_BLAS_THREAD, Workers(threads_on(device, n_threads), computed) as workers:
-            yield workers
-    finally:
-        torch.set_num_threads(before)
+    with torch_threads(1), ONE_BLAS_THREAD, Workers(threads_on(device, n_threads), computed) as workers:
+        yield workers

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-
-import torch
 
 from calibrate.sensitivities.observe import (
     Ratios,
@@ -45,6 +43,7 @@ from forward.open import ModelSource, open_model
 from forward.text.quality import admit
 from forward.text.tokens import Text
 from forward.work.work_folder import run_identity
+from forward.workers import torch_threads
 from gguf_tools import __version__
 from gguf_tools.findings import tell_all
 from gguf_tools.format import keys
@@ -62,9 +61,10 @@ def measure(
     model: str | os.PathLike[str], path: Path, output: Path, options: SensitivityOptions, report: Reporter
 ) -> Sensitivities:
     """Measure a model on the text at `path`, and write the file; see `calibrate.sensitivity`."""
-    if options.forward.n_threads is not None:
-        torch.set_num_threads(options.forward.n_threads)
-    with open_model(model) as whole, _targets(whole) as (metadata, targets):
+    with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
+        whole = opened.enter_context(open_model(model))
+        metadata, targets = opened.enter_context(_targets(whole))
         source = _as_far_as(whole, targets)
         text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)

@@ -6,24 +6,29 @@ has written.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.named_files import read_input
+from gguf_tools.files.documents import count_at, number_at, read_document
+from gguf_tools.findings import Finding, Level, Tell, tell_nobody
 from gguf_tools.format import keys
 from gguf_tools.format.shards import GGUFSet, open_gguf
-from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo
+from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo, is_repo
 from gguf_tools.look.listing import kv_cache, type_totals
+from gguf_tools.text import MAX_CHARS, shown, value_text
 from quantize.calibration import METHOD_KEY
 from quantize.importances.text_sketch import SHA256_KEY
 from quantize.padding.counterparts import count_weights, padded_sizes
 from quantize.prepare import TYPES_CHOSEN_KEY
+
+_MAX_TEXT = 4096
+"""Characters of a text that a card takes from a file."""
 
 _STATED = (keys.NAME, keys.TYPE, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)
 
@@ -91,9 +96,13 @@ class FileFacts:
         return self.paths[0].name
 
 
-def read_facts(path: Path) -> FileFacts:
-    """Return the facts of a GGUF file, or of the split set that it belongs to; raises GGUFError."""
+def read_facts(path: Path, tell: Tell = tell_nobody) -> FileFacts:
+    """Return the facts of a GGUF file, or of the split set that it belongs to; raises GGUFError.
+
+    tell  is told of keys whose values are of another type, and so left out
+    """
     with open_gguf(path) as file:
+        said = _Said(file, tell)
         infos = list(file.tensors.values())
         n_weights = count_weights(file.metadata, infos)
         tensor_bytes = sum(info.n_bytes for info in infos)
@@ -104,24 +113,24 @@ def read_facts(path: Path) -> FileFacts:
             bits_per_weight=8 * tensor_bytes / n_weights if n_weights else 0.0,
             padded=padded_sizes(file.metadata),
             types={entry["type"]: entry["tensors"] for entry in type_totals(infos)},
-            matrix=_matrix(file),
-            model={key: value for key in _STATED if isinstance(value := file.get(key), str)},
-            tags=_texts(file.get(keys.TAGS)),
-            languages=_texts(file.get(keys.LANGUAGES)),
+            matrix=_matrix(said),
+            model={key: value for key in _STATED if (value := said.text(key)) is not None},
+            tags=said.texts(keys.TAGS),
+            languages=said.texts(keys.LANGUAGES),
             cache_bytes=_cache_bytes(file),
-            calibration=_calibration(file),
+            calibration=_calibration(said),
             is_chosen=TYPES_CHOSEN_KEY in file.metadata,
         )
 
 
-def read_all(paths: Iterable[Path]) -> tuple[FileFacts, ...]:
+def read_all(paths: Iterable[Path], tell: Tell = tell_nobody) -> tuple[FileFacts, ...]:
     """Return the facts of several files, the smallest first; the parts of a split set are one.
 
     raises  BadRequest for files in several folders
     """
     facts: dict[Path, FileFacts] = {}
     for path in paths:
-        each = read_facts(path)
+        each = read_facts(path, tell)
         facts[each.paths[0].absolute()] = each
     # A pattern such as *.gguf takes matrices and towers along.
     models = {
@@ -136,15 +145,51 @@ def read_all(paths: Iterable[Path]) -> tuple[FileFacts, ...]:
     return tuple(sorted(facts.values(), key=lambda each: (each.n_bytes, each.name)))
 
 
-def _matrix(file: Any) -> Matrix | None:
-    entries = file.get(keys.QUANTIZE_IMATRIX_ENTRIES_COUNT)
-    if not entries or SHA256_KEY in file.metadata:  # a calibration brings its own
+class _Said:
+    """What a file says of itself, by type; it is a stranger's, so any key may hold anything."""
+
+    def __init__(self, file: GGUFSet, tell: Tell) -> None:
+        self._file, self._tell = file, tell
+
+    def text(self, key: str) -> str | None:
+        value = self._file.get(key)
+        if isinstance(value, str) and len(value) <= _MAX_TEXT:
+            return value
+        self._leave_out(key, f"a text of at most {_MAX_TEXT:,} characters")
+        return None
+
+    def count(self, key: str) -> int:
+        """Return a whole number from 0; 0 where there is none."""
+        value = self._file.get(key)
+        if type(value) is int and value >= 0:
+            return value
+        self._leave_out(key, "a whole number from 0")
+        return 0
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._file.get(key)
+        is_list = isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+        if is_list and sum(map(len, value)) <= _MAX_TEXT:
+            return tuple(value)
+        self._leave_out(key, f"texts of at most {_MAX_TEXT:,} characters in all")
+        return ()
+
+    def _leave_out(self, key: str, expected: str) -> None:
+        if key in self._file.metadata:
+            found = value_text(self._file.metadata[key], width=MAX_CHARS)
+            text = f"{self._file.path}: {key} is {found}, expected {expected}; the card leaves it out"
+            self._tell(Finding("card", text, Level.NOTE, (key,)))
+
+
+def _matrix(said: _Said) -> Matrix | None:
+    entries = said.count(keys.QUANTIZE_IMATRIX_ENTRIES_COUNT)
+    if not entries or said.text(SHA256_KEY) is not None:  # a calibration brings its own
         return None
     return Matrix(
-        file.get(keys.QUANTIZE_IMATRIX_FILE),
-        file.get(keys.QUANTIZE_IMATRIX_DATASET),
-        int(entries),
-        int(file.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT) or 0),
+        said.text(keys.QUANTIZE_IMATRIX_FILE),
+        said.text(keys.QUANTIZE_IMATRIX_DATASET),
+        entries,
+        said.count(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT),
     )
 
 
@@ -153,21 +198,16 @@ def _cache_bytes(file: GGUFSet) -> int | None:
     return cache.plain if cache.mla is None else cache.mla
 
 
-def _calibration(file: GGUFSet) -> CalibrationFacts | None:
-    sha256 = file.get(SHA256_KEY)
-    if not isinstance(sha256, str):
+def _calibration(said: _Said) -> CalibrationFacts | None:
+    sha256 = said.text(SHA256_KEY)
+    if sha256 is None:
         return None
-    text, method = file.get(keys.QUANTIZE_IMATRIX_DATASET), file.get(METHOD_KEY)
     return CalibrationFacts(
         sha256,
-        text if isinstance(text, str) else None,
-        int(file.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT) or 0),
-        method if isinstance(method, str) else None,
+        said.text(keys.QUANTIZE_IMATRIX_DATASET),
+        said.count(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT),
+        said.text(METHOD_KEY),
     )
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list | tuple) else ()
 
 
 NOT_OF_A_QUANT = frozenset(
@@ -209,14 +249,17 @@ def origin_of(files: Sequence[FileFacts], *, source: Path | None, repo: str | No
     if source is not None and not source.is_dir() and card.get("base_model_relation") == "quantized":
         # The card beside a GGUF file is of that file: what it was made of is what this one is made of.
         base = card.get("base_model")
-        repo = repo or (base if isinstance(base, str) else None)
+        repo = repo or (base if isinstance(base, str) and is_repo(base) else None)
     repo = repo or (None if folder is None else cached_repo(folder))
     license_ = {name: value for name in _LICENSE if isinstance(value := card.get(name), str)}
     for each in files if not license_ else ():
         license_ = {name: each.model[key] for name, key in _LICENSE.items() if key in each.model} or license_
     link = license_.get("license_link")
-    if link is not None and repo is not None and "://" not in link:
-        license_["license_link"] = f"https://{PUBLIC_HOSTS[0]}/{repo}/blob/main/{quote(link)}"
+    if link is not None and not _IS_ADDRESS.match(link):
+        if repo is None or urlsplit(link).scheme:  # no file of the model
+            del license_["license_link"]
+        else:
+            license_["license_link"] = f"https://{PUBLIC_HOSTS[0]}/{repo}/blob/main/{quote(link)}"
     pipeline = card.get("pipeline_tag")
     return Origin(
         repo=repo,
@@ -227,6 +270,7 @@ def origin_of(files: Sequence[FileFacts], *, source: Path | None, repo: str | No
     )
 
 
+_IS_ADDRESS = re.compile("https?://", re.IGNORECASE)
 _LICENSE = {"license": keys.LICENSE, "license_name": keys.LICENSE_NAME, "license_link": keys.LICENSE_LINK}
 
 
@@ -275,29 +319,30 @@ def read_report(path: Path) -> Report:
 
     raises  BadRequest for a file that is something else, or can't be read
     """
+    content = read_document(path)
     try:
-        content = json.loads(read_input(path))
         text = content["text"]
         return Report(
             path=path,
             text=None if text["path"] is None else Path(text["path"]).name,
-            chunk_size=int(text["chunk_size"]),
-            n_tokens=int(text["n_tokens_measured"]),
-            base_ppl=float(content["base"]["ppl"]),
+            chunk_size=count_at(text, "chunk_size"),
+            n_tokens=count_at(text, "n_tokens_measured"),
+            base_ppl=number_at(content["base"], "ppl"),
             files={Path(model["path"]).name: _measures(model) for model in content["models"]},
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise BadRequest(
-            f"{path}: not a report of `evaluate --json` ({type(error).__name__}: {error})"
-        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        is_of_suite = isinstance(content, dict) and "suite" in content
+        what = "it is of a suite, and a card tells of one text" if is_of_suite else shown(str(error))
+        why = f"{what} is missing" if isinstance(error, KeyError) and not is_of_suite else what
+        raise BadRequest(f"{path}: not a report of `evaluate --json` ({why})") from error
 
 
 def _measures(model: Mapping[str, Any]) -> Measures:
     return Measures(
-        n_bytes=int(model["n_bytes"]),
-        kld=float(model["kld"]["mean"]),
-        kld_error=float(model["kld"]["error"]),
-        kld_p99=float(model["kld"]["p99"]),
-        same_top=float(model["same_top"]),
-        ppl=float(model["ppl"]),
+        n_bytes=count_at(model, "n_bytes"),
+        kld=number_at(model["kld"], "mean"),
+        kld_error=number_at(model["kld"], "error", may_be_unknown=True),
+        kld_p99=number_at(model["kld"], "p99"),
+        same_top=number_at(model, "same_top"),
+        ppl=number_at(model, "ppl"),
     )

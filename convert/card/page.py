@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 import yaml
 
 from convert.card.facts import CalibrationFacts, FileFacts, Matrix, Origin, Report
-from convert.card.usage import cell, memory_lines, recommended, run_lines
+from convert.card.markdown import as_address, as_code, as_markdown
+from convert.card.shell import command_line, comment
+from convert.card.usage import memory_lines, recommended, run_lines
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
-from gguf_tools.text import shown, size_text
+from gguf_tools.text import size_text
 
 MARK = "<!-- gguf-tools card: what stands above the next such line is written anew -->"
 """Line that tells our cards from others; everything after its second occurrence is kept."""
@@ -54,7 +54,7 @@ def card_text(card: Card) -> str:
     """
     lines = [
         "---",
-        yaml.safe_dump(front_matter(card), sort_keys=False, allow_unicode=True).rstrip(),
+        yaml.dump(front_matter(card), Dumper=_Dumper, sort_keys=False, allow_unicode=True).rstrip(),
         "---",
         MARK,
         "",
@@ -63,6 +63,16 @@ def card_text(card: Card) -> str:
         MARK,
     ]
     return "\n".join(lines) + "\n" + card.own_text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts that have line ends of any kind in quotes, where they are escaped."""
+
+    def represent_str(self, data: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, None if data.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def front_matter(card: Card) -> dict[str, Any]:
@@ -86,7 +96,7 @@ def front_matter(card: Card) -> dict[str, Any]:
 
 def _body(card: Card) -> Iterator[str]:
     name = _model_name(card)
-    base = f"[{card.origin.repo}]({card.origin.address})" if card.origin.repo else name
+    base = f"[{as_markdown(card.origin.repo)}]({card.origin.address})" if card.origin.repo else name
     yield f"# {name}, GGUF"
     yield ""
     yield f"Quantized files of {base} for llama.cpp and its relatives, made with gguf-tools {__version__}."
@@ -123,8 +133,8 @@ def _body(card: Card) -> Iterator[str]:
         yield ""
         yield f"{_FENCE}sh"
         for words, files in _by_command(card.commands):
-            yield from (f"# {file}" for file in files)
-            yield shlex.join(words)
+            yield from map(comment, files)
+            yield command_line(words)
         yield _FENCE
 
 
@@ -136,8 +146,8 @@ def _by_command(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[Sequenc
 
 def _model_name(card: Card) -> str:
     if card.origin.repo is not None:
-        return card.origin.repo.partition("/")[2]
-    return shown(_first_stated(card.files, keys.NAME) or card.files[0].name.removesuffix(".gguf"))
+        return as_markdown(card.origin.repo.partition("/")[2])
+    return as_markdown(_first_stated(card.files, keys.NAME) or card.files[0].name.removesuffix(".gguf"))
 
 
 def _first_stated(files: Sequence[FileFacts], key: str) -> str | None:
@@ -153,7 +163,7 @@ def _table(card: Card) -> Iterator[str]:
     yield _row(["---", "--:", "--:", *["--:"] * (len(heads) - 3)])
     for each in card.files:
         bits = f"{each.bits_per_weight:.2f}{', types chosen' if each.is_chosen else ''}"
-        name = f"[{cell(each.name)}]({quote(each.name)})"
+        name = f"[{as_markdown(each.name)}]({as_address(each.name)})"
         if len(each.paths) > 1:
             name += f" and {len(each.paths) - 1} more parts"
         cells = [name, size_text(each.n_bytes), bits]
@@ -168,18 +178,18 @@ def _types(card: Card) -> Iterator[str]:
     yield _row(["---", "---"])
     for each in card.files:
         types = ", ".join(f"{type_} {count}" for type_, count in each.types.items())
-        yield _row([cell(each.name), types])
+        yield _row([as_markdown(each.name), types])
     yield ""
     yield "</details>"
 
 
 def _calibration_text(calibration: CalibrationFacts) -> str:
     """Describe how files were calibrated, in a sentence."""
-    text = "a text" if calibration.text is None else f"`{cell(calibration.text)}`"
+    text = "a text" if calibration.text is None else as_code(calibration.text)
     chunks = f" ({calibration.chunks:,} chunks)" if calibration.chunks else ""
-    how = "" if calibration.method is None else f": {cell(calibration.method)}"
+    how = "" if calibration.method is None else f": {as_markdown(calibration.method)}"
     return (
-        f"Calibrated on {text}{chunks}{how}. SHA-256 of the text: `{cell(calibration.sha256)}`. The bytes of"
+        f"Calibrated on {text}{chunks}{how}. SHA-256 of the text: {as_code(calibration.sha256)}. The bytes of"
         " every tensor were chosen so that the model errs little on it."
     )
 
@@ -203,7 +213,7 @@ def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
 
 
 def _report_text(report: Report) -> str:
-    text = "a text" if report.text is None else f"`{cell(report.text)}`"
+    text = "a text" if report.text is None else as_code(report.text)
     return (
         "Divergence from the unquantized model in nats a token, and perplexity"
         f" (its own: {report.base_ppl:.4f}), on {text}: {report.n_tokens:,} tokens measured,"
@@ -213,8 +223,8 @@ def _report_text(report: Report) -> str:
 
 def _matrix_text(matrix: Matrix) -> str:
     """Return a sentence about an importance matrix."""
-    name = "" if matrix.file is None else f" `{cell(matrix.file)}`"
-    text = "" if matrix.dataset is None else f", collected on `{cell(matrix.dataset)}`"
+    name = "" if matrix.file is None else f" {as_code(matrix.file)}"
+    text = "" if matrix.dataset is None else f", collected on {as_code(matrix.dataset)}"
     chunks = "" if matrix.chunks == 0 else f" ({matrix.chunks:,} chunks)"
     return f"Importance matrix{name}{text}{chunks}: data for {matrix.entries:,} tensors."
 
@@ -224,9 +234,9 @@ def _padding_lines(files: Sequence[FileFacts]) -> Iterator[str]:
     padded = {key: sizes for each in files for key, sizes in each.padded.items()}
     if not padded:
         return
-    sizes = ", ".join(f"`{cell(key)}` from {old} to {new}" for key, (old, new) in padded.items())
+    sizes = ", ".join(f"{as_code(key)} from {old} to {new}" for key, (old, new) in padded.items())
     where = [each.name for each in files if each.padded]
-    which = "" if len(where) == len(files) else f" of {', '.join(f'`{cell(name)}`' for name in where)}"
+    which = "" if len(where) == len(files) else f" of {', '.join(as_code(name) for name in where)}"
     yield ""
     yield (
         f"Sizes{which} are padded with zeros: {sizes}. So rows are whole blocks of 256, and have the types"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from convert.card.facts import FileFacts, Report
-from gguf_tools.text import shown, size_text
+from convert.card.markdown import as_markdown
+from convert.card.shell import shell_word
+from gguf_tools.text import size_text
 
 CONTEXT = 8192
 """Tokens of context that the memory table counts with."""
@@ -36,11 +37,12 @@ def memory_lines(files: Sequence[FileFacts], report: Report | None) -> Iterator[
     for gigabytes in _MEMORIES:
         best = _best([file for file in files if memory_of(file) <= gigabytes << 30], report)
         if best is not None and best is not last:
-            yield f"| {gigabytes} GB | {cell(best.name)} | {size_text(memory_of(best))} |"
+            yield f"| {gigabytes} GB | {as_markdown(best.name)} | {size_text(memory_of(best))} |"
             last = best
     if last is None:
         least = min(files, key=memory_of)
-        yield f"| {-(-memory_of(least) >> 30)} GB | {cell(least.name)} | {size_text(memory_of(least))} |"
+        needed = memory_of(least)
+        yield f"| {-(-needed >> 30)} GB | {as_markdown(least.name)} | {size_text(needed)} |"
     yield ""
     cache = "" if any(file.cache_bytes for file in files) else " (without the cache, whose size is not known)"
     yield f"That is the file, a 16-bit cache for {CONTEXT:,} tokens{cache}, and half a gigabyte for the rest."
@@ -59,12 +61,12 @@ def run_lines(file: FileFacts, home: str | None) -> Iterator[str]:
 
     home  OWNER/NAME of the files on the Hub; None: not known, so that the file is taken as it lies here
     """
-    first = shown(file.name)
-    here = shlex.quote(first)
+    first = file.name
+    here = shell_word(first)
     stem = first.removesuffix(".gguf")
     yield f"{_FENCE}sh"
     if home is not None:
-        pattern = here if len(file.paths) == 1 else shlex.quote(f"{_common(file)}*")
+        pattern = here if len(file.paths) == 1 else shell_word(f"{_common(file)}*")
         option = "" if len(file.paths) == 1 else "--include "
         yield "# download"
         yield f"hf download {home} {option}{pattern} --local-dir ."
@@ -74,8 +76,8 @@ def run_lines(file: FileFacts, home: str | None) -> Iterator[str]:
     if home is not None and len(file.paths) == 1:
         yield f"ollama run hf.co/{home}:{here}"
     else:
-        source = shlex.quote(f"FROM ./{first}")
-        yield f"echo {source} > Modelfile && ollama create {shlex.quote(stem.lower())} -f Modelfile"
+        source = shell_word(f"FROM ./{first}")
+        yield f"echo {source} > Modelfile && ollama create {shell_word(stem.lower())} -f Modelfile"
     yield "# LM Studio"
     yield f"lms get https://huggingface.co/{home}" if home is not None else f"lms import {here}"
     yield _FENCE
@@ -90,8 +92,3 @@ def recommended(files: Sequence[FileFacts]) -> FileFacts:
 
 def _common(file: FileFacts) -> str:
     return file.name.rpartition("-00001-of-")[0]
-
-
-def cell(text: str) -> str:
-    """Keep untrusted text from breaking a table, or code in it."""
-    return shown(text).replace("|", "\\|").replace("`", "'")

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from convert.card.facts import origin_of, read_all, read_report
 from convert.card.page import COMMANDS_HEADING, MARK, Card, card_text
+from convert.card.shell import read_command_line, read_comment
 from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest, GGUFError
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.named_files import read_input
+from gguf_tools.findings import Tell, tell_nobody
+from gguf_tools.hub.names import is_repo
+from gguf_tools.text import quoted
 
 CARD_NAME = "README.md"
 _DOWNLOAD = re.compile(r"^hf download (\S+/\S+) ", re.MULTILINE)
 _COMMANDS = re.compile(rf"^{COMMANDS_HEADING}\n\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"^\| \[[^\]]*\]\(([^()|]+\.gguf)\)", re.MULTILINE)
+_LINK = re.compile(r"^\| \[(?:\\.|[^\]\\])*\]\(([^()|]*\.gguf)\)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class CardRequest:
     quantized_by  None: what an older card says
     home          OWNER/NAME of the files on the Hub; None: what an older card says
     report        of `evaluate --json`, None: no quality
+    raises        BadRequest for names that the Hub doesn't know
     """
 
     source: Path | None = None
@@ -40,6 +46,11 @@ class CardRequest:
     remarks: Sequence[str] = ()
     home: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in (self.repo, self.home):
+            if name is not None and not is_repo(name):
+                raise BadRequest(f"{quoted(name)}: expected OWNER/NAME")
+
 
 def write_card(
     files: Iterable[Path],
@@ -48,12 +59,14 @@ def write_card(
     *,
     output: Path | None = None,
     force: bool = False,
+    tell: Tell = tell_nobody,
 ) -> Path:
     """Write the card of `files`, and of those that an older card at its place lists; return its path.
 
     commands  file name -> the command that made it; an older card knows those of other files
     output    None: README.md beside the files
     force     replace a card that is not ours
+    tell      is told what of the files can't be in a card
     raises    BadRequest for a card that is not ours, a report on other files, or files of several folders
     """
     paths = list(files)
@@ -62,8 +75,8 @@ def write_card(
         refuse_foreign(path)
     old = path.read_text(encoding="utf-8") if path.exists() and _is_ours(path) else ""
     entries = read_model_card(path)[0] if old else {}
-    facts = read_all([*paths, *_still_there(old, paths)])
-    repo = request.repo or _text(entries.get("base_model"))
+    facts = read_all([*paths, *_still_there(old, paths)], tell)
+    repo = request.repo or _repo(_text(entries.get("base_model")))
     known = {**_commands(old), **(commands or {})}
     card = Card(
         files=facts,
@@ -73,7 +86,7 @@ def write_card(
         quantized_by=request.quantized_by or _text(entries.get("quantized_by")),
         home=request.home or _home(old),
         remarks=request.remarks,
-        own_text=old.rpartition(f"{MARK}\n")[2] if old else "",
+        own_text=old.split(f"\n{MARK}\n", 2)[2] if old else "",
     )
     write_whole(path, card_text(card).encode(errors="backslashreplace"))  # names of files can be any bytes
     return path
@@ -90,7 +103,7 @@ def refuse_foreign(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return read_input(path).decode("utf-8").count(f"{MARK}\n") == 2
+        return read_input(path).decode("utf-8").split("\n").count(MARK) == 2
     except UnicodeDecodeError:
         return False
 
@@ -98,19 +111,21 @@ def _is_ours(path: Path) -> bool:
 def _home(card: str) -> str | None:
     """Return the repository that an older card downloads from."""
     match = _DOWNLOAD.search(card)
-    return None if match is None else match[1]
+    return None if match is None else _repo(match[1])
 
 
 def _commands(card: str) -> dict[str, Sequence[str]]:
-    """Return the commands of an older card by file."""
+    """Return the commands of an older card by file, without what a person made unreadable."""
     match = _COMMANDS.search(card)
     commands: dict[str, Sequence[str]] = {}
     files: list[str] = []
     for line in match[1].splitlines() if match else ():
-        if line.startswith("# "):
-            files.append(line[2:])
+        file = read_comment(line)
+        if file is not None:
+            files.append(file)
         else:
-            commands.update(dict.fromkeys(files, shlex.split(line)))
+            with suppress(ValueError):
+                commands.update(dict.fromkeys(files, read_command_line(line)))
             files = []
     return commands
 
@@ -119,7 +134,7 @@ def _still_there(card: str, files: Sequence[Path]) -> list[Path]:
     """Return the files of an older card that still lie beside it; one that has broken since is left out."""
     found = []
     for name in _LINK.findall(card):
-        path = files[0].parent / Path(unquote(name)).name
+        path = files[0].parent / os.path.basename(os.fsdecode(unquote_to_bytes(name)))
         if path in files or not path.is_file():
             continue
         try:
@@ -128,6 +143,10 @@ def _still_there(card: str, files: Sequence[Path]) -> list[Path]:
             continue
         found.append(path)
     return found
+
+
+def _repo(text: str | None) -> str | None:
+    return text if text is not None and is_repo(text) else None
 
 
 def _text(value: object) -> str | None:

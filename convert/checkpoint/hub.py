@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -29,6 +28,7 @@ from gguf_tools.hub.answers import endpoint
 from gguf_tools.hub.client import is_passing, quiet_client
 from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, list_files
 from gguf_tools.hub.names import HubName
+from gguf_tools.terminal import has_terminal, say_aside
 from gguf_tools.text import size_text
 
 SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
@@ -63,14 +63,14 @@ def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -
             weights or for a disk that is too small
     """
     wanted = wanted or Wanted()
-    bars = not quiet and sys.stderr.isatty()
+    bars = not quiet and has_terminal()
     with quiet_client(bars=bars):
         try:
             listing = list_files(name)
         except HubError as error:
             cached = _cached(name, error)
             if not quiet and not is_offline():
-                print(f"{name}: {endpoint()} can't be reached; using what is in the cache", file=sys.stderr)
+                say_aside(f"{name}: {endpoint()} can't be reached; using what is in the cache")
             return cached
         folder = _fetch_small(name, listing)
         if not wanted.weights:
@@ -83,7 +83,7 @@ def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -
             _check_space(name, folder, n_bytes)
             if not quiet:
                 plural = "s" * (len(missing) != 1)
-                print(f"{name}: fetching {len(missing)} file{plural}, {size_text(n_bytes)}", file=sys.stderr)
+                say_aside(f"{name}: fetching {len(missing)} file{plural}, {size_text(n_bytes)}")
         return download(name, listing.commit, files)
 
 
@@ -92,7 +92,7 @@ def stream(name: HubName, *, quiet: bool = False) -> StreamedFolder:
 
     raises  HubError, CheckpointError; UnsupportedCheckpoint for a model with pickles alone
     """
-    with quiet_client(bars=not quiet and sys.stderr.isatty()):
+    with quiet_client(bars=not quiet and has_terminal()):
         listing = list_files(name)
         folder = _fetch_small(name, listing)
         shards = []

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadConfig, CheckpointError
-from gguf_tools.files.named_files import MAX_MEMORY, parse_json, read_input
+from gguf_tools.files.documents import MAX_MEMORY, parse_json
+from gguf_tools.files.named_files import read_input
 
 MAX_BYTES = 64 << 20
 

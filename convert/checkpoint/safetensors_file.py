@@ -35,7 +35,7 @@ import ml_dtypes
 import numpy as np
 
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
-from gguf_tools.files.named_files import parse_json
+from gguf_tools.files.documents import parse_json
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
 from gguf_tools.text import shown
 

@@ -9,7 +9,6 @@ tensors read in this way are kept while they are in use.
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from convert.checkpoint.safetensors_file import SafetensorsFile
 from gguf_tools.errors import CheckpointError, HubError
 from gguf_tools.hub.downloads import n_refused, note_refused
 from gguf_tools.hub.ranges import Budget, InOrder, RemoteFile
+from gguf_tools.terminal import say_aside
 from gguf_tools.text import shown
 
 BLOCK_BYTES = 1 << 18
@@ -198,8 +198,7 @@ class StreamedFolder:
         # A worker reads a part of each shard, and has nothing to say.
         if self.quiet or n_checked == len(read) or multiprocessing.parent_process() is not None:
             return
-        print(
+        say_aside(
             f"{self.repo}: SHA-256 checked of {n_checked} of {len(read)} shards; the others did not come as a"
-            " whole, or not in order",
-            file=sys.stderr,
+            " whole, or not in order"
         )

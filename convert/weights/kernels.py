@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import gather, load, store
@@ -64,7 +63,7 @@ def unpack_planes(words: np.ndarray, bits: int, n_codes: int) -> np.ndarray:
     return codes[:, :n_codes]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_nibbles(data: np.ndarray, codes: np.ndarray) -> None:
     """Write the low and the high half of every byte.
 
@@ -78,7 +77,7 @@ def unpack_nibbles(data: np.ndarray, codes: np.ndarray) -> None:
             codes[i, 2 * j + 1] = data[i, j] >> shift
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_stream(data: np.ndarray, bits: int, codes: np.ndarray) -> None:
     """Write codes packed low first; eight of them are `bits` bytes.
 
@@ -96,7 +95,7 @@ def unpack_stream(data: np.ndarray, bits: int, codes: np.ndarray) -> None:
                 codes[i, 8 * j + k] = (word >> np.uint64(k * bits)) & mask
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_across(words: np.ndarray, order: np.ndarray, codes: np.ndarray) -> None:
     """Write the eight 4-bit codes of every word to eight rows; field k, low first, belongs to row order[k].
 
@@ -114,7 +113,7 @@ def unpack_across(words: np.ndarray, order: np.ndarray, codes: np.ndarray) -> No
                 row[j] = (source[j] >> shift) & low
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def untile(tiles: np.ndarray, places: np.ndarray, codes: np.ndarray) -> None:
     """Write codes that are stored tile by tile, shuffled in each: places[r, c] is where code (r, c) stands.
 
@@ -133,7 +132,7 @@ def untile(tiles: np.ndarray, places: np.ndarray, codes: np.ndarray) -> None:
                     row[c] = tile[place[c]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scale_groups(
     codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group_size: int, out: np.ndarray
 ) -> None:
@@ -153,7 +152,7 @@ def scale_groups(
                 result[j] = (np.float32(part[j]) - zero) * scale
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scale_columns(
     codes: np.ndarray, groups: np.ndarray, zeros: np.ndarray, scales: np.ndarray, out: np.ndarray
 ) -> None:
@@ -171,7 +170,7 @@ def scale_columns(
             result[j] = (np.float32(row[j]) - zero[group]) * scale[group]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scale_sorted(
     codes: np.ndarray,
     starts: np.ndarray,
@@ -203,7 +202,7 @@ def scale_sorted(
             result[j] = row[columns[j]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scale_and_add_groups(
     codes: np.ndarray, addends: np.ndarray, scales: np.ndarray, group_size: int, out: np.ndarray
 ) -> None:
@@ -221,7 +220,7 @@ def scale_and_add_groups(
                 result[j] = np.float32(part[j]) * scale + addend
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def look_up_nibbles(data: np.ndarray, values: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
     """Write values[code] * scale of its block; the high half of a byte comes first.
 
@@ -240,7 +239,7 @@ def look_up_nibbles(data: np.ndarray, values: np.ndarray, scales: np.ndarray, ou
             result[2 * j + 1] = values[part[j] & low] * scale
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scatter_pairs(kept: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
     """Write the kept values of a 2:4 sparse matrix to their columns, and 0 to the others.
 
@@ -327,7 +326,7 @@ def _values(codes: np.ndarray, index: int, float8: Float8) -> Floats:
     return from_bits(bits(value) | (code & 0x80) << 24)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_nibbles(
     codes: np.ndarray, values: np.ndarray, scales: np.ndarray, group_size: int, out: np.ndarray
 ) -> None:
@@ -350,7 +349,7 @@ def decode_nibbles(
                 result[2 * j + 1] = values[part[j] >> shift] * scale
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def multiply_rows(rows: np.ndarray, factor: np.float32) -> None:
     """Multiply float32 (n_rows, n_cols) in place."""
     for i in range(rows.shape[0]):
@@ -359,7 +358,7 @@ def multiply_rows(rows: np.ndarray, factor: np.float32) -> None:
             row[j] *= factor
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def divide_rows(rows: np.ndarray, factor: np.float32) -> None:
     """Divide float32 (n_rows, n_cols) in place."""
     for i in range(rows.shape[0]):
@@ -368,7 +367,7 @@ def divide_rows(rows: np.ndarray, factor: np.float32) -> None:
             row[j] /= factor
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_halves(codes: np.ndarray, half: int, out: np.ndarray) -> None:
     """Write pairs of codes from the two halves of a group, where pairs of neighbours are given.
 

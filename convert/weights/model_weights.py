@@ -33,7 +33,7 @@ from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoad
 from convert.weights.known_keys import unread_keys
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.text import bytes_text, printable, table
+from gguf_tools.text import bytes_text, table
 
 _CONSTANT = "a constant of the model's code"
 _MASKS = ("attn.bias", "attention.bias")
@@ -265,7 +265,7 @@ def checkpoint_text(model: ModelWeights) -> list[str]:
     listing = describe(model)
     rows = [
         (
-            printable(tensor["name"]),
+            tensor["name"],
             " x ".join(map(str, tensor["shape"])),
             f"{tensor['bits_per_weight']:.2f}",
             tensor["stored_as"],

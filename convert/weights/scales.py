@@ -20,9 +20,9 @@ is a column range there.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -31,7 +31,8 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module
-from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
+from gguf_tools.errors import BadConfig, CheckpointError, UnsupportedCheckpoint
+from gguf_tools.expressions import Expression, parse_expression
 
 GRID_DTYPES = ("F32", "BF16", "F16", "F8_E8M0", "F8_E4M3", "U8")
 
@@ -230,9 +231,11 @@ def overrides(module: Module) -> Iterator[Mapping[str, Any]]:
             if not isinstance(values, Mapping) or pattern.startswith("-:"):
                 continue
             pattern = pattern.removeprefix("+:")
-            try:
-                fits = pattern == module.stem or re.search(pattern, module.stem) is not None
-            except re.error:
-                raise module.settings.bad(key, "names or regular expressions") from None
-            if fits:
+            where = module.settings.where(key)
+            if pattern == module.stem or _expression(pattern, where).matches(module.stem):
                 yield values
+
+
+@cache
+def _expression(pattern: str, where: str) -> Expression:
+    return parse_expression(pattern, place=f"{where}: ", error=BadConfig)

@@ -27,7 +27,7 @@ from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.files.named_files import read_input_text
 from gguf_tools.format import keys
-from gguf_tools.format.values import Metadata
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.number_types import Count, Natural
 from gguf_tools.text import counted
 
@@ -149,9 +149,12 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     return Text(tokens, inputs)
 
 
-def tokenizer_keys(metadata: Metadata) -> Metadata:
-    """Return the keys that a model's tokenizer is built from."""
-    return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+class Vocabulary(dict[str, Value]):
+    """The keys that a model's tokenizer is built from; `path` is the model's, for messages."""
+
+    def __init__(self, metadata: Metadata, path: Path) -> None:
+        super().__init__((key, value) for key, value in metadata.items() if key.startswith("tokenizer."))
+        self.path = path
 
 
 def bos_of(vocab: Metadata) -> int | None:
@@ -160,7 +163,7 @@ def bos_of(vocab: Metadata) -> int | None:
     raises  BadTokenizer when it should add one and the keys name none
     """
     is_spm = _data(vocab, keys.TOKENIZER_MODEL, None) == _SENTENCEPIECE
-    cutting = _cutting_of(vocab)
+    cutting = cutting_of(vocab)
     adds = _data(vocab, keys.TOKENIZER_ADD_BOS, is_spm or (cutting is not None and cutting.adds_bos))
     if not adds:
         return None
@@ -190,14 +193,14 @@ def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
             f"{keys.TOKENIZER_MODEL} is {model!r}, expected 'llama' (SentencePiece) or "
             f"{', '.join(map(repr, _BYTE_PAIRS))} (BPE)"
         )
-    cutting = _cutting_of(vocab)
+    cutting = cutting_of(vocab)
     if cutting is None:
         name = _data(vocab, keys.TOKENIZER_PRE, None)
         raise BadTokenizer(f"{keys.TOKENIZER_PRE} is {name!r}, expected one of {', '.join(sorted(CUTTINGS))}")
     return BytePairs(vocab, cutting, parse_special=parse_special)
 
 
-def _cutting_of(vocab: Metadata) -> Cutting | None:
+def cutting_of(vocab: Metadata) -> Cutting | None:
     """Return how a BPE cuts text; None for another kind of tokenizer, or a name that llama.cpp lacks."""
     model = _data(vocab, keys.TOKENIZER_MODEL, None)
     if model not in _BYTE_PAIRS:

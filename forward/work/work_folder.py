@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from forward.work.owned_folder import (
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import Refusals, lock_run
+from gguf_tools.terminal import say_aside
 from gguf_tools.text import counted
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class WorkFolder:
 
     def start_over(self, why: str) -> None:
         """Have all layers computed again, and say so; `why` begins the line."""
-        print(f"{why}; computing all layers again", file=sys.stderr, flush=True)
+        say_aside(f"{why}; computing all layers again")
         self._forget_layers()
 
     def _forget_layers(self) -> None:
@@ -247,11 +247,7 @@ class WorkFolder:
 
     def _say(self, name: str) -> None:
         again = "all layers" if self.done < 0 else f"layers after {self.done}"
-        print(
-            f"{self.folder / name}: missing, or not as it was written; computing {again} again",
-            file=sys.stderr,
-            flush=True,
-        )
+        say_aside(f"{self.folder / name}: missing, or not as it was written; computing {again} again")
 
 
 def _by_layer(entries: Iterable[Entry]) -> dict[int, Entry]:

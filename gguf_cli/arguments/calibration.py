@@ -12,6 +12,7 @@ from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument
 from gguf_tools.errors import BadArgument, MissingFile
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.number_types import SEED
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
@@ -93,8 +94,7 @@ class Divergence:
         from quality.pipeline import evaluate
 
         evaluation = evaluate(source, self.text, [output], self.options, progress=True)
-        for line in evaluation_lines(evaluation):
-            print(line)
+        say(*evaluation_lines(evaluation))
 
 
 def read_divergence(args: argparse.Namespace) -> Divergence | None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.atomic_write import write_whole
+from gguf_tools.findings import Tell, tell_nobody, teller
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from convert.card.write import CardRequest
@@ -80,30 +81,36 @@ def with_chart(card: CardRequest, folder: Path) -> CardRequest:
 
     if card.report is None or find_spec("matplotlib") is None:
         return card
+    from convert.card.markdown import as_address
     from quality.report.standalone import may_be_written, size_chart_file
 
     chart = folder / f"{card.report.stem}.svg"
     if not may_be_written(chart):
         return card
     write_whole(chart, size_chart_file(card.report).encode())
-    shown = f"![Mean divergence of each file against its size]({quote(chart.name)})"
+    shown = f"![Mean divergence of each file against its size]({as_address(chart.name)})"
     return replace(card, remarks=(shown, *card.remarks))
 
 
 def write_charted_card(
-    files: Sequence[Path], card: CardRequest, output: Path | None = None, *, force: bool = False
+    files: Sequence[Path],
+    card: CardRequest,
+    output: Path | None = None,
+    *,
+    force: bool = False,
+    tell: Tell = tell_nobody,
 ) -> Path:
     """Write the card of files, and the chart of its report beside it; return the card's path.
 
-    output, force  as `write_card` takes them
-    raises         BadRequest as `write_card`, and nothing is drawn then for a card that is not ours
+    output, force, tell  as `write_card` takes them
+    raises               BadRequest as `write_card`, and nothing is drawn then for a card that is not ours
     """
     from convert.card.write import CARD_NAME, refuse_foreign, write_card
 
     place = files[0].parent / CARD_NAME if output is None else output
     if not force:
         refuse_foreign(place)
-    return write_card(files, with_chart(card, place.parent), output=place, force=force)
+    return write_card(files, with_chart(card, place.parent), output=place, force=force, tell=tell)
 
 
 def refuse_foreign_cards(card: CardRequest | None, outputs: Sequence[Path]) -> None:
@@ -125,6 +132,6 @@ def write_card_of(
 
     commands = {output.name: typed for output in outputs}
     card = with_chart(replace(card, source=source), outputs[0].parent)
-    path = write_card(outputs, card, commands)
+    path = write_card(outputs, card, commands, tell=teller(quiet=quiet))
     if not quiet:
-        print(f"wrote {path}")
+        say(f"wrote {path}")

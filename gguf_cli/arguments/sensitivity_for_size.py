@@ -11,6 +11,7 @@ from gguf_cli.arguments.calibration import calibration_forward
 from gguf_cli.arguments.forward import cut_of
 from gguf_tools.errors import BadArgument
 from gguf_tools.hub.names import cached_name, folder_name
+from gguf_tools.terminal import say
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Measurement:
             return path
         sensitivity(source, self.text, path, self.options, progress=not self.silent)
         if not self.quiet:
-            print(f"wrote {path}; --losses takes it for other sizes")
+            say(f"wrote {path}; --losses takes it for other sizes")
         return path
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
+from convert.card.markdown import as_address, as_markdown
 from convert.card.write import CARD_NAME, CardRequest, write_card
 from gguf_cli.cook.estimate import Cost, Estimates
 from gguf_cli.cook.files import make_files
@@ -19,6 +19,7 @@ from gguf_cli.cook.request import CookRequest, WantedFile
 from gguf_tools import __version__
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.inputs import InputWatch, gguf_inputs
+from gguf_tools.findings import teller
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.hub.upload import files_of_a_model
 from gguf_tools.progress import Shown, reporting
@@ -220,8 +221,9 @@ def _write_card(cooking: Cooking, progress: Shown) -> None:
     numbers, page, chart = request.report
     measured = request.held_out is not None
     remarks = [
-        f"![Mean divergence of each file against its size]({quote(chart.name)})",
-        f"[{page.name}]({quote(page.name)}) has more charts, and the texts where the files are worst.",
+        f"![Mean divergence of each file against its size]({as_address(chart.name)})",
+        f"[{as_markdown(page.name)}]({as_address(page.name)}) has more charts, and the texts where the files"
+        " are worst.",
     ]
     card = CardRequest(
         source=request.source,
@@ -231,7 +233,8 @@ def _write_card(cooking: Cooking, progress: Shown) -> None:
         remarks=remarks if measured else (),
     )
     commands = {file.name: request.typed for file in files} if request.typed else None
-    write_card(files, card, commands, force=request.force)
+    tell = teller(quiet=request.progress is not True)
+    write_card(files, card, commands, force=request.force, tell=tell)
 
 
 def _write_sums(cooking: Cooking, progress: Shown) -> None:

@@ -12,6 +12,7 @@ from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument
 from gguf_cli.command import StoreOutput, add_force
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def add_to(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
         "audit", lambda args: carry_out(_read(args)), "say whether a file is what its base makes of it, and"
-        " what is wrong if not", DETAIL, epilog=EPILOG, json=False,
+        " what is wrong if not", DETAIL, epilog=EPILOG, json=False, answers=True,
     )  # fmt: skip
     sub.add_argument("file", type=Path, metavar="FILE", help="a GGUF file, or any file of a split set")
     sub.add_argument("base", metavar="BASE", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub")
@@ -162,8 +163,7 @@ def carry_out(request: AuditRequest) -> int:
             raise BadArgument(f"{output}: can't be written (no such folder)")
     refuse_to_replace(outputs, force=request.force)
     report = _audited(request)
-    for line in report.lines():
-        print(line)
+    say(*report.lines())
     if request.json is not None:
         write_whole(request.json, (json_text(report.to_json()) + "\n").encode())
     if request.html is not None:
@@ -171,7 +171,7 @@ def carry_out(request: AuditRequest) -> int:
 
         write_whole(request.html, audit_page(report).encode())
     for output in outputs:
-        print(f"wrote {output}")
+        say(f"wrote {output}")
     return 1 if report.is_wrong or (request.strict and report.at(Level.WARNING)) else 0
 
 

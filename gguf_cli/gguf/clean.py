@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_tools.errors import MissingFile
-from gguf_tools.text import counted, json_text, size_text, table
+from gguf_tools.terminal import say, say_json
+from gguf_tools.text import counted, size_text, table
 
 if TYPE_CHECKING:
     from gguf_tools.files.leftovers import Leftover
@@ -65,10 +66,9 @@ def _clean(request: _Request) -> None:
         entries = [
             {"path": str(each.path), "bytes": each.n_bytes, "in_use": each.is_held} for each in found
         ]
-        print(json_text(entries))
+        say_json(entries)
     elif not request.quiet:
-        for line in _lines(found, removed=request.remove):
-            print(line)
+        say(*_lines(found, removed=request.remove))
 
 
 def _lines(found: Iterable[Leftover], *, removed: bool) -> Iterator[str]:

@@ -19,6 +19,7 @@ from gguf_cli.arguments.forward import (
 )
 from gguf_cli.arguments.types import add_grid_argument, refuse_grids_for_sizes
 from gguf_tools.errors import BadRequest
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from gguf_cli.cook.request import CookRequest
@@ -96,14 +97,12 @@ def cook(request: CookRequest, *, dry_run: bool) -> None:
     from gguf_cli.cook import run
 
     if dry_run:
-        for line in run.plan_lines(request):
-            print(line)
+        say(*run.plan_lines(request))
         return
     made = run.cook(request)
     if request.progress:
-        for line in run.made_lines(request, made):
-            print(line)
-        print(f"wrote {request.folder}")
+        say(*run.made_lines(request, made))
+        say(f"wrote {request.folder}")
 
 
 def _read(args: argparse.Namespace) -> CookRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,8 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.number_types import COUNT, metric_bytes
-from gguf_tools.text import bytes_text, json_text
+from gguf_tools.terminal import say, say_aside, say_json
+from gguf_tools.text import bytes_text
 
 if TYPE_CHECKING:
     from gguf_tools.edit.header_edits import Edit
@@ -256,17 +256,17 @@ def edit(target: _Target, change: Edit, output: Path | None) -> None:
             "changes": [each.as_json() for each in outcome.changes],
             "files": [file.as_json() for file in outcome.files],
         }
-        print(json_text(data))
+        say_json(data)
         return
     if target.quiet:
         return
     for each in outcome.changes:
-        print(each.as_text())
+        say(each.as_text())
     if not outcome.changes:
-        print(f"{target.file}: has it so already")
+        say(f"{target.file}: has it so already")
     for file in outcome.files:
         if file.how != "unchanged":
-            print(_edit_text(file, target.dry_run))
+            say(_edit_text(file, target.dry_run))
 
 
 def _edit_text(file: FileEdit, dry_run: bool) -> str:
@@ -281,7 +281,7 @@ def _recover(target: _Target) -> list[str]:
 
     restored = [str(path) for path in recover(target.file, dry_run=target.dry_run)]
     for path in restored:
-        print(f"{path}: an interrupted edit was undone, the header is the old one again", file=sys.stderr)
+        say_aside(f"{path}: an interrupted edit was undone, the header is the old one again")
     return restored
 
 
@@ -343,11 +343,11 @@ def _print_files(target: _Target, files: list[NewFile], restored: list[str]) -> 
             {"path": str(file.path), "tensors": len(file.origins), "bytes": file.layout.total_bytes}
             for file in files
         ]
-        print(json_text({"dry_run": target.dry_run, "restored": restored, "files": entries}))
+        say_json({"dry_run": target.dry_run, "restored": restored, "files": entries})
         return
     if target.quiet:
         return
     verb = "would have" if target.dry_run else "written,"
     for file in files:
         tensors = f"{len(file.origins):,} tensor{'s' * (len(file.origins) != 1)}"
-        print(f"{file.path}: {verb} {tensors}, {bytes_text(file.layout.total_bytes)}")
+        say(f"{file.path}: {verb} {tensors}, {bytes_text(file.layout.total_bytes)}")

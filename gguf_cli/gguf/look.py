@@ -14,7 +14,8 @@ from gguf_cli import command
 from gguf_tools.errors import GGUFError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.shards import GGUFSet, open_gguf
-from gguf_tools.text import counted, json_text, printable
+from gguf_tools.terminal import say, say_json
+from gguf_tools.text import counted
 
 
 class FileErrors(Protocol):
@@ -73,6 +74,7 @@ def add_to(
         "Shapes are rows first; llama.cpp prints columns first. "
         "Only the header is read, so it takes a moment for a file of any size.",
         epilog=_SHOW_EXAMPLES,
+        answers=True,
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
     sub.add_argument("--full", action="store_true", help="print long arrays and texts whole")
@@ -81,6 +83,7 @@ def add_to(
         "diff", lambda args: diff(_read_diff(args), compare_values), "compare two files or split sets",
         "The exit code is 0 if metadata and tensors are the same, and 1 if anything differs.",
         epilog=_DIFF_EXAMPLES,
+        answers=True,
     )
     sub.add_argument("a", metavar="A")
     sub.add_argument("b", metavar="B")
@@ -97,6 +100,7 @@ def add_to(
         "check offsets, sizes, and floats and scales for NaN and infinity",
         "All data are read. The exit code is 1 if anything is bad.",
         epilog=_VERIFY_EXAMPLES,
+        answers=True,
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
     sub.add_argument(
@@ -116,6 +120,7 @@ def add_to(
         "The content hash covers names, types, shapes and data of all tensors, not metadata: "
         "it is the same for a file and for the split set made of it.",
         epilog=_HASH_EXAMPLES,
+        answers=True,
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
 
@@ -127,11 +132,11 @@ def show(path: str, *, full: bool, as_json: bool) -> None:
     with open_gguf(path, may_lack_parts=True) as source:
         if as_json:
             lacking = {"missing": source.missing} if source.missing else {}
-            print(json_text(describe(source, full=full) | lacking))
+            say_json(describe(source, full=full) | lacking)
         else:
-            print("\n".join(show_text(source, full=full)))
+            say(*show_text(source, full=full))
             if source.missing:
-                print(f"note: this is one part: {source.missing}")
+                say(f"note: this is one part: {source.missing}")
 
 
 @dataclass(frozen=True)
@@ -163,14 +168,12 @@ def diff(request: _Diff, compare_values: CompareValues) -> int:
         errors = compare_values(a, b, request.quiet) if request.values else None
     data = [difference.as_json() for difference in differences]
     if request.json:
-        print(json_text(data if errors is None else {"differences": data, **errors.to_json()}))
+        say_json(data if errors is None else {"differences": data, **errors.to_json()})
         return 1 if differences else 0
-    for line in as_lines(differences):
-        print(line)
+    say(*as_lines(differences))
     if not differences:
-        print("metadata and tensors are the same" if request.data else "headers are the same")
-    for line in () if errors is None else errors.lines():
-        print(line)
+        say("metadata and tensors are the same" if request.data else "headers are the same")
+    say(*() if errors is None else errors.lines())
     return 1 if differences else 0
 
 
@@ -207,12 +210,12 @@ def verify(
             "tensors": n_tensors,
             "findings": [checks.as_json(finding) for finding in findings],
         }
-        print(json_text(data))
+        say_json(data)
     else:
         for finding in findings:
-            print(checks.as_text(finding))
+            say(checks.as_text(finding))
         found = counted(len(bad), "bad finding") if bad else "all good"
-        print(f"{path}: {counted(n_tensors, 'tensor')}, {found}")
+        say(f"{path}: {counted(n_tensors, 'tensor')}, {found}")
     return 1 if bad else 0
 
 
@@ -223,13 +226,13 @@ def hash_(path: str, *, as_json: bool) -> None:
     with open_gguf(path) as source:
         hashes = hash_source(source)
     if as_json:
-        print(json_text(hashes.as_json()))
+        say_json(hashes.as_json())
         return
     for name, digest in hashes.tensors.items():
-        print(f"{digest}  {printable(name)}")
+        say(f"{digest}  {name}")
     for part, digest in hashes.files.items():
-        print(f"{digest}  {part}")
-    print(f"{hashes.content}  content")
+        say(f"{digest}  {part}")
+    say(f"{hashes.content}  content")
 
 
 _SCAN_EXAMPLES = """\
@@ -258,7 +261,7 @@ def add_scan(commands: command.Subcommands) -> None:
         "look for what is suspicious in a stranger's file, before it is loaded",
         "Hidden bytes, deceiving texts, sizes\nthat contradict each other or the tensors, and chat templates "
         "that do more than make a prompt.",
-        epilog=_SCAN_EXAMPLES,
+        epilog=_SCAN_EXAMPLES, answers=True,
     )  # fmt: skip
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
     sub.add_argument("--strict", action="store_true", help="warnings count as bad")
@@ -280,16 +283,16 @@ def scan(path: str, *, strict: bool, data: bool, as_json: bool) -> int:
         if not as_json:
             raise
         refused = {"level": "bad", "check": "refused", "file": "", "where": "", "text": str(error)}
-        print(json_text({"ok": False, "findings": [refused]}))
+        say_json({"ok": False, "findings": [refused]})
         return 1
     least = Level.WARNING if strict else Level.BAD
     is_bad = any(finding.level >= least for finding in findings)
     if as_json:
-        print(json_text({"ok": not is_bad, "findings": [scanner.as_json(each) for each in findings]}))
+        say_json({"ok": not is_bad, "findings": [scanner.as_json(each) for each in findings]})
     else:
         for finding in findings:
-            print(scanner.as_text(finding))
-        print(f"{printable(path)}: {_summary(findings)}")
+            say(scanner.as_text(finding))
+        say(f"{path}: {_summary(findings)}")
     return 1 if is_bad else 0
 
 

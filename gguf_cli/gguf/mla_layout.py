@@ -15,6 +15,7 @@ from gguf_cli.arguments.types import (
     read_importances,
 )
 from gguf_cli.command import add_force
+from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 
 if TYPE_CHECKING:
@@ -127,4 +128,4 @@ def _mla_layout(request: _Request) -> None:
         result = change_layout(path, output, to, options, how)
         lines, data = result_lines(result), describe(result.change, written=result.written is not None)
     if request.json or not request.quiet:
-        print(json_text(data) if request.json else "\n".join(lines))
+        say(*json_text(data).split("\n") if request.json else lines)

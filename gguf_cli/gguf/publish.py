@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,8 @@ from gguf_cli import command
 from gguf_cli.arguments.card import add_card_facts, read_card_facts, write_charted_card
 from gguf_cli.command import StoreOutput, add_force
 from gguf_tools.errors import BadRequest
+from gguf_tools.findings import teller
+from gguf_tools.terminal import has_terminal, say, say_aside
 from gguf_tools.text import shown, size_text
 
 if TYPE_CHECKING:
@@ -74,9 +75,10 @@ def _read_card(args: argparse.Namespace) -> _Card:
 
 
 def _card(request: _Card) -> None:
-    path = write_charted_card(request.files, request.facts, request.output, force=request.force)
+    tell = teller(quiet=request.quiet)
+    path = write_charted_card(request.files, request.facts, request.output, force=request.force, tell=tell)
     if not request.quiet:
-        print(f"wrote {path}")
+        say(f"wrote {path}")
 
 
 _UPLOAD_DETAIL = """
@@ -109,7 +111,8 @@ def add_upload(commands: command.Subcommands) -> None:
     sub.add_argument("--revision", metavar="BRANCH", help="branch, made if it isn't there (default: main)")
     sub.add_argument(
         "--include", metavar="PATTERN", action="append", default=[],
-        help="take files like this from a folder too, as in '*.txt'; may be given several times",
+        help="take files like this from a folder too, as in '*.txt'; may be given several times. Names with a"
+        " leading dot need a pattern with one; keys, tokens and passwords go by their whole name alone",
     )  # fmt: skip
     sub.add_argument("--dry-run", action="store_true", help="print what would be uploaded; ask nobody")
     command.add_timeout(sub)
@@ -159,21 +162,22 @@ def _upload(request: _Upload) -> None:
     uploads, left_out = plan_upload(request.files, request.include)
     if left_out and (request.dry_run or not request.quiet):
         names = ", ".join(map(shown, left_out))
-        print(f"left out: {names} (--include PATTERN takes files like these)", file=sys.stderr, flush=True)
+        how = "--include PATTERN takes files like these; what may be a secret, by its whole name alone"
+        say_aside(f"left out: {names} ({how})")
     if not uploads:
         raise BadRequest(f"{request.files[0]}: nothing to upload; --include PATTERN names other files")
     if request.dry_run:
         for each in uploads:
-            print(f"{each.name}  {size_text(each.n_bytes)}")
+            say(f"{each.name}  {size_text(each.n_bytes)}")
         total = size_text(sum(each.n_bytes for each in uploads))
         plural = "s" * (len(uploads) != 1)
-        print(f"would upload {len(uploads)} file{plural}, {total}, to {request.name}")
+        say(f"would upload {len(uploads)} file{plural}, {total}, to {request.name}")
         return
 
     def done(each: Upload, is_new: bool) -> None:
         if not request.quiet:
             how = "uploaded" if is_new else "there already"
-            print(f"{each.name}: {how}, {size_text(each.n_bytes)}", flush=True)
+            say(f"{each.name}: {how}, {size_text(each.n_bytes)}")
 
-    bars = not request.quiet and sys.stderr.isatty()
+    bars = not request.quiet and has_terminal()
     upload(uploads, request.name, private=request.private, force=request.force, bars=bars, done=done)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_force_of_text, add_run_arguments, add_text_and_output
 from gguf_tools.number_types import COUNT, MINUTES, NATURAL, RATE, SEED
+from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from calibrate.refine.options import RefineOptions
@@ -138,4 +139,4 @@ def carry_out(request: RefineRequest) -> None:
     with LayerBar("refining", not request.quiet) as bar:
         done = refine(request.file, base, request.text, request.output, request.options, bar)
     if not request.quiet:
-        print("\n".join(done.lines()))
+        say(*done.lines())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gguf_cli import command
 from gguf_cli.arguments.types import add_restart_argument
 from gguf_cli.command import add_force
+from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 from quantize.repack.rules import RepackOptions
 
@@ -121,4 +122,4 @@ def carry_out(request: RepackRequest) -> None:
         if result.is_found:
             lines = list(found_lines(result.paths))
     if request.json or not request.quiet:
-        print(json_text(change.describe(written=is_written)) if request.json else "\n".join(lines))
+        say(*json_text(change.describe(written=is_written)).split("\n") if request.json else lines)

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,12 +18,16 @@ from gguf_tools.cluster.address import ADDRESS, n_local_workers
 from gguf_tools.cluster.job import Job, PostedJob, posted
 from gguf_tools.cluster.worker import examine, forget
 from gguf_tools.errors import BadRequest, ClusterError
+from gguf_tools.system.settings import SharedContext
 
 CONNECT_SECONDS = 15.0
 """Time in which a scheduler has to answer; some networks take seconds."""
 
 WORKER_SECONDS = 60.0
 """Time in which a worker has to appear, or to answer when it is asked what it sees."""
+
+_NOTICE_SECONDS = 0.1
+"""Time after which a scheduler is asked again whether it has noticed that a worker is lost."""
 
 _FORGET_SECONDS = 2.0
 """Time in which workers close a job: one that hangs never does."""
@@ -50,7 +55,10 @@ class Cluster:
         return threads
 
     def examine(self, job: PostedJob) -> None:
-        """Raise ClusterError, naming it, for a worker that can't do a job: other code, or other files."""
+        """Raise ClusterError, naming it, for a worker that can't do a job: other code, or other files.
+
+        One that is lost while it is asked is none: `Farm` gives what it had to do to others.
+        """
         answers = self._ask_all(examine, job)
         refusals = [f"worker {address}: {answer}" for address, answer in answers.items() if answer]
         if refusals:
@@ -87,23 +95,49 @@ class Cluster:
         return ClusterError(f"{self.address}: the scheduler is gone; start it, and workers")
 
     def _ask_all(self, function: Callable[..., str], *arguments: Any) -> dict[str, str]:
-        """Call a function in every worker and return its answers; an exception there becomes a line."""
-        answers: dict[str, Any] = {}
-        addresses = self.workers()
+        """Call a function in every worker and return its answers; an exception there becomes a line.
 
-        def ask() -> None:
-            try:
-                answers.update(self.client.run(function, *arguments, on_error="return"))
-            except Exception as error:
-                answers.update(dict.fromkeys(addresses, error))
-
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(WORKER_SECONDS)
-        if asking.is_alive():
+        Left out is who is lost meanwhile, and who says nothing in time while others do. Who stays connected
+        to the scheduler and can't be reached by it has its answer: how it can't.
+        """
+        answers: dict[str, str] = {}
+        deadline = time.monotonic() + WORKER_SECONDS
+        while unasked := self.workers().keys() - answers.keys():
+            found = self._ask(unasked, deadline - time.monotonic(), function, *arguments)
+            is_late = time.monotonic() >= deadline
+            unreached = {address for address, answer in found.items() if isinstance(answer, OSError)}
+            for address in found.keys() - (set() if is_late else unreached):
+                answers[address] = _line(found[address])
+            if is_late:
+                break
+            if unreached:
+                time.sleep(_NOTICE_SECONDS)
+        if unasked and not answers:
             raise ClusterError(f"{self.address}: a worker has not answered for {WORKER_SECONDS:g} s")
-        self.workers()  # where the scheduler is gone, that is what there is to say
-        return {address: _line(answer) for address, answer in answers.items()}
+        return answers
+
+    def _ask(
+        self, addresses: Iterable[str], seconds: float, function: Callable[..., str], *arguments: Any
+    ) -> dict[str, Any]:
+        """Return the answers, or exceptions, of those workers that have one in time."""
+        found: dict[str, Any] = {}
+
+        async def ask(address: str) -> None:
+            try:
+                found.update(
+                    await self.client.run(function, *arguments, workers=[address], on_error="return")
+                )
+            except Exception as error:
+                found[address] = error
+
+        async def ask_each() -> None:
+            asking = [asyncio.ensure_future(ask(address)) for address in addresses]
+            _, silent = await asyncio.wait(asking, timeout=max(0.0, seconds))
+            for one in silent:
+                one.cancel()
+
+        asyncio.run_coroutine_threadsafe(ask_each(), self.client.loop.asyncio_loop).result()
+        return found
 
 
 _open: dict[str, Cluster] = {}
@@ -125,7 +159,7 @@ def open_cluster(address: str) -> Iterator[Cluster]:
     except ImportError as error:
         raise BadRequest("--scheduler needs Dask: pip install 'gguf-tools[dask]'") from error
     with ExitStack() as stack:
-        stack.enter_context(_silence())
+        stack.enter_context(_SILENCE)
         try:
             where: Any = address
             if n_local:
@@ -204,6 +238,9 @@ def _silence() -> Iterator[None]:
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)
+
+
+_SILENCE = SharedContext(_silence)
 
 
 def _line(answer: object) -> str:

@@ -12,6 +12,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -158,17 +159,10 @@ class Farm(Generic[Item]):
         if batch.is_done or future not in batch.futures:
             return
         batch.futures.remove(future)
-        if future.status == "finished":
-            outcome = self._outcome(answer)
-            if outcome is not None:
-                self._count(batch, outcome)
-                return
-        elif future.status == "error":
-            error = future.exception()
-            if type(error).__name__ != "KilledWorker":
-                raise ClusterError(f"{self._cluster.address}: a worker failed: {_line(error)}")
-        else:
-            raise self._cluster.lost()
+        outcome = self._outcome(answer)
+        if outcome is not None:
+            self._count(batch, outcome)
+            return
         batch.n_lost += 1
         if batch.n_lost > self._pace.lost_batches:
             raise ItemFailed(batch.items[0], "workers that were at work near it died, again and again")
@@ -176,13 +170,18 @@ class Farm(Generic[Item]):
             self._give_out(batch)
 
     def _outcome(self, answer: _Answer) -> BatchOutcome | None:
-        """Return a worker's answer; None if it can't be had."""
+        """Return a worker's answer; None if it is lost with the worker.
+
+        What the future says by now does not count: an answer that has come stays good when its worker dies.
+        """
         try:
             return answer.result()
         except Exception as error:
             if self._cluster.client.status != "running":
                 raise self._cluster.lost() from error
-            return None
+            if type(error).__name__ == "KilledWorker" or isinstance(error, (OSError, CancelledError)):
+                return None
+            raise ClusterError(f"{self._cluster.address}: a worker failed: {_line(error)}") from error
 
     def _count(self, batch: _Batch[Item], outcome: BatchOutcome) -> None:
         """Count the items of a batch that came back."""

@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.expressions import parse_expression
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.values import FIXED_CODES, Kind, Metadata, Value, as_float32, text_of
-from gguf_tools.text import printable, value_text
+from gguf_tools.text import printable, quoted, value_text
 
 _KINDS: Mapping[str, Kind] = {
     "u8": Kind.UINT8,
@@ -395,13 +396,10 @@ def _by_name(names: Sequence[str], renames: Iterable[tuple[str, str]], what: str
 def _by_pattern(names: Sequence[str], renames: Iterable[tuple[str, str]], what: str) -> Mapping[str, str]:
     new_names = {name: name for name in names}
     for pattern, replacement in renames:
-        try:
-            compiled = re.compile(pattern)
-            taken = [name for name, new in new_names.items() if compiled.search(new)]
-            for name in taken:
-                new_names[name] = compiled.sub(replacement, new_names[name])
-        except (re.error, IndexError) as error:
-            raise BadRequest(f"{pattern!r} -> {replacement!r}: not a regular expression: {error}") from None
+        expression = parse_expression(pattern)
+        taken = [name for name, new in new_names.items() if expression.matches(new)]
+        for name in taken:
+            new_names[name] = expression.replaced(replacement, new_names[name])
         if not taken:
-            raise BadRequest(f"{pattern!r} matches no {what}")
+            raise BadRequest(f"{quoted(pattern)} matches no {what}")
     return new_names

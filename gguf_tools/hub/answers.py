@@ -28,6 +28,7 @@ from urllib.parse import urlsplit, urlunsplit
 from gguf_tools.errors import HubError
 from gguf_tools.hub import limits
 from gguf_tools.hub.limits import BrokenOff, body_begins, keep_pace
+from gguf_tools.terminal import say_aside
 from gguf_tools.text import shown
 
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -84,7 +85,7 @@ def guard() -> None:
             constants.ENDPOINT, plain, 1
         )
         constants.ENDPOINT = plain
-        print(f"{plain}: the user name and password in HF_ENDPOINT are not used", file=sys.stderr)
+        say_aside(f"{plain}: the user name and password in HF_ENDPOINT are not used")
     # Who imports this package may have set a factory, with a proxy say; there is no public way to it.
     make = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
     if not isinstance(make, _Guarded):
@@ -247,7 +248,7 @@ def _later(subject: str, response: Any) -> None:
         return
     check_wait(subject, wait)
     if wait > 10:
-        print(f"{subject}: busy ({response.status_code}); going on in {wait:.0f} s", file=sys.stderr)
+        say_aside(f"{subject}: busy ({response.status_code}); going on in {wait:.0f} s")
 
 
 def check_wait(subject: str, wait: float) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from gguf_tools.errors import HubError, ToolkitError
 from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guard
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, BrokenOff
+from gguf_tools.system.settings import SharedContext
+from gguf_tools.terminal import say_aside
 from gguf_tools.text import printable
 
 T = TypeVar("T")
@@ -36,23 +37,37 @@ _BROKEN = (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE
 @contextmanager
 def quiet_client(*, bars: bool) -> Iterator[None]:
     """Keep the client from logging what is told in an error anyway; without `bars`, from drawing any."""
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-        logging,
-    )
+    with _ERRORS_ALONE, nullcontext() if bars else _NO_BARS:
+        yield
 
-    verbosity, had_bars = logging.get_verbosity(), not are_progress_bars_disabled()
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    from huggingface_hub.utils import logging
+
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
-    if had_bars and not bars:
-        disable_progress_bars()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if had_bars and not bars:
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    had_bars = not are_progress_bars_disabled()
+    if had_bars:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if had_bars:
             enable_progress_bars()
+
+
+_ERRORS_ALONE, _NO_BARS = SharedContext(_errors_alone), SharedContext(_no_bars)
 
 
 def call(
@@ -91,7 +106,7 @@ def call(
             if asked is not None:
                 check_wait(subject, asked)
             if wait > 10:
-                print(f"{subject}: {_reason(error)}; going on in {wait:.0f} s", file=sys.stderr, flush=True)
+                say_aside(f"{subject}: {_reason(error)}; going on in {wait:.0f} s")
             time.sleep(wait)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gguf_tools.errors import HubError
-from gguf_tools.files.named_files import parse_json
+from gguf_tools.files.documents import parse_json
 from gguf_tools.hub import limits
 from gguf_tools.hub.answers import Fetched, endpoint, fetching, is_commit
 from gguf_tools.hub.client import call

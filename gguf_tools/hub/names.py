@@ -82,7 +82,7 @@ def cached_repo(folder: str | os.PathLike[str]) -> str | None:
         return None
     match = _CACHED.fullmatch(path.parent.parent.name)
     repo = "" if match is None else f"{match[1]}/{match[2]}"
-    return repo if _is_repo(repo) else None
+    return repo if is_repo(repo) else None
 
 
 def cached_name(folder: str | os.PathLike[str]) -> str | None:
@@ -99,12 +99,12 @@ def folder_name(folder: str | os.PathLike[str]) -> str:
 
 def _with_revision(text: str) -> HubName | None:
     repo, at, revision = text.partition("@")
-    if not _is_repo(repo) or (at and not _REVISION.fullmatch(revision)):
+    if not is_repo(repo) or (at and not _REVISION.fullmatch(revision)):
         return None
     return HubName(repo, revision if at else None)
 
 
-def _is_repo(text: str) -> bool:
+def is_repo(text: str) -> bool:
     """Whether the Hub would accept a text as OWNER/NAME."""
     return (
         _REPO.fullmatch(text) is not None
@@ -127,7 +127,7 @@ def _of_address(text: str) -> HubName:
     name, _, rest = rest.partition("/")
     revision = unquote(rest.removeprefix("tree/")) if rest.startswith("tree/") else None
     repo = f"{owner}/{name}"
-    if not _is_repo(repo) or (rest and (revision is None or not _REVISION.fullmatch(revision))):
+    if not is_repo(repo) or (rest and (revision is None or not _REVISION.fullmatch(revision))):
         raise BadRequest(
             f"{text}: names no model, expected https://{parts.netloc}/OWNER/NAME, or that with /tree/REVISION"
         )

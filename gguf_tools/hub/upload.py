@@ -6,12 +6,15 @@ when the same call is made again, and a file that is there already makes no comm
 another content is replaced only if that is asked for.
 
 A folder of outputs also has what other runs are working on, notes, and links to elsewhere. So a file of a
-folder is taken because its name says what it is; everything else is named and stays.
+folder is taken because its name says what it is; everything else is named and stays. A pattern takes a name
+with a leading dot only if it begins with that dot itself, and no pattern takes what may be a secret: that
+goes by its whole name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -45,22 +48,39 @@ UNFINISHED = (PARTIAL_SUFFIX, JOURNAL_SUFFIX)
 
 _IN_EDIT = ".undo"
 
+_SECRETS = (
+    ".env", ".env.*", "*.env", ".envrc", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
+    "*.pem", "*.key", "*.ppk", "*.p8", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
+    ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", ".git-credentials", ".*_history",
+    "token", "*.token", "*[_-]token", "token.txt", "*[_-]token.txt", "token.json", "*[_-]token.json",
+    "hf_token*", "stored_tokens", "*credentials*", "*accesskeys*.csv", "rootkey.csv", "*client_secret*.json",
+    "*service[_-]account*.json", "*password*.txt", "passwd", "secrets", "secrets.*",
+    "kubeconfig*",
+)  # fmt: skip
+"""Names, in small letters, of files that keep keys, tokens and passwords."""
 
-def files_of_a_model(folder: Path, include: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
+_SECRET_START = re.compile(rb"\s*(-----BEGIN [A-Z ]*PRIVATE KEY-----|PuTTY-User-Key-File|hf_\w{20,}\s*\Z)")
+"""How a private key begins, and what is in a file that holds nothing but a token of the Hub."""
+
+_START_BYTES = 4096
+
+
+def files_of_a_model(folder: Path, include: str | Sequence[str] = ()) -> tuple[list[Path], list[str]]:
     """Return the files of a folder that belong to a model, and the names of the others in it.
 
-    include  patterns of names that are taken besides; a leading dot has to be named
+    include  a pattern, or several, of names that are taken besides
     raises   BadRequest for a link to what is outside of the folder, and for a file whose header is being
              edited
     """
     taken: list[Path] = []
     left_out: list[str] = []
+    patterns = (include,) if isinstance(include, str) else tuple(include)
     for path in sorted(folder.iterdir()):
-        if path.is_dir() or path.name.endswith(UNFINISHED) or not _matches(path.name, include):
+        if path.is_dir() or path.name.endswith(UNFINISHED) or not _is_chosen(path.name, patterns):
             left_out.append(path.name + "/" * path.is_dir())
             continue
         _check_link(folder, path)
-        if not path.is_file():
+        if not path.is_file() or (path.name not in patterns and _may_be_secret(folder, path)):
             left_out.append(path.name)
             continue
         if path.with_name(path.name + _IN_EDIT).exists():
@@ -72,10 +92,27 @@ def files_of_a_model(folder: Path, include: Sequence[str] = ()) -> tuple[list[Pa
     return taken, left_out
 
 
-def _matches(name: str, include: Sequence[str]) -> bool:
-    if any(fnmatchcase(name, pattern) for pattern in include):
-        return not name.startswith(".") or any(pattern.startswith(".") for pattern in include)
-    return not name.startswith(".") and any(fnmatchcase(name, pattern) for pattern in PATTERNS)
+def _is_chosen(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern takes a name; one with a leading dot, only if the pattern begins with it, too."""
+    return any(
+        fnmatchcase(name, pattern) and pattern.startswith(".") >= name.startswith(".")
+        for pattern in (*PATTERNS, *patterns)
+    )
+
+
+def _may_be_secret(folder: Path, path: Path) -> bool:
+    """Whether a file, or what a link in the folder stands for, may keep a secret by its name or its start."""
+    target = Path(os.path.realpath(path)).relative_to(os.path.realpath(folder))
+    if path.is_symlink() and any(part.startswith(".") for part in target.parts):
+        return True
+    names = {path.name.lower(), target.name.lower()}
+    if any(fnmatchcase(name, pattern) for name in names for pattern in _SECRETS):
+        return True
+    try:
+        with path.open("rb") as file:
+            return _SECRET_START.match(file.read(_START_BYTES)) is not None
+    except OSError as error:
+        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
 
 
 def _check_link(folder: Path, path: Path) -> None:
@@ -104,12 +141,12 @@ class Upload:
 
 
 def plan_upload(
-    paths: Iterable[Path], include: Sequence[str] = ()
+    paths: Iterable[Path], include: str | Sequence[str] = ()
 ) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
     """Return the files to upload, small ones first, and the names in folders that are left out.
 
     paths    files, parts of split sets, folders
-    include  patterns of names that are taken from folders besides, see `files_of_a_model`
+    include  a pattern, or several, of names that are taken from folders besides
     raises   BadRequest for what is not there, is unfinished, leads out of its folder, or has the name of
              another; GGUFError for a split set that is not whole
     """

@@ -71,7 +71,7 @@ def show_text(source: GGUFSource, *, full: bool = False) -> list[str]:
         rows_of_tensors = [("name", "shape (rows first)", "type", "bits/weight", "bytes")]
         rows_of_tensors += [
             (
-                printable(info.name),
+                info.name,
                 " x ".join(map(str, info.shape)),
                 info.type.name,
                 f"{8 * info.n_bytes / info.n_elems:.4g}",

@@ -40,15 +40,18 @@ def can_limit() -> bool:
     return sys.platform != "darwin"
 
 
-def limit_process(cpu_seconds: int, memory_bytes: int) -> None:
+def limit_process(cpu_seconds: int | None, memory_bytes: int) -> None:
     """Take time and memory from this process, and for good its way to files, processes and core dumps.
+
+    cpu_seconds  None leaves the time as it is
 
     Only the descriptors 0, 1 and 2 go on.
     """
     import resource
 
     # The soft limit ends the process with a signal of its own, the hard one like any other kill.
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    if cpu_seconds is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
     for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):

@@ -9,34 +9,49 @@ is cut by the number of threads, so its last digits differ between machines.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy.linalg
 
 Value = TypeVar("Value")
 
 
-class SharedSetting(Generic[Value]):
-    """A context manager that gives a setting a value until the last who entered has left, in any order."""
+class SharedContext:
+    """A context that is opened by the first who enters, and closed by the last who leaves, in any order."""
 
-    def __init__(self, get: Callable[[], Value], put: Callable[[Value], object], value: Value) -> None:
-        self._get, self._put, self._value, self._before = get, put, value, value
-        self._lock, self._n_inside = Lock(), 0
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self._make, self._lock, self._n_inside = make, Lock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._n_inside:
-                self._before = self._get()
-                self._put(self._value)
+                self._opened = self._make()
+                self._opened.__enter__()
             self._n_inside += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._n_inside -= 1
             if not self._n_inside:
-                self._put(self._before)
+                self._opened.__exit__(None, None, None)
+
+
+def shared_setting(get: Callable[[], Value], put: Callable[[Value], object], value: Value) -> SharedContext:
+    """Return a context in which a setting has a value, and after which it is as before."""
+
+    @contextmanager
+    def setting() -> Iterator[None]:
+        before = get()
+        put(value)
+        try:
+            yield
+        finally:
+            put(before)
+
+    return SharedContext(setting)
 
 
 _BLAS_NAMES = (
@@ -56,5 +71,5 @@ def _blas(what: str) -> Callable[..., Any]:
     return next((each for each in found if each is not None), lambda *_: 1)
 
 
-ONE_BLAS_THREAD = SharedSetting(lambda: int(_blas("get")()), lambda n_threads: _blas("set")(n_threads), 1)
+ONE_BLAS_THREAD = shared_setting(lambda: int(_blas("get")()), lambda n_threads: _blas("set")(n_threads), 1)
 """numpy's linear algebra in one thread, where there are threads of our own."""

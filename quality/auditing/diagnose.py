@@ -178,7 +178,7 @@ class _Case:
 
     @property
     def _accepted(self) -> float:
-        made = ACCEPTED * self.pair.expected.relative
+        made = ACCEPTED * self.pair.expected.made
         return max(made, ACCEPTED_FLOATS) if self.pair.is_float else made
 
     def _fit(self, bad: Indices) -> Fit | None:
@@ -203,7 +203,7 @@ class _Case:
         measured = self.measured.pick(np.isin(self.measured.rows, bad))
         sums, where = measured.sums.over(), self.where(bad)
         cosine, error, type_ = float(sums.cosine), float(sums.relative), self.pair.info.type.name
-        made = self.pair.expected.relative
+        made = self.pair.expected.made
         n_odd, n_blocks = int(measured.odd.sum()), len(bad) * measured.n_blocks
         if cosine < STRANGE:
             text = "it has nothing to do with the base's: other weights, or damaged"

@@ -4,6 +4,11 @@ The encoders write llama.cpp's bytes, so a file that was made without importance
 encoding the base gives. Importances and calibration move errors to where they do less harm: other bytes, and
 a larger plain error, but by no more than the factors below. They are relative to the error of this tensor's
 own rows, so that they hold for weights of any spread.
+
+The weights of a base may lie on a grid: those of a checkpoint in FP8, GPTQ, AWQ or MXFP4, or of a file that
+was encoded before. Then the plain encoder may make next to no error, and factors of it allow nothing. So a
+tensor may always have the error that its type makes of ordinary weights. Factors are of that where it is
+larger.
 """
 
 from __future__ import annotations
@@ -11,15 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights, QuantError
-from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
 from quality.auditing.measure import Indices, Ordinary, Sums
+from quantize.calibration import METHOD_KEY, REFINED_KEY
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 from quantize.formats import encodable, get_format
 from quantize.formats.codecs import ErrorRange, codec_of, requires_importances
@@ -56,9 +64,9 @@ class Rise:
     slope: float
     moved: float = 0.0
 
-    def largest(self, plain: float) -> float:
-        """Compute the largest error of a tensor whose plain one is known, both relative to its weights."""
-        return max(self.tensor * plain, self.moved)
+    def largest(self, made: float) -> float:
+        """Compute the largest error of a tensor, relative to its weights, from what its type makes."""
+        return max(self.tensor * made, self.moved)
 
 
 FLOATS = Rise(tensor=1.0, row=1.0, slope=0.0)
@@ -99,8 +107,10 @@ RAISED = 1.12
 of an unknown encoder. Files with importances have 0.9 to 1.08, calibrated ones 1.13 and more."""
 
 
-def encoder_of(expected: Sequence[Expected]) -> Encoder:
-    """Tell what the encoded tensors of a file were encoded with."""
+def encoder_of(expected: Sequence[Expected], metadata: Metadata) -> Encoder:
+    """Tell what the encoded tensors of a file were encoded with: from its metadata, or from their errors."""
+    if METHOD_KEY in metadata or REFINED_KEY in metadata:
+        return "calibrated"
     if expected and sum(each.is_plain for each in expected) >= PLAIN_SHARE * len(expected):
         return "plain"
     ratios = [each.ratio for each in expected if not each.is_plain]
@@ -125,7 +135,8 @@ class Expected:
     """What the encoder makes of a sample of a tensor's rows, and what the file has there.
 
     relative  error of the rows as the encoder makes them; the type's limit where there is no encoder
-    cosine    cosine of the angle between them and the base's
+    usual     error that it makes of ordinary weights; 0 where that is not known
+    cosine    of the angle between what it makes and the base's: that of these rows, or of ordinary ones
     slope     of the same rows
     measured  sums of the file's rows
     is_plain  whether the file's rows are the encoder's to the byte
@@ -133,6 +144,7 @@ class Expected:
     """
 
     relative: float
+    usual: float
     cosine: float
     slope: float
     measured: Sums
@@ -140,18 +152,46 @@ class Expected:
     limits: ErrorRange
 
     @property
+    def made(self) -> float:
+        """The error that the type makes: of these rows, or of ordinary ones where these lie on a grid."""
+        return max(self.relative, self.usual)
+
+    @property
     def ratio(self) -> float:
-        """The file's error in units of the encoder's."""
-        return float(self.measured.relative) / self.relative if self.relative else 1.0
+        """The file's error in units of the encoder's, or of the usual one of a tensor on a grid."""
+        unit = self.usual if self.relative < ON_A_GRID * self.usual else self.relative
+        return float(self.measured.relative) / unit if unit else 1.0
 
     def ordinary(self, rise: Rise) -> Ordinary:
         """Say what a block of the tensor may be like, if its encoder departs so far from the plain one."""
-        row = PLAIN_ROW if self.is_plain else rise.row
-        return Ordinary(row * self.relative, LEAST_COSINE_SHARE * self.cosine, self.limits.absolute)
+        row = PLAIN_ROW if self.has_plain_rows(rise) else rise.row
+        return Ordinary(row * self.made, LEAST_COSINE_SHARE * self.cosine, self.limits.absolute)
+
+    def has_plain_rows(self, rise: Rise) -> bool:
+        """Whether all rows should be the plain encoder's, as those of the sample are.
+
+        A calibration keeps stock's bytes where its own are no better: of some rows, or some experts.
+        """
+        return self.is_plain and rise != CALIBRATED
 
 
 PLAIN_ROW = 2.0
 """Largest error of a row in units of the tensor's, where bytes are the plain encoder's. Measured: 1.6."""
+
+ON_A_GRID = 0.7
+"""Share of the usual error below which weights are taken to lie on a grid. Matrices of small-llama have 0.85
+to 1.14 of it, at all types."""
+
+
+@lru_cache(maxsize=256)
+def usual_of(type_name: str) -> tuple[float, float]:
+    """Compute the relative error, and the cosine, that a type leaves of ordinary weights: normal ones."""
+    rows = np.random.default_rng(0).standard_normal((32, 1024)).astype(np.float32)
+    encoded = as_encoded(by_name(type_name), rows)
+    if encoded is None:
+        return 0.0, 1.0
+    sums = Sums.of(rows, encoded[1]).over()
+    return float(sums.relative), float(sums.cosine)
 
 
 def limits_of(type_: GGMLType) -> ErrorRange:
@@ -210,11 +250,12 @@ def expect(
     limits = limits_of(info.type)
     if info.type in FLOAT_DTYPES:
         relative = max(limits.relative, FLOAT_ERROR)
-        return Expected(relative, 1.0, 1.0, measured, np.array_equal(wanted, found), limits)
+        return Expected(relative, 0.0, 1.0, 1.0, measured, np.array_equal(wanted, found), limits)
     encoded = as_encoded(info.type, wanted)
     if encoded is None:
-        return Expected(min(limits.relative, 1.0), LEAST_COSINE_SHARE, 1.0, measured, False, limits)
+        return Expected(min(limits.relative, 1.0), 0.0, LEAST_COSINE_SHARE, 1.0, measured, False, limits)
     plain = Sums.of(wanted, encoded[1]).over()
     slope = float(plain.slope) if plain.found else 1.0
-    same = np.array_equal(encoded[1], found)
-    return Expected(float(plain.relative), float(plain.cosine), slope, measured, same, limits)
+    same, (usual, cosine) = np.array_equal(encoded[1], found), usual_of(info.type.name)
+    least = min(float(plain.cosine), cosine)
+    return Expected(float(plain.relative), usual, least, slope, measured, same, limits)

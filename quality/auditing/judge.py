@@ -73,7 +73,7 @@ def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
     sums = measured.sums.by(measured.matrices)
     n_weights = pair.info.n_cols * np.bincount(measured.matrices)
     coarse = expected.limits.absolute * np.sqrt(n_weights)
-    largest = _SUSPECT * rise.largest(expected.relative)
+    largest = _SUSPECT * rise.largest(expected.made)
     large = np.sqrt(sums.lost) > largest * np.sqrt(sums.wanted) + coarse
     leaning = np.abs(sums.slope - expected.slope) > _SUSPECT * _slope_limit(expected, rise)
     return np.flatnonzero(large | (leaning & (sums.wanted > (4 * coarse) ** 2)))
@@ -95,11 +95,11 @@ def _exceeds(expected: Expected, rise: Rise) -> bool:
     if float(total.wanted) == 0:
         return bool(total.found > 0)
     leaning = abs(float(total.slope) - expected.slope) > _slope_limit(expected, rise)
-    return float(total.relative) > rise.largest(expected.relative) or leaning
+    return float(total.relative) > rise.largest(expected.made) or leaning
 
 
 def _slope_limit(expected: Expected, rise: Rise) -> float:
-    return rise.slope * expected.relative + SLOPE_FLOOR
+    return rise.slope * expected.made + SLOPE_FLOOR
 
 
 def _confirmed(pair: Pair, odd: Indices) -> tuple[Indices, Indices]:
@@ -123,8 +123,9 @@ def _confirmed(pair: Pair, odd: Indices) -> tuple[Indices, Indices]:
         for each in (encoded[1], np.nan_to_num(found, posinf=0, neginf=0))
     )
     coarse = pair.expected.limits.absolute * np.sqrt(cols)
-    row = 1.0 if pair.expected.is_plain else pair.rise.row
-    large = np.sqrt(stored.lost) > row * np.sqrt(plain.lost) + coarse
+    made = np.maximum(np.sqrt(plain.lost), pair.expected.usual * np.sqrt(plain.wanted))
+    row = 1.0 if pair.expected.has_plain_rows(pair.rise) else pair.rise.row
+    large = np.sqrt(stored.lost) > row * made + coarse
     resembling = stored.cosine >= LEAST_COSINE_SHARE * plain.cosine
     astray = (plain.cosine > 0) & ~resembling & (plain.wanted > (4 * coarse) ** 2)
     bad, strange = (chosen[each.any(axis=1)] for each in (large | astray, astray))

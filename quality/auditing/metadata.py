@@ -2,6 +2,9 @@
 
 The base's are what the converter would write for its folder, or what a GGUF file has, in the file's layout of
 latent attention. A key that is in no row of the table is told as a note.
+
+Some differences make another model: another token for a number, or text that is cut otherwise. Whatever
+compares two models, or makes one towards the other, refuses these, see `quality.bases.same_model`.
 """
 
 from __future__ import annotations
@@ -16,12 +19,22 @@ from typing import Any
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import quoted, value_text
+from gguf_tools.text import value_text
+from quality.auditing.vocabularies import (
+    describe_kinds,
+    describe_tokens,
+    other_kinds,
+    other_pieces,
+    other_tokens,
+)
 
 KIND = "metadata"
 
 Describe = Callable[[Value, Value, Metadata], str]
 """Says how two values differ: (the file's, the base's, metadata of the base)."""
+
+IsAnother = Callable[[str, Metadata, Metadata], bool]
+"""Whether values that differ make another model: (key, metadata of the file, of the base), which have it."""
 
 _FLOAT_ERROR = 1e-6
 """Relative difference of floats that is none: others compute a rope factor in another order."""
@@ -37,6 +50,7 @@ class KeyRow:
     missing   level if only the base has it; None: it may be missing
     extra     level if only the file has it; None: it may be there
     describe  says how the values differ; None: both are shown
+    another   whether values that differ make another model; None: they don't
     """
 
     pattern: str
@@ -45,48 +59,16 @@ class KeyRow:
     missing: Level | None
     extra: Level | None
     describe: Describe | None = None
+    another: IsAnother | None = None
 
 
-def _tokens(found: Value, wanted: Value, metadata: Metadata) -> str:
-    """Say how vocabularies differ."""
-    if len(found.data) != len(wanted.data):
-        more = "more" if len(found.data) > len(wanted.data) else "fewer"
-        beginning = next(
-            (i for i, (a, b) in enumerate(zip(found.data, wanted.data, strict=False)) if a != b), None
-        )
-        where = "" if beginning is None else f", and they differ from token {beginning} on"
-        return f"{len(found.data):,} tokens, {more} than the base's {len(wanted.data):,}{where}"
-    differ = [i for i, (a, b) in enumerate(zip(found.data, wanted.data, strict=True)) if a != b]
-    moved = sorted(found.data[i] for i in differ) == sorted(wanted.data[i] for i in differ)
-    shown = "; ".join(
-        f"token {i} is {_token(found.data[i])}, the base's {_token(wanted.data[i])}" for i in differ[:3]
-    )
-    more = f"; {len(differ) - 3:,} more" if len(differ) > 3 else ""
-    return f"{len(differ):,} tokens {'are in another order' if moved else 'differ'}: {shown}{more}"
+def _always(key: str, found: Metadata, wanted: Metadata) -> bool:
+    return True
 
 
-def _token(text: Any) -> str:
-    return quoted(str(text), 40)
-
-
-_TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
-"""llama_token_type, by number."""
-
-
-def _token_types(found: Value, wanted: Value, metadata: Metadata) -> str:
-    """Say of which tokens the kinds differ: added tokens are control tokens, or user-defined ones."""
-    if len(found.data) != len(wanted.data):
-        return f"{len(found.data):,} kinds of tokens, the base has {len(wanted.data):,}"
-    texts = metadata.get(keys.TOKENIZER_TOKENS)
-    differ = [i for i, (a, b) in enumerate(zip(found.data, wanted.data, strict=True)) if a != b]
-
-    def told(i: int) -> str:
-        name = f" {_token(texts.data[i])}" if texts is not None and i < len(texts.data) else ""
-        kinds = (_TYPES.get(each.data[i], str(each.data[i])) for each in (found, wanted))
-        return "token {}{} is {}, the base's is {}".format(i, name, *kinds)
-
-    more = f"; {len(differ) - 3:,} more" if len(differ) > 3 else ""
-    return f"added tokens: {'; '.join(map(told, differ[:3]))}{more}"
+def _other_number(key: str, found: Metadata, wanted: Metadata) -> bool:
+    """Whether two numbers differ; a list of one for each layer is told, as layers may be pruned."""
+    return not any(isinstance(each[key].data, tuple) for each in (found, wanted))
 
 
 def _items(found: Value, wanted: Value, metadata: Metadata) -> str:
@@ -102,21 +84,21 @@ def _items(found: Value, wanted: Value, metadata: Metadata) -> str:
 BAD, WARNING, NOTE = Level.BAD, Level.WARNING, Level.NOTE
 
 KEYS: tuple[KeyRow, ...] = (
-    KeyRow(keys.ARCHITECTURE, "architecture", BAD, BAD, BAD),
+    KeyRow(keys.ARCHITECTURE, "architecture", BAD, BAD, BAD, another=lambda *_: False),
     KeyRow(keys.TYPE, "kind of file", WARNING, NOTE, NOTE),
     KeyRow("general.*", "description", None, None, None),
     KeyRow("split.*", "split set", None, None, None),
     KeyRow("quantize.*", "importance matrix", None, None, None),
     KeyRow("gguf_tools.*", "provenance", None, None, None),
     KeyRow("imatrix.*", "importance matrix", None, None, None),
-    KeyRow(keys.TOKENIZER_TOKENS, "vocabulary", BAD, BAD, BAD, _tokens),
-    KeyRow(keys.TOKENIZER_TOKEN_TYPE, "vocabulary", BAD, BAD, NOTE, _token_types),
-    KeyRow(keys.TOKENIZER_MERGES, "merges of the tokenizer", BAD, BAD, WARNING, _items),
+    KeyRow(keys.TOKENIZER_TOKENS, "vocabulary", BAD, BAD, BAD, describe_tokens, other_tokens),
+    KeyRow(keys.TOKENIZER_TOKEN_TYPE, "vocabulary", BAD, BAD, NOTE, describe_kinds, other_kinds),
+    KeyRow(keys.TOKENIZER_MERGES, "merges of the tokenizer", BAD, BAD, WARNING, _items, _always),
     KeyRow(keys.TOKENIZER_SCORES, "scores of the tokenizer", BAD, BAD, NOTE, _items),
-    KeyRow(keys.TOKENIZER_PRE, "pre-tokenizer", BAD, BAD, BAD),
-    KeyRow(keys.TOKENIZER_MODEL, "kind of tokenizer", BAD, BAD, BAD),
-    KeyRow(keys.TOKENIZER_BOS_ID, "special token", BAD, BAD, WARNING),
-    KeyRow(keys.TOKENIZER_EOS_ID, "special token", BAD, BAD, WARNING),
+    KeyRow(keys.TOKENIZER_PRE, "pre-tokenizer", BAD, BAD, BAD, another=other_pieces),
+    KeyRow(keys.TOKENIZER_MODEL, "kind of tokenizer", BAD, BAD, BAD, another=_always),
+    KeyRow(keys.TOKENIZER_BOS_ID, "special token", BAD, BAD, WARNING, another=_always),
+    KeyRow(keys.TOKENIZER_EOS_ID, "special token", BAD, BAD, WARNING, another=_always),
     KeyRow("tokenizer.ggml.*_token_id", "special token", BAD, WARNING, NOTE),
     KeyRow(keys.TOKENIZER_ADD_BOS, "added token", BAD, WARNING, WARNING),
     KeyRow("tokenizer.ggml.add_*", "added token", BAD, WARNING, WARNING),
@@ -125,9 +107,11 @@ KEYS: tuple[KeyRow, ...] = (
     KeyRow("tokenizer.*", "tokenizer", BAD, WARNING, NOTE, _items),
     KeyRow("{arch}.rope.*", "rope", BAD, BAD, BAD),
     KeyRow("{arch}.expert_*", "experts and their gating", BAD, BAD, WARNING),
+    KeyRow(keys.HEAD_COUNT, "attention", BAD, BAD, WARNING, another=_other_number),
     KeyRow("{arch}.attention.*", "attention", BAD, BAD, WARNING),
     KeyRow(keys.CONTEXT_LENGTH, "context", WARNING, BAD, NOTE),
     KeyRow(keys.VOCAB_SIZE, "vocabulary", BAD, NOTE, NOTE),
+    KeyRow(keys.EMBEDDING_LENGTH, "hidden size", BAD, BAD, WARNING, another=_always),
     KeyRow("{arch}.*", "hyper-parameter", BAD, BAD, WARNING),
     KeyRow("*", "another key", NOTE, NOTE, NOTE),
 )
@@ -146,15 +130,35 @@ def metadata_findings(
 
     expected  keys that may differ here -> why, as where layers were pruned
     """
-    architecture = wanted.get(keys.ARCHITECTURE)
-    name = "" if architecture is None else str(architecture.data)
-    for key in dict.fromkeys([*wanted, *found]):
+    for key, row in _rows(found, wanted):
         if key in (expected or {}):
             continue
-        row = row_of(key, name)
         level, text = _judge(row, key, found.get(key), wanted.get(key), wanted)
         if level is not None:
+            is_named_otherwise = row.another is other_tokens and key in found and key in wanted
+            if is_named_otherwise and not other_tokens(key, found, wanted):
+                level = NOTE
             yield Finding(KIND, f"{row.what}: {text}", level, (key,), file)
+
+
+def identity_findings(found: Metadata, wanted: Metadata, file: str) -> Iterator[Finding]:
+    """Yield the keys that tell a model, and have other values; BAD where that makes it another one.
+
+    A key that only one of both has is not told: converters leave out what follows from the rest.
+    """
+    for key, row in _rows(found, wanted):
+        if row.another is not None and key in found and key in wanted:
+            level, text = _judge(row, key, found[key], wanted[key], wanted)
+            if level is not None:
+                level = BAD if row.another(key, found, wanted) else NOTE
+                yield Finding(KIND, f"{row.what}: {text}", level, (key,), file)
+
+
+def _rows(found: Metadata, wanted: Metadata) -> Iterator[tuple[str, KeyRow]]:
+    """Yield all keys of a file and its base, each with its row."""
+    architecture = wanted.get(keys.ARCHITECTURE)
+    name = "" if architecture is None else str(architecture.data)
+    return ((key, row_of(key, name)) for key in dict.fromkeys([*wanted, *found]))
 
 
 def row_of(key: str, architecture: str) -> KeyRow:

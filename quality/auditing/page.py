@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from gguf_tools.hub.names import folder_name
-from gguf_tools.text import printable
+from gguf_tools.text import html_text
 from quality.auditing.report import AuditReport, TensorAudit, folded, where_text
 from quality.report.html import page_html
 
@@ -27,11 +26,11 @@ _WIDEST = 8.0
 def audit_page(report: AuditReport) -> str:
     """Return the page: the outcome, what was found, and every tensor's error beside what its type makes."""
     outcome = "something is wrong" if report.is_wrong else "nothing is wrong"
-    title = f"{printable(report.file.name)}: {outcome}"
+    title = f"{report.file.name}: {outcome}"
     sections = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="note">Compared with {escape(printable(folder_name(report.base)))}:'
-        f" {escape(report.summary())}.</p>",
+        f"<h1>{html_text(title)}</h1>",
+        f'<p class="note">Compared with {html_text(folder_name(report.base))}:'
+        f" {html_text(report.summary())}.</p>",
         *_findings(report),
         *_divergence(report),
         *_tensors(report.tensors),
@@ -47,7 +46,7 @@ def _findings(report: AuditReport) -> Iterator[str]:
         ("level", "where", "finding"),
         [
             f'<td><span class="level {each.level}">{each.level}</span></td>'
-            f'<td class="name">{escape(where_text(each))}</td><td class="text">{escape(each.text)}</td>'
+            f'<td class="name">{html_text(where_text(each))}</td><td class="text">{html_text(each.text)}</td>'
             for each in folded(report.findings)
         ],
         left=2,
@@ -55,10 +54,10 @@ def _findings(report: AuditReport) -> Iterator[str]:
 
 
 def _divergence(report: AuditReport) -> Iterator[str]:
-    lines = "\n".join(report.divergence_lines())
+    lines = "\n".join(map(html_text, report.divergence_lines()))
     if lines:
         yield "<h2>Divergence</h2>"
-        yield f'<p class="passage">{escape(lines)}</p>'
+        yield f'<p class="passage">{lines}</p>'
 
 
 def _tensors(tensors: Sequence[TensorAudit]) -> Iterator[str]:
@@ -74,7 +73,7 @@ def _tensors(tensors: Sequence[TensorAudit]) -> Iterator[str]:
         kind = "bar bad" if each.diagnoses else "bar"
         width = _WIDEST * _ratio(each) / longest if longest else 0.0
         rows.append(
-            f'<td class="name">{escape(printable(each.name))}</td><td class="name">{each.type}</td>'
+            f'<td class="name">{html_text(each.name)}</td><td class="name">{each.type}</td>'
             f"<td>{each.relative:.3%}</td><td>{each.expected:.3%}</td><td>{each.cosine:.4f}</td>"
             f"<td>{each.n_rows_read:,} of {each.n_rows:,}</td>"
             f'<td class="name"><span class="{kind}" style="width: {width:.2f}em"></span></td>'

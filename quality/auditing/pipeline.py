@@ -81,10 +81,8 @@ class _Audit:
         _load_codecs(infos)
         with ThreadPoolExecutor(n_threads) as pool:
             pairs = list(pool.map(self._pair, infos))
-            encoder = encoder_of([
-                each.expected for each in pairs if isinstance(each, Pair) and not each.is_float
-            ])  # fmt: skip
-
+            encoded = [each.expected for each in pairs if isinstance(each, Pair) and not each.is_float]
+            encoder = encoder_of(encoded, self.file.metadata)
             patience = Patience()
 
             def compare(pair: Pair | Finding) -> TensorAudit | Finding:

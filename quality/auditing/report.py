@@ -162,7 +162,7 @@ def _of_type(tensors: tuple[TensorAudit, ...], name: str) -> tuple[str, ...]:
     expected = sum(each.expected for each in here) / len(here)
     return (
         name, str(len(here)), f"{100 * mean:.3g}%", f"{100 * expected:.3g}%", f"{100 * worst.relative:.3g}%",
-        printable(worst.name),
+        worst.name,
     )  # fmt: skip
 
 

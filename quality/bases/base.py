@@ -12,11 +12,9 @@ hidden states after that layer.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 from forward.hidden_states import Rows
@@ -28,9 +26,7 @@ from forward.open import ModelSource
 from forward.options import ForwardOptions, Rounded
 from forward.run import ForwardPass
 from forward.text.chunks import Chunks
-from gguf_tools.errors import BadActivation, BadRequest
-from gguf_tools.findings import Finding, Level
-from gguf_tools.format import keys
+from gguf_tools.errors import BadActivation
 from quality.drift import LayerDrift, Routes, drift_of
 from quantize.padding.hidden_size import n_hidden_zeros
 
@@ -178,62 +174,6 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
 def head_of(model: ForwardPass) -> LogitSource:
     """The logits of a model whose layers have been computed."""
     return Head.of(model.source.network, model.load, model.last())
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What models that were made of one base have in common; None where a base doesn't say.
-
-    hidden_size  columns of hidden states, those of zeros too
-    tokens       digest of the vocabulary's tokens
-    n_zeros      columns of zeros behind hidden states, where the size is padded
-    """
-
-    vocab_size: int
-    n_layers: int | None = None
-    hidden_size: int | None = None
-    tokens: str | None = None
-    n_zeros: int = 0
-
-    @property
-    def real_size(self) -> int | None:
-        """Columns of hidden states without padding."""
-        return None if self.hidden_size is None else self.hidden_size - self.n_zeros
-
-    @classmethod
-    def of(cls, source: ModelSource) -> ModelFacts:
-        value = source.vocab().get(keys.TOKENIZER_TOKENS)
-        tokens = () if value is None else value.data
-        digest = hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogateescape")).hexdigest()
-        network = source.network
-        zeros = n_hidden_zeros(source.metadata)
-        return cls(network.vocab_size, network.n_layers, network.state_size, digest, zeros)
-
-
-def refuse_strangers(path: Path, base: ModelFacts, models: Sequence[ModelSource]) -> None:
-    """Raise BadRequest for a model that can't have been made of the base; `path` is the base's.
-
-    A model may have fewer layers than the base, or more: then layers are not compared.
-    """
-    for model in models:
-        facts = ModelFacts.of(model)
-        for what, wanted, found in (
-            ("columns of hidden states", base.real_size, facts.real_size),
-            ("tokens in the vocabulary", base.vocab_size, facts.vocab_size),
-        ):
-            if wanted is not None and wanted != found:
-                raise BadRequest(f"{model.path}: {found} {what}, and {path} has {wanted}; another model?")
-        if base.tokens is not None and facts.tokens != base.tokens:
-            raise BadRequest(f"{model.path}: has another vocabulary than {path}; another model?")
-
-
-def layer_findings(path: Path, base: ModelFacts, models: Sequence[ModelSource]) -> Iterator[Finding]:
-    """Yield a note for each model that has another number of layers than the base; `path` is the base's."""
-    for model in models:
-        found = model.network.n_layers
-        if base.n_layers not in (None, found):
-            text = f"{model.path}: {found} layers, and {path} has {base.n_layers}: layers are not compared"
-            yield Finding("layers", text, Level.NOTE)
 
 
 @dataclass(frozen=True)

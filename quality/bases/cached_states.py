@@ -47,7 +47,7 @@ from forward.work.owned_folder import (
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
-from quality.bases.base import ModelFacts
+from quality.bases.same_model import ModelFacts
 
 VERSION = 4
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
@@ -358,8 +358,9 @@ def about_states(
     run  what else decides the states
     """
     known = asdict(facts)
-    if not facts.n_zeros:
-        del known["n_zeros"]
+    for name in ("n_zeros", "digests"):
+        if not known[name]:
+            del known[name]
     end = {"norm_eps": norm_eps, "logits": asdict(rule)}
     return {**_KIND.mark, "version": VERSION, "run": run, "facts": known, **end}
 

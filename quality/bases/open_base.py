@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from sys import stderr
 from typing import Any, ClassVar
 
 import torch
@@ -27,9 +26,11 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
-from quality.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep, ModelFacts
+from gguf_tools.terminal import say_aside
+from quality.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
+from quality.bases.same_model import KnownModel, ModelFacts
 from quality.evaluation import EvaluatedText
 from quality.options import EvaluateOptions, LogitsFile
 from quality.texts import OneText, Texts
@@ -43,6 +44,7 @@ class OpenBase(ABC):
     """An open base.
 
     watch        of the files that are read for it; None where none are
+    source       its weights; None where they are not there
     is_computed  whether it goes through the text itself
     floor        of log probabilities, see DivergenceVisitor; None for logits
     """
@@ -51,8 +53,14 @@ class OpenBase(ABC):
     facts: ModelFacts
     options: EvaluateOptions
     watch: InputWatch | None
+    source: ModelSource | None
     is_computed: ClassVar[bool] = False
     floor: ClassVar[float | None] = None
+
+    @property
+    def known(self) -> KnownModel:
+        """What is known of the model."""
+        return KnownModel(self.path, self.facts, self.source)
 
     @abstractmethod
     def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
@@ -162,12 +170,11 @@ class StoredBase(OpenBase):
     """A base whose states an earlier run has kept.
 
     about   what the kept states are of
-    source  the base itself, whose weights tell which tensors of the worst layer are far off; None: it is gone
+    source  the base itself, whose weights tell which tensors of the worst layer are far off, if it is there
     """
 
     kept: KeptFolder
     about: Mapping[str, Any]
-    source: ModelSource | None
 
     def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
         read = texts.read(vocab, self.facts.vocab_size)
@@ -241,7 +248,7 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
         watch = InputWatch([base.path])
         logits = FileLogits.open(base.path, options.cut.n_chunks)
         facts = ModelFacts(logits.vocab_size)
-        return LogitsBase(base.path, facts, options, watch, logits, watch.recognised_by)
+        return LogitsBase(base.path, facts, options, watch, None, logits, watch.recognised_by)
     kept = None
     if options.keep is not None:
         kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
@@ -251,12 +258,12 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
                     f"{kept.damaged}: missing, or not as it was written, and {base}, which it can be computed"
                     " from, is not there"
                 )
-            print(f"{kept.damaged}: missing, or not as it was written; computing the base again", file=stderr)
+            say_aside(f"{kept.damaged}: missing, or not as it was written; computing the base again")
         elif kept.about is not None:
             source = opened.enter_context(open_model(base)) if base.exists() else None
             facts = ModelFacts(**kept.about["facts"])
             read = None if source is None else source.watch
-            return StoredBase(base, facts, options, read, kept, kept.about, source)
+            return StoredBase(base, facts, options, read, source, kept, kept.about)
     source = opened.enter_context(open_model(base))
     return ModelBase(source.path, ModelFacts.of(source), options, source.watch, source, kept)
 
@@ -286,7 +293,7 @@ def noise_entrants(base: OpenBase) -> tuple[Entrant, ...]:
 
     raises  BadRequest where the base's weights are not there
     """
-    source = base.source if isinstance(base, ModelBase | StoredBase) else None
+    source = base.source
     if source is None:
         raise BadRequest(f"{base.path}: --noise-floor computes the base, whose weights are not there")
     load = source.loader_for(replace(base.options.forward, rounded="weights"))

@@ -160,6 +160,15 @@ def _limits(rows: ClassRows) -> tuple[float, float]:
     return low / room, high * room
 
 
+def floor_text(rows: ClassRows) -> str:
+    """Say what a chart shows of the noise floor."""
+    if rows.floors is None:
+        return "The noise floor was not measured (--noise-floor)."
+    if max(rows.floors) <= _limits(rows)[0]:
+        return f"The noise floor, {max(rows.floors):.2g} at most, is below what the axis shows."
+    return "What the grey steps cover is noise."
+
+
 def _draw_rows(axes: Axes, rows: ClassRows) -> None:
     """Draw what lies behind the marks: names, noise floors, and bars from the least value to the largest."""
     axes.set_yticks(range(len(rows.names)), list(map(printable, rows.names)))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
-from html import escape
 from pathlib import Path
 
 from gguf_tools import __version__
 from gguf_tools.hub.names import folder_name
-from gguf_tools.text import counted, printable
+from gguf_tools.text import counted, html_text
 from quality.divergence import Estimate
 from quality.report.charts import NARROW, WIDE, Canvas
 from quality.report.style import STYLE
@@ -27,7 +26,7 @@ def page_html(title: str, sections: Iterable[str], more_style: str = "") -> str:
             '<head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta name="generator" content="gguf-tools {__version__}">',
-            f"<title>{escape(title)}</title>",
+            f"<title>{html_text(title)}</title>",
             f"<style>\n{STYLE}{more_style}</style></head>",
             "<body>",
             *sections,
@@ -40,7 +39,7 @@ def page_title(base: Path, n_files: int) -> str:
     """Name a page by the model, how many files were measured, and the day."""
     today = date.today()
     day = f"{today.day} {today:%B %Y}"
-    return f"{printable(folder_name(base))}: {counted(n_files, 'quantized file')}, {day}"
+    return f"{folder_name(base)}: {counted(n_files, 'quantized file')}, {day}"
 
 
 def chart_html(name: str, title: str, caption: str, draw: Callable[[str, Canvas], str]) -> str:
@@ -52,29 +51,21 @@ def chart_html(name: str, title: str, caption: str, draw: Callable[[str, Canvas]
         f'<div class="{canvas.name}">{draw(f"{name}-{canvas.name}-", canvas)}</div>'
         for canvas in (WIDE, NARROW)
     )
-    return f"<figure><h2>{escape(title)}</h2><figcaption>{escape(caption)}</figcaption>{drawn}</figure>"
+    return f"<figure><h2>{html_text(title)}</h2><figcaption>{html_text(caption)}</figcaption>{drawn}</figure>"
 
 
 def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield a table, which scrolls by itself where it is wider than the screen."""
     yield '<div class="scroll"><table>'
-    yield "<tr>" + "".join(f"<th>{escape(heading)}</th>" for heading in headings) + "</tr>"
+    yield "<tr>" + "".join(f"<th>{html_text(heading)}</th>" for heading in headings) + "</tr>"
     for row in rows:
-        yield "<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in row) + "</tr>"
+        yield "<tr>" + "".join(f"<td>{html_text(cell)}</td>" for cell in row) + "</tr>"
     yield "</table></div>"
 
 
 def visible(text: str) -> str:
     """Escape text for HTML so that line ends and control characters can be seen in it."""
-    shown = "".join(
-        "\u23ce\n"
-        if character == "\n"
-        else character
-        if character.isprintable()
-        else f"\\x{ord(character):x}"
-        for character in text
-    )
-    return escape(shown)
+    return "\u23ce\n".join(map(html_text, text.split("\n")))
 
 
 def estimate_text(estimate: Estimate, digits: int) -> str:

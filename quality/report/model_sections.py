@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from html import escape
 
-from gguf_tools.text import printable, size_text
+from gguf_tools.text import html_text, printable, size_text
 from quality.evaluation import EvaluatedModel
 from quality.report.map_chart import TensorMap, map_chart, map_width, price_chart, types_by_bits
 from quality.report.points import prices_of
@@ -62,4 +61,4 @@ def _map(
         for name, width in (("wide", map_width(n_layers, _WIDE_MAP)), ("narrow", _NARROW_MAP))
     )
     opened = " open" if is_open else ""
-    return f"<details{opened}><summary>{escape(summary)}</summary><figure>{drawn}</figure></details>"
+    return f"<details{opened}><summary>{html_text(summary)}</summary><figure>{drawn}</figure></details>"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
-from gguf_tools.text import printable, size_text
+from gguf_tools.text import html_text, printable, size_text
 from quality.drafts import DRAFT_HEADINGS, DRAFTS_ARE, draft_rows
 from quality.evaluation import EvaluatedModel, Evaluation
 from quality.noise_floor import NOISE_HEADINGS, noise_rows
@@ -57,10 +56,10 @@ def report_page(
 def _heading(evaluation: Evaluation) -> Iterator[str]:
     text = evaluation.text
     name = (evaluation.base_path if text.path is None else text.path).name
-    yield f"<h1>{escape(page_title(evaluation.base_path, len(evaluation.models)))}</h1>"
+    yield f"<h1>{html_text(page_title(evaluation.base_path, len(evaluation.models)))}</h1>"
     yield (
         f'<p class="note">{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of'
-        f" {text.chunk_size} tokens of {escape(printable(name))}. The base's perplexity is"
+        f" {text.chunk_size} tokens of {html_text(name)}. The base's perplexity is"
         f" {estimate_text(evaluation.base_ppl, 4)}. KLD is the Kullback-Leibler divergence from the base, in"
         " nats.</p>"
     )

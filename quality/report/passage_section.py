@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
-from gguf_tools.text import printable
+from gguf_tools.text import html_text
 from quality.evaluation import Evaluation
 from quality.report.html import visible
 from quality.report.passages import ColouredToken, Passage, worst_passages
@@ -38,7 +37,7 @@ def passage_sections(by_class: Mapping[Any, Evaluation]) -> Iterator[str]:
     )
     first, *_ = by_class.values()
     for number, model in enumerate(first.models):
-        name = escape(printable(model.path.name))
+        name = html_text(model.path.name)
         yield f"<details{' open' if number == 0 else ''}><summary>{name}</summary>"
         for where, passage in _worst(by_class, number):
             place = f"chunk {passage.chunk + 1}, token {passage.position}"
@@ -53,7 +52,7 @@ def _worst(by_class: Mapping[Any, Evaluation], number: int) -> list[tuple[str, P
     found = []
     for name, evaluation in by_class.items():
         tokens, count = evaluation.models[number].tokens, N_PASSAGES if len(by_class) == 1 else 1
-        where = "" if name is None else f"{escape(printable(name))}: "
+        where = "" if name is None else f"{html_text(name)}: "
         found += [(where, passage) for passage in worst_passages(evaluation.text, tokens, count)]
     return sorted(found, key=lambda each: -each[1].kld)
 

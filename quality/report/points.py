@@ -6,15 +6,15 @@ tensor costs, and what more bytes for it would save.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.named_files import read_input
+from gguf_tools.files.documents import count_at, number_at, read_document
 from gguf_tools.format.ggml_types import by_name
+from gguf_tools.text import shown
 from quality.evaluation import EvaluatedModel, EvaluatedText, Evaluation, TensorSize
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
@@ -49,9 +49,10 @@ class EarlierText:
     base_ppl: float
 
     @classmethod
-    def of(cls, name: str | None, about: Any, base_ppl: Any) -> EarlierText:
+    def of(cls, name: str | None, about: Any, base_ppl: float) -> EarlierText:
         """Read it; `about` is JSON data."""
-        return cls(name, about["sha256"], int(about["n_chunks"]), int(about["chunk_size"]), float(base_ppl))
+        sha256 = about["sha256"] and shown(str(about["sha256"]))
+        return cls(name, sha256, count_at(about, "n_chunks"), count_at(about, "chunk_size"), base_ppl)
 
 
 @dataclass(frozen=True)
@@ -87,27 +88,32 @@ def read_earlier(path: Path) -> Earlier:
 
     raises  BadRequest for a file that is something else
     """
+    content = read_document(path)
     try:
-        content = json.loads(read_input(path))
         suite = content.get("suite")
         if suite is None:
-            texts = [EarlierText.of(None, content["text"], content["base"]["ppl"])]
+            texts = [EarlierText.of(None, content["text"], _ppl(content["base"], "ppl"))]
         else:
-            texts = [EarlierText.of(str(each["name"]), each, each["base_ppl"]) for each in suite["classes"]]
-        return Earlier(
-            path=path,
-            texts=tuple(texts),
-            files=tuple(
-                (
-                    Path(model["path"]).name,
-                    int(model["n_bytes"]),
-                    float(model["kld"]["mean"] if suite is None else model["all"]["kld"]),
-                )
-                for model in content["models"]
-            ),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise BadRequest(f"{path}: not what evaluate --json writes") from error
+            classes = ((shown(str(each["name"])), each) for each in suite["classes"])
+            texts = [EarlierText.of(name, each, _ppl(each, "base_ppl")) for name, each in classes]
+        files = [
+            (
+                Path(model["path"]).name,
+                count_at(model, "n_bytes"),
+                number_at(model["kld"], "mean") if suite is None else number_at(model["all"], "kld"),
+            )
+            for model in content["models"]
+        ]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise BadRequest(f"{path}: not what evaluate --json writes ({shown(str(error))})") from error
+    return Earlier(path, tuple(texts), tuple(files))
+
+
+def _ppl(entry: Any, key: str) -> float:
+    """Return a perplexity, which is above 0."""
+    if (found := number_at(entry, key)) <= 0:
+        raise ValueError(f"{key} is {found}, expected more than 0")
+    return found
 
 
 def refuse_another_text(earlier: Earlier, text: EvaluatedText) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from html import escape
 
-from gguf_tools.text import printable, size_text
+from gguf_tools.text import html_text, printable, size_text
 from quality.comparison import Comparison, Interval, Verdict, flips_interval, kld_interval
 from quality.divergence import TokenValues
 from quality.noise_floor import mean_floor, noise_by_class_rows
 from quality.report.charts import Canvas
-from quality.report.class_charts import ClassRows, Mark, class_chart
+from quality.report.class_charts import ClassRows, Mark, class_chart, floor_text
 from quality.report.html import chart_html, page_html, page_title, table_html
 from quality.report.model_sections import map_sections, price_sections
 from quality.report.page import size_figure
@@ -60,8 +59,8 @@ def suite_page(
 def _heading(evaluation: SuiteEvaluation) -> Iterator[str]:
     texts = [each.text for each in evaluation.by_class.values()]
     n_measured, n_chunks = sum(each.n_tokens_measured for each in texts), sum(each.n_chunks for each in texts)
-    suite = escape(printable(evaluation.suite.name)) + (", a tenth of each" if evaluation.suite.quick else "")
-    yield f"<h1>{escape(page_title(evaluation.base_path, len(evaluation.files)))}</h1>"
+    suite = html_text(evaluation.suite.name) + (", a tenth of each" if evaluation.suite.quick else "")
+    yield f"<h1>{html_text(page_title(evaluation.base_path, len(evaluation.files)))}</h1>"
     yield (
         f'<p class="note">{len(texts)} classes of texts, suite {suite}:'
         f" {n_measured:,} tokens measured, in {n_chunks} chunks. Over all, each class weighs the same. KLD is"
@@ -99,16 +98,15 @@ def _by_class(evaluation: SuiteEvaluation) -> Iterator[str]:
 
 
 def _charts(evaluation: SuiteEvaluation) -> Iterator[str]:
-    yield _class_figure(
-        "classes", "Divergence by class",
-        "Mean KLD of each file with its 95 % interval over chunks. What the grey steps cover is noise.",
-        _rows_of(evaluation, "mean KLD", kld_interval, "{:.5f}"),
-    )  # fmt: skip
+    divergences = _rows_of(evaluation, "mean KLD", kld_interval, "{:.5f}")
+    about = "Mean KLD of each file with its 95 % interval over chunks, each by itself. Bars join the files."
+    yield _class_figure("classes", "Divergence by class", f"{about} {floor_text(divergences)}", divergences)
     if evaluation.comparisons:
         yield _class_figure(
             "ratios", f"Against {printable(evaluation.comparisons[0].stock.name)}",
             "Mean KLD over that of the stock file, with the 95 % interval from paired chunks: left of 1 is"
-            " better. Hollow marks can't be told apart from it.",
+            " better. Intervals by class are corrected for the number of classes. Hollow marks can't be told"
+            " apart from it.",
             _ratios(evaluation),
         )  # fmt: skip
     yield _class_figure(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
-from gguf_tools.text import printable
+from gguf_tools.text import html_text
 from quality.against import HEADINGS, FileComparison, comparison_rows
 from quality.report.html import table_html
 from quality.report.points import Point, pareto_front, short_names
@@ -25,7 +24,7 @@ def summary_section(
     """
     sentences = [*_sentences(points, floor), *(each.words for each in comparisons)]
     yield '<ul class="summary">'
-    yield from (f"<li>{escape(printable(each))}</li>" for each in sentences)
+    yield from (f"<li>{html_text(each)}</li>" for each in sentences)
     yield "</ul>"
 
 
@@ -57,17 +56,18 @@ def _sentences(points: Sequence[Point], floor: float | None) -> Iterator[str]:
 def comparison_section(comparisons: Sequence[FileComparison]) -> Iterator[str]:
     """Yield a table for every comparison with the stock file; nothing without one."""
     if comparisons:
-        yield f"<h2>Each file against {escape(printable(comparisons[0].stock.name))}</h2>"
-        yield f'<p class="note">{escape(_HOW)}</p>'
+        yield f"<h2>Each file against {html_text(comparisons[0].stock.name)}</h2>"
+        yield f'<p class="note">{html_text(_HOW)}</p>'
     for number, each in enumerate(comparisons):
         words = f"{each.path.name}: {each.found.overall.words}"
-        yield f"<details{' open' if number == 0 else ''}><summary>{escape(printable(words))}</summary>"
+        yield f"<details{' open' if number == 0 else ''}><summary>{html_text(words)}</summary>"
         yield from table_html(HEADINGS, comparison_rows(each))
         yield "</details>"
 
 
 _HOW = (
-    "Both files have read the same chunks. The interval is over chunks, and holds the truth in 95 of 100"
-    " cases. Verdicts by class are corrected for the number of classes. Flips are tokens that the base gives"
-    " more than 90 %, and that the file would not write."
+    "Both files have read the same chunks. Intervals are over chunks, and the one over all holds the truth in"
+    " 95 of 100 cases. Intervals and verdicts by class are corrected for the number of classes: all of a"
+    " file's together hold in 95 of 100 cases. Flips are tokens that the base gives more than 90 %, and that"
+    " the file would not write."
 )

@@ -22,28 +22,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from secrets import token_hex
 from typing import Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.text import shown
+from gguf_tools.text import is_whole, shown
 from quality.suite.conversations import ANSWERING, Conversation
 from quality.suite.templates import Template
 
 DATE = datetime(2024, 7, 26)
 """What templates are told that the day is: the one that those of Llama 3 name where there is no clock."""
 
-MAX_CHARS = 16 << 20
+MAX_CHARS = 4 << 20
 """Characters at which a rendering that grows is given up."""
 
 Span = tuple[int, int]
 
-_BEGIN, _END = "\ufdd0", "\ufdd1"
-"""Around the words that a template marks: code points that Unicode keeps for a program's own use."""
-
 _STAND_IN = "Qx0qzX-7kWv"
-"""Takes a turn's place; long and odd enough to be in no conversation."""
-
-_ANSWER: Mapping[str, Any] = {"role": ANSWERING, "content": _STAND_IN}
+"""Begins what takes a turn's place."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's thoughts; templates are given them under the first two, as by transformers."""
@@ -68,7 +64,9 @@ class Rendered:
 
 
 class Renderer:
-    """A template that is ready to render.
+    """A template that is ready to render, with marks and a stand-in that nobody can put into a conversation.
+
+    Only the process of worker.py has any: a template can take any time and all memory.
 
     special  what templates are told of a tokenizer, see `special_tokens`
     control  spellings of control tokens, the longest first: one that follows the assistant's words ends them
@@ -76,10 +74,15 @@ class Renderer:
     """
 
     def __init__(self, template: Template, special: Mapping[str, str], control: Sequence[str]) -> None:
+        from quality.suite.sandbox import compile_template
+
         self.name = template.name
         self._special = special
         self._control = control
-        self._compiled = _compiled(template)
+        secret = token_hex(8)
+        self._marks = f"\ufdd0{secret}", f"\ufdd1{secret}"  # Unicode keeps these for a program's own use
+        self._answer = {"role": ANSWERING, "content": _STAND_IN + secret}
+        self._compiled = compile_template(template, self._marks, DATE)
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render a conversation and find the assistant's words in it.
@@ -88,7 +91,7 @@ class Renderer:
         """
         tools = conversation.tools
         marked = self._text(conversation.messages, tools, conversation.place)
-        text, spans = _without_marks(marked)
+        text, spans = self._without_marks(marked)
         if spans:
             return Rendered(text, spans)
         found = {n: self._find(text, conversation, n) for n in conversation.answers}
@@ -122,9 +125,12 @@ class Renderer:
                 if n_chars > MAX_CHARS:
                     raise OverflowError(f"makes more than {MAX_CHARS} characters")
         except Exception as error:  # a template can raise anything
-            why = " ".join(str(error).split()) or type(error).__name__
+            needs = "needs more memory than it is given" if isinstance(error, MemoryError) else str(error)
+            why = " ".join(needs.split()) or type(error).__name__
             raise TemplateRefusal(f"{place}: {self.name} template: {shown(why)}") from error
-        return "".join(pieces)
+        if not is_whole(text := "".join(pieces)):
+            raise TemplateRefusal(f"{place}: {self.name} template: makes half of a character")
+        return text
 
     def _find(self, text: str, conversation: Conversation, number: int) -> Span | None:
         """Find the words of a message; None where it is not certain which they are."""
@@ -148,11 +154,11 @@ class Renderer:
 
     def _replaced(self, text: str, conversation: Conversation, number: int) -> Span | None:
         """Find a turn by another in its place."""
-        return self._where(_ANSWER, text, conversation, number)
+        return self._where(self._answer, text, conversation, number)
 
     def _content(self, text: str, conversation: Conversation, number: int) -> Span | None:
         """Find a turn's content by another one; its thoughts stay."""
-        return self._where({**conversation.messages[number], **_ANSWER}, text, conversation, number)
+        return self._where({**conversation.messages[number], **self._answer}, text, conversation, number)
 
     def _where(
         self, answer: Mapping[str, Any], text: str, conversation: Conversation, number: int
@@ -168,7 +174,7 @@ class Renderer:
         """Find a turn by another in its place, with nothing between it and the user's next words."""
         messages = conversation.messages
         rest = next((n for n in range(number, len(messages)) if messages[n]["role"] == "user"), len(messages))
-        before, after = self._around([*messages[:number], _ANSWER, *messages[rest:]], conversation)
+        before, after = self._around([*messages[:number], self._answer, *messages[rest:]], conversation)
         mark = self._end_mark(after)
         end = text.find(mark, len(before))
         if not before or not mark or not text.startswith(before) or end < 0:
@@ -188,8 +194,9 @@ class Renderer:
         self, messages: Sequence[Mapping[str, Any]], conversation: Conversation
     ) -> tuple[str, str]:
         """Return what is rendered before and after the stand-in; "" twice where it is not there once."""
-        before, _, after = (self._try(messages, conversation) or "").partition(_STAND_IN)
-        return ("", "") if _STAND_IN in after or not before else (before, after)
+        stand_in = self._answer["content"]
+        before, _, after = (self._try(messages, conversation) or "").partition(stand_in)
+        return ("", "") if stand_in in after or not before else (before, after)
 
     def _try(
         self, messages: Sequence[Mapping[str, Any]], conversation: Conversation, *, prompted: bool = False
@@ -198,7 +205,7 @@ class Renderer:
             marked = self._text(messages, conversation.tools, conversation.place, prompted)
         except TemplateRefusal:
             return None
-        return _without_marks(marked)[0]
+        return self._without_marks(marked)[0]
 
     def _end_mark(self, after: str) -> str:
         """Return the control token that `after` begins with, and the space before it; "" if there is none."""
@@ -206,29 +213,19 @@ class Renderer:
         token = next((token for token in self._control if rest.startswith(token)), None)
         return "" if token is None else after[: len(after) - len(rest) + len(token)]
 
-
-def _compiled(template: Template) -> Any:
-    try:
-        from quality.suite.sandbox import compile_template
-    except ModuleNotFoundError as error:
-        if error.name != "jinja2":
-            raise
-        raise BadRequest("rendering chats needs jinja2: pip install 'gguf-tools[torch]'") from error
-    return compile_template(template, (_BEGIN, _END), DATE)
-
-
-def _without_marks(marked: str) -> tuple[str, tuple[Span, ...]]:
-    """Return a text without marks, and the spans that were between them; what is empty is no span."""
-    pieces: list[str] = []
-    spans: list[Span] = []
-    length = 0
-    for number, part in enumerate(marked.split(_BEGIN)):
-        words, end, rest = part.partition(_END)
-        if number and end and words:
-            spans.append((length, length + len(words)))
-        pieces += (words, rest.replace(_END, ""))
-        length += len(pieces[-2]) + len(pieces[-1])
-    return "".join(pieces), tuple(spans)
+    def _without_marks(self, marked: str) -> tuple[str, tuple[Span, ...]]:
+        """Return a text without marks, and the spans that were between them; what is empty is no span."""
+        pieces: list[str] = []
+        spans: list[Span] = []
+        length = 0
+        begin, end_mark = self._marks
+        for number, part in enumerate(marked.split(begin)):
+            words, end, rest = part.partition(end_mark)
+            if number and end and words:
+                spans.append((length, length + len(words)))
+            pieces += (words, rest.replace(end_mark, ""))
+            length += len(pieces[-2]) + len(pieces[-1])
+        return "".join(pieces), tuple(spans)
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:

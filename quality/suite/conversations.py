@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.named_files import parse_json
-from gguf_tools.text import did_you_mean
+from gguf_tools.files.documents import parse_json
+from gguf_tools.text import did_you_mean, quoted, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERING = "assistant"
@@ -79,11 +79,11 @@ def _conversation(place: str, line: str) -> Conversation:
 
 def _object(place: str, text: str) -> dict[str, Any]:
     try:
-        value = parse_json(text.encode())
+        value = parse_json(text.encode(), strict=True)
     except ValueError as cause:
         raise BadRequest(f"{place}: {_reason(cause)}") from cause
     if not isinstance(value, dict):
-        raise BadRequest(f"{place}: found {json.dumps(value)[:40]}, expected an object")
+        raise BadRequest(f"{place}: found {quoted(value, 40)}, expected an object")
     return value
 
 
@@ -95,12 +95,12 @@ def _reason(cause: ValueError) -> str:
 
 def _message(place: str, message: Any) -> Mapping[str, Any]:
     if not isinstance(message, dict):
-        raise BadRequest(f"{place}: found {json.dumps(message)[:40]}, expected an object")
+        raise BadRequest(f"{place}: found {quoted(message, 40)}, expected an object")
     refuse_unknown(place, message, _MESSAGE_KEYS)
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         hint = did_you_mean(str(role), ROLES) or f", expected one of {', '.join(ROLES)}"
-        raise BadRequest(f"{place}: no such role {role!r}{hint}")
+        raise BadRequest(f"{place}: no such role {quoted(role)}{hint}")
     if not (isinstance(content, str) or (content is None and message.get("tool_calls"))):
         raise BadRequest(f"{place}: content is not a text")
     if "tool_calls" in message:
@@ -118,9 +118,9 @@ def _calls(place: str, role: str, calls: Any) -> Iterator[Mapping[str, Any]]:
             raise BadRequest(f"{place}: a tool call without the name of a function")
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
-            arguments = _object(f"{place}: arguments of {function['name']}", arguments)
+            arguments = _object(f"{place}: arguments of {shown(function['name'])}", arguments)
         if not isinstance(arguments, dict):
-            raise BadRequest(f"{place}: arguments of {function['name']} are not an object")
+            raise BadRequest(f"{place}: arguments of {shown(function['name'])} are not an object")
         yield {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -129,4 +129,4 @@ def refuse_unknown(place: str, given: Mapping[str, Any], known: Collection[str])
     for key in given:
         if key not in known:
             hint = did_you_mean(str(key), known) or f", expected one of {', '.join(known)}"
-            raise BadRequest(f"{place}: unknown key {key!r}{hint}")
+            raise BadRequest(f"{place}: unknown key {quoted(key)}{hint}")

@@ -42,3 +42,6 @@ def compile_template(template: Template, marks: tuple[str, str], date: datetime)
         raise BadRequest(f"{template.name} template{place}: {shown(' '.join(str(error).split()))}") from error
     except RecursionError as error:
         raise BadRequest(f"{template.name} template: is nested too deeply") from error
+    except Exception as error:  # jinja2 checks only some of what it is given, and Python's compiler the rest
+        why = " ".join(str(getattr(error, "msg", error)).split()) or type(error).__name__
+        raise BadRequest(f"{template.name} template: can't be compiled: {shown(why)}") from error

@@ -35,9 +35,9 @@ from typing import Any
 
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest
+from gguf_tools.files.documents import line_of, read_document
 from gguf_tools.files.named_files import read_input_text
-from gguf_tools.files.yaml_text import line_of_key, parse_yaml
-from gguf_tools.text import did_you_mean
+from gguf_tools.text import did_you_mean, quoted, shown
 from quality.suite.conversations import Conversation, parse_conversations, refuse_unknown
 from quality.suite.templates import PLAIN as PLAIN_TEMPLATE
 from quality.suite.templates import Template
@@ -61,7 +61,7 @@ _FILE = "suite.yaml"
 _SUITE_KEYS = ("name", "title", "context", "classes")
 _CLASS_KEYS = ("title", "texts", "read", "context", "scored", "template")
 _NO_TEXT = re.compile(r"\..*|README.*|LICEN[CS]E.*|.*\.(ya?ml|jinja)", re.IGNORECASE)
-_NAME = re.compile(r"[\w.+-]+")
+_NAME = re.compile(r"[\w.+-]{1,80}")
 _CHAT_SUFFIX = ".jsonl"
 
 
@@ -140,18 +140,17 @@ def read_suite(name_or_path: str | PathLike[str], quick: bool = False) -> Suite:
 def _read_folder(folder: Path, quick: bool) -> Suite:
     if (folder / _FILE).exists():
         return _read_yaml(folder / _FILE, quick)
-    given = _Given(folder, "", folder.resolve().name, {}, folder)
+    given = _Given(folder, folder.resolve().name, {}, folder)
     return Suite(given.name, given.name, tuple(given.classes()), quick)
 
 
 def _read_yaml(path: Path, quick: bool) -> Suite:
-    text = read_input_text(path)
-    entries = parse_yaml(path, text)
+    entries = read_document(path)
     if not isinstance(entries, dict):
         raise BadRequest(f"{path}: found no keys, expected some of {', '.join(_SUITE_KEYS)}")
     folder = path.parent
     by_default = folder.resolve().name if path.name == _FILE else path.stem
-    given = _Given(path, text, by_default, entries, folder)
+    given = _Given(path, by_default, entries, folder)
     given.refuse_unknown((), _SUITE_KEYS)
     name = given.text_at(("name",), by_default)
     return Suite(name, given.text_at(("title",), name), tuple(given.classes()), quick)
@@ -162,14 +161,12 @@ class _Given:
     """What is said of a suite.
 
     path     the YAML file, or the folder without one, for messages
-    text     the YAML file's
     name     of the suite, if it isn't said
     entries  the YAML file's
     folder   that its paths are seen from
     """
 
     path: Path
-    text: str
     name: str
     entries: Mapping[str, Any]
     folder: Path
@@ -192,14 +189,14 @@ class _Given:
             raise self.wrong(("classes",), "expected names of classes, each with what is said of it")
         for name, said in named.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                why = f"a class {name!r}, expected letters, digits and any of . _ + -"
+                why = f"a class {quoted(name)}, expected up to 80 letters, digits and any of . _ + -"
                 raise self.wrong(("classes",), why)
             yield self._class(name, {} if said is None else said)
 
     def _class(self, name: str, said: Any) -> TextClass:
         where = ("classes", name)
         if not isinstance(said, dict):
-            raise self.wrong(where, f"found {said!r}, expected keys such as texts")
+            raise self.wrong(where, f"found {quoted(said)}, expected keys such as texts")
         if self.entries.get("classes") is not None:
             self.refuse_unknown(where, _CLASS_KEYS)
         paths = tuple(self._paths(name, said))
@@ -229,29 +226,38 @@ class _Given:
             raise self.wrong(where, "expected a file or a list of them")
         seen: set[Path] = set()
         for pattern in patterns:
-            found = list(self._matching(pattern))
+            found = list(self._matching(where, pattern))
             if not found and "texts" in said:
-                why = "has no texts" if (self.folder / pattern).is_dir() else "no such file"
-                raise self.wrong(where, f"{self.folder / pattern}: {why}")
+                why = "has no texts" if self._inside(where, pattern).is_dir() else "no such file"
+                raise self.wrong(where, f"{self.folder / shown(pattern)}: {why}")
             for path in found:
+                self._inside(where, path)
                 if path not in seen:
                     seen.add(path)
                     yield path
         if not seen:
-            why = f"class {name!r} is empty: no {self.folder / name}, nor {name}.*"
+            why = f"class {quoted(name)} is empty: no {self.folder / name}, nor {name}.*"
             raise self.wrong(("classes", name), why)
 
-    def _matching(self, pattern: str) -> Iterator[Path]:
+    def _inside(self, where: tuple[str, ...], said: str | Path) -> Path:
+        """Return a path of the folder; raises BadRequest where it leads out of it, or can't be one."""
+        try:
+            path = self.folder / said
+            is_inside = path.resolve().is_relative_to(self.folder.resolve())
+            path.exists()  # names that are too long, and what is not to be looked at
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self.wrong(where, f"{quoted(str(said))} is no path ({error.args[-1]})") from error
+        if not is_inside:
+            why = "leads out of the folder of the suite; copy the file into it"
+            raise self.wrong(where, f"{quoted(str(said))} {why}")
+        return path
+
+    def _matching(self, where: tuple[str, ...], pattern: str) -> Iterator[Path]:
         """Yield the texts that a path, or a pattern with *, ? or [], names; of a folder those that it has."""
-        if Path(pattern).is_absolute():
-            found = [Path(pattern)]
-        elif (self.folder / pattern).exists():
-            found = [self.folder / pattern]
+        if (named := self._inside(where, pattern)).exists():
+            found = [named]
         else:
-            try:
-                found = [path for path in sorted(self.folder.glob(pattern)) if path.name[0] != "."]
-            except (ValueError, NotImplementedError):
-                found = []
+            found = [path for path in sorted(self.folder.glob(pattern)) if path.name[0] != "."]
         for path in found:
             if path.is_dir():
                 inside = (each for each in sorted(path.rglob("*")) if each.is_file())
@@ -262,9 +268,8 @@ class _Given:
     def _text(self, name: str, path: Path) -> SuiteText:
         text = read_input_text(path)
         if not text.strip():
-            raise BadRequest(f"{path}: is empty, expected a text of class {name!r}")
-        inside = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path
-        return SuiteText(inside.as_posix(), text)
+            raise BadRequest(f"{path}: is empty, expected a text of class {quoted(name)}")
+        return SuiteText(path.relative_to(self.folder).as_posix(), text)
 
     def _conversations(self, texts: tuple[SuiteText, ...]) -> tuple[Conversation, ...]:
         """Read the conversations of all texts; an error names the file as a user would."""
@@ -277,7 +282,8 @@ class _Given:
         context = said["context"] if own else self.entries.get("context", _CONTEXT)
         if not isinstance(context, int) or isinstance(context, bool) or context < SHORTEST:
             place = (*where, "context") if own else ("context",)
-            raise self.wrong(place, f"found {context!r}, expected a number of tokens, {SHORTEST} or more")
+            why = f"found {quoted(context)}, expected a number of tokens, {SHORTEST} or more"
+            raise self.wrong(place, why)
         return context
 
     def _template(self, where: tuple[str, ...], said: Mapping[str, Any], read: str) -> Template | None:
@@ -288,9 +294,10 @@ class _Given:
             return None
         if word == PLAIN_TEMPLATE.name:
             return PLAIN_TEMPLATE
-        if not (self.folder / word).is_file():
-            raise self.wrong(where, f"{self.folder / word}: no such file, and neither model nor plain")
-        return Template(word, read_input_text(self.folder / word))
+        if not (path := self._inside(where, word)).is_file():
+            why = "no such file, and neither model nor plain"
+            raise self.wrong(where, f"{self.folder / shown(word)}: {why}")
+        return Template(shown(word), read_input_text(path), str(path))
 
     def _word(
         self, where: tuple[str, ...], said: Mapping[str, Any], words: tuple[str, ...], default: str
@@ -298,14 +305,14 @@ class _Given:
         word = said.get(where[-1], default)
         if word not in words:
             hint = did_you_mean(str(word), words) or f", expected {' or '.join(words)}"
-            raise self.wrong(where, f"found {word!r}{hint}")
+            raise self.wrong(where, f"found {quoted(word)}{hint}")
         return str(word)
 
     def text_at(self, where: tuple[str, ...], default: str, said: Mapping[str, Any] | None = None) -> str:
         """Give the text of a key, or `default` where the key is missing."""
         value = (self.entries if said is None else said).get(where[-1], default)
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(where, f"found {value!r}, expected a text")
+            raise self.wrong(where, f"found {quoted(value)}, expected a text")
         return value
 
     def refuse_unknown(self, where: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -313,11 +320,12 @@ class _Given:
         for key in where:
             given = given[key] or {}
         for key in given:
-            refuse_unknown(self._place((*where, str(key))), {key: None}, known)
+            if key not in known:
+                refuse_unknown(self._place((*where, key)), {key: None}, known)
 
     def wrong(self, where: tuple[str, ...], why: str) -> BadRequest:
         """Make the error of a key: with the file, its line, and the key where there is one."""
-        return BadRequest(f"{self._place(where)}: {'.'.join(where) + ': ' if self.text else ''}{why}")
+        return BadRequest(f"{self._place(where)}: {'.'.join(where) + ': ' if self.entries else ''}{why}")
 
-    def _place(self, where: tuple[str, ...]) -> str:
-        return f"{self.path}: line {line_of_key(self.text, where)}" if self.text else str(self.path)
+    def _place(self, where: tuple[Any, ...]) -> str:
+        return f"{self.path}: line {line_of(self.entries, where)}" if self.entries else str(self.path)

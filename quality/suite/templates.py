@@ -16,10 +16,15 @@ _TOOL_USE = "tool_use"
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template; `name` is for people."""
+    """A chat template.
+
+    name   for people
+    place  the file, or the key of a model, that has it, for messages
+    """
 
     name: str
     source: str = field(repr=False)
+    place: str = ""
 
 
 PLAIN = Template(
@@ -55,7 +60,8 @@ def own_template(vocab: Metadata, with_tools: bool) -> Template | None:
     for key, name in (named, main) if with_tools else (main,):
         value = vocab.get(key)
         if value is not None and isinstance(value.data, str) and value.data.strip():
-            return Template(name, value.data)
+            path = getattr(vocab, "path", None)
+            return Template(name, value.data, key if path is None else f"{path}: {key}")
     return None
 
 

@@ -26,8 +26,9 @@ from forward.text.tokens import Cut, Encoder, bos_of, cut_into_chunks, make_enco
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.values import Metadata
 from quality.spelling import spelled
-from quality.suite.chat import Rendered, Renderer, TemplateRefusal
+from quality.suite.chat import Rendered
 from quality.suite.conversations import Conversation
+from quality.suite.rendering import ChatRenderer
 from quality.suite.suite import ALL, CHAT, Suite, TextClass
 from quality.suite.templates import PLAIN, Template, control_tokens, own_template, special_tokens
 
@@ -77,7 +78,8 @@ def tokenise(suite: Suite, vocab: Metadata, vocab_size: int) -> tuple[ClassChunk
     raises      BadRequest for a class without a whole chunk, a template that can't be compiled, or a token
                 outside the vocabulary; BadTokenizer for a tokenizer that is not supported
     """
-    return tuple(_Tokeniser(vocab, vocab_size).classes(suite))
+    with ChatRenderer(special_tokens(vocab), control_tokens(vocab)) as renderer:
+        return tuple(_Tokeniser(vocab, vocab_size, renderer).classes(suite))
 
 
 def class_tokens(
@@ -91,12 +93,15 @@ def class_tokens(
     parse_special  read the spelling of a control token in plain text as that token
     raises         what `tokenise` raises, but that a class may be short
     """
-    yield from _Tokeniser(vocab, vocab_size).streams(suite, notes, parse_special=parse_special)
+    with ChatRenderer(special_tokens(vocab), control_tokens(vocab)) as renderer:
+        tokeniser = _Tokeniser(vocab, vocab_size, renderer)
+        yield from tokeniser.streams(suite, notes, parse_special=parse_special)
 
 
 class _Tokeniser:
-    def __init__(self, vocab: Metadata, vocab_size: int) -> None:
+    def __init__(self, vocab: Metadata, vocab_size: int, renderer: ChatRenderer) -> None:
         self._vocab = vocab
+        self._renderer = renderer
         self._vocab_size = vocab_size
         self._bos = bos_of(vocab)
         self._pieces = spelled(vocab)
@@ -173,13 +178,10 @@ class _Tokeniser:
     def _rendered(
         self, each: TextClass, templates: Sequence[Template], encoder: Encoder, notes: list[str]
     ) -> Iterator[_Chunk]:
-        special, control = special_tokens(self._vocab), control_tokens(self._vocab)
-        renderers = {template: Renderer(template, special, control) for template in dict.fromkeys(templates)}
-        for talk, template in zip(each.conversations, templates, strict=True):
-            try:
-                rendered = renderers[template].render(talk)
-            except TemplateRefusal as refusal:
-                notes.append(str(refusal))
+        found = self._renderer.render(each.conversations, templates)
+        for talk, rendered in zip(each.conversations, found, strict=True):
+            if isinstance(rendered, str):
+                notes.append(rendered)
                 continue
             if rendered.missed:
                 turns = ", ".join(str(number + 1) for number in rendered.missed)

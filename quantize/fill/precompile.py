@@ -122,4 +122,4 @@ def serve() -> None:
     for line in sys.stdin:
         source, target, is_weighted = line.split()
         _compile(Encoding(source, target, is_weighted == "1"))
-        print(target, flush=True)
+        print(target, flush=True)  # noqa: T201

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadArgument, BadOverride, FormatError
+from gguf_tools.expressions import Expression, parse_expression
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
 from gguf_tools.format.hparams import architecture_of
@@ -46,19 +47,19 @@ class Override:
                 shared file or recipe may be for tensors that other models have
     """
 
-    pattern: re.Pattern[str]
+    pattern: Expression
     type: GGMLType
     text: str
     must_match: bool = False
 
     def matches(self, name: str) -> bool:
-        return self.pattern.search(name) is not None
+        return self.pattern.matches(name)
 
     def mistake(self, names: Iterable[str]) -> str:
         """Describe the mistake of a rule that has to match one of the tensors `names`, with the nearest."""
         parts = dict.fromkeys(_LAYER.sub("", name).removesuffix(".weight") for name in names)
         word = re.sub(r"\W", "", _LAYER.sub("", self.text.rpartition("=")[0]).removesuffix(".weight"))
-        return f"'{self.text}' matches no tensor{did_you_mean(word, parts)}"
+        return f"{quoted(self.text)} matches no tensor{did_you_mean(word, parts)}"
 
 
 def parse_override(text: str, *, must_match: bool = False) -> Override:
@@ -68,11 +69,8 @@ def parse_override(text: str, *, must_match: bool = False) -> Override:
     """
     regex, equals, type_name = text.partition("=")
     if not equals or not regex or not type_name:
-        raise BadOverride(f"{text!r}: expected REGEX=TYPE, for instance ffn_down_exps=Q4_K")
-    try:
-        pattern = re.compile(regex, re.IGNORECASE)
-    except re.error as error:
-        raise BadOverride(f"{text!r}: {regex!r} is not a regular expression ({error})") from error
+        raise BadOverride(f"{quoted(text)}: expected REGEX=TYPE, for instance ffn_down_exps=Q4_K")
+    pattern = parse_expression(regex, place=f"{quoted(text)}: ", ignore_case=True, error=BadOverride)
     return Override(pattern, parse_type(type_name, text), text, must_match)
 
 
@@ -97,8 +95,8 @@ def parse_custom_q(text: str) -> tuple[Override, ...]:
     for word in text.split(","):
         if "=" not in word:
             raise BadOverride(
-                f"{text!r}: found {word!r} between commas, expected REGEX=TYPE; an expression can't have a"
-                " comma"
+                f"{quoted(text)}: found {quoted(word)} between commas, expected REGEX=TYPE; an expression"
+                " can't have a comma"
             )
     return parse_overrides(text.split(","))
 
@@ -151,7 +149,7 @@ def parse_type(name: str, text: str | None = None) -> GGMLType:
     text    the option that the name is a part of, for the message
     raises  BadOverride for an unknown type, and for a type that files can't use (`is_internal`)
     """
-    where = "" if text is None else f"{text!r}: "
+    where = "" if text is None else f"{quoted(text)}: "
     try:
         type_ = by_name(name)
     except FormatError as error:
@@ -217,18 +215,18 @@ def parse_kv_override(text: str) -> tuple[str, Value]:
     key, equals, rest = text.partition("=")
     kind, colon, data = rest.partition(":")
     if not equals or not key or not colon:
-        raise BadOverride(f"{text!r}: expected KEY=TYPE:VALUE with TYPE one of int, float, bool, str")
+        raise BadOverride(f"{quoted(text)}: expected KEY=TYPE:VALUE with TYPE one of int, float, bool, str")
     if kind == "int":
         return key, Value.u32(_parse_uint32(data, text))
     if kind == "float":
         return key, Value.f32(_parse_float(data, text))
     if kind == "bool":
         if data not in ("true", "false"):
-            raise BadOverride(f"{text!r}: found {data!r}, expected true or false")
+            raise BadOverride(f"{quoted(text)}: found {quoted(data)}, expected true or false")
         return key, Value.bool_(data == "true")
     if kind == "str":
         return key, Value.string(data)
-    raise BadOverride(f"{text!r}: found type {kind!r}, expected int, float, bool or str")
+    raise BadOverride(f"{quoted(text)}: found type {quoted(kind)}, expected int, float, bool or str")
 
 
 _WORDS = {"uint32": "int", "int32": "int", "float32": "float", "bool": "bool", "string": "str"}

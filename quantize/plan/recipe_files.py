@@ -29,17 +29,16 @@ lacks is what its ggml.h lacks, in 8337e4c (2026-08-15); MXFP4 and Q1_0 (as Q1_0
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadOverride, BadRequest
-from gguf_tools.files.named_files import read_input
-from gguf_tools.files.yaml_text import parse_yaml
+from gguf_tools.files.documents import read_document
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
+from gguf_tools.text import quoted
 from quantize.formats.codecs import CODECS
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import Override, parse_custom_q, parse_override, parse_type
@@ -47,7 +46,7 @@ from quantize.plan.recipes import Recipe, find_recipe
 from quantize.roles import Program
 
 _SUFFIXES = (".json", ".yaml", ".yml")
-_NAME = re.compile(r"[\w.+-]+")
+_NAME = re.compile(r"[\w.+-]{1,80}")
 
 
 @dataclass(frozen=True)
@@ -104,14 +103,12 @@ def read_recipe_file(path: Path) -> Mixture:
     raises  BadOverride  naming the file and the key
             BadRequest   when the file can't be read
     """
-    try:
-        text = read_input(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadOverride(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
-    entries = _entries(path, text)
+    entries = read_document(path, BadOverride)
+    if not isinstance(entries, dict):
+        raise BadOverride(f"{path}: found no keys, expected at least file_type: TYPE")
     unknown = [key for key in entries if key not in _READERS]
     if unknown:
-        raise BadOverride(f"{path}: unknown key {unknown[0]!r}, expected one of {', '.join(_READERS)}")
+        raise BadOverride(f"{path}: unknown key {quoted(unknown[0])}, expected one of {', '.join(_READERS)}")
     if "file_type" not in entries:
         raise BadOverride(f"{path}: file_type is missing, expected a file type such as Q4_K_M")
     values = {}
@@ -140,7 +137,7 @@ def read_recipe_file(path: Path) -> Mixture:
 def _read_name(value: Any) -> str:
     name = _expect(value, str, "a name")
     if not _NAME.fullmatch(name):
-        raise BadOverride(f"found {name!r}, expected letters, digits and any of . _ + -")
+        raise BadOverride(f"found {quoted(name)}, expected up to 80 letters, digits and any of . _ + -")
     return name
 
 
@@ -168,7 +165,7 @@ def _read_flag(value: Any) -> bool:
 
 def _expect(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
-        raise BadOverride(f"found {json.dumps(value, default=str)}, expected {what}")
+        raise BadOverride(f"found {quoted(value)}, expected {what}")
     return value
 
 
@@ -183,42 +180,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "pure": _read_flag,
     "leave-output-tensor": _read_flag,
 }
-
-
-# ---- syntax
-
-
-def _entries(path: Path, text: str) -> dict[str, Any]:
-    parse = _parse_json if path.suffix.lower() == ".json" else _parse_yaml
-    entries = parse(path, text)
-    if not isinstance(entries, dict):
-        raise BadOverride(f"{path}: found no keys, expected at least file_type: TYPE")
-    return entries
-
-
-def _parse_json(path: Path, text: str) -> Any:
-    def refuse_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        return _without_repetition(path, pairs)
-
-    try:
-        return json.loads(text, object_pairs_hook=refuse_repetition)
-    except json.JSONDecodeError as error:
-        raise BadOverride(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}") from error
-    except RecursionError as error:
-        raise BadOverride(f"{path}: nested too deeply") from error
-
-
-def _parse_yaml(path: Path, text: str) -> Any:
-    return parse_yaml(path, text, BadOverride)
-
-
-def _without_repetition(path: Path, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in entries:
-            raise BadOverride(f"{path}: key {key!r} is given twice, expected once")
-        entries[key] = value
-    return entries
 
 
 _FIRST_OF_IK = 97

@@ -28,9 +28,11 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest, FormatError
 from gguf_tools.files.atomic_write import write_whole
-from gguf_tools.files.named_files import read_input
+from gguf_tools.files.documents import read_document
 from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.header import MAX_DIMS
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.text import quoted
 
 _FORMAT, _VERSION = "gguf-tools losses", 1
 
@@ -163,14 +165,12 @@ def read_sensitivities(path: str | os.PathLike[str]) -> Sensitivities:
     raises  FormatError naming the file and the key that is wrong; BadRequest when it can't be read
     """
     path = Path(path)
-    try:
-        data = json.loads(read_input(path))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FormatError(f"{path}: not a losses file ({error})") from error
+    data = read_document(path, FormatError)
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise FormatError(f"{path}: not a losses file, expected a JSON object with format {_FORMAT!r}")
     if data.get("version") != _VERSION:
-        raise FormatError(f"{path}: version {data.get('version')!r} of losses files, expected {_VERSION}")
+        found = quoted(data.get("version"))
+        raise FormatError(f"{path}: version {found} of losses files, expected {_VERSION}")
     tensors = data.get("tensors")
     if not isinstance(tensors, dict) or not tensors:
         raise FormatError(f"{path}: tensors: expected losses of at least one tensor")
@@ -182,13 +182,14 @@ def _read_tensor(where: str, entry: Any) -> TensorSensitivity:
     if not isinstance(entry, dict):
         raise FormatError(f"{where}: expected an object with shape and damage")
     shape, by_type = entry.get("shape"), entry.get("damage")
-    if not isinstance(shape, list) or not shape or not all(type(n) is int and n > 0 for n in shape):
-        raise FormatError(f"{where}: shape is {shape!r}, expected a list of sizes, rows first")
+    is_shape = isinstance(shape, list) and all(type(n) is int and 0 < n < 1 << 63 for n in shape)
+    if not is_shape or not 0 < len(shape) <= MAX_DIMS:
+        raise FormatError(f"{where}: shape is {quoted(shape)}, expected a list of sizes, rows first")
     if not isinstance(by_type, dict) or not (by_type or entry.get("padded")):
-        raise FormatError(f"{where}: damage is {by_type!r}, expected a number for at least one type")
+        raise FormatError(f"{where}: damage is {quoted(by_type)}, expected a number for at least one type")
     padded = entry.get("padded", {})
     if not isinstance(padded, dict):
-        raise FormatError(f"{where}: padded is {padded!r:.60}, expected a number for each type")
+        raise FormatError(f"{where}: padded is {quoted(padded)}, expected a number for each type")
     for type_, value in (*by_type.items(), *padded.items()):
         _check_number(f"{where}: damage of {type_}", value)
         if (shape[-1] % by_name(type_).block_elems != 0) != (type_ in padded):
@@ -201,7 +202,7 @@ def _read_tensor(where: str, entry: Any) -> TensorSensitivity:
 
 def _check_number(where: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise FormatError(f"{where} is {value!r}, expected a number from 0")
+        raise FormatError(f"{where} is {quoted(value)}, expected a number from 0")
 
 
 def _read_mapping(value: Any) -> Mapping[str, Any]:

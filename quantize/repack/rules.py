@@ -7,12 +7,12 @@ rows are looked up one by one, and so do matrices whose rows fill no group.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.expressions import parse_expression
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import REGROUPED
@@ -81,8 +81,8 @@ def plan_regroupings(tensors: Sequence[TensorInfo], options: RepackOptions) -> R
         raise BadArgument(
             "--to and --undo can't be used together: one interleaves rows, one takes them apart"
         )
-    patterns = tuple(map(_expression, options.only))
-    chosen = [info for info in tensors if not patterns or any(p.search(info.name) for p in patterns)]
+    patterns = [parse_expression(text, place="--only ", error=BadArgument) for text in options.only]
+    chosen = [info for info in tensors if not patterns or any(p.matches(info.name) for p in patterns)]
     types = _taken_apart(chosen) if options.undo else _interleaved(chosen, _targets(options.to))
     notes = () if options.undo or options.to else tuple(_left(chosen, types))
     if options.only and not types:
@@ -91,13 +91,6 @@ def plan_regroupings(tensors: Sequence[TensorInfo], options: RepackOptions) -> R
         tuple(Regrouping(TensorInfo(t.name, t.shape, types.get(t.name, t.type)), t.type) for t in tensors),
         notes,
     )
-
-
-def _expression(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise BadArgument(f"--only {text!r} is not a regular expression ({error})") from error
 
 
 def _targets(names: Sequence[str]) -> dict[str, GGMLType]:

@@ -2,7 +2,7 @@
 
 nogil         the executor runs kernels in plain threads
 error_model   "numpy": a scalar division by zero gives inf as in C, instead of a branch that raises
-cache         a kernel is compiled once per machine; see `kernel`
+cache         a kernel is compiled once per machine; see `kernel` and kernel_cache.py
 no fastmath   the bytes must not depend on the compiler's liberties
 no parallel   the executor owns the cores
 
@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import njit
-from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
-from numba.core.runtime import rtsys
+
+from quantize.simd.kernel_cache import kernel_cache
 
 _ROOT = Path(__file__).parents[2]
 """The folder that holds the packages."""
@@ -193,24 +193,6 @@ def inlined(function: Function) -> Function:
     return cast("Function", compiled)
 
 
-class KernelCache(FunctionCache):
-    """numba's cache, without loading the compiler before it is known that something has to be compiled.
-
-    numba loads its implementations of all that a function might call, which takes 0.3 s, before it looks into
-    the cache. Machine code needs none of them, only the runtime that allocates arrays. Before anything is
-    compiled, numba loads them anyway.
-    """
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        rtsys.initialize(target_context)
-        with self._guard_against_spurious_io_errors():
-            try:
-                return self._load_overload(sig, target_context)
-            except (ImportError, AttributeError):  # the index names a class that has another home now
-                self.flush()
-        return None  # also after an error that the guard has swallowed
-
-
 class Kernel(CPUDispatcher):
     """numba's function, compiled without Python's collector of cycles.
 
@@ -237,8 +219,7 @@ def kernel(function: Function) -> Function:
     the kernels as they are compiles nothing.
     """
     dispatcher: Any = Kernel(function, targetoptions={"nopython": True, "boundscheck": None, **OPTIONS})
-    dispatcher._cache = KernelCache(function)
     stamp = closure_hash(function.__module__, Path(function.__code__.co_filename))
-    dispatcher._cache._cache_file._source_stamp = stamp
+    dispatcher._cache = kernel_cache(function, stamp)
     compiled: Function = dispatcher
     return compiled

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,23 @@ def test_numbers_are_those_of_threads(
     assert len(threads) > 50
     for name, array in threads.items():
         np.testing.assert_array_equal(workers[name], array, err_msg=name)
+
+
+def test_workers_get_names_that_hold_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker runs in a folder of its own, and the command's outputs may have relative names."""
+    monkeypatch.chdir(tmp_path)
+    opened: list[Path] = []
+    for kind in (FileStates, cluster._Digesting):
+        init = kind.__init__
+
+        def note(states: FileStates, path: Path, *more: Any, init: Any = init, **choices: Any) -> None:
+            opened.append(path)
+            init(states, path, *more, **choices)
+
+        monkeypatch.setattr(kind, "__init__", note)
+    compute(Path("workers"), ForwardOptions(scheduler="here", memory_bytes=0))
+    assert {path for path in opened if path.name.startswith("layer.")}
+    assert [path for path in opened if path.name.startswith("layer.") and not path.is_absolute()] == []
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 30])

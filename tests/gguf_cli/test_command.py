@@ -38,7 +38,7 @@ def test_code_of_the_body_is_the_exit_code(code: int | None) -> None:
     ("error", "code", "line"),
     [
         (FormatError("f: bad"), 1, "prog: error: f: bad\n"),
-        (ToolkitError("two\nlines"), 1, "prog: error: two lines\n"),
+        (ToolkitError("two\nlines"), 1, "prog: error: two\\nlines\n"),
         (OSError(errno.ENOSPC, "No space left", "out"), 1, "prog: error: out: No space left\n"),
         (OSError(errno.EIO, "Input/output error"), 1, "prog: error: Input/output error\n"),
         (OSError("just text"), 1, "prog: error: just text\n"),
@@ -73,7 +73,9 @@ def test_reader_that_stops_reading_is_no_error() -> None:
         "import sys; from gguf_cli import command\n"
         "def body(args):\n"
         "    for i in range(100000): print('line', i)\n"
-        "sys.exit(command.run(command.make_parser('prog', 'd', version='1'), body, []))\n"
+        "parser = command.make_parser('prog', 'd', version='1')\n"
+        "parser.set_defaults(answers=True)\n"
+        "sys.exit(command.run(parser, body, []))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE

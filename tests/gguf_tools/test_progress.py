@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
@@ -25,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all that is printed taken for a terminal's."""
-    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(progress, "has_terminal", lambda: True)
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:

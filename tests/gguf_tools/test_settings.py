@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gguf_tools.system import settings
-from gguf_tools.system.settings import ONE_BLAS_THREAD, SharedSetting
+from gguf_tools.system.settings import ONE_BLAS_THREAD, shared_setting
 
 
 def test_the_last_who_leaves_restores_what_was_before() -> None:
     now = ["before"]
-    setting = SharedSetting(lambda: now[-1], now.append, "held")
+    setting = shared_setting(lambda: now[-1], now.append, "held")
     for _ in range(2):  # two who enter, and leave in the order in which they came
         setting.__enter__()
         assert now[-1] == "held"

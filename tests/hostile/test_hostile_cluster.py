@@ -21,9 +21,11 @@ from gguf_tools.files.partial_file import PartialFile
 from quantize.fill.chunks import ChunkTask, RowsDigest
 from quantize.fill.filling import Filler
 from tests.hostile.test_changed_inputs import after_chunks, write_source
-from tests.support.dask_cluster import dask_cluster, workers_in_threads
+from tests.support.dask_cluster import REPOSITORY, dask_cluster, workers_in_threads
 
 pytest.importorskip("distributed")
+
+DIES_WHEN_ASKED = REPOSITORY / "tests" / "support" / "dies_when_asked.py"
 
 
 @pytest.fixture
@@ -75,6 +77,18 @@ def test_a_scheduler_that_dies_is_one_line(
     del caught
     gc.collect()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_while_it_is_asked_is_not_missed(source: Path, tmp_path: Path) -> None:
+    quantize.quantize(source, tmp_path / "right.gguf", "Q8_0")
+    with dask_cluster(tmp_path / "dask", 1, "--no-nanny") as processes:
+        dying = processes.start_worker("--no-nanny", "--preload", str(DIES_WHEN_ASKED))
+        with connect.open_cluster(processes.address) as cluster:
+            cluster.client.wait_for_workers(2, timeout=60)
+            quantize.quantize(source, tmp_path / "out.gguf", "Q8_0", scheduler=processes.address)
+        assert dying.wait() == -signal.SIGKILL
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "right.gguf").read_bytes()
 
 
 # ---- workers that lie

@@ -32,7 +32,7 @@ from quality.report.charts import (
     size_chart,
     tokens_chart,
 )
-from quality.report.class_charts import ClassRows, Mark, class_chart
+from quality.report.class_charts import ClassRows, Mark, class_chart, floor_text
 from quality.report.points import Point
 from quality.report.style import DARK, LIGHT
 from quality.report.svg import SERIES
@@ -208,6 +208,12 @@ def test_a_noise_floor_is_drawn_where_it_is_near() -> None:
     near, far = (shaded([floor] * 5) for floor in (0.005, 1e-6))
     assert near - shaded(None) == 5
     assert far == shaded(None)
+    said = [floor_text(class_rows(2, floors=floors)) for floors in ([0.005] * 5, [1e-6] * 5, None)]
+    assert said == [
+        "What the grey steps cover is noise.",
+        "The noise floor, 1e-06 at most, is below what the axis shows.",
+        "The noise floor was not measured (--noise-floor).",
+    ]
 
 
 # ---- Colours

@@ -11,8 +11,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.values import Kind, Metadata
 from gguf_tools.scan.header import items_of
 from gguf_tools.scan.templates.names import CHECK, search_text
+from gguf_tools.scan.templates.process import end_worker, start_worker
 from gguf_tools.system.locks import can_limit
 from gguf_tools.text import printable, quoted
 
@@ -198,11 +197,7 @@ def _safe(text: str) -> str:
 
 def ask_worker(job: dict[str, Any], limits: Limits) -> Answer:
     """Give a worker a job (see worker.py), and end it when it takes too long or answers too much."""
-    command = [sys.executable, "-P", "-m", "gguf_tools.scan.templates.worker"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
-        env={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}, start_new_session=True,
-    )  # fmt: skip
+    process = start_worker("gguf_tools.scan.templates.worker")
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -214,9 +209,7 @@ def ask_worker(job: dict[str, Any], limits: Limits) -> Answer:
             process.kill()
         code = process.wait()
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        end_worker(process)
     answer = Answer()
     for line in output.splitlines():
         answer.add(line)

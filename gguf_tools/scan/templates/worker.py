@@ -25,10 +25,9 @@ from jinja2.exceptions import TemplateSyntaxError
 
 from gguf_tools.findings import Level
 from gguf_tools.scan.templates import rendering, syntax_tree
+from gguf_tools.scan.templates.process import EXIT_BREAKOUT
 from gguf_tools.system.locks import limit_process
 from gguf_tools.text import quoted
-
-EXIT_BREAKOUT = 86
 
 # What jinja2, and methods of texts, import on their way. Once a template is there, an import is a way out.
 _IMPORTED_LATE = (
@@ -40,7 +39,6 @@ _REHEARSAL = """{% macro say(x) %}{{ x|trim|tojson }}{% endmacro %}{% set a = na
 {{ raise_exception('x') }}"""
 
 # What compiling and running Python code cannot do without.
-# What compiling and running Python code cannot do without.
 _ALLOWED_EVENTS = frozenset((
     "compile", "exec", "code.__new__", "object.__getattr__", "builtins.id", "sys._getframe",
     "sys.excepthook", "sys.unraisablehook",
@@ -49,37 +47,37 @@ _ALLOWED_EVENTS = frozenset((
 
 def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
-    _rehearse()
+    rehearse()
     give_up(job["cpu_seconds"], job["memory_bytes"])
     try:
         _work(job)
     except RecursionError:
-        _answer({"level": Level.BAD, "text": "is nested too deeply for a parser"})
+        answer({"level": Level.BAD, "text": "is nested too deeply for a parser"})
     except MemoryError:
-        _answer({"level": Level.BAD, "text": "needs more memory than it is given"})
+        answer({"level": Level.BAD, "text": "needs more memory than it is given"})
     except TemplateSyntaxError as error:
-        _answer({"broken": f"line {error.lineno}: {quoted(error.message or '', 200)}"})
+        answer({"broken": f"line {error.lineno}: {quoted(error.message or '', 200)}"})
     except Exception as error:  # of jinja2's, which checks only some of what it is given
-        _answer({"broken": f"{type(error).__name__}: {quoted(str(error), 200)}"})
-    _answer({"stage": "done"})
+        answer({"broken": f"{type(error).__name__}: {quoted(str(error), 200)}"})
+    answer({"stage": "done"})
 
 
 def _work(job: dict[str, Any]) -> None:
     source = job["template"]
-    _answer({"stage": "parse"})
+    answer({"stage": "parse"})
     sandbox = rendering.Sandbox()
     tree = sandbox.parse(source)
     for level, text in syntax_tree.remarks_on(tree, sandbox):
-        _answer({"level": level, "text": text})
+        answer({"level": level, "text": text})
     if job["run"]:
-        _answer({"stage": "run"})
+        answer({"stage": "run"})
         outcome = rendering.run(source, job["special"], job["max_chars"])
         for level, text in outcome.remarks:
-            _answer({"level": level, "text": text})
-        _answer({"tried": outcome.summary(job["special"])})
+            answer({"level": level, "text": text})
+        answer({"tried": outcome.summary(job["special"])})
 
 
-def _rehearse() -> None:
+def rehearse() -> None:
     """Load everything that trying a template needs."""
     for name in _IMPORTED_LATE:
         importlib.import_module(name)
@@ -88,24 +86,30 @@ def _rehearse() -> None:
     rendering.run(_REHEARSAL, {}, 1000)
 
 
-def give_up(cpu_seconds: int, memory_bytes: int) -> None:
-    """Give up time, memory, files, processes and core dumps, for good; then watch Python itself."""
+def give_up(cpu_seconds: int | None, memory_bytes: int) -> None:
+    """Give up time, memory, files, processes and core dumps, for good; then watch Python itself.
+
+    cpu_seconds  None: the caller has another bound
+    """
     limit_process(cpu_seconds, memory_bytes)
     sys.addaudithook(_watch)
 
 
-def _watch(event: str, _: tuple[Any, ...]) -> None:
-    if event not in _ALLOWED_EVENTS:
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    # For the message of a SyntaxError, Python looks for the line in a file of the template's name.
+    is_error = event == "open" and arguments[:1] == ("<template>",)
+    if event not in _ALLOWED_EVENTS and not is_error:
         _break_off(event)
 
 
 def _break_off(event: str) -> NoReturn:
     text = f"has Python do what no prompt needs, and was ended before it did: {quoted(event)}"
-    _answer({"level": Level.BAD, "text": text})
+    answer({"level": Level.BAD, "text": text})
     os._exit(EXIT_BREAKOUT)
 
 
-def _answer(line: dict[str, Any]) -> None:
+def answer(line: dict[str, Any]) -> None:
+    """Write a line of the answer."""
     os.write(1, json.dumps(line).encode() + b"\n")
 
 

@@ -69,6 +69,14 @@ def test_what_a_user_should_know_is_found(change: dict[str, int], kind: str) -> 
     assert [finding.kind for finding in report.findings()] == [kind]
 
 
+@pytest.mark.parametrize(("tensor", "told"), [("ffn_down_exps", True), ("ffn_down", False)])
+def test_experts_are_spoken_of_where_there_are_some(tensor: str, told: bool) -> None:
+    few = replace(PART, tensor=f"blk.1.{tensor}.weight", n_seen=100)
+    (found,) = Report((few,), HoldoutSplit.of(8, 64)).findings()
+    assert ("experts" in found.text) == told
+    assert "a longer text would do better" in found.text
+
+
 @pytest.mark.parametrize(("n_cols", "kinds"), [(256, ["little text"]), (192, [])])
 def test_columns_of_padding_need_no_tokens(n_cols: int, kinds: list[str], tmp_path: Path) -> None:
     records = Records(tmp_path / "records.jsonl", "a")
@@ -91,6 +99,7 @@ def test_a_plan_counts_no_padding_either(n_cols: int, told: str | None) -> None:
     found = [finding.text for finding in amount_findings(plan, 1)]
     assert len(found) == (told is not None)
     assert told is None or told in found[0]
+    assert not any("third" in each for each in found), "how much better differs from model to model"
 
 
 def test_one_chunk_is_told() -> None:

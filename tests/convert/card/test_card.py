@@ -209,5 +209,5 @@ def test_a_stranger_s_names_can_not_leave_the_table(tmp_path: Path) -> None:
     assert front_matter(tmp_path)["license"] == "mit\nbase_model: x"
     prose = (tmp_path / "README.md").read_text().split("```")[::2]  # without what is for a shell
     lines = "".join(prose).splitlines()
-    assert [line for line in lines if line.startswith("# ")] == [r"# 'a\n# b | c', GGUF"]
-    assert any(r"Importance matrix `''\|\n'`" in line for line in lines)
+    assert [line for line in lines if line.startswith("# ")] == [r"# 'a\\n\# b \| c', GGUF"]
+    assert any(r"Importance matrix '\`\|\\n', collected" in line for line in lines)

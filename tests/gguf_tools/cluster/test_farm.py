@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import pickle
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gguf_tools.cluster import connect
 from gguf_tools.cluster import worker as at_work
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob, job_path, posted
@@ -185,3 +189,96 @@ def test_nobody_waits_for_workers_that_never_come(cluster: Cluster, tmp_path: Pa
     deserted = Deserted(cluster.client, "here")
     with pytest.raises(ClusterError, match=r"^here: all workers are gone$"):
         do_all(deserted, Doubling(tmp_path / "log"), tmp_path / "out", 3, Pace(idle_seconds=1.0))
+
+
+class Losing(Cluster):
+    """A cluster whose first worker is lost, which its scheduler notices when asked so many times."""
+
+    def __init__(self, cluster: Cluster, noticed_at: int) -> None:
+        super().__init__(cluster.client, "here")
+        self.lost, self._left = min(cluster.workers()), noticed_at
+
+    def workers(self) -> dict[str, int]:
+        self._left -= 1
+        return {
+            address: n for address, n in super().workers().items() if address != self.lost or self._left > 0
+        }
+
+    def _ask(self, addresses: Iterable[str], *more: Any) -> dict[str, Any]:
+        asked = set(addresses)
+        found: dict[str, Any] = {}
+        if self.lost in asked:
+            found[self.lost] = ConnectionResetError("in <TCP (closed)>: Stream is closed")
+        return found | (super()._ask(asked - {self.lost}, *more) if asked - {self.lost} else {})
+
+
+def test_a_worker_that_is_lost_while_it_is_asked_is_no_refusal(cluster: Cluster, tmp_path: Path) -> None:
+    for noticed_at in (2, 4):
+        losing = Losing(cluster, noticed_at)
+        assert do_all(losing, Doubling(tmp_path / "log"), tmp_path / "out", 5).keys() == set(range(5))
+
+
+def test_a_worker_that_the_scheduler_never_reaches_is_named(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "WORKER_SECONDS", 0.2)
+    losing = Losing(cluster, 1_000_000)
+    with pytest.raises(ClusterError, match=rf"^here: worker {losing.lost}: ConnectionResetError: in <TCP"):
+        do_all(losing, Doubling(tmp_path / "log"), tmp_path / "out", 5)
+
+
+@pytest.mark.parametrize("n_silent", [1, 2])
+def test_a_worker_that_is_silent_is_passed_over_where_another_answers(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_silent: int
+) -> None:
+    silent = sorted(cluster.workers())[:n_silent]
+    run = cluster.client.run
+
+    async def hang(*arguments: Any, workers: list[str], **options: Any) -> dict[str, Any]:
+        if workers[0] in silent:
+            await asyncio.sleep(60)
+        answer: dict[str, Any] = await run(*arguments, workers=workers, **options)
+        return answer
+
+    monkeypatch.setattr(cluster.client, "run", hang)
+    monkeypatch.setattr(cluster, "_forget", lambda _: None)
+    monkeypatch.setattr(connect, "WORKER_SECONDS", 0.2)
+    if n_silent == 1:
+        assert len(do_all(cluster, Doubling(tmp_path / "log"), tmp_path / "out", 5)) == 5
+    else:
+        with pytest.raises(ClusterError, match=r"^here: a worker has not answered for 0\.2 s$"):
+            do_all(cluster, Doubling(tmp_path / "log"), tmp_path / "out", 5)
+
+
+@pytest.mark.parametrize("status", ["lost", "pending", "cancelled"])
+def test_an_answer_that_has_come_is_good_after_its_worker_is_lost(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    take = Farm._take
+
+    def take_late(farm: Farm[int], batch: Any, future: Any, answer: Any) -> None:
+        future._state.status = status
+        take(farm, batch, future, answer)
+
+    monkeypatch.setattr(Farm, "_take", take_late)
+    job = Doubling(tmp_path / "log")
+    assert do_all(cluster, job, tmp_path / "out", 50) == {item: [2 * item] for item in range(50)}
+
+
+def test_a_batch_whose_answer_is_lost_is_given_out_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, n_lost = Farm._take, 0
+
+    def take_lost(farm: Farm[int], batch: Any, future: Any, answer: Any) -> None:
+        nonlocal n_lost
+        if not batch.n_lost:
+            n_lost += 1
+            answer = concurrent.futures.Future()
+            answer.set_exception((ConnectionResetError(), concurrent.futures.CancelledError())[n_lost % 2])
+        take(farm, batch, future, answer)
+
+    monkeypatch.setattr(Farm, "_take", take_lost)
+    job = Doubling(tmp_path / "log")
+    assert do_all(cluster, job, tmp_path / "out", 20) == {item: [2 * item] for item in range(20)}
+    assert n_lost

@@ -160,7 +160,7 @@ def test_arguments_that_make_no_sense(
         (["set", "a.gguf", "a.u8=1", "-o", "a.gguf"], "a.gguf: is an input of this run"),
         (["remove-key", "a.gguf", "general.architecture"], "a.gguf: key 'general.architecture' can't be"),
         (["rename", "a.gguf", "nope=x"], "a.gguf: no tensor 'nope'"),
-        (["rename", "a.gguf", "--regex", "(=x"], "a.gguf: '(' -> 'x': not a regular expression"),
+        (["rename", "a.gguf", "--regex", "(=x"], "a.gguf: '(' is not a regular expression"),
         (["split", "nope.gguf", "m"], "nope.gguf: No such file or directory"),
         (["split", "a.gguf", "no/m"], "no/m-00001-of-00001.gguf.partial: can't be created: No such file"),
         (["merge", "a.gguf", "b.gguf"], "a.gguf: is a whole model, no part of a split set"),

@@ -268,7 +268,7 @@ def test_tensors_are_renamed_by_pattern() -> None:
     [
         ("nope", "x", "'nope' matches no tensor"),
         ("(", "x", "not a regular expression"),
-        ("blk", r"\2", "not a regular expression: invalid group reference"),
+        ("blk", r"\2", r"'blk' can't be replaced by .* \(invalid group reference"),
         (r"\.[ab]\.", ".", "tensors 'blk.0.a.weight' and 'blk.0.b.weight' would both be 'blk.0.weight'"),
         (".*", "", "would have no name"),
     ],

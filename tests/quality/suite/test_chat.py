@@ -22,6 +22,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 from quality.suite.chat import DATE, Renderer, TemplateRefusal
 from quality.suite.conversations import Conversation
+from quality.suite.rendering import ChatRenderer
 from quality.suite.suite import read_suite
 from quality.suite.templates import PLAIN, Template, control_tokens, special_tokens
 from quality.suite.tokenise import ClassChunks, tokenise
@@ -298,7 +299,7 @@ def test_a_suite_may_give_the_template(tmp_path: Path) -> None:
         ("{{ messages.append(1) }}", "the model's template: access to attribute 'append'"),
         ("{{ messages.__class__.mro() }}", "the model's template: access to attribute '__class__'"),
         ("{{ 1 / 0 }}", "the model's template: division by zero"),
-        ("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "template: makes more than 16777216"),
+        ("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "template: makes more than 4194304"),
     ],
 )
 def test_errors_of_templates_are_one_line(source: str, error: str, tmp_path: Path) -> None:
@@ -310,11 +311,11 @@ def test_errors_of_templates_are_one_line(source: str, error: str, tmp_path: Pat
 
 
 def test_without_jinja2_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("quality.suite.sandbox", "gguf_tools.scan.templates.rendering"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(BadRequest, match=r"needs jinja2: pip install 'gguf-tools\[torch\]'"):
-        Renderer(PLAIN, {}, ())
+    with ChatRenderer({}, ()) as renderer:
+        found = renderer.render([conversation("one turn")], [PLAIN])
+        with pytest.raises(BadRequest, match=r"needs jinja2: pip install 'gguf-tools\[torch\]'"):
+            next(found)
 
 
 def test_conversations_are_given_as_copies() -> None:

@@ -81,6 +81,21 @@ def test_the_page_begins_with_what_it_says(evaluation: SuiteEvaluation, page: st
     assert "Better on all classes." in said
 
 
+def test_the_page_says_of_the_noise_floor_what_is_there(evaluation: SuiteEvaluation, page: str) -> None:
+    assert "What the grey steps cover is noise." in page
+    none = {name: replace(each, noise=None) for name, each in evaluation.by_class.items()}
+    unmeasured = suite_page(replace(evaluation, by_class=none))
+    assert "The noise floor was not measured (--noise-floor)." in unmeasured
+    assert "grey" not in unmeasured
+
+
+def test_the_page_says_that_intervals_by_class_are_corrected(evaluation: SuiteEvaluation, page: str) -> None:
+    assert "Intervals and verdicts by class are corrected for the number of classes" in page
+    (first, _) = evaluation.to_json()["comparisons"]
+    assert first["all"]["level"] == 0.95
+    assert [each["level"] for each in first["classes"].values()] == 3 * [pytest.approx(1 - 0.05 / 3)]
+
+
 def test_identifiers_are_unique_and_nothing_is_loaded(page: str) -> None:
     counts = Counter(
         element.get("id") for svg in drawings(page) for element in svg.iter() if element.get("id") is not None

@@ -43,8 +43,8 @@ def _contents(**changes: Any) -> dict[str, Any]:
         (_contents(shape=[4, 100]), "t: damage of Q4_K, whose blocks do not divide rows of 100"),
         (_contents(damage={}), "t: damage is {}, expected a number for at least one type"),
         (_contents(damage={"Q4_K": -1.0}), "t: damage of Q4_K is -1.0, expected a number from 0"),
-        (_contents(damage={"Q4_K": True}), "t: damage of Q4_K is True, expected a number from 0"),
-        (_contents(damage={"Q4_K": float("nan")}), "t: damage of Q4_K is nan, expected a number from 0"),
+        (_contents(damage={"Q4_K": True}), "t: damage of Q4_K is true, expected a number from 0"),
+        (_contents(damage={"Q4_K": float("nan")}), "'NaN' is no finite number"),
         (_contents(damage={"Q9": 1.0}), "Q9"),
         (_contents(ratio="a"), "t: ratio is 'a', expected a number from 0"),
     ],
@@ -59,7 +59,7 @@ def test_a_wrong_file_is_refused_by_file_and_key(tmp_path: Path, contents: Any, 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b"\xff\xfe{")
-    with pytest.raises(FormatError, match="not a losses file"):
+    with pytest.raises(BadRequest, match="not UTF-8"):
         read_sensitivities(tmp_path / "x.json")
 
 
