@@ -54,13 +54,6 @@ class NumberType:
             return True
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
-    def checked(self, name: str, value: Any) -> Any:
-        """Return a value that was read somewhere; raises BadArgument, with its name, for another number."""
-        if not self.holds(value):
-            found = f"an int of {value.bit_length()} bits" if isinstance(value, int) else quoted(str(value))
-            raise BadArgument(f"{name} is {found}, expected {self}")
-        return value
-
     def parse(self, text: str) -> float:
         """Read a number in decimal digits, without blanks; one that is whole as an int.
 
@@ -100,12 +93,6 @@ GIGABYTES = NumberType(0, 1 << 20, whole=False)
 BYTES = NumberType(0, 1 << 60)
 SIZE = NumberType(1, 1 << 60, whole=False)
 """Bytes of a file that is to be made."""
-
-PERPLEXITY = NumberType(0, 10**300, whole=False, above=True)
-DIVERGENCE = NumberType(-1, 10**6, whole=False)
-"""Nats a token, and estimates of them, which may be below 0."""
-
-SHARE = NumberType(0, 1, whole=False)
 
 BITS = NumberType(0, 64, whole=False, above=True)
 """Bits per weight."""

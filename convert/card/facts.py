@@ -331,7 +331,9 @@ def read_report(path: Path) -> Report:
             files={Path(model["path"]).name: _measures(model) for model in content["models"]},
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {shown(str(error))}"
+        is_of_suite = isinstance(content, dict) and "suite" in content
+        what = "it is of a suite, and a card tells of one text" if is_of_suite else shown(str(error))
+        why = f"{what} is missing" if isinstance(error, KeyError) and not is_of_suite else what
         raise BadRequest(f"{path}: not a report of `evaluate --json` ({why})") from error
 
 

@@ -81,7 +81,7 @@ def test_other_decisions_are_refused(tmp_path: Path) -> None:
     with Record(tmp_path) as record:
         record.begin("step", {"x": 1, "y": 2})
         a.write_text("a")
-        with pytest.raises(BadRequest, match=r"was begun with another y \(2, now 3\); .* --restart"):
+        with pytest.raises(BadRequest, match=r"was begun with another y \(2, now 3\); .* restart=True"):
             record.is_finished("step", {"x": 1, "y": 3}, [a])
         assert record.differs("step", {"x": 1, "y": 3})
         record.forget("step", [a])

@@ -150,11 +150,11 @@ def test_input_is_left_alone() -> None:
         ("new=1", "'new' is new: say its type, as in new=str:1"),
         ("llama.block_count=1", "is new: say its type"),
         ("own.number=40000", "'40000' is not a number that int16 can hold"),
-        ("general.file_type=str:7", "'7' is string, llama.cpp reads uint32; use --force"),
-        ("deepseek2.block_count=i32:3", "3 is int32, llama.cpp reads uint32; use --force"),
+        ("general.file_type=str:7", "'7' is string, llama.cpp reads uint32; use force=True"),
+        ("deepseek2.block_count=i32:3", "3 is int32, llama.cpp reads uint32; use force=True"),
         ("deepseek2.attention.head_count=f32:3", "reads uint32 or array of int32 or array of uint32"),
-        ("own.number=i32:5", "5 is int32, the file has int16; use --force"),
-        ("general.architecture=llama", r"nobody would read keys like 'deepseek2\.block_count'; use --"),
+        ("own.number=i32:5", "5 is int32, the file has int16; use force=True"),
+        ("general.architecture=llama", r"nobody would read keys like 'deepseek2\.block_count'; use force=True"),
     ],
 )
 def test_what_would_break_the_file_is_refused(argument: str, message: str) -> None:

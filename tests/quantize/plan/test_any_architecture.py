@@ -125,7 +125,7 @@ def test_mmproj_files_need_no_number_of_layers() -> None:
 )
 def test_a_missing_number_of_layers_can_be_set(number: dict[str, Value], found: str) -> None:
     metadata = {"general.architecture": Value.string("llama"), **number}
-    way = f"llama.block_count: {found}, expected the number of layers; --override-kv llama.block_count=int:N"
+    way = f"llama.block_count: {found}, expected the number of layers; kv_overrides llama.block_count=int:N"
     with pytest.raises(BadRequest, match=re.escape(way)):
         ModelFacts.from_metadata(metadata)
     assert ModelFacts.from_metadata(metadata, has_layers=False).n_layers == 0
