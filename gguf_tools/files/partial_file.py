@@ -198,7 +198,8 @@ class GGUFWriter:
         A crash of the machine may cost the mark, and a kill may come between the header and the name.
         """
         status = os.fstat(self._fd)
-        if not status.st_size or status.st_ino in sealed or files.read_at(self._fd, len(_MARK), 0) == _MARK:
+        start = files.read_at(self._fd, len(_MARK), 0)  # all there is, where a kill has cut the mark
+        if status.st_ino in sealed or start == _MARK[: status.st_size]:
             return True
         if status.st_size != self.layout.total_bytes:
             return False

@@ -246,7 +246,7 @@ def run_once(output: Path, *, is_killed: bool) -> None:
 def test_runs_that_begin_and_end_beside_a_clean(tmp_path: Path) -> None:
     output = tmp_path / "out.gguf"
     with cleaning(tmp_path):
-        for number in range(60):
+        for number in range(24):
             run_once(output, is_killed=number % 2 == 0)
     list(leftovers.leftovers(tmp_path, remove=True))
     assert tree(tmp_path) == {"out.gguf"}

@@ -22,10 +22,17 @@ from tests.support.trained_model import EXAMPLE
 GONE = "the working directory is gone; change to one that is there"
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "in.gguf"
+    write_mixture_model(path)
+    return path
+
+
 @pytest.fixture
-def gone(tmp_path: Path) -> Iterator[Path]:
+def gone(model: Path, tmp_path: Path) -> Iterator[Path]:
     """Work in a folder that is gone; give one with a model."""
-    write_mixture_model(tmp_path / "in.gguf")
+    (tmp_path / "in.gguf").symlink_to(model)
     (tmp_path / "gone").mkdir()
     before = Path.cwd()
     os.chdir(tmp_path / "gone")

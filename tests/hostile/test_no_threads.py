@@ -61,7 +61,7 @@ print(seen, os.environ.get("OPENBLAS_NUM_THREADS"))
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NPROC)[0] < 0, reason="needs a limit of processes")
-@pytest.mark.parametrize("before", [None, "2"])
+@pytest.mark.parametrize("before", ["2", pytest.param(None, marks=pytest.mark.slow)])
 def test_numpy_is_imported_with_one_thread(before: str | None) -> None:
     env = {key: text for key, text in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
     env |= {} if before is None else {"OPENBLAS_NUM_THREADS": before}
