@@ -76,9 +76,9 @@ def evaluating(
     check  called before anything is computed
     """
     options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
+    _refuse_to_replace(options)
     models = [*paths, options.against, *_computed(base, options)]
     refuse_early([options.logits], [None if text is None else Path(text)], models)
-    _refuse_to_replace(options)
     require_torch("evaluating models")
     from quality.run import evaluated
     from quality.texts import OneText

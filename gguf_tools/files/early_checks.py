@@ -28,15 +28,15 @@ def refuse_early(
     raises   OutputError for an output that can't be written, BadRequest for a text that can't be read,
              MissingModel for a model that isn't there
     """
-    for model in models:
-        if model is not None:
-            refuse_missing_model(model)
     for output in outputs:
         if output is not None:
             refuse_unwritable(output)
     for text in texts:
         if text is not None and not (folders and text.is_dir()):
             read_corpus(text)
+    for model in models:
+        if model is not None:
+            refuse_missing_model(model)
 
 
 def refuse_missing_model(path: Path) -> None:

@@ -46,7 +46,7 @@ def test_what_a_recipe_would_do(model: Path, tmp_path: Path) -> None:
         " tensors: blk.0-2,5,8,11,14,17,20,23-26.ffn_down_exps.weight",
         "warning: Q5_0 instead of Q4_K, because rows of 1408 can't be cut into blocks of 256: 14 of 190"
         " tensors: blk.3-4,6-7,9-10,12-13,15-16,18-19,21-22.ffn_down_exps.weight",
-        "warning: 32.4 % of the weights have another type than the one asked for; --pad 256: padding with"
+        "warning: 32.4 % of the weights have another type than the one asked for; pad=256: padding with"
         " zeros (deepseek2.expert_feed_forward_length 1408 -> 1536): 10,293,460,992 bytes of tensors with it,"
         " 10,367,102,976 without (-0.71 %); 14 tensors Q4_K instead of Q5_0; 13 tensors Q6_K instead of Q8_0",
         "note: F16 instead of Q4_K, because rows of 128 can't be cut into blocks of 256: 1 of 190 tensors:"
@@ -124,7 +124,7 @@ def test_the_command_says_by_its_exit_code_whether_a_run_would_stop(
     # In either order: that of quantize, and the one that lint had at first.
     for words in ([str(model), "q5"], ["q5", str(model)]):
         assert gguf_cli.quantize.main(["lint", *words]) == 2
-        assert "unknown file type 'q5'; did you mean Q5_0" in capsys.readouterr().err
+        assert "unknown file type 'q5': a number of bits" in capsys.readouterr().err
     assert gguf_cli.quantize.main(["lint"]) == 2
 
 

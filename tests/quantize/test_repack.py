@@ -179,10 +179,10 @@ def test_only_what_is_named_is_regrouped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (RepackOptions(to=("Q4_K",)), "--to Q4_K: not an interleaved type, expected some of Q4_0_R8, "),
-        (RepackOptions(to=("iq1_s_r4",)), "--to iq1_s_r4: no type is iq1_s_r4 regrouped: its rows have one"),
-        (RepackOptions(to=("Q4_0_R8",), undo=True), "--to and --undo can't be used together"),
-        (RepackOptions(only=("(",)), r"--only '\(' is not a regular expression"),
+        (RepackOptions(to=("Q4_K",)), "to Q4_K: not an interleaved type, expected some of Q4_0_R8, "),
+        (RepackOptions(to=("iq1_s_r4",)), "to iq1_s_r4: no type is iq1_s_r4 regrouped: its rows have one"),
+        (RepackOptions(to=("Q4_0_R8",), undo=True), "to and undo=True can't be used together"),
+        (RepackOptions(only=("(",)), r"only '\(' is not a regular expression"),
     ],
 )
 def test_wrong_orders_are_refused(options: RepackOptions, complaint: str) -> None:

@@ -67,7 +67,7 @@ MTP = ModelFacts("glm4moe", n_layers=5, n_heads=4, n_kv_heads=4, n_mtp_layers=2)
 @pytest.mark.parametrize(
     ("lacking", "rule", "why"),
     [
-        ({"blk.4."}, r"--tensor-type 'blk\.4\.=Q4_K'", "; layer 4 is for multi-token prediction (MTP)"),
+        ({"blk.4."}, r"overrides 'blk\.4\.=Q4_K'", "; layer 4 is for multi-token prediction (MTP)"),
         ({"blk.3.", "blk.4."}, r"'blk\.(3|4)\.=Q4_K'", "; layers 3-4 are for multi-token prediction"),
         ({"blk.2."}, r"'blk\.2\.=Q4_K'", ""),
         ({"blk.1.attn_q", "blk.2.attn_q"}, r"'blk\.(1|2)\.attn_q\.weight$=Q4_K'", ""),
@@ -88,7 +88,7 @@ def test_a_refusal_names_the_rule_that_helps(lacking: set[str], rule: str, why: 
     assert rule in said
     assert why in said
     assert ("MTP" in said) == bool(why)
-    rules = parse_overrides(re.findall(r"--tensor-type '([^']*)'", said), must_match=True)
+    rules = parse_overrides(re.findall(r"overrides '([^']*)'", said), must_match=True)
     options = PlanOptions(overrides=rules)
     plan = build_plan(tensors, RECIPES["IQ2_XXS"], MTP, importances=known, options=options)
     changed = {t.name for t in plan.tensors if t.target_type.name == "Q4_K"}
@@ -336,9 +336,9 @@ def test_overridden_tensors_are_not_counted_as_visited() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("ffn_dwn_exps=Q8_0", "--tensor-type 'ffn_dwn_exps=Q8_0' matches no .*; did you mean ffn_down_exps?"),
+        ("ffn_dwn_exps=Q8_0", "overrides 'ffn_dwn_exps=Q8_0' matches no .*; did you mean ffn_down_exps?"),
         (r"blk\.[0-3]\.atn_output=Q8_0", "matches no tensor; did you mean attn_output?"),
-        ("xyz=Q8_0", "--tensor-type 'xyz=Q8_0' matches no tensor$"),
+        ("xyz=Q8_0", "overrides 'xyz=Q8_0' matches no tensor$"),
         ("attn_norm=Q8_0", None),  # a tensor that stays as it is: a note, as ever
     ],
 )

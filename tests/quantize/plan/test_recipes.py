@@ -57,7 +57,7 @@ def test_a_mistyped_recipe_gets_the_nearest_name(text: str, name: str) -> None:
         find_recipe(text)
 
 
-@pytest.mark.parametrize("text", ["", "4", "None", "-1", "15.gguf"])
+@pytest.mark.parametrize("text", ["", "44", "None", "-1", "15.gguf"])
 def test_unknown_recipe(text: str) -> None:
     with pytest.raises(BadRequest, match=r"unknown file type .*; quantize --help lists them all"):
         find_recipe(text)
