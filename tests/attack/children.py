@@ -175,7 +175,8 @@ class Child:
             self._tracer.communicate()
             trace = _read_trace(self._files.with_suffix(".calls"), self._folder)
         said = self._said[:].rstrip(b"\0").decode(errors="replace")
-        printed = self._files.with_suffix(".out").read_bytes()[:_MAX_PRINTED].decode(errors="replace")
+        out = self._files.with_suffix(".out")  # not there if the child was killed at once
+        printed = out.read_bytes()[:_MAX_PRINTED].decode(errors="replace") if out.exists() else ""
         for suffix in (".err", ".out", ".calls"):
             self._files.with_suffix(suffix).unlink(missing_ok=True)
         return Ended(code, said, seconds, *trace, hung, printed)
