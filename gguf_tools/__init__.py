@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from gguf_tools.errors import (
+    AnotherModel,
     BadActivation,
     BadArgument,
     BadConfig,
@@ -64,6 +65,7 @@ from gguf_tools.format.values import Kind, Metadata, Value
 from gguf_tools.lazy import lazy_names
 
 __all__ = [
+    "AnotherModel",
     "AuditOptions",
     "AuditReport",
     "BadActivation",

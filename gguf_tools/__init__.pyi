@@ -23,6 +23,9 @@ from gguf_cli.functions import split as split
 from gguf_cli.functions import upload as upload
 from gguf_tools import edit as edit
 from gguf_tools.errors import (
+    AnotherModel as AnotherModel,
+)
+from gguf_tools.errors import (
     BadActivation as BadActivation,
 )
 from gguf_tools.errors import (

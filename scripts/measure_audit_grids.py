@@ -28,7 +28,7 @@ from gguf_cli.main import main as command  # noqa: E402
 from gguf_tools.findings import Level  # noqa: E402
 from quantize.plan.plan import PlanOptions  # noqa: E402
 from tests.quality.auditing.faults import FAULTS, damage  # noqa: E402
-from tests.support.grids import GRIDS, Grid, encoded_as, on_grid  # noqa: E402
+from tests.quality.auditing.grids import GRIDS, Grid, encoded_as, on_grid  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
 
 BASES: dict[str, Grid] = {

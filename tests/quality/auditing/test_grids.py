@@ -15,9 +15,9 @@ from gguf_tools.format.values import Value
 from quantize.calibration import METHOD_KEY
 from quantize.plan.plan import PlanOptions
 from tests.quality.auditing.faults import FAULTS, Fault, Model, damage
+from tests.quality.auditing.grids import GRIDS, encoded_as, on_grid
 from tests.quality.auditing.test_clean import alarms
 from tests.quality.trained_files import importances_of
-from tests.support.grids import GRIDS, encoded_as, on_grid
 
 QUICK = {
     ("fp8", "imatrix Q4_K_M"), ("mxfp4", "MXFP4_MOE"), ("awq", "imatrix Q4_0"), ("gptq", "Q4_K_M"),
