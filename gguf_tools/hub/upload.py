@@ -54,8 +54,8 @@ _SECRETS = (
     ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", ".git-credentials", ".*_history",
     "token", "*.token", "*[_-]token", "token.txt", "*[_-]token.txt", "token.json", "*[_-]token.json",
     "hf_token*", "stored_tokens", "*credentials*", "*accesskeys*.csv", "rootkey.csv", "*client_secret*.json",
-    "*service[_-]account*.json", "*password*.txt", "passwd", "secrets", "secrets.*",
-    "kubeconfig*",
+    "*service[_-]account*.json", "*password*.txt", "passwd", "secret", "secret.*", "secrets",
+    "secrets.*", "kubeconfig*",
 )  # fmt: skip
 """Names, in small letters, of files that keep keys, tokens and passwords."""
 

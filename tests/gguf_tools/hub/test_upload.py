@@ -191,14 +191,14 @@ def test_what_does_not_belong_to_a_model_stays(
     assert (hub.models[REPO] / ".env").exists()
 
 
-@pytest.mark.parametrize("target", ["{outside}/secret", "../secret", "here/secret"])
+@pytest.mark.parametrize("target", ["{outside}/mine", "../mine", "here/mine"])
 def test_links_out_of_a_folder(
     target: str, hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that stays in the folder is the file that it leads to."""
     for place in (tmp_path, folder / "here"):
         place.mkdir(exist_ok=True)
-        (place / "secret").write_text("mine")
+        (place / "mine").write_text("mine")
     (folder / "copy.gguf").symlink_to(target.replace("{outside}", str(tmp_path)))
     code = run(folder, REPO, "--dry-run")
     out, err = capsys.readouterr()
