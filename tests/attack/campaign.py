@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -177,6 +179,7 @@ def run(plans: Sequence[Plan]) -> Iterator[Result]:
 def _work(one: Plan, folder: Path, results: Queue[Result | None]) -> None:
     import torch
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that schedulers and workers go too
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)  # of the children, which are forked
     try:
