@@ -7,8 +7,7 @@ own rows, so that they hold for weights of any spread.
 
 The weights of a base may lie on a grid: those of a checkpoint in FP8, GPTQ, AWQ or MXFP4, or of a file that
 was encoded before. Then the plain encoder may make next to no error, and factors of it allow nothing. So a
-tensor may always have the error that its type makes of ordinary weights. Factors are of that where it is
-larger.
+tensor may always have the error that its type makes of ordinary weights, and on a grid factors are of that.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class Rise:
     slope: float
     moved: float = 0.0
 
-    def largest(self, made: float) -> float:
-        """Compute the largest error of a tensor, relative to its weights, from what its type makes."""
-        return max(self.tensor * made, self.moved)
+    def largest(self, expected: Expected) -> float:
+        """Compute the largest error of a tensor, relative to its weights."""
+        return max(self.tensor * expected.made, expected.usual, self.moved)
 
 
 FLOATS = Rise(tensor=1.0, row=1.0, slope=0.0)
@@ -162,7 +161,7 @@ class Expected:
     @property
     def made(self) -> float:
         """The error that the type makes: of these rows, or of ordinary ones where these lie on a grid."""
-        return max(self.relative, self.usual)
+        return self.usual if self.is_on_grid else self.relative
 
     @property
     def is_on_grid(self) -> bool:
@@ -178,7 +177,8 @@ class Expected:
     def ordinary(self, rise: Rise) -> Ordinary:
         """Say what a block of the tensor may be like, if its encoder departs so far from the plain one."""
         row = PLAIN_ROW if self.has_plain_rows(rise) else rise.row
-        return Ordinary(row * self.made, LEAST_COSINE_SHARE * self.cosine, self.limits.absolute)
+        largest = max(row * self.made, self.usual)
+        return Ordinary(largest, LEAST_COSINE_SHARE * self.cosine, self.limits.absolute)
 
     def has_plain_rows(self, rise: Rise) -> bool:
         """Whether all rows should be the plain encoder's, as those of the sample are.
@@ -191,7 +191,7 @@ class Expected:
 PLAIN_ROW = 2.0
 """Largest error of a row in units of the tensor's, where bytes are the plain encoder's. Measured: 1.6."""
 
-ON_A_GRID = 0.7
+ON_A_GRID = 0.85
 """Share of the usual error below which weights are taken to lie on a grid. Matrices of small-llama have 0.85
 to 1.14 of it, at all types."""
 

@@ -73,7 +73,7 @@ def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
     sums = measured.sums.by(measured.matrices)
     n_weights = pair.info.n_cols * np.bincount(measured.matrices)
     coarse = expected.limits.absolute * np.sqrt(n_weights)
-    largest = _SUSPECT * rise.largest(expected.made)
+    largest = _SUSPECT * rise.largest(expected)
     large = np.sqrt(sums.lost) > largest * np.sqrt(sums.wanted) + coarse
     leaning = np.abs(sums.slope - expected.slope) > _SUSPECT * _slope_limit(expected, rise)
     return np.flatnonzero(large | (leaning & (sums.wanted > (4 * coarse) ** 2)))
@@ -95,7 +95,7 @@ def _exceeds(expected: Expected, rise: Rise) -> bool:
     if float(total.wanted) == 0:
         return bool(total.found > 0)
     leaning = abs(float(total.slope) - expected.slope) > _slope_limit(expected, rise)
-    return float(total.relative) > rise.largest(expected.made) or leaning
+    return float(total.relative) > rise.largest(expected) or leaning
 
 
 def _slope_limit(expected: Expected, rise: Rise) -> float:
