@@ -17,7 +17,7 @@ from tests.support.hidden_modules import hide_modules
     "words",
     [
         "imatrix -m model -f text.txt -o out.gguf",
-        "evaluate model quant.gguf -f text.txt",
+        "evaluate model model -f text.txt",
         "sensitivity model -f text.txt -o out.json",
         "cook model -f text.txt -o out --types Q4_0",
         "quantize model out.gguf Q4_0 --calibrate text.txt",

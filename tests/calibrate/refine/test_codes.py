@@ -241,8 +241,8 @@ def test_codes_that_are_of_no_use_stay(
     monkeypatch.setattr(
         LayerByLayer, "_try_rates", lambda self, layer, names: self._move(layer, names, self.rate)
     )
-    refine(*inputs, tmp_path / "out.gguf", passes=1, code_rate=50.0, **choices)
-    assert tuned == [(50.0, {}), (50.0, {})]
+    refine(*inputs, tmp_path / "out.gguf", passes=1, code_rate=1.0, **choices)
+    assert tuned == [(1.0, {}), (1.0, {})]
 
 
 @pytest.mark.parametrize(("first", "n_tried"), [(0.01, 3), (0.03, 4), (0.09, 5), (0.001, 4), (0.1, 5)])

@@ -196,7 +196,7 @@ def test_scales_stay_where_no_step_is_of_use(
 ) -> None:
     args = ["--base", str(made / "base.gguf"), "-f", str(made / "text.txt")]
     args += ["-o", str(tmp_path / "out.gguf"), "-c", "64", "--chunks", "16"]
-    args += ["--steps", "2", "--rate", "30", "-t", "1"]
+    args += ["--steps", "2", "--rate", "1", "-t", "1"]
     assert main(["refine", str(made / "file.gguf"), *args]) == 0
     assert "note: no step was of use on chunks held back" in capsys.readouterr().out
     with open_gguf(made / "file.gguf") as before, open_gguf(tmp_path / "out.gguf") as after:
@@ -255,7 +255,7 @@ def test_bad_input_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
         refine(file, base, text, file, chunk_size=64)
     with pytest.raises(OutputError, match=r"create it first"):
         refine(file, base, text, tmp_path / "none" / "o.gguf", chunk_size=64)
-    with pytest.raises(BadArgument, match=r"rate of -1, expected a number above 0"):
+    with pytest.raises(BadArgument, match=r"rate: found -1, expected a number above 0"):
         refine(file, base, text, output, rate=-1)
     folder = transformers_checkpoint(tmp_path / "v3", "v3", num_hidden_layers=2)
     other = write_f32(folder, tmp_path / "v3.gguf")
