@@ -90,7 +90,7 @@ def evaluating(
 
 @checked
 def evaluate_suite(
-    base: AnyPath,
+    base: AnyPath | LogitsFile,
     suite: Suite | AnyPath,
     quants: Paths,
     options: EvaluateOptions | None = None,
