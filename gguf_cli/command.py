@@ -221,7 +221,8 @@ output_folder = argument(named_files.output_folder)
 
 def _text(text: str) -> Path:
     path = Path(text)
-    if path.suffix.lower() in (".gguf", ".safetensors") or (path / "config.json").exists():
+    is_model = path.suffix.lower() in (".gguf", ".safetensors")
+    if is_model or os.path.exists(path / "config.json"):  # Path.exists raises errors
         raise BadArgument(f"{text} is a model, and was taken for TEXT, which is missing")
     return path
 

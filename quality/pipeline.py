@@ -75,7 +75,7 @@ def evaluating(
 
     check  called before anything is computed
     """
-    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
     _refuse_to_replace(options)
     models = [*paths, options.against, *_computed(base, options)]
     refuse_early([options.logits], [None if text is None else Path(text)], models)
@@ -133,7 +133,7 @@ def evaluating_suite(
 
     check  called for each class, before anything is computed
     """
-    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
     if options.cut != Cut():
         raise BadRequest("a cut is for one text: the classes of a suite have contexts of their own")
     if isinstance(base, LogitsFile) or options.logits is not None:
@@ -164,10 +164,3 @@ def _computed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path
 
 def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:
     return base if isinstance(base, LogitsFile) else Path(base)
-
-
-def _some(quants: Paths) -> list[Path]:
-    paths = paths_of("quants", quants)
-    if not paths:
-        raise BadRequest("no model to compare with the base")
-    return paths

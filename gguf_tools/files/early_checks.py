@@ -41,7 +41,11 @@ def refuse_early(
 
 def refuse_missing_model(path: Path) -> None:
     """Raise MissingModel for a GGUF file or a folder that isn't there."""
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise MissingModel(f"{path}: can't be read ({error.strerror})") from error
+    if not is_there:
         raise MissingModel(f"{path}: no such file or folder")
 
 
