@@ -370,7 +370,10 @@ def one_line(error: BaseException) -> str:
         text = f"{NO_THREAD}: this user may have no more processes (ulimit -u)"
     else:
         text = str(error) or type(error).__name__
-    return printable("; ".join([text, *_notes(error)]).strip()[:MAX_CHARS])
+    line = "; ".join([text, *_notes(error)]).strip()
+    if len(line) > MAX_CHARS:  # of a long name; what is wrong with it comes behind
+        line = f"{line[: MAX_CHARS // 2]}...{line[-MAX_CHARS // 2 :]}"
+    return printable(line)
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -76,7 +76,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _yaml_lines(entries: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines of YAML. What yaml leaves as it is, such as marks of direction, has the same escapes there."""
+    """Yield lines of YAML; what yaml leaves as it is, such as marks of direction, is escaped, too."""
     text = yaml.dump(entries, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return map(printable, text.rstrip().split("\n"))
 

@@ -41,11 +41,7 @@ def refuse_early(
 
 def refuse_missing_model(path: Path) -> None:
     """Raise MissingModel for a GGUF file or a folder that isn't there."""
-    try:
-        is_there = path.exists()
-    except OSError as error:
-        raise MissingModel(f"{path}: can't be read ({error.strerror})") from error
-    if not is_there:
+    if not path.exists():
         raise MissingModel(f"{path}: no such file or folder")
 
 

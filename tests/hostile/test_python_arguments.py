@@ -209,10 +209,22 @@ def test_importances_have_names() -> None:
         importance_file({3: np.ones(4)})  # type: ignore[dict-item]
 
 
-def test_names_that_are_too_long_are_not_there(tmp_path: Path) -> None:
-    for base, quant in (("a" * 5000, tmp_path), (tmp_path, "a" * 5000)):
-        with pytest.raises(ToolkitError):
-            gt.evaluate(base, __file__, quant)
+NO_NAME = "a" * 5000
+NAMING: list[Callable[[], object]] = [
+    lambda: gt.evaluate(NO_NAME, __file__, __file__),
+    lambda: gt.evaluate_suite(__file__, NO_NAME, __file__),
+    lambda: gt.quantize(NO_NAME, None, "Q8_0"),
+    lambda: gt.convert(NO_NAME, None),
+    lambda: gt.upload(NO_NAME, "a/b"),
+    lambda: gt.audit(NO_NAME, __file__),
+    lambda: gt.open_gguf(NO_NAME),
+]
+
+
+@pytest.mark.parametrize("call", NAMING)
+def test_no_file_has_so_long_a_name(call: Callable[[], object]) -> None:
+    with pytest.raises(ToolkitError, match="File name too long"):
+        call()
 
 
 def test_types_of_cook_are_texts(tmp_path: Path) -> None:
