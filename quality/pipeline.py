@@ -77,7 +77,7 @@ def evaluating(
     """
     options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
     _refuse_to_replace(options)
-    models = [*paths, options.against, *_computed(base, options)]
+    models = [*paths, options.against, *_needed(base, options)]
     refuse_early([options.logits], [None if text is None else Path(text)], models)
     require_torch("evaluating models")
     from quality.run import evaluated
@@ -140,7 +140,7 @@ def evaluating_suite(
         path = base.path if isinstance(base, LogitsFile) else options.logits
         raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")
     whole = suite if isinstance(suite, Suite) else read_suite(suite)
-    refuse_early(models=[*paths, options.against, *_computed(base, options)])
+    refuse_early(models=[*paths, options.against, *_needed(base, options)])
     require_torch("evaluating models")
     from quality.run import evaluated
     from quality.suite.result import SuiteEvaluation
@@ -157,9 +157,11 @@ def _refuse_to_replace(options: EvaluateOptions) -> None:
         refuse_to_replace([options.logits], force=options.force)
 
 
-def _computed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path]:
+def _needed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path]:
     """Return the base if it has to be there: one whose states are kept may be gone."""
-    return [] if isinstance(base, LogitsFile) or options.keep is not None else [Path(base)]
+    if isinstance(base, LogitsFile):
+        return [base.path]
+    return [] if options.keep is not None else [Path(base)]
 
 
 def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:
