@@ -221,7 +221,8 @@ output_folder = argument(named_files.output_folder)
 
 def _text(text: str) -> Path:
     path = Path(text)
-    if path.suffix.lower() in (".gguf", ".safetensors") or (path / "config.json").exists():
+    is_model = path.suffix.lower() in (".gguf", ".safetensors")
+    if is_model or os.path.exists(path / "config.json"):  # Path.exists raises errors
         raise BadArgument(f"{text} is a model, and was taken for TEXT, which is missing")
     return path
 
@@ -369,7 +370,10 @@ def one_line(error: BaseException) -> str:
         text = f"{NO_THREAD}: this user may have no more processes (ulimit -u)"
     else:
         text = str(error) or type(error).__name__
-    return printable("; ".join([text, *_notes(error)]).strip()[:MAX_CHARS])
+    line = "; ".join([text, *_notes(error)]).strip()
+    if len(line) > MAX_CHARS:  # of a long name; what is wrong with it comes behind
+        line = f"{line[: MAX_CHARS // 2]}...{line[-MAX_CHARS // 2 :]}"
+    return printable(line)
 
 
 def _notes(error: BaseException) -> list[str]:

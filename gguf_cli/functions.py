@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from calibrate.options import CalibrationChoices
 from convert.sources import SourceChoices
-from gguf_tools.argument_types import checked
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.argument_types import checked, described
+from gguf_tools.errors import BadArgument, BadRequest, WrongType
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
 from gguf_tools.number_types import Count, PositiveBytes
 from gguf_tools.progress import BYTES, Bar, Shown
@@ -154,11 +154,15 @@ def cook(
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
     from gguf_cli.cook.run import cook as cook_request
 
+    several = [types] if isinstance(types, str) else list(types)
+    for each in several:
+        if not isinstance(each, str):
+            raise WrongType(f"types: found {described(each)} among them, expected str")
     source = Path(source_folder(os.fspath(model), quiet=progress is not True))
     request = CookRequest(
         source=source,
         text=Path(text),
-        wanted=parse_wanted(types if isinstance(types, str) else ",".join(types)),
+        wanted=parse_wanted(",".join(several)),
         folder=Path(folder),
         name=name or model_name(source),
         held_out=None if evaluate is None else Path(evaluate),

@@ -161,7 +161,9 @@ class Parser(argparse.ArgumentParser):
         own = [name for name, action in actions.items() if not isinstance(action, _ForeignAction)]
         # Before argparse takes the value of an unknown option for a command.
         for word in words[: words.index("--") if "--" in words else None]:
-            flag = word.partition("=")[0]
+            flag, _, value = word.partition("=")
+            if flag in actions and value == "--":  # which argparse would drop
+                self.error(f"argument {flag}: expected a value, found '--'")
             if flag in actions or not flag.startswith("-"):
                 continue
             answer = our_word(flag, own)

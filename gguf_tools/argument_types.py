@@ -14,6 +14,7 @@ Looked at are classes, numbers, words of a Literal and unions of these; of a con
 from __future__ import annotations
 
 import ast
+import errno
 import functools
 import inspect
 import os
@@ -49,7 +50,10 @@ class CheckedFields:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse arguments that are not what the function's annotations say, before it is called."""
+    """Refuse arguments that are not what the function's annotations say, before it is called.
+
+    A name that no file can have is a BadArgument as well.
+    """
     signature = inspect.signature(function)
     expected: dict[str, _Expected] = {}
 
@@ -60,9 +64,18 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             if name in expected:
                 expected[name].check(name, value)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in _NO_NAMES:
+                raise
+            raise BadArgument(f"{error.filename}: {error.strerror}") from error
 
     return call
+
+
+_NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+"""What is wrong with names that no file can have; Path.exists raises it, as for no other name."""
 
 
 def _parameters(

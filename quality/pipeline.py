@@ -75,9 +75,9 @@ def evaluating(
 
     check  called before anything is computed
     """
-    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
     _refuse_to_replace(options)
-    models = [*paths, options.against, *_computed(base, options)]
+    models = [*paths, options.against, *_needed(base, options)]
     refuse_early([options.logits], [None if text is None else Path(text)], models)
     require_torch("evaluating models")
     from quality.run import evaluated
@@ -133,14 +133,14 @@ def evaluating_suite(
 
     check  called for each class, before anything is computed
     """
-    options, report, paths = options or EvaluateOptions(), report or NoReport(), _some(quants)
+    options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
     if options.cut != Cut():
         raise BadRequest("a cut is for one text: the classes of a suite have contexts of their own")
     if isinstance(base, LogitsFile) or options.logits is not None:
         path = base.path if isinstance(base, LogitsFile) else options.logits
         raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")
     whole = suite if isinstance(suite, Suite) else read_suite(suite)
-    refuse_early(models=[*paths, options.against, *_computed(base, options)])
+    refuse_early(models=[*paths, options.against, *_needed(base, options)])
     require_torch("evaluating models")
     from quality.run import evaluated
     from quality.suite.result import SuiteEvaluation
@@ -157,17 +157,12 @@ def _refuse_to_replace(options: EvaluateOptions) -> None:
         refuse_to_replace([options.logits], force=options.force)
 
 
-def _computed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path]:
+def _needed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path]:
     """Return the base if it has to be there: one whose states are kept may be gone."""
-    return [] if isinstance(base, LogitsFile) or options.keep is not None else [Path(base)]
+    if isinstance(base, LogitsFile):
+        return [base.path]
+    return [] if options.keep is not None else [Path(base)]
 
 
 def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:
     return base if isinstance(base, LogitsFile) else Path(base)
-
-
-def _some(quants: Paths) -> list[Path]:
-    paths = paths_of("quants", quants)
-    if not paths:
-        raise BadRequest("no model to compare with the base")
-    return paths

@@ -15,7 +15,7 @@ from convert.card.usage import memory_lines, recommended, run_lines
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
-from gguf_tools.text import size_text
+from gguf_tools.text import printable, size_text
 
 MARK = "<!-- gguf-tools card: what stands above the next such line is written anew -->"
 """Line that tells our cards from others; everything after its second occurrence is kept."""
@@ -54,7 +54,7 @@ def card_text(card: Card) -> str:
     """
     lines = [
         "---",
-        yaml.dump(front_matter(card), Dumper=_Dumper, sort_keys=False, allow_unicode=True).rstrip(),
+        *_yaml_lines(front_matter(card)),
         "---",
         MARK,
         "",
@@ -66,13 +66,19 @@ def card_text(card: Card) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts that have line ends of any kind in quotes, where they are escaped."""
+    """Writes texts with characters that don't print in quotes, where they can be escaped."""
 
     def represent_str(self, data: str) -> yaml.Node:
         return self.represent_scalar("tag:yaml.org,2002:str", data, None if data.isprintable() else '"')
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _yaml_lines(entries: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines of YAML; what yaml leaves as it is, such as marks of direction, is escaped, too."""
+    text = yaml.dump(entries, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return map(printable, text.rstrip().split("\n"))
 
 
 def front_matter(card: Card) -> dict[str, Any]:

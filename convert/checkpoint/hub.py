@@ -24,7 +24,7 @@ from convert.checkpoint.checkpoint import (
 )
 from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
-from gguf_tools.hub.answers import endpoint
+from gguf_tools.hub.answers import endpoint, guard
 from gguf_tools.hub.client import is_passing, quiet_client
 from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, list_files
 from gguf_tools.hub.names import HubName
@@ -156,6 +156,7 @@ def _is_small(file: ListedFile) -> bool:
 
 def is_offline() -> bool:
     """Return whether the Hub must not be asked."""
+    guard()
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)

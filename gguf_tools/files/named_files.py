@@ -24,9 +24,15 @@ Paths = AnyPath | Iterable[AnyPath]
 """One file or several, as callers name them."""
 
 
-def paths_of(name: str, files: Paths) -> list[Path]:
-    """Return the paths of one file or several; raises WrongType, naming the argument."""
+def paths_of(name: str, files: Paths, *, least: int = 1) -> list[Path]:
+    """Return the paths of one file or several.
+
+    name    of the argument, for messages
+    raises  WrongType for what is no path, BadRequest for fewer than `least`
+    """
     several = [files] if isinstance(files, str | os.PathLike) else list(files)
+    if len(several) < least:
+        raise BadRequest(f"{name}: found none, expected a file or several")
     for each in several:
         if not isinstance(each, str | os.PathLike):
             raise WrongType(f"{name}: found {described(each)} among them, expected str or PathLike")

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit, urlunsplit
 from gguf_tools.errors import HubError
 from gguf_tools.hub import limits
 from gguf_tools.hub.limits import BrokenOff, body_begins, keep_pace
+from gguf_tools.hub.names import own_host
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import shown
 
@@ -75,7 +76,11 @@ def fetching(file: Fetched) -> Iterator[None]:
 
 
 def guard() -> None:
-    """Let the client's session, and each later one, pass through here; strip a password of HF_ENDPOINT."""
+    """Let the client's session, and each later one, pass through here; strip a password of HF_ENDPOINT.
+
+    To be called before the client is imported, which an address that is none breaks.
+    """
+    own_host()
     from huggingface_hub import constants, set_client_factory
     from huggingface_hub.utils import _http
 

@@ -37,6 +37,7 @@ _BROKEN = (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE
 @contextmanager
 def quiet_client(*, bars: bool) -> Iterator[None]:
     """Keep the client from logging what is told in an error anyway; without `bars`, from drawing any."""
+    guard()
     with _ERRORS_ALONE, nullcontext() if bars else _NO_BARS:
         yield
 

@@ -115,9 +115,23 @@ def is_repo(text: str) -> bool:
     )
 
 
+def own_host() -> str:
+    """Return host and port in HF_ENDPOINT, "" where it names none; raises BadRequest for no address."""
+    return _host_of(os.environ.get("HF_ENDPOINT", ""), "HF_ENDPOINT")
+
+
+def _host_of(address: str, what: str) -> str:
+    try:
+        parts = urlsplit(address)
+        _ = parts.port  # raises, too
+    except ValueError:  # which may quote a password
+        raise BadRequest(f"{what}: not an address, expected one like https://{PUBLIC_HOSTS[0]}") from None
+    return parts.netloc.rpartition("@")[2]
+
+
 def _of_address(text: str) -> HubName:
-    parts = urlsplit(text)
-    ours = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.rpartition("@")[2]
+    _host_of(text, text)
+    parts, ours = urlsplit(text), own_host()
     if parts.netloc.lower() not in (*PUBLIC_HOSTS, *([ours.lower()] if ours else [])):
         raise BadRequest(
             f"{text}: not an address of the Hub, expected https://{PUBLIC_HOSTS[0]}/OWNER/NAME"

@@ -126,9 +126,9 @@ class RemoteFile:
     def __init__(
         self, repo: str, commit: str, name: str, size_bytes: int, digest: InOrder | None = None
     ) -> None:
+        guard()  # before an address is made of HF_ENDPOINT
         from huggingface_hub import hf_hub_url
 
-        guard()  # before an address is made of HF_ENDPOINT
         self._digest = digest
         self.repo, self.commit, self.name, self.size_bytes = repo, commit, name, size_bytes
         self.n_requests = self.n_bytes = 0

@@ -183,9 +183,9 @@ def upload(
     raises   HubError, after which files that are done stay there, and the same call goes on with the others;
              OutputError, before anything is sent, for a file that is there with another content
     """
+    guard()  # before the client takes its address from HF_ENDPOINT
     from huggingface_hub import HfApi
 
-    guard()  # before the client takes its address from HF_ENDPOINT
     api = HfApi()
     with quiet_client(bars=bars):
         call(name.repo, lambda: api.create_repo(name.repo, private=private or None, exist_ok=True))

@@ -47,7 +47,7 @@ class FillOptions(CheckedFields):
     @property
     def old_files(self) -> tuple[Path, ...]:
         """The paths in `reuse`."""
-        return tuple(paths_of("reuse", self.reuse))
+        return tuple(paths_of("reuse", self.reuse, least=0))
 
     @property
     def threads(self) -> int:

@@ -305,6 +305,10 @@ def select(
     }
 
 
+_NUMBERS = "biufOV"
+"""Kinds of arrays that may be real numbers: objects and what other libraries define, too."""
+
+
 def checked_weights(importances: npt.ArrayLike, name: str = "") -> npt.NDArray[np.float32]:
     """Read how much columns count as float32.
 
@@ -314,8 +318,11 @@ def checked_weights(importances: npt.ArrayLike, name: str = "") -> npt.NDArray[n
     where = f"{name}: " if name else ""
     try:
         with np.errstate(over="ignore"):
-            weights = np.array(importances, np.float32, order="C", ndmin=1)
-    except (TypeError, ValueError) as error:
+            found = np.asarray(importances)
+            if found.dtype.kind not in _NUMBERS:
+                raise TypeError
+            weights = np.array(found, np.float32, order="C", ndmin=1)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise BadImportance(
             f"{where}found a {type(importances).__name__} as importances, expected an array of numbers"
         ) from error

@@ -50,8 +50,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.argument_types import checked
-from gguf_tools.errors import BadImportance, MissingMatrix
+from gguf_tools.argument_types import checked, described
+from gguf_tools.errors import BadImportance, MissingMatrix, WrongType
 from gguf_tools.files.inputs import InputFile
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFFile
@@ -197,6 +197,9 @@ def importance_file(source: ImportanceSource) -> ImportanceFile:
         return source
     if isinstance(source, str | os.PathLike):
         return load(source)
+    for name in source:
+        if not isinstance(name, str):
+            raise WrongType(f"importances: found {described(name)} as a tensor's name, expected str")
     return ImportanceFile({name: _entry_of(name, each) for name, each in source.items()})
 
 

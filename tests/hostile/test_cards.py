@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 import gguf_cli.main
 import gguf_cli.quantize
@@ -211,3 +212,12 @@ def test_a_license_is_an_address_or_a_file_of_the_model(tmp_path: Path, link: st
     entries = read_model_card(write_card([tmp_path / "a.gguf"], CardRequest(repo="me/model")))[0]
     expected = {"LICENSE": "https://huggingface.co/me/model/blob/main/LICENSE"}
     assert entries.get("license_link") == expected.get(link)
+
+
+def test_front_matter_has_no_raw_marks(tmp_path: Path) -> None:
+    odd = "mit\u202e\x1b[31m\u2066\u200f\xa0\U000e0041\x85\n\u2028"
+    write_file(tmp_path / "a.gguf", {**METADATA, keys.LICENSE: Value.string(odd)})
+    gguf_tools.card(tmp_path / "a.gguf")
+    page = (tmp_path / "README.md").read_text()
+    assert all(line.isprintable() for line in page.split("\n"))
+    assert yaml.safe_load(page.split("\n---\n")[0])["license"] == odd

@@ -201,7 +201,7 @@ def test_a_wait_that_is_too_long_is_refused(
     where: str, headers: dict[str, str], hub: HubServer, waits: list[float]
 ) -> None:
     hub.troubles.append(Trouble(where, status=429, headers=headers))
-    assert "--timeout allows 300 s" in refusal(lambda: fetch(NAME, quiet=True))
+    assert "the longest wait allows 300 s" in refusal(lambda: fetch(NAME, quiet=True))
     assert waits == []
 
 

@@ -132,6 +132,8 @@ OTHERS = [
     (["evaluate", "m.gguf", "--kl-divergence-base", "pipe", "--kl-divergence"],
      "pipe: (is )?not a (regular file|file of logits)"),
     (["gguf-tools", "card", "m.gguf", "--report", "deep.json"], "not a report of `evaluate --json`"),
+    (["evaluate", "m.gguf", "m.gguf", "-f", "t" * 5000], "File name too long"),
+    (["quantize", "m.gguf", "o.gguf", "Q8_0", "--chunks=--"], "--chunks: expected a value, found '--'"),
 ]  # fmt: skip
 """Command lines, and what each of them says."""
 

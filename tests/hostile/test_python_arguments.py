@@ -17,7 +17,7 @@ import pytest
 import gguf_tools as gt
 import imatrix
 from gguf_tools import edit
-from gguf_tools.errors import BadArgument, BadImportance, OutputError, ToolkitError, WrongType
+from gguf_tools.errors import BadArgument, BadImportance, BadRequest, OutputError, ToolkitError, WrongType
 from quantize.importances.entries import Importance
 from quantize.importances.files import importance_file
 
@@ -183,3 +183,51 @@ def test_importances_are_arrays_too() -> None:
 def test_arrays_that_are_no_importances(array: Any, said: str) -> None:
     with pytest.raises(BadImportance, match=f"^{said}"):
         importance_file({"blk": array})
+
+
+@pytest.mark.parametrize("function", [gt.card, lambda files: gt.upload(files, "a/b")])
+def test_no_file_at_all_is_refused(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(BadRequest, match="files: found none"):
+        function([])
+
+
+ODD_IMPORTANCES = {
+    "complex": np.ones(4, np.complex64),
+    "texts": np.array(["1", "2"]),
+    "dates": np.zeros(4, "datetime64[s]"),
+}
+
+
+@pytest.mark.parametrize("values", ODD_IMPORTANCES.values(), ids=ODD_IMPORTANCES.keys())
+def test_importances_are_real_numbers(values: np.ndarray) -> None:
+    with pytest.raises(BadImportance, match="expected an array of numbers"):
+        importance_file({"output.weight": values})
+
+
+def test_importances_have_names() -> None:
+    with pytest.raises(WrongType, match="importances: found 3 as a tensor's name"):
+        importance_file({3: np.ones(4)})  # type: ignore[dict-item]
+
+
+NO_NAME = "a" * 5000
+NAMING: list[Callable[[], object]] = [
+    lambda: gt.evaluate(NO_NAME, __file__, __file__),
+    lambda: gt.evaluate_suite(__file__, NO_NAME, __file__),
+    lambda: gt.quantize(NO_NAME, None, "Q8_0"),
+    lambda: gt.convert(NO_NAME, None),
+    lambda: gt.upload(NO_NAME, "a/b"),
+    lambda: gt.audit(NO_NAME, __file__),
+    lambda: gt.open_gguf(NO_NAME),
+]
+
+
+@pytest.mark.parametrize("call", NAMING)
+def test_no_file_has_so_long_a_name(call: Callable[[], object]) -> None:
+    with pytest.raises(ToolkitError, match="File name too long"):
+        call()
+
+
+def test_types_of_cook_are_texts(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(WrongType, match="types: found 3 among them"):
+        gt.cook(tmp_path, __file__, [3], tmp_path / "out")  # type: ignore[list-item]

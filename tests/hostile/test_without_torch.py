@@ -20,6 +20,7 @@ CASES = [
     ["evaluate", "BASE", "gone.gguf", "-f", "t.txt"],
     ["evaluate", "m.gguf", "m.gguf", "--suite", "nowhere"],
     ["evaluate", "m.gguf", "-f", "t.txt"],
+    ["evaluate", "m.gguf", "--kl-divergence-base", "gone.kld", "--kl-divergence"],
     ["evaluate", "m.gguf", "m.gguf", "-f", "t.txt", "-c", "0"],
     ["imatrix", "-m", "BASE", "-f", "TEXT", "-o", "OUT"],
     ["sensitivity", "BASE", "-f", "TEXT", "-o", "OUT"],

@@ -314,7 +314,7 @@ def test_another_model_is_refused_before_anything_is_computed(
     assert renamed.read_bytes() != content
     with pytest.raises(BadRequest, match=r"1 tokens differ: .* is of another model than"):
         quality.evaluate(made("F32"), text, [renamed], OPTIONS)
-    with pytest.raises(BadRequest, match="no model to compare"):
+    with pytest.raises(BadRequest, match="quants: found none"):
         quality.evaluate(made("F32"), text, [], OPTIONS)
 
 

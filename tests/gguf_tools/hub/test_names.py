@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.hub.answers import guard
 from gguf_tools.hub.names import HubName, cached_name, folder_name, parse_hub_name
 
 COMMIT = "1730315ad9d394d884c589ba35ef0f0151fd671b"
@@ -64,6 +65,19 @@ def test_another_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_hub_name("https://huggingface.co/a/b") == HubName("a/b")
     monkeypatch.setenv("HF_ENDPOINT", "https://user:password@hub.example.com:8443")
     assert parse_hub_name("https://hub.example.com:8443/a/b") == HubName("a/b")
+
+
+@pytest.mark.parametrize(
+    "address", ["http://[::1", "http://e\x1b[31m", "http://u:secret@h:99999", "http://h:secret"]
+)
+def test_an_endpoint_that_is_no_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadRequest, match=r"http.*: not an address"):
+        parse_hub_name("https://[::1/a/b")
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    for call in (guard, lambda: parse_hub_name("https://huggingface.co/a/b")):
+        with pytest.raises(BadRequest, match="HF_ENDPOINT: not an address") as caught:
+            call()
+        assert "secret" not in str(caught.value)
 
 
 def test_folders_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
