@@ -55,7 +55,9 @@ class ToolkitError(Exception):
     """Base of all errors that are caused by the input or the environment, not by a bug."""
 
     def __str__(self) -> str:
-        return spoken(super().__str__())
+        from gguf_tools.text import printable  # which needs modules that need this one
+
+        return printable(spoken(super().__str__()))
 
 
 class GGUFError(ToolkitError):

@@ -37,6 +37,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def cut_short(text: str, limit: int = MAX_CHARS) -> str:
+    """Return `text` escaped, and cut to `limit` characters: a name, or what a library says of a file."""
+    return printable(text[:limit]) + ("..." if len(text) > limit else "")
+
+
 def html_text(text: str) -> str:
     """Return the same for HTML, in which it makes no tag."""
     return escape(printable(text))
