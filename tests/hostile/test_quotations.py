@@ -10,13 +10,16 @@ import pytest
 
 from convert.architectures.fields import Fields, unread_notes
 from convert.tokenizer.chat_templates import _broken_templates
+from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from gguf_cli.convert import main as convert
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.expressions import parse_expression
 from gguf_tools.files.documents import parse_yaml
+from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 from quality.auditing.metadata import metadata_findings
+from quality.auditing.report import where_text
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "small-llama"
 LONG = "Z" * 10_000
@@ -103,6 +106,26 @@ def test_an_affix_that_the_library_panics_at_is_told_in_one_line(
     assert said.count("\n") == 1
     assert "continuing_subword_prefix" in said
     assert is_short(said.strip())
+
+
+def test_a_pre_tokenizer_is_told_shortly() -> None:
+    split = {"type": "Split", "pattern": {"Regex": f"a|{LONG}"}, "behavior": "Isolated", "invert": False}
+    with pytest.raises(ToolkitError, match="pre-tokenizer not recognised: found split ") as caught:
+        find_pre_tokenizer(Path("tokenizer.json"), split, ignore_merges=False)
+    assert is_short(str(caught.value))
+
+
+def test_a_merge_is_told_shortly() -> None:
+    from forward.text.tokens import make_encoder
+
+    vocab = VOCAB | {keys.TOKENIZER_MODEL: Value.string("gpt2"), keys.TOKENIZER_PRE: Value.string("gpt-2")}
+    with pytest.raises(ToolkitError, match="can't use the vocabulary") as caught:
+        make_encoder(vocab | {MERGES: Value.strings([f"{HOSTILE} {HOSTILE}"])})
+    assert is_short(str(caught.value))
+
+
+def test_a_key_is_cut_in_an_audit() -> None:
+    assert len(where_text(Finding("metadata", "x", Level.NOTE, (HOSTILE,)))) < 250
 
 
 TOKENS, KINDS, MERGES = keys.TOKENIZER_TOKENS, keys.TOKENIZER_TOKEN_TYPE, keys.TOKENIZER_MERGES
