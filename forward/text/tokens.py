@@ -185,7 +185,8 @@ def bos_of(vocab: Metadata) -> int | None:
     bos = _data(vocab, keys.TOKENIZER_BOS_ID, _SENTENCEPIECE_BOS if is_spm else None)
     if not isinstance(bos, int):
         raise BadTokenizer(f"{keys.TOKENIZER_ADD_BOS} is true, but there is no {keys.TOKENIZER_BOS_ID}")
-    if not 0 <= bos < (n_tokens := len(_data(vocab, keys.TOKENIZER_TOKENS, ()))):
+    n_tokens = len(_data(vocab, keys.TOKENIZER_TOKENS, ()))
+    if n_tokens and not 0 <= bos < n_tokens:
         raise BadTokenizer(f"{keys.TOKENIZER_BOS_ID} is {bos}, expected one of {n_tokens:,} tokens")
     return bos
 
