@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gguf_tools.escapes import printable
 from gguf_tools.spoken import spoken
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class ToolkitError(Exception):
     """Base of all errors that are caused by the input or the environment, not by a bug."""
 
     def __str__(self) -> str:
-        return spoken(super().__str__())
+        return printable(spoken(super().__str__()))
 
 
 class GGUFError(ToolkitError):

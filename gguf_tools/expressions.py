@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from gguf_tools.errors import BadRequest, ToolkitError
-from gguf_tools.text import quoted
+from gguf_tools.text import cut_short, quoted
 
 MAX_CHARS = 1 << 16
 """Characters of the longest expression: one that lists every tensor of a large model has half as many."""
@@ -71,7 +71,7 @@ class Expression:
         except BadRequest:
             raise
         except Exception as error:  # the library's own, IndexError and others
-            why = f"can't be replaced by {quoted(replacement)} ({error})"
+            why = f"can't be replaced by {quoted(replacement)} ({cut_short(str(error))})"
             raise BadRequest(f"{self.place}{quoted(self.text)} {why}") from error
 
     def _in_time(self, match: Callable[[float], Any]) -> Any:
@@ -115,5 +115,5 @@ def parse_expression(
     except RecursionError as cause:
         raise error(f"{place}{quoted(text)} is not a regular expression (nested too deeply)") from cause
     except Exception as cause:  # the libraries raise errors of their own, and many others
-        raise error(f"{place}{quoted(text)} is not a regular expression ({cause})") from cause
+        raise error(f"{place}{quoted(text)} is not a regular expression ({cut_short(str(cause))})") from cause
     return expression

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
+from gguf_tools.escapes import printable
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 
@@ -23,18 +24,9 @@ MAX_WIDTH = 100
 widening the others."""
 
 
-def printable(text: str) -> str:
-    """Return `text` with escapes for what would control a terminal, end a line or turn its direction.
-
-    These are all characters that are not printable: C0 and C1 controls, marks of direction and of no width,
-    separators of lines and paragraphs, blanks other than the usual one, and surrogates.
-
-    >>> print(printable("a\x1b[31m\u202e\n"))
-    a\\x1b[31m\\u202e\\n
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+def cut_short(text: str, limit: int = MAX_CHARS) -> str:
+    """Return `text` escaped, and cut to `limit` characters: a name, or what a library says of a file."""
+    return printable(text[:limit]) + ("..." if len(text) > limit else "")
 
 
 def html_text(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from convert.architectures.config_reader import architecture_name, with_head, with_known_class
 from convert.architectures.options import LatentOptions, MTPOptions, NoOptions
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.text import cut_short
 
 if TYPE_CHECKING:
     from convert.architectures.base import Architecture
@@ -111,7 +112,7 @@ def find_architecture(
         from convert.architectures.nearest import nearest
 
         raise UnsupportedCheckpoint(
-            f"{path}: architecture {name}, expected one of {', '.join(supported())};"
+            f"{path}: architecture {cut_short(name)}, expected one of {', '.join(supported())};"
             f" {nearest(name, (row.module for row in ARCHITECTURES.values()), names)}"
         )
     module = import_module(ARCHITECTURES[known].module)

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.config_reader import shown
+from gguf_tools.text import cut_short
 
 READ_ELSEWHERE = frozenset({
     "architectures", "model_type", "text_config", "vocab_size",
@@ -133,7 +134,12 @@ def unread_notes(config: Fields) -> Iterator[str]:
         else:
             unknown.append(name)
     if unknown:
-        yield f"config.json: not used, since {architecture} has no such fields: {', '.join(unknown)}"
+        names = ", ".join(cut_short(name) for name in unknown[:_MOST_NAMED])
+        more = f" and {len(unknown) - _MOST_NAMED:,} more" if len(unknown) > _MOST_NAMED else ""
+        yield f"config.json: not used, since {architecture} has no such fields: {names}{more}"
+
+
+_MOST_NAMED = 40
 
 
 _NOTHING = object()

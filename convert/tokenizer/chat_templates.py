@@ -15,7 +15,7 @@ from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import TokenizerFiles
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.files.named_files import read_input
-from gguf_tools.text import printable, quoted
+from gguf_tools.text import cut_short, quoted
 
 MAX_BYTES = 8 << 20
 MAX_PARSED = 1 << 17
@@ -90,12 +90,11 @@ def _broken_templates(templates: Mapping[str, str], source: str | None) -> Itera
                 known = sandbox.filters if isinstance(node, nodes.Filter) else sandbox.tests
                 if node.name not in known:
                     kind = type(node).__name__.lower()
-                    raise TemplateSyntaxError(f"No {kind} named {node.name!r}", node.lineno)
+                    raise TemplateSyntaxError(f"No {kind} named {quoted(node.name)}", node.lineno)
         except TemplateSyntaxError as error:
-            why = f"line {error.lineno}: {printable((error.message or '')[:200])}"
-            yield f"{which} is no valid template: {why}"
+            yield f"{which} is no valid template: line {error.lineno}: {cut_short(error.message or '')}"
         except Exception as error:  # jinja2 checks only some of what it is given
-            yield f"{which} is no valid template: {printable(str(error)[:200])}"
+            yield f"{which} is no valid template: {cut_short(str(error))}"
 
 
 def _jinja_files(folder: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ from typing import Any
 from convert.tokenizer.cuttings import CASED_LETTERS, CUTTINGS
 from convert.tokenizer.files import library_errors
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.text import cut_short
 
 Step = tuple[str, ...]
 
@@ -268,7 +269,8 @@ _CONTROLS = {"r": "\r", "n": "\n", "t": "\t"}
 
 
 def _describe(step: Step) -> str:
-    shown = [json.dumps(part, ensure_ascii=False) if i == 1 else part for i, part in enumerate(step)]
+    texts = (json.dumps(part, ensure_ascii=False) if i == 1 else part for i, part in enumerate(step))
+    shown = [cut_short(text) for text in texts]
     return " ".join(shown[:2] if shown[0] == "split" and shown[2:] == ["Isolated"] else shown)
 
 

@@ -36,6 +36,7 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
     raises  BadTokenizer for what llama.cpp's BPE can't do, contradicting ids, or ids past the embedding
     """
     path, tokenizer_json, vocab_size = files.json_path, files.tokenizer_json, files.vocab_size
+    check_affixes(path, tokenizer_json["model"])  # first: the library panics, and prints, at some
     library = files.load()
     _check_model(path, tokenizer_json["model"])
     _check_added_ids(path, tokenizer_json, library)
@@ -76,7 +77,6 @@ def check_affixes(path: Path, model: Mapping[str, Any]) -> None:
 
 
 def _check_model(path: Path, model: Mapping[str, Any]) -> None:
-    check_affixes(path, model)
     # Without a type, what looks like a BPE may be another model to the library.
     if not isinstance(model.get("vocab"), Mapping) or not isinstance(model["merges"], list):
         raise BadTokenizer(f"{path}: model.vocab and model.merges are no object and list, as a BPE has them")

@@ -161,8 +161,8 @@ def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
     raises  BadTokenizer for ids that are missing or past the embedding
     """
     path, vocab_size = files.json_path, files.vocab_size
+    check_affixes(path, files.tokenizer_json["model"])  # first: the library panics, and prints, at some
     library = files.load()
-    check_affixes(path, files.tokenizer_json["model"])
     added_tokens_in(path, files.tokenizer_json)
     notes = add_tokens_of_config(library, files)
     n_base = library.get_vocab_size(with_added_tokens=False)

@@ -15,6 +15,7 @@ from forward.text.matched import cut_at_matches, items_of, matched_texts, token_
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
+from gguf_tools.text import cut_short
 
 _SPACE = "▁"
 
@@ -76,7 +77,8 @@ def _build(ids: dict[str, int], merges: tuple[str, ...], cutting: Cutting) -> An
             )
         )
     except Exception as cause:  # the library raises bare Exceptions
-        raise BadTokenizer(f"the tokenizers library can't use the vocabulary: {cause}") from cause
+        why = cut_short(str(cause))
+        raise BadTokenizer(f"the tokenizers library can't use the vocabulary: {why}") from cause
     between = "removed" if cutting.drops_spaces else "isolated"
     steps: list[Any] = [
         Split(Regex(regex), between, invert=cutting.drops_spaces) for regex in cutting.regexes

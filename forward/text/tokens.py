@@ -152,12 +152,24 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
 class Vocabulary(dict[str, Value]):
     """The keys that a model's tokenizer is built from.
 
-    path  the model's, for messages; None where a plan is made for one that is not said
+    path    the model's, for messages; None where a plan is made for one that is not said
+    raises  BadTokenizer for a list, a text or a number where another of the three is expected
     """
 
     def __init__(self, metadata: Metadata, path: Path | None = None) -> None:
         super().__init__((key, value) for key, value in metadata.items() if key.startswith("tokenizer."))
         self.path = path
+        for key, value in self.items():
+            expected = keys.expected_kinds(key, "")
+            if expected and _shape(value.type_name) not in map(_shape, expected):
+                place = "" if path is None else f"{path}: "
+                raise BadTokenizer(f"{place}{key} is {value.type_name}, expected {' or '.join(expected)}")
+
+
+def _shape(type_name: str) -> tuple[int, str]:
+    """Return how deep a list of a type is, and whether its items are texts, floats or whole numbers."""
+    item = type_name.rpartition(" ")[2]
+    return type_name.count("array"), item if item == "string" else "float" if "float" in item else "number"
 
 
 def bos_of(vocab: Metadata) -> int | None:
@@ -173,6 +185,9 @@ def bos_of(vocab: Metadata) -> int | None:
     bos = _data(vocab, keys.TOKENIZER_BOS_ID, _SENTENCEPIECE_BOS if is_spm else None)
     if not isinstance(bos, int):
         raise BadTokenizer(f"{keys.TOKENIZER_ADD_BOS} is true, but there is no {keys.TOKENIZER_BOS_ID}")
+    n_tokens = len(_data(vocab, keys.TOKENIZER_TOKENS, ()))
+    if n_tokens and not 0 <= bos < n_tokens:
+        raise BadTokenizer(f"{keys.TOKENIZER_BOS_ID} is {bos}, expected one of {n_tokens:,} tokens")
     return bos
 
 

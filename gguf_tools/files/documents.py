@@ -20,7 +20,7 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.named_files import read_input_text
-from gguf_tools.text import is_whole, quoted
+from gguf_tools.text import cut_short, is_whole, quoted
 
 MAX_MEMORY = 160 << 20
 """Bytes that what a file says may take in memory, but for tokenizers."""
@@ -239,9 +239,11 @@ def parse_yaml(path: str | os.PathLike[str], text: str, error: type[ToolkitError
     except yaml.MarkedYAMLError as cause:
         mark = cause.problem_mark
         place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
-        raise error(f"{path}: {place}{cause.problem or 'not YAML'}") from cause
-    except (yaml.YAMLError, _Wrong) as cause:
-        raise error(f"{path}: {' '.join(str(cause).split())}") from cause
+        raise error(f"{path}: {place}{cut_short(cause.problem or 'not YAML')}") from cause
+    except _Wrong as cause:
+        raise error(f"{path}: {cause}") from cause
+    except (yaml.YAMLError, ValueError) as cause:  # PyYAML takes any number for a version of YAML
+        raise error(f"{path}: not YAML ({cut_short(' '.join(str(cause).split()))})") from cause
 
 
 class _Wrong(ValueError):

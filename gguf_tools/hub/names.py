@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from gguf_tools.errors import BadRequest
@@ -31,6 +32,7 @@ _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"(?!.*\.\.)[^\s@:~^?*\\/]+(?:/[^\s@:~^?*\\/]+)*")
 _CACHED = re.compile(r"models--(.+?)--(.+)")
+_KEPT = re.compile(r"(?:models|datasets|spaces)--.+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -83,6 +85,20 @@ def cached_repo(folder: str | os.PathLike[str]) -> str | None:
     match = _CACHED.fullmatch(path.parent.parent.name)
     repo = "" if match is None else f"{match[1]}/{match[2]}"
     return repo if is_repo(repo) else None
+
+
+def cached_contents(path: str | os.PathLike[str]) -> Path | None:
+    """Return where the Hub's cache keeps what files of a snapshot are links to; None for another folder.
+
+    A repository, of a model, a data set or a space, has the contents of all its commits in one folder. A
+    link that stands in for it or for one of them leads elsewhere, and is none of the cache's.
+    """
+    folder = Path(os.path.realpath(path))
+    for commit in (folder, *folder.parents):
+        snapshots, repo = commit.parent, commit.parent.parent
+        if _COMMIT.fullmatch(commit.name) and snapshots.name == "snapshots" and _KEPT.fullmatch(repo.name):
+            return repo / "blobs"
+    return None
 
 
 def cached_name(folder: str | os.PathLike[str]) -> str | None:

@@ -49,18 +49,23 @@ UNFINISHED = (PARTIAL_SUFFIX, JOURNAL_SUFFIX)
 _IN_EDIT = ".undo"
 
 _SECRETS = (
-    ".env", ".env.*", "*.env", ".envrc", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
+    ".env", ".env.*", "*.env", "*.env.*", "env", ".envrc", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
     "*.pem", "*.key", "*.ppk", "*.p8", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
     ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", ".git-credentials", ".*_history",
-    "token", "*.token", "*[_-]token", "token.txt", "*[_-]token.txt", "token.json", "*[_-]token.json",
+    "token", "*[._-]token", "token.txt", "*[._-]token.txt", "token.json", "*[._-]token.json",
+    "*api[_-]key*", "*apikey*", "*private[_-]key*", "*secret[_-]key*", "*access[_-]key*", "*[._-]key.json",
+    "key.json", "key.txt", "keys.json", "keys.txt", "auth.json",
     "hf_token*", "stored_tokens", "*credentials*", "*accesskeys*.csv", "rootkey.csv", "*client_secret*.json",
     "*service[_-]account*.json", "*password*.txt", "passwd", "secret", "secret.*", "secrets",
     "secrets.*", "kubeconfig*",
 )  # fmt: skip
 """Names, in small letters, of files that keep keys, tokens and passwords."""
 
-_SECRET_START = re.compile(rb"\s*(-----BEGIN [A-Z ]*PRIVATE KEY-----|PuTTY-User-Key-File|hf_\w{20,}\s*\Z)")
-"""How a private key begins, and what is in a file that holds nothing but a token of the Hub."""
+_SECRET = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\A\s*PuTTY-User-Key-File|\A\s*hf_\w{20,}\s*\Z"
+    rb"|\b(?:hf_[A-Za-z0-9]{30,}|gh[opsu]_[A-Za-z0-9]{36}|AKIA[0-9A-Z]{16})\b"
+)
+"""What private keys and well-known tokens look like."""
 
 _START_BYTES = 4096
 
@@ -110,7 +115,7 @@ def _may_be_secret(folder: Path, path: Path) -> bool:
         return True
     try:
         with path.open("rb") as file:
-            return _SECRET_START.match(file.read(_START_BYTES)) is not None
+            return _SECRET.search(file.read(_START_BYTES)) is not None
     except OSError as error:
         raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
 

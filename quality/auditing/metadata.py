@@ -181,11 +181,18 @@ def _judge(
         return row.extra, f"is {value_text(found)}, the base has none"
     if _same(found.plain, wanted.plain):
         return None, ""
-    if row.describe is not None:
+    if row.describe is not None and _are_alike(found.data, wanted.data):
         return row.differs, row.describe(found, wanted, metadata)
     if isinstance(found.data, tuple) or isinstance(wanted.data, tuple):
         return row.differs, _items(found, wanted, metadata)
     return row.differs, f"is {value_text(found)}, the base's is {value_text(wanted)}"
+
+
+def _are_alike(a: Any, b: Any) -> bool:
+    """Tell whether two values are lists whose items are of one type, or texts."""
+    if not isinstance(a, tuple | str) or type(a) is not type(b):
+        return False
+    return len({type(each) for each in (*a[:1], *b[:1])}) < 2
 
 
 def _same(a: Any, b: Any) -> bool:

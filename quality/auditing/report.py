@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_tools.findings import Finding, Level, capped
-from gguf_tools.text import html_table, in_layer_ranges, printable, table
+from gguf_tools.findings import MAX_WHERE, Finding, Level, capped
+from gguf_tools.text import cut_short, html_table, in_layer_ranges, printable, table
 from quality.auditing.diagnose import Diagnosis
 from quality.auditing.expected import Encoder
 
@@ -179,4 +179,4 @@ def folded(findings: tuple[Finding, ...]) -> list[Finding]:
 
 def where_text(finding: Finding) -> str:
     """Name the tensors or keys of a finding; those of several layers together."""
-    return printable(", ".join(in_layer_ranges(finding.about)))
+    return ", ".join(cut_short(name, MAX_WHERE) for name in in_layer_ranges(finding.about))

@@ -7,6 +7,7 @@ tokens are control tokens, user-defined or normal ones, and what follows from th
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, repeat, zip_longest
 from typing import Any
@@ -32,10 +33,15 @@ def other_tokens(key: str, found: Metadata, wanted: Metadata) -> bool:
 
 
 def _tokens_with_kinds(vocab: Metadata) -> Iterator[tuple[str, int]]:
-    tokens, kinds = (vocab.get(key) for key in (keys.TOKENIZER_TOKENS, keys.TOKENIZER_TOKEN_TYPE))
-    texts: tuple[str, ...] = () if tokens is None else tokens.data
-    known: tuple[int, ...] = () if kinds is None else kinds.data
+    texts = _list_of(str, vocab.get(keys.TOKENIZER_TOKENS))
+    known = _list_of(int, vocab.get(keys.TOKENIZER_TOKEN_TYPE))
     return zip(texts, chain(known, repeat(TokenType.NORMAL)), strict=False)
+
+
+def _list_of(kind: type, value: Value | None) -> tuple[Any, ...]:
+    """Return a list whose items are of a kind, and an empty one for another value."""
+    data = () if value is None else value.data
+    return data if isinstance(data, tuple) and isinstance(next(iter(data), None), kind) else ()
 
 
 def _are_fillers(*pair: tuple[str, int]) -> bool:
@@ -75,7 +81,7 @@ def describe_tokens(found: Value, wanted: Value, metadata: Metadata) -> str:
         where = "" if beginning is None else f", and they differ from token {beginning} on"
         return f"{len(found.data):,} tokens, {more} than the base's {len(wanted.data):,}{where}"
     differ = [i for i, (a, b) in enumerate(zip(found.data, wanted.data, strict=True)) if a != b]
-    moved = sorted(found.data[i] for i in differ) == sorted(wanted.data[i] for i in differ)
+    moved = Counter(found.data[i] for i in differ) == Counter(wanted.data[i] for i in differ)
     shown = "; ".join(
         f"token {i} is {_token(found.data[i])}, the base's {_token(wanted.data[i])}" for i in differ[:3]
     )

@@ -26,6 +26,7 @@ begin with a dot, README*, LICENSE*, and files .yaml, .yml and .jinja are no tex
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import line_of, read_document
 from gguf_tools.files.named_files import read_corpus, read_input_text
+from gguf_tools.hub.names import cached_contents
 from gguf_tools.text import did_you_mean, quoted, shown
 from quality.suite.conversations import Conversation, parse_conversations, refuse_unknown
 from quality.suite.templates import PLAIN as PLAIN_TEMPLATE
@@ -246,7 +248,11 @@ class _Given:
         """Return a path of the folder; raises BadRequest where it leads out of it, or can't be one."""
         try:
             path = self.folder / said
-            is_inside = path.resolve().is_relative_to(self.folder.resolve())
+            real = path.resolve()
+            is_inside = real.is_relative_to(self.folder.resolve()) or (
+                real.parent == cached_contents(self.folder)
+                and Path(os.path.normpath(path)).is_relative_to(os.path.normpath(self.folder))
+            )
             path.exists()  # names that are too long, and what is not to be looked at
         except (OSError, ValueError, RuntimeError) as error:
             raise self.wrong(where, f"{quoted(str(said))} is no path ({error.args[-1]})") from error

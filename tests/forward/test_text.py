@@ -54,8 +54,7 @@ def test_without_bos_tokens_stay_as_they_are() -> None:
     [
         ([5, 6], Cut(4), "2 tokens, expected a chunk of 4 or more"),
         ([5, 99, 6, 7], Cut(4), "token 99 is outside of the vocabulary of 32"),
-        ([5, 6, 7, 8], Cut(4, from_chunk=1), "1 chunks of 4 tokens, and --from-chunk 1"),
-        ([5, 6, 7, 8], Cut(4, n_chunks=0), "no chunk"),
+        ([5, 6, 7, 8], Cut(4, from_chunk=1), "1 chunks of 4 tokens, and from_chunk=1"),
     ],
 )
 def test_what_makes_no_chunks(ids: list[int], cut: Cut, message: str) -> None:

@@ -193,3 +193,37 @@ def test_what_is_quoted_is_short_and_cheap() -> None:
         assert text.isprintable()
         assert len(text) < 400
     assert quoted([None, True, 1.5, "a", (2,)]) == "[null, true, 1.5, 'a', (2,)]"
+
+
+@pytest.mark.parametrize("repo", ["datasets--us--texts", "models--us--texts"])
+@pytest.mark.parametrize("inner", ["", "suites"])
+def test_a_suite_in_the_cache_of_the_hub_is_links(repo: str, inner: str, tmp_path: Path) -> None:
+    contents = tmp_path / repo / "blobs"
+    suite = tmp_path / repo / "snapshots" / ("0" * 40) / inner
+    contents.mkdir(parents=True)
+    suite.mkdir(parents=True)
+    for name, text in {"suite.yaml": "classes: {a: {texts: a.txt}}", "a.txt": "a text"}.items():
+        (contents / f"of-{name}").write_text(text)
+        (suite / name).symlink_to(Path("../../../blobs" if inner else "../../blobs", f"of-{name}"))
+    assert [each.text for each in read_suite(suite).classes[0].texts] == ["a text"]
+    (suite / "suite.yaml").unlink()
+    (tmp_path / "secret").write_text("secret")
+    (contents / "to").symlink_to(tmp_path / "secret")
+    (suite / "other").symlink_to(contents / "to")
+    (suite / "folder").symlink_to(tmp_path)
+    own = str(contents / "of-a.txt")
+    for path in ("other", "folder/secret", "../../blobs/of-a.txt", own, "../../../secret"):
+        (suite / "suite.yaml").write_text(f"classes: {{a: {{texts: {path}}}}}")
+        with pytest.raises(BadRequest, match="leads out of the folder"):
+            read_suite(suite)
+
+
+def test_contents_of_a_cache_that_lie_elsewhere_are_refused(tmp_path: Path) -> None:
+    suite = tmp_path / "models--us--texts" / "snapshots" / ("0" * 40)
+    suite.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a").write_text("secret")
+    (tmp_path / "models--us--texts" / "blobs").symlink_to(tmp_path / "elsewhere")
+    (suite / "a.txt").symlink_to("../../blobs/a")
+    with pytest.raises(BadRequest, match="leads out of the folder"):
+        read_suite(suite)

@@ -12,14 +12,22 @@ from gguf_tools.hub.upload import files_of_a_model
 
 ORDINARY = (
     "README.md", "notes.txt", "id.txt", "tokenizer.json", "a.gguf", "tokens.txt", "special_tokens_map.json",
+    "environment.yml", "monkey.json", "keyboard.txt", "added_tokens.json",
 )  # fmt: skip
 DOTFILES = (".gitattributes", ".gitignore", ".hidden")
 SECRETS = (
     ".env", ".ENV", ".env.local", "prod.env", ".netrc", ".git-credentials", "id_rsa", "id_ed25519",
     "server.pem", "tls.KEY",
     "token", "hf_token.txt", "stored_tokens", "credentials.csv", "client_secret_1.json",
+    "env", "prod.env.local", "API_KEY", "apikey.txt", "my.token.json", "private_key.json", "gcp-key.json",
+    "keys.txt", "auth.json",
 )  # fmt: skip
-BY_CONTENT = {"k.txt": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl", "t.txt": "hf_" + "a" * 34 + "\n"}
+BY_CONTENT = {
+    "k.txt": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl", "t.txt": "hf_" + "a" * 34 + "\n",
+    "g.json": '{"private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}',
+    "s.sh": "export HF_TOKEN=hf_" + "a" * 34,
+    "a.ini": "[default]\nid = AKIA" + "A" * 16, "h.yml": "token: ghp_" + "a" * 36,
+}  # fmt: skip
 
 
 @pytest.fixture

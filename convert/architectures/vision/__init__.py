@@ -16,6 +16,7 @@ from convert.architectures.config_reader import architecture_name, with_head
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import cut_short
 
 if TYPE_CHECKING:
     from convert.architectures.vision.tower import Tower
@@ -48,7 +49,7 @@ def find_tower(config: Mapping[str, Any], path: str | Path, names: Iterable[str]
     known = with_head(name, TOWERS)
     if known is None:
         raise UnsupportedCheckpoint(
-            f"{path}: no vision tower is known of architecture {name}, only of {', '.join(TOWERS)}"
+            f"{path}: no vision tower is known of architecture {cut_short(name)}, only of {', '.join(TOWERS)}"
         )
     module = import_module(f"convert.architectures.vision.{TOWERS[known]}")
     tower: Tower = module.ARCHITECTURE

@@ -121,9 +121,8 @@ def test_conversations_are_rendered_and_what_is_left_out_is_told(tmp_path: Path)
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
-        (Cut(64), r"/b: 5 tokens, expected a chunk of 64 or more; see -c"),
-        (Cut(4, n_chunks=0), "no chunk is to be used; see --chunks"),
-        (Cut(4, from_chunk=999), r"\d+ chunks of 4 tokens, and --from-chunk 999"),
+        (Cut(64), r"/b: 5 tokens, expected a chunk of 64 or more; see chunk_size"),
+        (Cut(4, from_chunk=999), r"\d+ chunks of 4 tokens, and from_chunk=999"),
     ],
 )
 def test_what_leaves_nothing_is_refused(cut: Cut, message: str, tmp_path: Path) -> None:
