@@ -33,7 +33,7 @@ from gguf_cli.parser import HelpFormatter, Parser
 from gguf_cli.roof import called_by
 from gguf_cli.streams import lasting_streams
 from gguf_tools.cluster.address import ADDRESS
-from gguf_tools.errors import BadArgument, BadOverride, BadRequest, ToolkitError
+from gguf_tools.errors import BadArgument, BadOverride, BadRequest, MissingInput, ToolkitError
 from gguf_tools.files import named_files
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.hub import limits
@@ -200,12 +200,14 @@ def add_scheduler(parser: argparse._ActionsContainer, more: str = "") -> None:
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Return a type for argparse: what `parse` refuses is a mistake of the command line.
 
-    What is in the way of a good name is none.
+    What is in the way of a good name is none, nor is what a good name stands for and is not there.
     """
 
     def parse_argument(text: str) -> T:
         try:
             return parse(text)
+        except MissingInput:
+            raise
         except (BadRequest, BadOverride) as error:
             raise argparse.ArgumentTypeError(one_line(error)) from error
 

@@ -68,9 +68,8 @@ def parse_size(text: str) -> Size:
     if unit == "BPW":
         return Size("bpw", _in_range(text, amount, BITS))
     if not unit and amount < _LEAST_BYTES:
-        raise BadArgument(
-            f"size {quoted(text)}: expected a unit; is {match[1]}bpw or {match[1]}GiB meant?"
-        )
+        meant = f"is {match[1]}bpw (bits per weight) or {match[1]}GiB meant?"
+        raise BadArgument(f"size {quoted(text)}: expected a unit; {meant}")
     if unit not in _UNITS:
         raise BadArgument(f"size {quoted(text)}: unknown unit {match[2]!r}, expected one like GiB, MB or bpw")
     return Size("bytes", _in_range(text, amount * _UNITS[unit], SIZE))

@@ -42,7 +42,7 @@ def says(main: Main, words: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
         ("a.gguf Q4_K_M b.gguf", "TYPE comes after the files: quantize a.gguf b.gguf Q4_K_M"),
         ("a.gguf", "no TYPE is given"),
         ("a.gguf b.gguf", "no TYPE is given"),
-        ("a.gguf b.gguf Q4_0 x", "THREADS is 'x'"),
+        ("a.gguf b.gguf Q4_0 x", "THREADS: 'x' is not a whole number"),
         ("--imatrx m a.gguf b.gguf Q4_0", "unknown option --imatrx; did you mean --imatrix?"),
     ],
 )

@@ -33,6 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gone(model: Path, tmp_path: Path) -> Iterator[Path]:
     """Work in a folder that is gone; give one with a model."""
     (tmp_path / "in.gguf").symlink_to(model)
+    (tmp_path / "text.txt").write_text("Some words. " * 400)
     (tmp_path / "gone").mkdir()
     before = Path.cwd()
     os.chdir(tmp_path / "gone")
@@ -59,19 +60,19 @@ Command = Callable[[list[str]], int]
     [
         (quantize, ["{model}", "out.gguf", "Q4_0"]),
         (convert, [str(EXAMPLE), "--outfile", "out.gguf"]),
-        (imatrix, ["-m", "{model}", "-f", "{model}", "-o", "out.gguf"]),
-        (imatrix, ["-m", "{model}", "-f", "{model}", "-o", "{folder}/out.gguf"]),
-        (evaluate, ["{model}", "-f", "{model}", "{model}"]),
-        (sensitivity, ["{model}", "-f", "{model}", "-o", "out.json"]),
-        (main, ["cook", str(EXAMPLE), "-f", "{model}", "--types", "Q4_0", "-o", "out"]),
-        (main, ["refine", "{model}", "--base", "{model}", "-f", "{model}", "-o", "out.gguf"]),
+        (imatrix, ["-m", "{model}", "-f", "{text}", "-o", "out.gguf"]),
+        (imatrix, ["-m", "{model}", "-f", "{text}", "-o", "{folder}/out.gguf"]),
+        (evaluate, ["{model}", "-f", "{text}", "{model}"]),
+        (sensitivity, ["{model}", "-f", "{text}", "-o", "out.json"]),
+        (main, ["cook", str(EXAMPLE), "-f", "{text}", "--types", "Q4_0", "-o", "out"]),
+        (main, ["refine", "{model}", "--base", "{model}", "-f", "{text}", "-o", "out.gguf"]),
         (main, ["split", "{model}", "out"]),
     ],
 )
 def test_others_say_so(
     command: Command, words: list[str], gone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command([each.format(model=gone / "in.gguf", folder=gone) for each in words]) == 1
+    assert command([each.format(model=gone / "in.gguf", text=gone / "text.txt", folder=gone) for each in words]) == 1
     err = capsys.readouterr().err
     assert (err.count("\n"), GONE in err) == (1, True), err
 
@@ -82,7 +83,7 @@ def test_in_python(gone: Path) -> None:
         lambda: gguf_tools.quantize(model, "out.gguf", "Q4_0"),
         lambda: gguf_tools.convert(EXAMPLE, "out.gguf"),
         lambda: gguf_tools.split(model, "out", max_tensors=2),
-        lambda: gguf_tools.evaluate(model, model, [model]),
+        lambda: gguf_tools.evaluate(model, gone / "text.txt", [model]),
         lambda: gguf_tools.card([model], output="README.md"),
     ):
         with pytest.raises(ToolkitError, match=GONE):
