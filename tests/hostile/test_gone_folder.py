@@ -72,7 +72,8 @@ Command = Callable[[list[str]], int]
 def test_others_say_so(
     command: Command, words: list[str], gone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command([each.format(model=gone / "in.gguf", text=gone / "text.txt", folder=gone) for each in words]) == 1
+    names = {"model": gone / "in.gguf", "text": gone / "text.txt", "folder": gone}
+    assert command([each.format(**names) for each in words]) == 1
     err = capsys.readouterr().err
     assert (err.count("\n"), GONE in err) == (1, True), err
 
