@@ -290,8 +290,9 @@ def _requantized(suspect: Suspect) -> Iterator[Candidate]:
             encoded = as_encoded(by_name(name), wanted)
             return wanted if encoded is None else encoded[1]
 
+        kind = "requantized" if type_.is_quantized else "rounded"
         text = f"it was encoded from {name}, not from the base's own weights"
-        yield Candidate("requantized", text, rows_of)
+        yield Candidate(kind, text, rows_of)
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (

@@ -200,6 +200,8 @@ def _tensor_findings(audits: Sequence[TensorAudit], file: str, layers: Layers) -
             if diagnosis.kind in _ENCODED_TWICE and _may_be_relaid(each.name):
                 text = f"{text}; or made of attention's encoded tensors in another layout"
                 yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)
+            elif diagnosis.kind == "rounded":  # converters write BF16 or F16 of any folder
+                yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)
             elif diagnosis.may_be_sacrificed:
                 text = f"{text}; or encoded for the few tokens at which the predictions depend on this output"
                 yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)

@@ -11,6 +11,7 @@ import convert
 import quality
 import quantize
 from gguf_cli.main import main
+from gguf_tools.findings import Level
 from gguf_tools.format.values import Value
 from quantize.calibration import METHOD_KEY
 from quantize.plan.plan import PlanOptions
@@ -75,6 +76,16 @@ def test_faults_of_a_file_of_such_a_base_are_found(
     damage(file, base, tmp_path / "broken.gguf", FAULTS[fault])
     found = {each.kind for each in quality.audit(tmp_path / "broken.gguf", base).findings if each.is_bad}
     assert found & set(FAULTS[fault].kinds)
+
+
+def test_a_file_by_way_of_16_bits_is_not_called_bad(exact: Path, tmp_path: Path) -> None:
+    """A converter writes BF16 of a packed folder, and F16 may be made of that."""
+    base = on_grid(exact, tmp_path / "base.gguf", GRIDS["fp8"])
+    quantize.quantize(base, tmp_path / "bf16.gguf", "BF16")
+    quantize.quantize(tmp_path / "bf16.gguf", tmp_path / "file.gguf", "F16")
+    report = quality.audit(tmp_path / "file.gguf", base)
+    assert not report.is_wrong
+    assert {each.kind for each in report.at(Level.WARNING)} == {"rounded"}
 
 
 def test_errors_below_those_of_the_type_are_no_damage(
