@@ -116,6 +116,13 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
         for option in ("no_sequential", "one_sided", "no_embedding", "seed"):
             if getattr(args, option):
                 raise BadArgument(f"--{option.replace('_', '-')} is for --calibrate, which is missing")
+        if args.evaluate is None and args.sensitivity_text is None:
+            for option, value, default in (("--chunks", args.chunks, -1), ("-c", args.ctx_size, 512)):
+                if value != default:
+                    raise BadArgument(
+                        f"{option} is for a text, and none is given: --calibrate, --evaluate or"
+                        " --sensitivity-text names one"
+                    )
         return None
     from forward.options import require_torch
 

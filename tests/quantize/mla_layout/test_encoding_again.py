@@ -119,7 +119,7 @@ def test_bytes_do_not_depend_on_threads_or_chunks(
 
 def test_a_type_that_needs_importances_says_so(tmp_path: Path) -> None:
     path = model(tmp_path / "in.gguf", "split", {K: Q8_0, V: Q8_0})
-    with pytest.raises(NeedsImportance, match=r"2 tensors of types that need.*importances: blk.0-1.attn_kv_b"):
+    with pytest.raises(NeedsImportance, match=r"2 tensors of.*need.*importances: blk.0-1.attn_kv_b"):
         change_layout(path, tmp_path / "o", "none", overrides=parse_overrides(["attn_kv_b=IQ2_XXS"]))
 
 
