@@ -92,6 +92,7 @@ def run_refinement(
         tell_all(source.findings(text.chunk_size), report.tell)
         run = _Run(source, base, text, output, options, report)
         if not options.force and was_refined(output) == run.digest:
+            forget(work_path(output))  # of a run that was killed at its end
             return Refinement(output, is_found=True)
         refuse_to_replace([output], force=options.force)
         opened.enter_context(in_use(work_path(output)))

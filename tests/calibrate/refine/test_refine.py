@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,6 +13,8 @@ import pytest
 
 from gguf_cli.main import main
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
 from gguf_tools.format.shards import open_gguf
 from quantize import quantize
 from quantize.importances.text_sketch import TextSketch
@@ -158,8 +161,12 @@ def test_a_refined_file_diverges_less_and_keeps_its_codes(made: Path, tmp_path: 
             np.testing.assert_array_equal(scales.replaced(new, scales.read(old)), old)
         assert n_moved > 8
     stamp = output.stat().st_mtime_ns
+    with in_use(work_path(output)):  # a run that was killed after the output had its name leaves such a lock
+        shutil.copytree(work_path(output), tmp_path / "left")
+    (tmp_path / "left").rename(work_path(output))
     found = refine(*paths, chunk_size=64, n_chunks=24, steps=6, rate=0.02, forward=FORWARD)
     assert found.is_found
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
     assert output.stat().st_mtime_ns == stamp
     with pytest.raises(OutputError, match="exists already; force=True replaces it"):
         refine(*paths, chunk_size=64, n_chunks=24, steps=7, forward=FORWARD)
