@@ -5,6 +5,7 @@ What can't be written goes nowhere, and `LastingStream.error` tells afterwards t
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def lasting_streams() -> Iterator[LastingStream]:
     """Let standard output and error last for a command; give the output."""
     _fill_gaps()
     before = sys.stdout, sys.stderr
-    nowhere = open(os.devnull, "w")  # noqa: SIM115
+    nowhere = _nowhere()
     out, err = (LastingStream(stream if _is_open(stream) else nowhere) for stream in before)
     sys.stdout, sys.stderr = out, err
     if _is_open(before[0]) and hasattr(before[0], "reconfigure"):
@@ -66,6 +67,14 @@ def lasting_streams() -> Iterator[LastingStream]:
         nowhere.close()
 
 
+def _nowhere() -> TextIO:
+    """Return a stream for what has no reader."""
+    try:
+        return open(os.devnull, "w")
+    except OSError:  # no more files may be open
+        return io.StringIO()
+
+
 def _is_open(stream: TextIO | None) -> TypeGuard[TextIO]:
     return stream is not None and not getattr(stream, "closed", False)
 
@@ -73,11 +82,10 @@ def _is_open(stream: TextIO | None) -> TypeGuard[TextIO]:
 def _fill_gaps() -> None:
     """Open what is closed of the three standard files, so that no file of ours gets its number.
 
-    What other libraries and processes write to standard output or error would go into it.
+    What other libraries and processes write to standard output or error would go into it. Where no file can
+    be opened at all, the command says so itself.
     """
-    while True:
-        number = os.open(os.devnull, os.O_RDWR)
-        if number > 2:
-            os.close(number)
-            return
-        os.set_inheritable(number, True)
+    with suppress(OSError):
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(number, True)
+        os.close(number)

@@ -150,6 +150,21 @@ def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path: Path) -> None:
     assert int((tmp_path / "kept").read_text()) > 2
 
 
+def test_no_more_open_files_end_in_one_line() -> None:
+    code = (
+        "import resource, sys; from gguf_cli import command\n"
+        "parser = command.make_parser('prog', 'd', version='1')\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "sys.exit(command.run(parser, lambda args: print(open(sys.executable)), []))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert os.strerror(errno.EMFILE) in done.stderr
+
+
 def test_full_disk_is_told_in_one_line(
     names: dict[str, str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
