@@ -22,12 +22,13 @@ _MATERIAL = {
 class Command:
     """A command in a folder of its own.
 
-    name    in tables
-    line    what is typed in the folder
-    seldom  whether it gets a third of the trials of others, because it takes long
-    edits   whether it changes its inputs in place
-    finds   whether exit code 1, without an error, says that it found something
-    typed   the words that are typed, if not those of the line: they may hold blanks
+    name      in tables
+    line      what is typed in the folder
+    seldom    whether it gets a third of the trials of others, because it takes long
+    edits     whether it changes its inputs in place
+    finds     whether exit code 1, without an error, says that it found something
+    restarts  whether a kill between its small outputs leaves the first, which --force replaces
+    typed     the words that are typed, if not those of the line: they may hold blanks
     """
 
     name: str
@@ -35,6 +36,7 @@ class Command:
     seldom: bool = False
     edits: bool = False
     finds: bool = False
+    restarts: bool = False
     typed: tuple[str, ...] = ()
 
     @property
@@ -123,12 +125,18 @@ COMMANDS = (
         "evaluate in.gguf q4.gguf --suite suite --against q8.gguf --json o.json --html o.html -t 1",
         seldom=True,
     ),
-    Command("audit", "gguf-tools audit q4.gguf in.gguf --json o.json --html o.html --threads 1", finds=True),
+    Command(
+        "audit",
+        "gguf-tools audit q4.gguf in.gguf --json o.json --html o.html --threads 1",
+        finds=True,
+        restarts=True,
+    ),
     Command(
         "audit-suite",
         "gguf-tools audit q8.gguf model --suite suite --json o.json --html o.html --threads 1",
         seldom=True,
         finds=True,
+        restarts=True,
     ),
     Command(
         "refine",

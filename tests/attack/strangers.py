@@ -294,7 +294,7 @@ def hostile(bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
                     (folder / name).symlink_to(bench.material / name)
             what, words = reader.plant(folder, rng)
             if words:
-                command = replace(command, typed=tuple(words))
+                command = replace(command, typed=tuple(words), finds=command.finds or "lint" in words)
             reference = places.Reference(places.tree(folder), places.tree(folder), 0.0)
             trial = Trial(bench, command, folder, reference, rng, n_hits=1)
             step = f"{reader.name}: {what}"

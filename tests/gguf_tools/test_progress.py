@@ -127,7 +127,8 @@ def test_bars_end_full_unless_something_failed(capsys: pytest.CaptureFixture[str
 def test_the_time_left_stays_on_narrow_terminals(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda fallback=None: os.terminal_size((columns, 40)))
+    size = os.terminal_size((columns, 40))
+    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda fallback=None: size)
     monkeypatch.setenv("COLUMNS", str(columns))
     with Bar("quantizing to Q4_K_M, Q5_K_M, IQ3_XXS, Q2_K and a few more", WORK) as bar:
         advance = bar.start(100)
