@@ -39,7 +39,7 @@ from typing import Any
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import line_of, read_document
-from gguf_tools.files.named_files import read_corpus, read_input_text
+from gguf_tools.files.named_files import MAX_CORPUS, read_corpus, read_input_text
 from gguf_tools.hub.names import cached_contents
 from gguf_tools.text import did_you_mean, quoted, shown
 from quality.suite.conversations import Conversation, parse_conversations, refuse_unknown
@@ -192,11 +192,17 @@ class _Given:
             named = {name: {"texts": path.name} for name, path in by_name.items()}
         if not isinstance(named, dict) or not named:
             raise self.wrong(("classes",), "expected names of classes, each with what is said of it")
+        n_chars = 0
         for name, said in named.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 why = f"a class {quoted(name)}, expected up to 80 letters, digits and any of . _ + -"
                 raise self.wrong(("classes",), why)
-            yield self._class(name, {} if said is None else said)
+            found_class = self._class(name, {} if said is None else said)
+            n_chars += sum(len(text.text) for text in found_class.texts)
+            if n_chars > MAX_CORPUS:  # a text may be that of many classes
+                why = f"{n_chars:,} characters with the classes before"
+                raise self.wrong(("classes", name), f"{why}, expected at most {MAX_CORPUS:,} in all")
+            yield found_class
 
     def _class(self, name: str, said: Any) -> TextClass:
         where = ("classes", name)

@@ -107,8 +107,7 @@ class _Tokeniser:
         self._pieces = spelled(vocab)
 
     def classes(self, suite: Suite) -> Iterator[ClassChunks]:
-        kinds = {each.read for each in suite.classes}
-        encoders = {kind: make_encoder(self._vocab, parse_special=kind == CHAT) for kind in kinds}
+        encoders = self._encoders(suite)
         for each in suite.classes:
             notes: list[str] = []
             chunks: Sequence[_Chunk]
@@ -136,8 +135,9 @@ class _Tokeniser:
         self, suite: Suite, notes: list[str], *, parse_special: bool
     ) -> Iterator[tuple[str, list[int]]]:
         begin = [] if self._bos is None else [self._bos]
+        encoders = self._encoders(suite, parse_special=parse_special)
         for each in suite.classes:
-            encoder = make_encoder(self._vocab, parse_special=parse_special or each.read == CHAT)
+            encoder = encoders[each.read]
             if each.read == CHAT:
                 whole = replace(each, context=sys.maxsize, scored=ALL)
                 parts = [chunk.tokens.tolist() for chunk in self._chats(whole, encoder, notes)[0]]
@@ -146,6 +146,12 @@ class _Tokeniser:
                 words[-1] = words[-1].removesuffix("\n")
                 parts = [begin + encoder.encode(text) for text in words]
             yield each.name, [token for part in parts for token in part]
+
+    def _encoders(self, suite: Suite, *, parse_special: bool = False) -> dict[str, Encoder]:
+        """Return the encoder for each way in which classes are read: building one takes up to a second."""
+        special = {each.read: parse_special or each.read == CHAT for each in suite.classes}
+        made = {each: make_encoder(self._vocab, parse_special=each) for each in set(special.values())}
+        return {read: made[is_special] for read, is_special in special.items()}
 
     def _plain(self, each: TextClass, encoder: Encoder, notes: list[str]) -> Iterator[_Chunk]:
         for source in each.texts:

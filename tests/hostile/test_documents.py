@@ -185,6 +185,17 @@ def test_texts_of_a_suite_are_in_its_folder(said: str, tmp_path: Path) -> None:
         assert len(str(caught.value)) < 2 * len(str(tmp_path)) + 300
 
 
+def test_a_text_of_many_classes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quality.suite.suite.MAX_CORPUS", 1000)
+    (tmp_path / "prose.txt").write_text("Some words. " * 30)
+    (tmp_path / "suite.yaml").write_text("classes:\n  a: {texts: prose.txt}\n  b: {texts: prose.txt}\n")
+    assert len(read_suite(tmp_path).classes) == 2
+    with (tmp_path / "suite.yaml").open("a") as file:
+        file.write("  c: {texts: prose.txt}\n")
+    with pytest.raises(BadRequest, match=r"suite\.yaml: line 4: .* 1,080 characters with the classes before"):
+        read_suite(tmp_path)
+
+
 def test_what_is_quoted_is_short_and_cheap() -> None:
     endless: list[object] = []
     endless += [endless] * 9
