@@ -80,6 +80,8 @@ def _begin(path: Path, permissions: int) -> tuple[Path, int]:
         if is_ours:
             return partial, fd
         os.close(fd)
+        with suppress(OSError):  # who only looked at it leaves it
+            partial.unlink()
 
 
 _SMALL_PARTIAL = re.compile(r"(.+)\.([0-9a-f]{8})([0-9a-f]{16})\.partial", re.DOTALL)

@@ -80,7 +80,16 @@ def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
         return
     for path in paths:
         if path.is_file():
+            _forget_lock(path)
             raise OutputError(f"{path}: exists already; --force replaces it")
+
+
+def _forget_lock(output: Path) -> None:
+    """Remove what a run that was killed at its very end has left beside its output."""
+    from gguf_tools.files import leftovers
+    from gguf_tools.files.work_names import work_path
+
+    leftovers.forget(work_path(output))
 
 
 def is_unfinished(outputs: Iterable[Path]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,13 +18,15 @@ import pytest
 
 import gguf_tools
 from gguf_tools.cluster.job import job_path, remove_job
-from gguf_tools.errors import ToolkitError
-from gguf_tools.files import leftovers
+from gguf_tools.errors import OutputError, ToolkitError
+from gguf_tools.files import atomic_write, leftovers
 from gguf_tools.files.atomic_write import small_partial, whole_file, write_whole
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.leftovers import forget
+from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
 from gguf_tools.system import lock_files
 from gguf_tools.system.locks import try_lock
 from tests.gguf_tools.test_writer import LAYOUT
@@ -309,3 +313,29 @@ def test_a_work_folder_that_is_named_itself(place: str, tmp_path: Path) -> None:
     (tmp_path / f"{place}.txt").write_text("mine")
     assert clean(folder) == ({place}, set())
     assert tree(tmp_path) == {f"{place}.txt"}
+
+
+def test_a_small_output_whose_lock_is_looked_at_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def first_is_taken(fd: int) -> None:
+        tried.append(fd)
+        if len(tried) == 1:
+            raise BlockingIOError(errno.EAGAIN, "looked at")
+
+    monkeypatch.setattr(atomic_write, "try_lock", first_is_taken)
+    write_whole(tmp_path / "out", b"all")
+    assert (len(tried), [each.name for each in tmp_path.iterdir()]) == (2, ["out"])
+
+
+def test_the_lock_of_a_run_that_was_killed_at_its_end_goes_with_the_refusal(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.write_bytes(b"all")
+    with in_use(work_path(output)):
+        shutil.copytree(work_path(output), tmp_path / "left")
+    (tmp_path / "left").rename(work_path(output))
+    with pytest.raises(OutputError, match="exists already"):
+        refuse_to_replace([output], force=False)
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
