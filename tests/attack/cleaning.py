@@ -67,10 +67,12 @@ def cleaned(trial: Trial) -> str:
         raise Failure("clean removed something through a link")
     places.check_unharmed(trial.command, trial.reference.before, now, trial.reference)
     if ended.code:
-        # A killed run has published all outputs, or some and what it knew of them is cleaned away.
+        # A killed run has published all outputs, or some and what it knew of them is cleaned away. An edit
+        # that was done before the kill can't be done again.
         places.check_one_line(ended)
         places.check_published(trial.reference, trial.reference.before, now)
-        if "exists already" not in ended.said or not n_kills:
+        is_done = trial.command.edits and places.is_complete(trial.reference, now)
+        if not n_kills or not (is_done or "exists already" in ended.said):
             raise Failure(f"did not end beside clean: {ended.said[-700:]!r}")
         return LINE
     places.check_same(trial.reference, now)
