@@ -65,7 +65,7 @@ def open_held(path: Path, flags: int) -> tuple[int, Lock]:
 
     raises  OSError as `open_own` and `hold`
     """
-    while True:
+    for _ in range(_REMOVALS):
         fd = open_own(path, flags)
         try:
             return fd, hold(fd, path)
@@ -74,6 +74,11 @@ def open_held(path: Path, flags: int) -> tuple[int, Lock]:
             os.close(fd)
             if not was_removed:
                 raise
+    raise Taken(is_removed=True)
+
+
+_REMOVALS = 100
+"""How often a run begins with a new file, when `gguf-tools clean` has removed the one that it has opened."""
 
 
 def hold(fd: int, path: Path) -> Lock:

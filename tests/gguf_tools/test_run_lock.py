@@ -35,14 +35,21 @@ def test_a_run_has_one_process_at_a_time(tmp_path: Path) -> None:
 def test_a_file_that_was_removed_before_it_was_locked_is_not_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "lock"
+    """A new one is; whoever goes on removing it has it."""
+    path, n_removed = tmp_path / "lock", 0
     lock: Callable[[int, int], None] = fcntl.flock
 
     def remove_first(fd: int, how: int) -> None:
-        path.unlink()
+        nonlocal n_removed
+        if n_removed < n_removals:
+            path.unlink()
+            n_removed += 1
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
+    n_removals = 1
+    locked(path).close()
+    n_removals = 10**6
     with pytest.raises(BadRequest, match=r"^taken$"):
         locked(path)
 
