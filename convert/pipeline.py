@@ -152,11 +152,8 @@ def convert(
     options  what to make: ConvertOptions
     run      how to run: RunOptions
     choices  fields of both as keyword arguments; they replace those of `options` and `run`
-    raises   ToolkitError. The old output then stays as it was, and finished work is kept for the next run;
-             TypeError for options in place of the type
+    raises   ToolkitError. The old output then stays as it was, and finished work is kept for the next run
     """
-    if isinstance(outtype, ConvertOptions):
-        raise TypeError("convert: found ConvertOptions in place of outtype; pass them as options=")
     options, run = merge_choices(options or ConvertOptions(), run, choices)
     if outtype is not None:
         options = replace(options, outtype=outtype)

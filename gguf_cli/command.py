@@ -197,16 +197,18 @@ def add_scheduler(parser: argparse._ActionsContainer, more: str = "") -> None:
     )  # fmt: skip
 
 
-def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+def argument(parse: Callable[[str], T], *, passed: tuple[type[ToolkitError], ...] = ()) -> Callable[[str], T]:
     """Return a type for argparse: what `parse` refuses is a mistake of the command line.
 
-    What is in the way of a good name is none, nor is what a good name stands for and is not there.
+    What is in the way of a good name is none.
+
+    passed  errors of `parse` that are no mistakes of the command line either
     """
 
     def parse_argument(text: str) -> T:
         try:
             return parse(text)
-        except MissingInput:
+        except passed:
             raise
         except (BadRequest, BadOverride) as error:
             raise argparse.ArgumentTypeError(one_line(error)) from error
@@ -214,10 +216,11 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parse_argument
 
 
-output_file = argument(named_files.output_path)
-output_file_or_folder = argument(partial(named_files.output_path, may_be_folder=True))
-output_prefix = argument(named_files.output_prefix)
-output_folder = argument(named_files.output_folder)
+_GONE = (MissingInput,)  # the working directory is
+output_file = argument(named_files.output_path, passed=_GONE)
+output_file_or_folder = argument(partial(named_files.output_path, may_be_folder=True), passed=_GONE)
+output_prefix = argument(named_files.output_prefix, passed=_GONE)
+output_folder = argument(named_files.output_folder, passed=_GONE)
 """Types of arguments that name what is written; see gguf_tools/files/named_files.py."""
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, TypeGuard
 
+from gguf_tools.system.files import open_file
+
 
 class LastingStream:
     """A stream that can be written to for as long as the work takes.
@@ -86,6 +88,6 @@ def _fill_gaps() -> None:
     be opened at all, the command says so itself.
     """
     with suppress(OSError):
-        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        while (number := open_file(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)

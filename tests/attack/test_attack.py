@@ -354,7 +354,7 @@ def test_names_that_steer_a_terminal_are_seen(bench: Bench, monkeypatch: pytest.
 
 def removes_partials() -> None:
     for path in Path().glob("*.partial"):
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(("cleans", "seen"), [(removes_partials, "clean removed "), (lambda: None, "")])

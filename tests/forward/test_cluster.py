@@ -93,7 +93,7 @@ def test_workers_get_names_that_hold_in_any_folder(tmp_path: Path, monkeypatch: 
             init(states, path, *more, **choices)
 
         monkeypatch.setattr(kind, "__init__", note)
-    compute(Path("workers"), ForwardOptions(scheduler="here", memory_bytes=0))
+    compute(Path("workers"), ForwardOptions(scheduler="here:1", memory_bytes=0))
     assert {path for path in opened if path.name.startswith("layer.")}
     assert [path for path in opened if path.name.startswith("layer.") and not path.is_absolute()] == []
 

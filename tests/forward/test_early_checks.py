@@ -26,7 +26,7 @@ def test_what_can_not_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         refuse_early([tmp_path / "no" / "x.gguf"])
     with pytest.raises(MissingFile, match="can't be read"):
         refuse_early(texts=[tmp_path / "none.txt"])
-    with pytest.raises(BadRequest, match="not UTF-8 at byte 3; expected a text"):
+    with pytest.raises(BadRequest, match="not UTF-8 at byte 3; it looks like ISO-8859-1: iconv"):
         refuse_early(texts=[latin])
 
     def closed(**_: object) -> None:

@@ -101,4 +101,4 @@ def workers_in_threads() -> Iterator[Cluster]:
         ) as local,
         Client(local, set_as_default=False) as client,
     ):
-        yield Cluster(client, "here")
+        yield Cluster(client, "here:1")

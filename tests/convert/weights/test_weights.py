@@ -333,7 +333,7 @@ def test_settings_without_a_method_mean_their_programs(
 
 
 def test_a_method_that_is_no_name_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match=r"quantization_config\.quant_method is '7', expected the name"):
+    with pytest.raises(BadConfig, match=r"quantization_config\.quant_method is 7, expected the name"):
         weights_in(tmp_path, {"a.weight": random_matrix(2, 2)}, {"quant_method": 7})
 
 

@@ -94,7 +94,7 @@ def test_other_code_is_refused_by_name(
     address = next(iter(cluster.workers()))
     with pytest.raises(ClusterError) as caught:
         do_all(cluster, Doubling(tmp_path / "log"), tmp_path / "out", 10)
-    assert str(caught.value).startswith(f"here: worker {address.partition(':')[0]}:")
+    assert str(caught.value).startswith(f"here:1: worker {address.partition(':')[0]}:")
     assert "runs gguf-tools 0.0.9 (01234567), expected 0.1.0 (" in str(caught.value)
     assert str(caught.value).endswith("(and 1 more)")
     assert not (tmp_path / "log").exists()
@@ -105,7 +105,7 @@ def test_a_worker_that_joins_late_is_asked_too(
 ) -> None:
     monkeypatch.setattr(Cluster, "examine", lambda self, job: None)
     monkeypatch.setattr(at_work, "code_version", lambda: "0.0.9 (01234567)")
-    with pytest.raises(ClusterError, match=r"^here: worker \S+: runs gguf-tools 0\.0\.9"):
+    with pytest.raises(ClusterError, match=r"^here:1: worker \S+: runs gguf-tools 0\.0\.9"):
         do_all(cluster, Doubling(tmp_path / "log"), tmp_path / "out", 10)
 
 
@@ -187,7 +187,7 @@ def test_nobody_waits_for_workers_that_never_come(cluster: Cluster, tmp_path: Pa
             pass
 
     deserted = Deserted(cluster.client, "here")
-    with pytest.raises(ClusterError, match=r"^here: all workers are gone$"):
+    with pytest.raises(ClusterError, match=r"^here:1: all workers are gone$"):
         do_all(deserted, Doubling(tmp_path / "log"), tmp_path / "out", 3, Pace(idle_seconds=1.0))
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_the_scheduler_never_reaches_is_named(
 ) -> None:
     monkeypatch.setattr(connect, "WORKER_SECONDS", 0.2)
     losing = Losing(cluster, 1_000_000)
-    with pytest.raises(ClusterError, match=rf"^here: worker {losing.lost}: ConnectionResetError: in <TCP"):
+    with pytest.raises(ClusterError, match=rf"^here:1: worker {losing.lost}: ConnectionResetError: in <TCP"):
         do_all(losing, Doubling(tmp_path / "log"), tmp_path / "out", 5)
 
 
@@ -246,7 +246,7 @@ def test_a_worker_that_is_silent_is_passed_over_where_another_answers(
     if n_silent == 1:
         assert len(do_all(cluster, Doubling(tmp_path / "log"), tmp_path / "out", 5)) == 5
     else:
-        with pytest.raises(ClusterError, match=r"^here: a worker has not answered for 0\.2 s$"):
+        with pytest.raises(ClusterError, match=r"^here:1: a worker has not answered for 0\.2 s$"):
             do_all(cluster, Doubling(tmp_path / "log"), tmp_path / "out", 5)
 
 

@@ -213,7 +213,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("here:1")
+@pytest.mark.usefixtures("here")
 def test_workers_of_a_scheduler_compute_a_suite(
     expected: quality.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
