@@ -186,7 +186,7 @@ def test_nobody_waits_for_workers_that_never_come(cluster: Cluster, tmp_path: Pa
         def examine(self, job: PostedJob) -> None:
             pass
 
-    deserted = Deserted(cluster.client, "here")
+    deserted = Deserted(cluster.client, "here:1")
     with pytest.raises(ClusterError, match=r"^here:1: all workers are gone$"):
         do_all(deserted, Doubling(tmp_path / "log"), tmp_path / "out", 3, Pace(idle_seconds=1.0))
 
@@ -195,7 +195,7 @@ class Losing(Cluster):
     """A cluster whose first worker is lost, which its scheduler notices when asked so many times."""
 
     def __init__(self, cluster: Cluster, noticed_at: int) -> None:
-        super().__init__(cluster.client, "here")
+        super().__init__(cluster.client, "here:1")
         self.lost, self._left = min(cluster.workers()), noticed_at
 
     def workers(self) -> dict[str, int]:
