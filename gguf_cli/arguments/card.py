@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.atomic_write import write_whole
-from gguf_tools.findings import Tell, tell_nobody, teller
+from gguf_tools.findings import Finding, Level, Tell, tell_nobody, teller
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
@@ -75,8 +75,11 @@ def read_card_facts(args: argparse.Namespace) -> CardRequest:
     )
 
 
-def with_chart(card: CardRequest, folder: Path) -> CardRequest:
-    """Draw the files of the card's report beside it, and show that on it; the same without matplotlib."""
+def with_chart(card: CardRequest, folder: Path, tell: Tell) -> CardRequest:
+    """Draw the files of the card's report beside it, and show that on it; the same without matplotlib.
+
+    tell  hears of a file under the chart's name that is none of ours, which stays
+    """
     from importlib.util import find_spec
 
     if card.report is None or find_spec("matplotlib") is None:
@@ -86,6 +89,7 @@ def with_chart(card: CardRequest, folder: Path) -> CardRequest:
 
     chart = folder / f"{card.report.stem}.svg"
     if not may_be_written(chart):
+        tell(Finding("chart", f"{chart} is no chart of ours: the card has none", Level.NOTE))
         return card
     write_whole(chart, size_chart_file(card.report).encode())
     shown = f"![Mean divergence of each file against its size]({as_address(chart.name)})"
@@ -110,7 +114,7 @@ def write_charted_card(
     place = files[0].parent / CARD_NAME if output is None else output
     if not force:
         refuse_foreign(place)
-    return write_card(files, with_chart(card, place.parent), output=place, force=force, tell=tell)
+    return write_card(files, with_chart(card, place.parent, tell), output=place, force=force, tell=tell)
 
 
 def refuse_foreign_cards(card: CardRequest | None, outputs: Sequence[Path]) -> None:
@@ -131,7 +135,8 @@ def write_card_of(
     from convert.card.write import write_card
 
     commands = {output.name: typed for output in outputs}
-    card = with_chart(replace(card, source=source), outputs[0].parent)
-    path = write_card(outputs, card, commands, tell=teller(quiet=quiet))
+    tell = teller(quiet=quiet)
+    card = with_chart(replace(card, source=source), outputs[0].parent, tell)
+    path = write_card(outputs, card, commands, tell=tell)
     if not quiet:
         say(f"wrote {path}")

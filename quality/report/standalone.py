@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from quality.report.charts import WIDE, require_matplotlib, size_chart
@@ -33,4 +34,7 @@ def size_chart_file(report: Path) -> str:
 
 def may_be_written(path: Path) -> bool:
     """Whether a chart may be written: there is no file, or it is one of our charts."""
-    return not path.exists() or path.read_bytes().startswith(MARK.encode())
+    if path.is_symlink() or not path.is_file():
+        return not os.path.lexists(path)
+    with path.open("rb") as file:
+        return file.read(len(MARK.encode())) == MARK.encode()

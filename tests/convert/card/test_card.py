@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,31 @@ def test_measured_quality(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     measured.write_text("{}")
     assert make(["card", str(a), "--report", str(measured)]) == 1
     assert "not a report of `evaluate --json`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda path: path.symlink_to("a.gguf"),
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.mkdir(),
+        lambda path: os.mkfifo(path),
+        lambda path: path.write_text("<svg>mine</svg>"),
+    ],
+    ids=["link", "dangling link", "folder", "pipe", "file"],
+)
+def test_what_has_the_chart_s_name_stays_and_is_told(
+    plant: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    write_file(tmp_path / "a.gguf")
+    measured = report(tmp_path / "report.json", tmp_path / "a.gguf")
+    plant(tmp_path / "report.svg")
+    before = (tmp_path / "report.svg").lstat()
+    assert make(["card", str(tmp_path / "a.gguf"), "--report", str(measured)]) == 0
+    assert (tmp_path / "report.svg").lstat() == before
+    assert "report.svg is no chart of ours: the card has none" in capsys.readouterr().err
+    assert "report.svg" not in (tmp_path / "README.md").read_text()
 
 
 def test_a_second_run_keeps_the_first_one_s_files_and_what_was_added(tmp_path: Path) -> None:
