@@ -220,7 +220,7 @@ sys.exit(status)
 
 @cache
 def traced(which: str) -> dict[str, list[str]]:
-    """Run a plain conversion to Q4_K_M, or a calibrated run, and return the files and kinds of values in it."""
+    """Run a plain conversion, or a calibrated run, and return the files and kinds of values in it."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         convert = ["-m", f"{ROOF}.convert", str(SAMPLE), "--outfile", str(out / "base.gguf"), "--quiet"]
@@ -230,8 +230,10 @@ def traced(which: str) -> dict[str, list[str]]:
             line = ["-m", f"{ROOF}.quantize", "--calibrate", text, "-c", "64", "--chunks", "2",
                     str(out / "base.gguf"), str(out / "q.gguf"), "Q4_K_M", "--quiet"]  # fmt: skip
         else:
-            line = ["-m", f"{ROOF}.convert", str(SAMPLE), "--outfile", str(out / "q.gguf"), "--outtype", "Q4_K_M",
-                    "--quiet"]  # fmt: skip
+            line = [
+                "-m", f"{ROOF}.convert", str(SAMPLE), "--outfile", str(out / "q.gguf"), "--outtype",
+                "Q4_K_M", "--quiet",
+            ]  # fmt: skip
         # At first without a trace: what compiles kernels is no part of a run, and tracing it takes minutes.
         _run(line)
         (out / "q.gguf").unlink()
