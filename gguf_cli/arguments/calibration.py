@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_cli import command
-from gguf_cli.arguments.forward import add_chunks_argument, add_context_argument, cut_of
+from gguf_cli.arguments.forward import (
+    DEFAULT_CONTEXT,
+    add_chunks_argument,
+    add_context_argument,
+    cut_of,
+    n_chunks_of,
+)
 from gguf_tools.errors import BadArgument, MissingFile
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.number_types import SEED
@@ -67,12 +73,14 @@ def refuse_early_of(args: argparse.Namespace, output: Path | None) -> None:
 
     raises  as `refuse_early`
     """
-    for option in ("calibrate", "evaluate", "sensitivity_text"):
-        text: Path | None = getattr(args, option)
+    texts: dict[str, Path | None] = {
+        f"--{option.replace('_', '-')}": getattr(args, option)
+        for option in ("calibrate", "evaluate", "sensitivity_text")
+    }
+    for flag, text in texts.items():
         if text is not None and not text.exists():
-            flag = f"--{option.replace('_', '-')}"
             raise MissingFile(f"{text}: can't be read (No such file or directory), and {flag} takes a text")
-        refuse_early([output], [text], folders=True)
+    refuse_early([output], texts.values(), folders=True)
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,10 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
             if getattr(args, option):
                 raise BadArgument(f"--{option.replace('_', '-')} is for --calibrate, which is missing")
         if args.evaluate is None and args.sensitivity_text is None:
-            for option, value, default in (("--chunks", args.chunks, -1), ("-c", args.ctx_size, 512)):
-                if value != default:
+            for option, is_given in (
+                ("--chunks", n_chunks_of(args.chunks) is not None), ("-c", args.ctx_size != DEFAULT_CONTEXT),
+            ):  # fmt: skip
+                if is_given:
                     raise BadArgument(
                         f"{option} is for a text, and none is given: --calibrate, --evaluate or"
                         " --sensitivity-text names one"

@@ -18,6 +18,10 @@ OR_FOLDER = "or a folder: every file and every folder in it is a class, and --ch
 """Help of an argument that names a text to learn from."""
 
 
+DEFAULT_CONTEXT = 512
+"""Tokens per chunk, as `forward.text.tokens.Cut` has them, which takes a second to load."""
+
+
 def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
     """Add -f, -o, -c and --chunks of a command that makes a file of a text; `what` is the help of -o."""
     group.add_argument(
@@ -44,8 +48,8 @@ def add_chunks_argument(
 def add_context_argument(group: argparse._ActionsContainer) -> None:
     """Add -c, the length of a chunk of text."""
     group.add_argument(
-        "-c", "--ctx-size", type=command.number(COUNT), default=512, metavar="N",
-        help="tokens per chunk (default: 512)",
+        "-c", "--ctx-size", type=command.number(COUNT), default=DEFAULT_CONTEXT, metavar="N",
+        help="tokens per chunk (default: %(default)s)",
     )  # fmt: skip
 
 
