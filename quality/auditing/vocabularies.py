@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat, zip_longest
 from typing import Any
 
@@ -82,11 +82,10 @@ def describe_tokens(found: Value, wanted: Value, metadata: Metadata) -> str:
         return f"{len(found.data):,} tokens, {more} than the base's {len(wanted.data):,}{where}"
     differ = [i for i, (a, b) in enumerate(zip(found.data, wanted.data, strict=True)) if a != b]
     moved = Counter(found.data[i] for i in differ) == Counter(wanted.data[i] for i in differ)
-    shown = "; ".join(
-        f"token {i} is {_token(found.data[i])}, the base's {_token(wanted.data[i])}" for i in differ[:3]
+    shown = _first(
+        differ, lambda i: f"token {i} is {_token(found.data[i])}, the base's {_token(wanted.data[i])}"
     )
-    more = f"; {len(differ) - 3:,} more" if len(differ) > 3 else ""
-    return f"{len(differ):,} tokens {'are in another order' if moved else 'differ'}: {shown}{more}"
+    return f"{len(differ):,} tokens {'are in another order' if moved else 'differ'}: {shown}"
 
 
 def describe_kinds(found: Value, wanted: Value, metadata: Metadata) -> str:
@@ -100,8 +99,13 @@ def describe_kinds(found: Value, wanted: Value, metadata: Metadata) -> str:
         name = f" {_token(texts.data[i])}" if texts is not None and i < len(texts.data) else ""
         return f"token {i}{name} is {_kind(found.data[i])}, the base's is {_kind(wanted.data[i])}"
 
-    more = f"; {len(differ) - 3:,} more" if len(differ) > 3 else ""
-    return f"added tokens: {'; '.join(map(told, differ[:3]))}{more}"
+    return f"added tokens: {_first(differ, told)}"
+
+
+def _first(numbers: Sequence[int], told: Callable[[int], str]) -> str:
+    """Tell the first three, and how many more there are."""
+    more = [f"{len(numbers) - 3:,} more"] if len(numbers) > 3 else []
+    return "; ".join([*map(told, numbers[:3]), *more])
 
 
 def _token(text: Any) -> str:
