@@ -144,7 +144,7 @@ class Report:
             yield Finding(
                 "little text",
                 f"{len(few)} of {len(self.parts)} matrices saw fewer tokens than they have columns"
-                f" ({least.tensor}: {least.n_seen} for {least.n_cols}): "
+                f" ({least.tensor}: {least.n_seen} for {least.n_cols}):"
                 f" {leaning * any(map(_is_expert, few))}a longer text would do better: {names}",
                 about=tuple(dict.fromkeys(part.tensor for part in few)),
             )

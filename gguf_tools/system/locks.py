@@ -81,7 +81,10 @@ _MANY_PROCESSES = 4096
 
 
 def import_numpy() -> None:
-    """Import numpy, also where its OpenBLAS could not start a thread for each core: that ends the process."""
+    """Import numpy with one thread of OpenBLAS where one for each core could not start and ends the process.
+
+    Where they could, nothing is imported.
+    """
     try:
         import resource
 
