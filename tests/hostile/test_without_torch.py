@@ -47,7 +47,7 @@ WAYS = [
 """A missing model or text, a text in another encoding, an output that exists, and one without a folder."""
 
 CODE = """
-import importlib, io, json, sys, contextlib
+import importlib.util, io, json, sys, contextlib
 class Refuse:
     def find_spec(self, name, *more):
         if name.partition(".")[0] == "torch":
