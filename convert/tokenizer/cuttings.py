@@ -21,6 +21,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gguf_tools.format import keys
+from gguf_tools.format.values import Metadata
+
 
 @dataclass(frozen=True)
 class Cutting:
@@ -199,3 +202,16 @@ CUTTINGS: Mapping[str, Cutting] = {
 
 DEFAULT = "default"
 """Name that llama.cpp takes for a file that has none."""
+
+BYTE_PAIRS: Mapping[str, str | None] = {"gpt2": None, "gemma4": "gemma4", "whitespace": "whitespace"}
+"""Values of tokenizer.ggml.model that are a BPE -> the cutting they mean, None where `pre` names it."""
+
+_NAMED_BY = keys.TOKENIZER_MODEL, keys.TOKENIZER_PRE
+
+
+def cutting_of(vocab: Metadata) -> Cutting | None:
+    """Return how a BPE cuts text; None for another kind of tokenizer, or a name that llama.cpp lacks."""
+    model, pre = (None if (value := vocab.get(key)) is None else value.data for key in _NAMED_BY)
+    if model not in BYTE_PAIRS:
+        return None
+    return CUTTINGS.get(BYTE_PAIRS[model] or (DEFAULT if pre is None else pre))

@@ -10,7 +10,7 @@ conversion would write. Its ids are llama.cpp's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from convert.tokenizer.cuttings import CUTTINGS, DEFAULT, Cutting
+from convert.tokenizer.cuttings import BYTE_PAIRS, CUTTINGS, cutting_of
 from forward.text.bpe import BytePairs
 from forward.text.chunks import Chunks
 from forward.text.sentence_pieces import SentencePieces
@@ -32,9 +32,6 @@ from gguf_tools.number_types import Count, Natural
 from gguf_tools.text import counted, quoted
 
 _SENTENCEPIECE = "llama"
-_BYTE_PAIRS: Mapping[str, str | None] = {"gpt2": None, "gemma4": "gemma4", "whitespace": "whitespace"}
-"""Values of tokenizer.ggml.model that are a BPE -> the cutting they mean, None where `pre` names it."""
-
 _SENTENCEPIECE_BOS = 1
 """Token that llama.cpp uses as BOS when a SentencePiece vocabulary names none."""
 
@@ -206,10 +203,10 @@ def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
     model = _data(vocab, keys.TOKENIZER_MODEL, None)
     if model == _SENTENCEPIECE:
         return SentencePieces(vocab, parse_special=parse_special)
-    if model not in _BYTE_PAIRS:
+    if model not in BYTE_PAIRS:
         raise BadTokenizer(
             f"{keys.TOKENIZER_MODEL} is {quoted(model)}, expected 'llama' (SentencePiece) or "
-            f"{', '.join(map(repr, _BYTE_PAIRS))} (BPE)"
+            f"{', '.join(map(repr, BYTE_PAIRS))} (BPE)"
         )
     cutting = cutting_of(vocab)
     if cutting is None:
@@ -217,14 +214,6 @@ def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
         known = ", ".join(sorted(CUTTINGS))
         raise BadTokenizer(f"{keys.TOKENIZER_PRE} is {quoted(name)}, expected one of {known}")
     return BytePairs(vocab, cutting, parse_special=parse_special)
-
-
-def cutting_of(vocab: Metadata) -> Cutting | None:
-    """Return how a BPE cuts text; None for another kind of tokenizer, or a name that llama.cpp lacks."""
-    model = _data(vocab, keys.TOKENIZER_MODEL, None)
-    if model not in _BYTE_PAIRS:
-        return None
-    return CUTTINGS.get(_BYTE_PAIRS[model] or _data(vocab, keys.TOKENIZER_PRE, DEFAULT))
 
 
 def _data(vocab: Metadata, key: str, default: Any) -> Any:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat, zip_longest
 from typing import Any
 
-from convert.tokenizer.cuttings import DEFAULT
+from convert.tokenizer.cuttings import DEFAULT, cutting_of
 from convert.tokenizer.vocab import TokenType
-from forward.text.tokens import cutting_of
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import quoted
