@@ -118,7 +118,6 @@ class Layer:
             refuse_nonfinite(hidden, self.block.names.down)
         return Passed(hidden, x, chosen, weights)
 
-
     def route(
         self, stream: ResidualStream, x: torch.Tensor, observer: Observer, chosen: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:

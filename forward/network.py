@@ -19,6 +19,7 @@ from gguf_tools.format.values import Metadata
 BuildLayer = Callable[[Loader, int, Rotation], Layer]
 """Reads a layer: is given its number, and the rotation of the positions of a chunk."""
 
+
 @dataclass(frozen=True)
 class LogitRule:
     """What becomes of the product of the output matrix before it counts as logits.

@@ -72,8 +72,10 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
            other packages, which take time to load, and are left out where it is not among the words
     """
     parser = command.make_parser(
-        "gguf-tools", "Make GGUF files, look at them, compare them, check them, change them.",
-        epilog=_EXAMPLES, version=__version__,
+        "gguf-tools",
+        "Make GGUF files, look at them, compare them, check them, change them.",
+        epilog=_EXAMPLES,
+        version=__version__,
     )
     commands = command.Subcommands(parser)
     for each in COMMANDS:
@@ -148,7 +150,8 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
         "folder", metavar="FOLDER", help="folder with config.json, or OWNER/NAME[@REVISION] on the Hub"
     )
     sub.add_argument(
-        "--allow-pickle", action="store_true",
+        "--allow-pickle",
+        action="store_true",
         help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
     )
     command.add_timeout(sub)

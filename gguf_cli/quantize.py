@@ -308,9 +308,7 @@ def _quantize(request: _Request) -> None:
     from quantize.report import dry_run_lines, result_lines
     from quantize.run import execute_together
 
-    source = source_folder(
-        request.named, stream=request.stream, dry_run=request.dry_run, quiet=request.quiet
-    )
+    source = source_folder(request.named, stream=request.stream, dry_run=request.dry_run, quiet=request.quiet)
     if request.output is not None and request.output.exists() and not Path(source).exists():
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
     types: Sequence[tuple[str | Mixture, PadChoice | None]]

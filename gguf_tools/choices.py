@@ -1,6 +1,6 @@
 """Options as keyword arguments: the fields of an options value, and those of the values in it.
 
-    with_choices(EvaluateOptions(), {"n_chunks": 4, "device": "cpu"})    # of its `cut`, and of its `forward`
+with_choices(EvaluateOptions(), {"n_chunks": 4, "device": "cpu"})    # of its `cut`, and of its `forward`
 """
 
 from __future__ import annotations

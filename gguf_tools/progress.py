@@ -39,6 +39,7 @@ StartSteps = Callable[[float, float], Callable[[float], object]]
 """Callback of work that counts steps: is given how many there are and how many are done, and returns what to
 call for each further step, or with a share of one."""
 
+
 class Moves(Protocol):
     """Something that shows how far work has come."""
 

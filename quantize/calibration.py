@@ -46,9 +46,7 @@ class Calibrating(Protocol):
         """
         ...
 
-    def open(
-        self, plan: Plan, job: FillJob, options: FillOptions
-    ) -> AbstractContextManager[Calibrator]:
+    def open(self, plan: Plan, job: FillJob, options: FillOptions) -> AbstractContextManager[Calibrator]:
         """Open the calibrator of a run; leaving it without an error ends the run."""
         ...
 

@@ -62,9 +62,7 @@ class GridSources:
             yield keep_grids(tensors, self.types)
 
 
-def keep_grids(
-    tensors: Mapping[str, SourceTensor], types: Mapping[str, GGMLType]
-) -> dict[str, SourceTensor]:
+def keep_grids(tensors: Mapping[str, SourceTensor], types: Mapping[str, GGMLType]) -> dict[str, SourceTensor]:
     """Let tensors keep their grid as these types; the keys stay."""
     return {
         name: GridTensor(tensor, types[name]) if name in types else tensor for name, tensor in tensors.items()

@@ -37,10 +37,29 @@ BASES: dict[str, Grid] = {
 """Name -> a grid; `none` is for comparison."""
 CLEAN = {
     "plain": (
-        "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_XS", "IQ4_NL", "Q3_K_M", "Q2_K", "MXFP4_MOE",
+        "F16",
+        "Q8_0",
+        "Q6_K",
+        "Q5_K_M",
+        "Q4_K_M",
+        "Q4_0",
+        "IQ4_XS",
+        "IQ4_NL",
+        "Q3_K_M",
+        "Q2_K",
+        "MXFP4_MOE",
     ),
     "importances": (
-        "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "IQ4_XS", "IQ3_XXS", "IQ2_XS", "IQ4_K",
+        "Q8_0",
+        "Q6_K",
+        "Q5_K_M",
+        "Q4_K_M",
+        "Q4_0",
+        "Q3_K_M",
+        "IQ4_XS",
+        "IQ3_XXS",
+        "IQ2_XS",
+        "IQ4_K",
     ),
     "calibrated": ("Q8_0", "Q4_K_M", "Q3_K_M"),
 }

@@ -96,8 +96,11 @@ def main() -> None:
         print(f"{name}: {recorded[name]['n_tensors']} tensors")
     ordered = {name: recorded[name] for name in PUBLISHED if name in recorded}
     entries = (
-        f"{json.dumps(name)}: " + json.dumps(entry, ensure_ascii=False).replace(': [[', ': [\n[').replace(
-            '], [', '],\n[').replace(']]}', ']\n]}')
+        f"{json.dumps(name)}: "
+        + json.dumps(entry, ensure_ascii=False)
+        .replace(": [[", ": [\n[")
+        .replace("], [", "],\n[")
+        .replace("]]}", "]\n]}")
         for name, entry in ordered.items()
     )
     GOLDEN.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")

@@ -136,21 +136,27 @@ def facts(path: Path) -> Iterator[tuple[str, Any]]:
     import gguf
 
     reader = gguf.GGUFReader(path)
-    yield "keys", [
-        [name, " ".join(kind.name for kind in field.types), field.contents()]
-        for name, field in reader.fields.items()
-        if not name.startswith("GGUF.")
-    ]
+    yield (
+        "keys",
+        [
+            [name, " ".join(kind.name for kind in field.types), field.contents()]
+            for name, field in reader.fields.items()
+            if not name.startswith("GGUF.")
+        ],
+    )
     yield "tensors", [
         [tensor.name, tensor.tensor_type.name, [int(n) for n in reversed(tensor.shape)],
          hashlib.sha256(tensor.data.tobytes()).hexdigest()[:12]]
         for tensor in reader.tensors
     ]  # fmt: skip
-    yield "softplus", {
-        tensor.name: tensor.data.tolist()
-        for tensor in reader.tensors
-        if tensor.name.endswith("per_dim_scale.weight")
-    }
+    yield (
+        "softplus",
+        {
+            tensor.name: tensor.data.tolist()
+            for tensor in reader.tensors
+            if tensor.name.endswith("per_dim_scale.weight")
+        },
+    )
 
 
 def record(name: str) -> dict[str, Any]:

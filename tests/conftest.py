@@ -62,8 +62,17 @@ LARGE = (
 """Tests that go through whole commands, models or files, or compile kernels of their own; below tests/."""
 
 OUTSIDE = frozenset(
-    {"oracle", "torch", "transformers", "subprocess", "fork", "in_child", "killed_at", "ask_worker",
-     "ChatRenderer"}
+    {
+        "oracle",
+        "torch",
+        "transformers",
+        "subprocess",
+        "fork",
+        "in_child",
+        "killed_at",
+        "ask_worker",
+        "ChatRenderer",
+    }
 )
 """Names by which a test reaches what is outside of this process, or takes seconds to load."""
 

@@ -53,9 +53,7 @@ class Predictions:
         n_behind = self.file.load.tensor(self.file.matrix).shape[-1]
         n_positions = len(self.positions.tokens)
 
-        def take_slice(
-            chunk: int, first: int, weight: torch.Tensor, by_logit: torch.Tensor
-        ) -> torch.Tensor:
+        def take_slice(chunk: int, first: int, weight: torch.Tensor, by_logit: torch.Tensor) -> torch.Tensor:
             at = self.positions.place(chunk)
             at_logits = by_logit.div_(n_positions).to(weight.device, weight.dtype)
             at_x = to_cpu((at_logits @ weight).float())

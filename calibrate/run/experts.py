@@ -299,9 +299,7 @@ class ExpertRun:
                 statistics = Statistics.of(moments)
                 if self._pool is not None:
                     n_cols = context.real_cols.get(info.name, info.n_cols)
-                    statistics = statistics.shrunk_towards(
-                        Statistics.of(self._pool), SHRINKAGE_ROWS * n_cols
-                    )
+                    statistics = statistics.shrunk_towards(Statistics.of(self._pool), SHRINKAGE_ROWS * n_cols)
                 groups.append(group)
                 shown.append((statistics, inputs.held(key)))
             if self._pool is None:  # its own memory: the statistics above share that of `moments`

@@ -146,9 +146,7 @@ class CalibratedRun:
         for finding in class_findings(self._report.classes):
             self._options.tell(finding)
 
-    def _gradients(
-        self, missing: Iterable[str], meter: Meter, opened: ExitStack
-    ) -> Gradients | None:
+    def _gradients(self, missing: Iterable[str], meter: Meter, opened: ExitStack) -> Gradients | None:
         """Collect the gradients that the options need for the tensors that are missing."""
         plan = self._plan
         if not missing:

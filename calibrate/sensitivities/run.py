@@ -182,9 +182,7 @@ class _Measurement:
         with forward_backward(*passes, take_draft, Accumulator) as backward:
             for _ in backward.layers(observe):
                 pass
-            backward.finish(
-                lambda states: of_embeddings_and_output(backward, states, errors, options.tokens)
-            )
+            backward.finish(lambda states: of_embeddings_and_output(backward, states, errors, options.tokens))
 
     def _errors(self, folders: Folders, layer: int) -> TypeErrors:
         """Return the errors of a layer's tensors; -1: of those outside all layers, without importances."""

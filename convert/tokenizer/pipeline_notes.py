@@ -110,9 +110,7 @@ def byte_level_notes(tokenizer_json: Mapping[str, Any], vocab: Vocab) -> Iterato
         yield f"normalizer {step.get('type')} is not applied: llama.cpp's BPE takes text as it is"
     if tokenizer_json["model"].get("unk_token"):
         known = set(vocab.tokens)
-        n_missing = sum(
-            char not in known for byte, char in enumerate(ALPHABET) if byte not in _NOT_IN_UTF8
-        )
+        n_missing = sum(char not in known for byte, char in enumerate(ALPHABET) if byte not in _NOT_IN_UTF8)
         if n_missing:
             yield f"{n_missing} bytes have no token: llama.cpp leaves them out, where unk_token is expected"
     yield from common_notes(tokenizer_json, byte_level=True)

@@ -54,9 +54,7 @@ _WORD_START, _WORD_END = "[^\r\n\\p{L}\\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 def _words_by_case(but: str = "", end: str = _WORD_END) -> str:
     """Return the o200k regex of words that end with `end`; their letters are none of the class `but`."""
     upper, lower = f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
-    return "|".join(
-        f"{_WORD_START}{letters}{end}" for letters in (f"{upper}*{lower}+", f"{upper}+{lower}*")
-    )
+    return "|".join(f"{_WORD_START}{letters}{end}" for letters in (f"{upper}*{lower}+", f"{upper}+{lower}*"))
 
 
 def _isolated(*regexes: str) -> tuple[Step, ...]:
@@ -173,8 +171,7 @@ KNOWN: tuple[PreTokenizer, ...] = (
         "youtu",  # Youtu-LLM
         _isolated(
             "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
-            f"{_words_by_case()}|"
-            "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\r\n/]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+            f"{_words_by_case()}|\\p{{N}}| ?[^\\s\\p{{L}}\\p{{N}}]+[\r\n/]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
         ),
         ignore_merges=True,
     ),

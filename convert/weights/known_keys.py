@@ -61,7 +61,8 @@ def unread_keys(settings: Settings) -> Iterator[str]:
     unread = [
         f"{prefix}{shown(key)}"
         for key, value in settings.values.items()
-        if key not in KNOWN and value not in (None, False, "", [], {})
+        if key not in KNOWN
+        and value not in (None, False, "", [], {})
         # MLX names modules there, whose settings are read with them.
         and not (settings.method == "mlx" and isinstance(value, Mapping))
     ]

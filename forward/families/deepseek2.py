@@ -126,7 +126,6 @@ def _has_mtp(checkpoint: Checkpoint) -> bool:
     return bool(n_mtp) and f"model.layers.{config.get('num_hidden_layers')}.enorm.weight" in checkpoint
 
 
-
 DEEPSEEK2: Mapping[str, Family] = {
     "deepseek2": Family(read_metadata, _network, _NO_LAYOUT, has_mtp=_has_mtp),
     "deepseek32": Family(metadata_reader("deepseek32", V32), _network, _NO_LAYOUT, has_mtp=_has_mtp),

@@ -65,6 +65,7 @@ EMBEDDING = -1
 _NOTHING = EMBEDDING - 1
 """Number of what comes before: the run has begun."""
 
+
 class WorkFolder:
     """An open work folder; no other run can open it until it is closed.
 

@@ -58,9 +58,7 @@ def plans(request: CookRequest) -> Iterator[Mapping[str, Run]]:
         return _plan(request, mixture, request.output(wanted), promised, allow_problems=True)
 
     with ExitStack() as stack:
-        yield {
-            each.label: stack.enter_context(plan(_stand_in(each, plan), each)) for each in request.wanted
-        }
+        yield {each.label: stack.enter_context(plan(_stand_in(each, plan), each)) for each in request.wanted}
 
 
 class _PromisedMatrix(Calibration):

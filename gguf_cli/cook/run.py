@@ -63,9 +63,7 @@ def cook(request: CookRequest) -> dict[Path, float]:
     return seconds
 
 
-def _carry_out_all(
-    cooking: Cooking, steps: Sequence[Step], costs: Mapping[str, float]
-) -> dict[Path, float]:
+def _carry_out_all(cooking: Cooking, steps: Sequence[Step], costs: Mapping[str, float]) -> dict[Path, float]:
     """Carry out all steps under one bar; return how long each file took, those made together together."""
     request, number, seconds = cooking.request, 0, dict[Path, float]()
     with Bar(f"cooking {request.name}", WORK, request.progress) as bar:

@@ -125,9 +125,7 @@ def _steps(request: CookRequest) -> Iterator[Step]:
     yield from map(_file_step, request.wanted, [request] * len(request.wanted))
     if request.held_out is not None:
         yield _evaluation_step(request, request.held_out)
-    yield Step(
-        CARD, "card", (request.folder / CARD_NAME,), _write_card, lambda estimates, before: Cost(4096)
-    )
+    yield Step(CARD, "card", (request.folder / CARD_NAME,), _write_card, lambda estimates, before: Cost(4096))
     yield Step(
         "sums", "checksums", (request.folder / _SUMS_NAME,), _write_sums,
         lambda estimates, before: estimates.sums(before),

@@ -59,9 +59,7 @@ def _clean(request: _Request) -> None:
 
     found = list(leftovers(request.path, remove=request.remove))
     if request.json:
-        entries = [
-            {"path": str(each.path), "bytes": each.n_bytes, "in_use": each.is_held} for each in found
-        ]
+        entries = [{"path": str(each.path), "bytes": each.n_bytes, "in_use": each.is_held} for each in found]
         say_json(entries)
     elif not request.quiet:
         say(*_lines(found, removed=request.remove))

@@ -86,7 +86,10 @@ def _add_set(commands: command.Subcommands) -> None:
     sub = _add_edit(commands, "set", _set, "set metadata keys", _SET_EXAMPLES)
     _add_file(sub)
     sub.add_argument(
-        "assignments", metavar="KEY=TYPE:VALUE", nargs="+", type=command.argument(parse_assignment),
+        "assignments",
+        metavar="KEY=TYPE:VALUE",
+        nargs="+",
+        type=command.argument(parse_assignment),
         help="the new value; KEY=TYPE@FILE reads it from a file",
     )
     _add_force(sub, "allow a type that llama.cpp doesn't read the key as, and another architecture")
@@ -105,12 +108,16 @@ def _add_rename(commands: command.Subcommands) -> None:
     sub = _add_edit(commands, "rename", _renaming, "rename tensors, or metadata keys", _RENAME_EXAMPLES)
     _add_file(sub)
     sub.add_argument(
-        "renames", metavar="OLD=NEW", nargs="+", type=command.argument(_rename),
+        "renames",
+        metavar="OLD=NEW",
+        nargs="+",
+        type=command.argument(_rename),
         help="all are done at once, so that names may be exchanged",
     )
     sub.add_argument("--key", action="store_true", help="rename metadata keys, not tensors")
     sub.add_argument(
-        "--regex", action="store_true",
+        "--regex",
+        action="store_true",
         help="OLD is a regular expression, and NEW replaces what it matches; \\1 in NEW is its group 1",
     )
     _add_force(sub, "with --key: allow a name that llama.cpp reads as another type")
@@ -130,12 +137,17 @@ def _add_split(commands: command.Subcommands) -> None:
         "prefix", metavar="PREFIX", type=command.output_prefix, help="what the names of the files begin with"
     )
     sub.add_argument(
-        "--max-size", "--split-max-size", metavar="N(M|G)",
+        "--max-size",
+        "--split-max-size",
+        metavar="N(M|G)",
         type=command.argument(partial(metric_bytes, needs_unit=True)),
         help="start a new file at this size, in millions or billions of bytes of tensor data",
     )
     sub.add_argument(
-        "--max-tensors", "--split-max-tensors", metavar="N", type=command.number(COUNT),
+        "--max-tensors",
+        "--split-max-tensors",
+        metavar="N",
+        type=command.number(COUNT),
         help="start a new file after this many tensors",
     )
     sub.add_argument(
@@ -147,7 +159,9 @@ def _add_split(commands: command.Subcommands) -> None:
 
 def _add_merge(commands: command.Subcommands) -> None:
     sub = commands.add(
-        "merge", lambda args: merge(_target(args), args.output), "put the files of a split set together",
+        "merge",
+        lambda args: merge(_target(args), args.output),
+        "put the files of a split set together",
         "The result is the file that was split, byte for byte, if it was laid out as llama.cpp does.",
         epilog=_MERGE_EXAMPLES,
     )
@@ -163,7 +177,10 @@ def _add_file(sub: argparse.ArgumentParser) -> None:
 
 def _add_output(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "-o", "--output", type=command.output_file, metavar="OUT",
+        "-o",
+        "--output",
+        type=command.output_file,
+        metavar="OUT",
         help="write the result there, and leave FILE as it is",
     )
     _add_dry_run(sub)
@@ -314,7 +331,10 @@ def split(target: _Target, parts: _Parts) -> None:
         max_tensors = DEFAULT_MAX_TENSORS
     with open_gguf(target.file) as source, Bar("splitting", show=not target.quiet) as bar:
         files = split_files(
-            source, parts.prefix, max_bytes=parts.max_bytes, max_tensors=max_tensors,
+            source,
+            parts.prefix,
+            max_bytes=parts.max_bytes,
+            max_tensors=max_tensors,
             first_is_empty=parts.first_is_empty,
         )
         if not target.dry_run:

@@ -80,7 +80,9 @@ def add_to(
     sub.add_argument("--full", action="store_true", help="print long arrays and texts whole")
 
     sub = commands.add(
-        "diff", lambda args: diff(_read_diff(args), compare_values), "compare two files or split sets",
+        "diff",
+        lambda args: diff(_read_diff(args), compare_values),
+        "compare two files or split sets",
         "The exit code is 0 if metadata and tensors are the same, and 1 if anything differs.",
         epilog=_DIFF_EXAMPLES,
         answers=True,
@@ -89,14 +91,16 @@ def add_to(
     sub.add_argument("b", metavar="B")
     sub.add_argument("--no-data", action="store_true", help="compare headers only, not the tensors' data")
     sub.add_argument(
-        "--values", action="store_true",
+        "--values",
+        action="store_true",
         help="also decode tensors of the same shape, of whatever types, and print the errors of B's values:"
         " root mean square, relative to A's norm, largest",
     )
     command.add_quiet(sub)
 
     sub = commands.add(
-        "verify", lambda args: verify(args.file, _read_against(args), compare_with_source, as_json=args.json),
+        "verify",
+        lambda args: verify(args.file, _read_against(args), compare_with_source, as_json=args.json),
         "check offsets, sizes, and floats and scales for NaN and infinity",
         "All data are read. The exit code is 1 if anything is bad.",
         epilog=_VERIFY_EXAMPLES,
@@ -104,7 +108,8 @@ def add_to(
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
     sub.add_argument(
-        "--against", metavar="SOURCE",
+        "--against",
+        metavar="SOURCE",
         help="also compare values of every tensor with the GGUF file or the folder that the file was made of:"
         " their errors must be those that the types make",
     )

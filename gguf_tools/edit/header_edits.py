@@ -49,9 +49,7 @@ _TYPES_TEXT = "u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool, str, or one
 _VAGUE = ("int", "float")
 _BOOLS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
-_TYPED = re.compile(
-    r"(?P<array>\[)?(?P<kind>[a-z]+[0-9]*)(?(array)\])(?P<from>[:@])(?P<rest>.*)", re.DOTALL
-)
+_TYPED = re.compile(r"(?P<array>\[)?(?P<kind>[a-z]+[0-9]*)(?(array)\])(?P<from>[:@])(?P<rest>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)

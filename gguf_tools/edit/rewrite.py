@@ -170,7 +170,13 @@ def copy_range(
             n_copied = 0
         if not n_copied:
             _copy_through_buffer(
-                source_fd, position, target_fd, position + shift, end - position, source_name, target_name,
+                source_fd,
+                position,
+                target_fd,
+                position + shift,
+                end - position,
+                source_name,
+                target_name,
                 progress,
             )
             return
@@ -180,8 +186,14 @@ def copy_range(
 
 
 def _copy_through_buffer(
-    source_fd: int, source_offset: int, target_fd: int, target_offset: int, n_bytes: int, source_name: str,
-    target_name: str, progress: Progress | None,
+    source_fd: int,
+    source_offset: int,
+    target_fd: int,
+    target_offset: int,
+    n_bytes: int,
+    source_name: str,
+    target_name: str,
+    progress: Progress | None,
 ) -> None:
     buffer = memoryview(bytearray(min(n_bytes, _BUFFER_BYTES)))
     n_left = n_bytes

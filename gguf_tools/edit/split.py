@@ -34,7 +34,10 @@ _COUNTED_ALIGNMENT = 32
 
 
 def group_tensors(
-    tensors: Iterable[TensorInfo], *, max_bytes: int | None = None, max_tensors: int | None = None,
+    tensors: Iterable[TensorInfo],
+    *,
+    max_bytes: int | None = None,
+    max_tensors: int | None = None,
     first_is_empty: bool = False,
 ) -> list[list[TensorInfo]]:
     """Assign tensors to files in order; a new file starts where the next tensor would break a limit.
@@ -58,7 +61,11 @@ def group_tensors(
 
 
 def split_files(
-    source: GGUFSet, prefix: Path, *, max_bytes: int | None = None, max_tensors: int | None = None,
+    source: GGUFSet,
+    prefix: Path,
+    *,
+    max_bytes: int | None = None,
+    max_tensors: int | None = None,
     first_is_empty: bool = False,
 ) -> list[NewFile]:
     """Return the files to split a model into, PREFIX-00001-of-0000N.gguf; see `group_tensors`.

@@ -148,6 +148,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
 }  # fmt: skip
 """What load_arch_hparams reads besides: what is required, and what is not."""
 
+
 def _blocks(kind: str = "") -> set[str]:
     return {f"ffn_{part}{kind}" for part in ("gate", "up", "down")}
 

@@ -293,4 +293,3 @@ _WITH_FACTORS = frozenset({"scaled", "scales-missing", "row-scales", "column-sca
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
-

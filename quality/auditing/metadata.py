@@ -205,4 +205,3 @@ def _same(a: Any, b: Any) -> bool:
         several, one = (a, b) if isinstance(a, list | tuple) else (b, a)
         return not isinstance(one, str) and bool(several) and all(_same(each, one) for each in several)
     return bool(a == b)
-

@@ -225,5 +225,3 @@ def _errors(diagnosis: Diagnosis) -> str:
     if diagnosis.left is None:
         return ""
     return f"(relative error {100 * diagnosis.relative:.3g}%, {100 * diagnosis.left:.3g}% if so)"
-
-

@@ -33,9 +33,7 @@ def _unit(rows: npt.NDArray[np.float32]) -> Floats32:
     return unit
 
 
-def nearest_matrices(
-    base: SourceTensor, rows: Indices, found: Floats32, n_rows: int, own: int
-) -> list[int]:
+def nearest_matrices(base: SourceTensor, rows: Indices, found: Floats32, n_rows: int, own: int) -> list[int]:
     """Find the matrices of a stack whose rows are nearest to those of one matrix of the file."""
     picked = np.unique(np.linspace(0, len(rows) - 1, PROBES).astype(np.int64))
     places, probes = rows[picked] % n_rows, _unit(found[picked])

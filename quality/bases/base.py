@@ -287,9 +287,7 @@ class Lockstep:
             if model.load.shared is not None:
                 model.load.shared.forget()
 
-    def _drift(
-        self, model: ForwardPass, layer: int, parts: Sequence[Positions], routes: Arrays
-    ) -> Arrays:
+    def _drift(self, model: ForwardPass, layer: int, parts: Sequence[Positions], routes: Arrays) -> Arrays:
         """Measure a model's drift on each part, for its work folder; {} where the base has no such layers."""
         base = self.base
         if base is None or not self._is_like_base(model):

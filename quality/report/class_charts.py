@@ -137,7 +137,7 @@ def _lanes(marks: Sequence[Mark], scale: Scale, limits: tuple[float, float], gap
         free = next((lane for lane, stop in enumerate(filled) if stop <= starts[number]), len(filled))
         if free == _MOST_LANES:
             free = int(np.argmin(filled))
-        filled[free:free + 1] = [float(stops[number])]
+        filled[free : free + 1] = [float(stops[number])]
         lanes[number] = free
     return lanes
 

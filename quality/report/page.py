@@ -97,8 +97,10 @@ def size_figure(points: Sequence[Point], earlier: Sequence[Earlier], floor: floa
     points  those that were measured, and those of earlier evaluations
     floor   divergence that is noise; None: not measured
     """
-    parts = ["Both axes are logarithmic. The line joins the best files: none is both smaller and nearer to"
-             " the base."]
+    parts = [
+        "Both axes are logarithmic. The line joins the best files: none is both smaller and nearer to"
+        " the base."
+    ]
     if earlier:
         names = ", ".join(printable(each.path.name) for each in earlier)
         parts.append(f"Hollow: files of {names}.")

@@ -156,9 +156,7 @@ def refuse_another_base(earlier: Earlier, evaluations: Sequence[Evaluation]) -> 
     strange = _strange(earlier, evaluations)
     if strange is not None:
         there, here = strange
-        raise BadRequest(
-            f"{earlier.path}: measured against another base (PPL {there:.4f}, here {here:.4f})"
-        )
+        raise BadRequest(f"{earlier.path}: measured against another base (PPL {there:.4f}, here {here:.4f})")
 
 
 def _strange(earlier: Earlier, evaluations: Sequence[Evaluation]) -> tuple[float, float] | None:

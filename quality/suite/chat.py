@@ -190,9 +190,7 @@ class Renderer:
         ended = answered.rstrip()
         return len(prompt), len(ended if ended.endswith(tuple(self._control)) else answered)
 
-    def _around(
-        self, messages: Sequence[Mapping[str, Any]], conversation: Conversation
-    ) -> tuple[str, str]:
+    def _around(self, messages: Sequence[Mapping[str, Any]], conversation: Conversation) -> tuple[str, str]:
         """Return what is rendered before and after the stand-in; "" twice where it is not there once."""
         stand_in = self._answer["content"]
         before, _, after = (self._try(messages, conversation) or "").partition(stand_in)

@@ -128,9 +128,7 @@ def _decide_inner(
     if choice == "off":
         return _noted(plan_of(ways[0]), f"padding is taken away: {ways[0]}")
     if choice != "auto":
-        chosen = plan_of(
-            ways[-1] if choice == "256" else padding_of(choice, metadata, tensors, path)
-        )
+        chosen = plan_of(ways[-1] if choice == "256" else padding_of(choice, metadata, tensors, path))
         found = [*_possible([ways[0]], plan_of), chosen]
     else:
         found = list(_possible(ways, plan_of)) or [plan_of(ways[0])]

@@ -134,9 +134,7 @@ def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Ite
         yield Finding.stopping(Kind.QUANTIZED_ALREADY, text, BadRequest, tuple(p.name for p in again))
 
 
-def _missing_data(
-    plans: Sequence[TensorPlan], has_importances: bool, mtp_layers: range
-) -> Iterator[Finding]:
+def _missing_data(plans: Sequence[TensorPlan], has_importances: bool, mtp_layers: range) -> Iterator[Finding]:
     lacking = [plan for plan in plans if plan.lacks_data]
     if lacking:
         remedy = "it has no data for them" if has_importances else "pass one with --imatrix"

@@ -92,9 +92,7 @@ class Sensitivities:
             "version": _VERSION,
             "model": dict(self.model),
             "text": dict(self.text),
-            "tensors": {
-                name: each.to_json() for name, each in self.tensors.items()
-            },
+            "tensors": {name: each.to_json() for name, each in self.tensors.items()},
         }
 
     def predict(self, types: Mapping[str, str], *, calibrated: bool = False) -> float:

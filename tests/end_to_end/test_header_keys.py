@@ -74,9 +74,7 @@ def test_a_header_counts_as_in_llama_cpp(name: str, tmp_path: Path) -> None:
     assert isinstance(plain, np.ndarray)
     for changes, expected in CASES[name]:
         tensors = {key: value for key, value in changes.items() if isinstance(value, np.ndarray)}
-        values = {
-            f"{base.architecture}.{key}": value for key, value in changes.items() if key not in tensors
-        }
+        values = {f"{base.architecture}.{key}": value for key, value in changes.items() if key not in tensors}
         outcome, text = judge(base, Case(name, values, tensors), tmp_path, plain)
         assert outcome is expected, (changes, text)
         if outcome in (Outcome.WE_REFUSE, Outcome.BOTH_REFUSE):

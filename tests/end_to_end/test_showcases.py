@@ -56,9 +56,7 @@ def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_maker_s_day(
-    texts: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_maker_s_day(texts: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     day = module(EXAMPLES / "a_makers_day.py").day
     with HubServer({}) as server, server.client(tmp_path / "cache", HF_TOKEN="hf_mine"):
         server.uploads = tmp_path / "uploads"

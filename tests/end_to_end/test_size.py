@@ -72,7 +72,6 @@ def test_several_sizes_from_one_set_of_losses(
         assert (tmp_path / "alone.gguf").read_bytes() in made
 
 
-
 @pytest.mark.parametrize("layout", ["split", "both", "none"])
 def test_losses_of_the_folder_serve_every_layout_of_its_attention(
     layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

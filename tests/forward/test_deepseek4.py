@@ -123,9 +123,7 @@ def test_keys_say_what_the_configuration_does(folder: Path, tmp_path: Path) -> N
         (b"deepseek4.attention.output_group_count", 3, "4 heads of 32 columns in 3 groups"),
     ],
 )
-def test_keys_that_mean_nothing(
-    key: bytes, value: int, message: str, folder: Path, tmp_path: Path
-) -> None:
+def test_keys_that_mean_nothing(key: bytes, value: int, message: str, folder: Path, tmp_path: Path) -> None:
     data = bytearray(as_file(folder, tmp_path / "model.gguf").read_bytes())
     data[data.index(key) + len(key) + 4] = value
     (tmp_path / "bad.gguf").write_bytes(data)

@@ -418,7 +418,5 @@ def test_help_teaches_at_once() -> None:
 
 
 def test_show_does_not_import_numpy(path: Path) -> None:
-    code = (
-        "import sys; from gguf_cli.main import main; main(sys.argv[1:]); assert 'numpy' not in sys.modules"
-    )
+    code = "import sys; from gguf_cli.main import main; main(sys.argv[1:]); assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, "show", path], cwd=ROOT, check=True, capture_output=True)

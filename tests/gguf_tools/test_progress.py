@@ -239,9 +239,7 @@ LONG: dict[str, Callable[[Path, Shown], object]] = {
     "convert": lambda folder, show: gguf_tools.convert(
         EXAMPLE, folder / "out.gguf", outtype="bf16", progress=show
     ),
-    "quantize": lambda folder, show: gguf_tools.quantize(
-        EXAMPLE, folder / "out.gguf", "Q8_0", progress=show
-    ),
+    "quantize": lambda folder, show: gguf_tools.quantize(EXAMPLE, folder / "out.gguf", "Q8_0", progress=show),
 }
 
 

@@ -59,8 +59,6 @@ def run_of(output: Path, others: tuple[str, ...] = (), run: str = "1f2e3d4c5b6a7
     return [*made, work(folder / f"{name}.work")]
 
 
-
-
 def tree(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 

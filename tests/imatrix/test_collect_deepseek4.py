@@ -55,9 +55,7 @@ def test_groups_of_rows_are_weighed_by_their_own(folder: Path, calibration: Path
     assert resolved is not None
     assert resolved.reason == "one row per group of rows"
     assert resolved.rows_per_weights == 32
-    np.testing.assert_allclose(
-        resolved.weights(), entry.read().reshape(2, 64) / entry.counts, rtol=1e-6
-    )
+    np.testing.assert_allclose(resolved.weights(), entry.read().reshape(2, 64) / entry.counts, rtol=1e-6)
 
 
 def test_llama_quantize_gets_one_row(folder: Path, calibration: Path, tmp_path: Path) -> None:

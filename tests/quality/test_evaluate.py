@@ -303,9 +303,7 @@ def test_chunks_longer_than_trained_are_told_once(
         assert capsys.readouterr().err.count("and the model was trained with 48 at most") == n_told
 
 
-def test_another_model_is_refused_before_anything_is_computed(
-    made: Made, text: Path, tmp_path: Path
-) -> None:
+def test_another_model_is_refused_before_anything_is_computed(made: Made, text: Path, tmp_path: Path) -> None:
     renamed = tmp_path / "renamed.gguf"
     content = made("F32").read_bytes()
     renamed.write_bytes(

@@ -80,9 +80,7 @@ def image_model() -> tuple[Metadata, Shapes]:
     return {"general.architecture": Value.string("flux")}, shapes
 
 
-def write(
-    path: Path, model: tuple[Metadata, Shapes], endian: Endian = "little"
-) -> dict[str, np.ndarray]:
+def write(path: Path, model: tuple[Metadata, Shapes], endian: Endian = "little") -> dict[str, np.ndarray]:
     """Write a model of random weights in F32; return them."""
     metadata, shapes = model
     rng = np.random.default_rng(5)

@@ -387,9 +387,7 @@ _STAY_NULL = ("q_lora_rank", "num_global_key_value_heads", "moe_intermediate_siz
 def write(name: str, folder: Path) -> Path:
     """Write the checkpoint called `name` in PUBLISHED to a folder, and return that."""
     model = PUBLISHED[name]
-    config = {
-        key: value for key, value in model.config.items() if value is not None or key in _STAY_NULL
-    }
+    config = {key: value for key, value in model.config.items() if value is not None or key in _STAY_NULL}
     tensors: Tensors = {}
     for seed, (tensor, shape) in enumerate(model.shapes(model.config)):
         values = formula(shape, seed)

@@ -100,9 +100,11 @@ EXPERT_NORM = Key(keys.EXPERT_WEIGHTS_NORM, _bool, lambda c, o: c.norm_topk_prob
 SLIDING_PATTERN = Key(
     keys.SLIDING_WINDOW_PATTERN,
     Value.bools,
-    lambda c, o: None
-    if c.sliding_window is None
-    else [layer in c.sliding_layers for layer in range(c.num_hidden_layers)],
+    lambda c, o: (
+        None
+        if c.sliding_window is None
+        else [layer in c.sliding_layers for layer in range(c.num_hidden_layers)]
+    ),
 )
 SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
 VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)

@@ -68,9 +68,7 @@ def check_mtp(config: Any, options: Any) -> None:
         )
 
 
-def keep_mtp_of(
-    weight: str, config: Any, options: MTPOptions, names: Container[str] | None
-) -> MTPOptions:
+def keep_mtp_of(weight: str, config: Any, options: MTPOptions, names: Container[str] | None) -> MTPOptions:
     """Keep the MTP layers where the checkpoint has them, unless the user has decided.
 
     weight  one of theirs

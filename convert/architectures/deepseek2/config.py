@@ -46,10 +46,12 @@ class Defaults:
     tied: bool = False
 
 
-DEFAULTS: Mapping[str, Defaults] = MappingProxyType({
-    V2: Defaults(("softmax",), ("greedy", "group_limited_greedy"), False, 1.0, None, 0),
-    V3: Defaults(),
-})
+DEFAULTS: Mapping[str, Defaults] = MappingProxyType(
+    {
+        V2: Defaults(("softmax",), ("greedy", "group_limited_greedy"), False, 1.0, None, 0),
+        V3: Defaults(),
+    }
+)
 """Architecture -> its defaults: those of transformers' classes (5.23)."""
 
 _FIXED: Mapping[str, tuple[Any, str]] = {

@@ -14,7 +14,6 @@ from convert.tokenizer.files import GLM
 GLM_DSA = "GlmMoeDsaForCausalLM"
 
 
-
 def _notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, ...]:
     yarn = "YaRN: llama.cpp's glm-dsa reads nothing of mscale_all_dim, and computes other attention scores"
     return (*common_notes(config, options), *((yarn,) if config.yarn is not None else ()))

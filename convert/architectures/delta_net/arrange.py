@@ -118,4 +118,3 @@ def run_of_key_heads(first: bool) -> Arrange:
         return RowsMoved(name, (len(order), weight.shape[-1]), weight.type, weight, order)
 
     return picked
-

@@ -30,9 +30,9 @@ def _sections(stated: bool) -> Key:
     return Key(
         keys.ROPE_DIMENSION_SECTIONS,
         Value.i32s,
-        lambda c, o: (*c.mrope_section, 0, 0, 0, 0)[:4]
-        if c.mrope_section and c.states_section == stated
-        else None,
+        lambda c, o: (
+            (*c.mrope_section, 0, 0, 0, 0)[:4] if c.mrope_section and c.states_section == stated else None
+        ),
     )
 
 

@@ -188,9 +188,7 @@ def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
     return tuple(stated)
 
 
-def _global_sizes(
-    read: ConfigReader, kv_heads: int, full_layers: Collection[int]
-) -> tuple[int, int, bool]:
+def _global_sizes(read: ConfigReader, kv_heads: int, full_layers: Collection[int]) -> tuple[int, int, bool]:
     """Return columns and number of the heads of full layers' keys, and whether config.json says the latter.
 
     transformers 5 has both in per_layer_config, by layer, and reads nothing else where that is there.

@@ -39,9 +39,7 @@ def patch_kernels(name: str, weights: Sequence[Weight], config: Any) -> OutputTe
     """Return the kernels of a matrix that multiplies patches."""
     (weight,) = weights
     patch = config.patch_size
-    return PatchKernels(
-        name, (weight.shape[0], config.channels, patch, patch), float_type(weight), weight
-    )
+    return PatchKernels(name, (weight.shape[0], config.channels, patch, patch), float_type(weight), weight)
 
 
 _LARGEST = np.finfo(np.float32).max

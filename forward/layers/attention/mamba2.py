@@ -119,9 +119,7 @@ class Mamba2:
         return heads.unflatten(-1, (sizes.n_heads, -1)).transpose(0, 1), *shared
 
 
-def scan(
-    out: torch.Tensor, into: torch.Tensor, values: torch.Tensor, fading: torch.Tensor
-) -> torch.Tensor:
+def scan(out: torch.Tensor, into: torch.Tensor, values: torch.Tensor, fading: torch.Tensor) -> torch.Tensor:
     """Return what every token reads from the states, float32 (n_tokens, n_heads, n_cols).
 
     out, into  C and B, (n_heads, n_tokens, n_state); values  what is written, (n_heads, n_tokens, n_cols)

@@ -159,8 +159,11 @@ def _raise_exception(message: object) -> None:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None,
-    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -193,7 +196,9 @@ class RenderOutcome:
 
 
 def run(
-    source: str, special: Mapping[str, str], max_chars: int,
+    source: str,
+    special: Mapping[str, str],
+    max_chars: int,
     conversations: Sequence[Conversation] = CONVERSATIONS,
 ) -> RenderOutcome:
     """Compile a template and try it on conversations.

@@ -127,9 +127,7 @@ def test_rows_read_in_pieces_are_those_read_at_once(name: str, tmp_path: Path) -
             n_rows = int(np.prod(tensor.shape[:-1]))
             whole = tensor.raw_rows(0, n_rows).reshape(n_rows, -1)
             step = n_rows // 3 + 1
-            pieces = [
-                tensor.raw_rows(start, min(start + step, n_rows)) for start in range(0, n_rows, step)
-            ]
+            pieces = [tensor.raw_rows(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
             assert np.array_equal(np.concatenate(pieces), whole.reshape(-1)), tensor.name
             rows = tensor.read_rows(0, n_rows)
             assert rows.shape == (n_rows, tensor.shape[-1])

@@ -59,9 +59,7 @@ def test_an_attribute_is_named(place: str, flag: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds_before", [0.0, 1000.0], ids=["a new process", "an old one"])
-def test_one_note_for_many(
-    seconds_before: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_note_for_many(seconds_before: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convert.tokenizer.added_tokens.time.thread_time", lambda: seconds_before)
     more = [flagged(8, "<a>", "lstrip", "rstrip"), flagged(9, "<b>", "lstrip"), flagged(10, "<c>", "lstrip")]
     put(tmp_path, tokenizer_json=small(added_tokens=[*small()["added_tokens"], *more]))

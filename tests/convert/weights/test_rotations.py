@@ -27,7 +27,10 @@ STATED: dict[str, Any] = {
     "spin_quant_path": "R.bin",
     "online_rotation": [1],
     "rotate_inputs": 1,
-    "had_dim": 128, "online_had": True, "w_rot": "R.pt", "incoherence": True,
+    "had_dim": 128,
+    "online_had": True,
+    "w_rot": "R.pt",
+    "incoherence": True,
 }
 NOTHING: dict[str, Any] = {
     "transform_config": {"config_groups": {}},

@@ -137,9 +137,7 @@ class Judge:
             return Outcome(SILENT, f"crash: {type(error).__name__}: {error}")
         return Outcome("invalid", why.replace("\n", " ")[:200])
 
-    def _ours(
-        self, folder: Path, mutation: Mutation, expected: np.ndarray
-    ) -> tuple[str, str, float | None]:
+    def _ours(self, folder: Path, mutation: Mutation, expected: np.ndarray) -> tuple[str, str, float | None]:
         names = self._names(mutation)
         try:
             notes = self._convert(folder)

@@ -122,9 +122,7 @@ def test_a_text_to_evaluate_on_is_looked_at_first(
     assert not (texts / "out" / "tiny-deepseek-v3.imatrix.gguf").exists()
 
 
-def test_a_folder_of_texts_serves_the_whole_run(
-    texts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_texts_serves_the_whole_run(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = calibration_text()
     (texts / "mix").mkdir()
     for name, start in (("a", 0), ("b", 9000)):

@@ -35,8 +35,23 @@ def test_names(text: str, repo: str, revision: str | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["m.gguf", "folder", "a/b/c", "/a/b", "./a/b", "../b", "a/b.gguf", "a/..", "a/b--c", "a/", "~/b", "a/b@",
-     "a/b@../main", "a/b@x//y", "a/b@/x"],
+    [
+        "m.gguf",
+        "folder",
+        "a/b/c",
+        "/a/b",
+        "./a/b",
+        "../b",
+        "a/b.gguf",
+        "a/..",
+        "a/b--c",
+        "a/",
+        "~/b",
+        "a/b@",
+        "a/b@../main",
+        "a/b@x//y",
+        "a/b@/x",
+    ],
 )
 def test_paths(text: str) -> None:
     assert parse_hub_name(text) is None

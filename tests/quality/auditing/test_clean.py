@@ -114,9 +114,7 @@ def test_layouts_of_latent_attention(
     assert alarms(quality.audit(made("deepseek2", file_type), path)) == [] or file_type != "F32"
 
 
-def test_what_a_changed_layout_has_encoded_twice_is_a_warning(
-    base: Base, made: Make, tmp_path: Path
-) -> None:
+def test_what_a_changed_layout_has_encoded_twice_is_a_warning(base: Base, made: Make, tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     change_layout(made("deepseek2", "Q4_K_M"), path, "none")
     report = quality.audit(path, base("deepseek2"))

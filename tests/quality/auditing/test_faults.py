@@ -40,9 +40,7 @@ def bad_kinds(report: AuditReport) -> set[str]:
         for fault in FAULTS
     ],
 )  # fmt: skip
-def test_a_fault_is_named(
-    family: str, fault: str, how: str, base: Base, made: Make, tmp_path: Path
-) -> None:
+def test_a_fault_is_named(family: str, fault: str, how: str, base: Base, made: Make, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     try:
         damage(made(family, how), base(family), broken, FAULTS[fault])

@@ -88,9 +88,7 @@ def test_a_file_by_way_of_16_bits_is_not_called_bad(exact: Path, tmp_path: Path)
     assert {each.kind for each in report.at(Level.WARNING)} == {"rounded"}
 
 
-def test_errors_below_those_of_the_type_are_no_damage(
-    exact: Path, calibration: Path, tmp_path: Path
-) -> None:
+def test_errors_below_those_of_the_type_are_no_damage(exact: Path, calibration: Path, tmp_path: Path) -> None:
     """The plain encoder gives such a base back as it is; whoever calibrates moves some weights a little."""
 
     def move(model: Model) -> None:

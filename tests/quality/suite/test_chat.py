@@ -84,9 +84,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize(("template", "talk"), CASES)
-def test_tokens_are_those_of_transformers(
-    template: str, talk: str, oracle: PreTrainedTokenizerFast
-) -> None:
+def test_tokens_are_those_of_transformers(template: str, talk: str, oracle: PreTrainedTokenizerFast) -> None:
     messages, tools = CONVERSATIONS[talk]
     try:
         expected = oracle.apply_chat_template(

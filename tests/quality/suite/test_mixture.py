@@ -63,9 +63,7 @@ def tokens_of(letter: str, n: int) -> str:
         (Cut(16), (16, 2, 20)),
     ],
 )
-def test_classes_share_equally_as_far_as_they_go(
-    cut: Cut, shares: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_classes_share_equally_as_far_as_they_go(cut: Cut, shares: tuple[int, ...], tmp_path: Path) -> None:
     write(tmp_path, a=tokens_of("a", 260), b=tokens_of("b", 32), c=tokens_of("c", 320))
     found = read(tmp_path, cut)
     assert tuple(Counter(found.classes)[name] for name in "abc") == shares
