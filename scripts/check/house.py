@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.contract.import_graph import PACKAGES, ROOF, files_of, imports_of, name_of, top  # noqa: E402
+from tests.contract.import_graph import FLOORS, PACKAGES, ROOF, files_of, floor_of, imports_of, name_of, top  # noqa: E402
 
 FILES = [path for package in PACKAGES for path in files_of(package)]
 SAMPLE = ROOT / "examples/tiny-deepseek-v3"
@@ -97,7 +97,7 @@ def imports_by_string() -> list[str]:
     return [
         f"{path}:{node.lineno} {ast.unparse(node)}"
         for path in FILES
-        if path.parts[0] != ROOF
+        if floor_of(name_of(path)) != ROOF
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
     ]
@@ -108,18 +108,19 @@ def names_by_string() -> list[str]:
     return [
         f"{path}:{node.lineno} {node.value}"
         for path in FILES
-        if path.parts[0] != ROOF
+        if floor_of(name_of(path)) != ROOF
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+(:\w+)?", node.value)
-        and _is_above(top(node.value), path.parts[0])
+        and _is_above(node.value.partition(":")[0], name_of(path))
         and _exists(node.value.partition(":")[0])
     ]
 
 
-def _is_above(package: str, other: str) -> bool:
-    return package in PACKAGES and PACKAGES.index(package) > PACKAGES.index(other)
+def _is_above(module: str, other: str) -> bool:
+    floors = floor_of(module), floor_of(other)
+    return None not in floors and FLOORS.index(floors[0]) > FLOORS.index(floors[1])  # type: ignore[arg-type]
 
 
 def _exists(module: str) -> bool:
@@ -128,17 +129,17 @@ def _exists(module: str) -> bool:
 
 
 def circles_of_folders() -> list[str]:
-    """Circles between a package's folders; a module beside them counts as a folder of its own.
+    """Circles between what a folder holds, folders and modules, for every folder.
 
     A circle is found, its last edge is taken out, and the next one is looked for.
     """
     found = []
-    for package in PACKAGES:
+    for folder in sorted({name_of(path) for path in FILES if path.name == "__init__.py"}):
         graph: dict[str, set[str]] = {}
-        for path in files_of(package):
-            room = _room(name_of(path))
-            inside = {_room(module) for module in imports_of(path) if top(module) == package}
-            graph.setdefault(room, set()).update(inside - {room})
+        for path in FILES:
+            if (room := _room(name_of(path), folder)) is not None:
+                inside = {_room(module, folder) for module in imports_of(path)} - {None, room}
+                graph.setdefault(room, set()).update(inside)  # type: ignore[arg-type]
         while True:
             try:
                 TopologicalSorter(graph).prepare()
@@ -150,9 +151,11 @@ def circles_of_folders() -> list[str]:
     return found
 
 
-def _room(module: str) -> str:
-    """Return the folder of a package that a module is in, or the module."""
-    return ".".join(module.split(".")[:2])
+def _room(module: str, folder: str) -> str | None:
+    """Return what of a folder a module is in, or is; None for the folder itself and for what is elsewhere."""
+    if not module.startswith(f"{folder}."):
+        return None
+    return ".".join(module.split(".")[: folder.count(".") + 2])
 
 
 def private_names_of_others() -> list[str]:

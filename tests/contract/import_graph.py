@@ -12,16 +12,27 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-FLOORS = ("gguf_tools", "quantize", "convert", "forward", "imatrix", "quality", "calibrate", "gguf_cli")
-"""Packages from the ground up: a package imports those before it."""
+_ALL = (
+    "gguf_tools", "quantize", "convert", "imatrix.texts", "forward", "imatrix.forward", "imatrix", "quality",
+    "imatrix.evaluate", "imatrix.sensitivities", "calibrate", "imatrix.calibrate", "gguf_tools.commands",
+    "gguf_cli",
+)  # fmt: skip
 
-SIDE_BY_SIDE = frozenset({"imatrix", "quality"})
-"""Packages on the same floor: neither imports the other."""
+FLOORS = tuple(name for name in _ALL if ROOT.joinpath(*name.split(".")).is_dir())
+"""Packages, and rooms of packages, from the ground up: a module imports those of its floor and below."""
 
-ROOF = "gguf_cli"
+SIDE_BY_SIDE = frozenset({"imatrix", "imatrix.evaluate", "imatrix.sensitivities", "quality"})
+"""Rooms on the same floor: none imports another."""
+
+ROOF = FLOORS[-1]
 """The package of all command lines, above everything."""
 
-PACKAGES = tuple(name for name in FLOORS if (ROOT / name).is_dir())
+PACKAGES = tuple(name for name in FLOORS if "." not in name)
+
+
+def floor_of(module: str) -> str | None:
+    """Return the floor of a module, the most special one that it is in; None for another's module."""
+    return max((name for name in FLOORS if f"{module}.".startswith(f"{name}.")), key=len, default=None)
 
 
 def pyproject() -> dict[str, Any]:

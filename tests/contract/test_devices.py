@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.contract.import_graph import FLOORS, ROOT
+
 OWNER = ROOT / "forward" / "device.py"
 OTHER_MACHINES = {ROOT / "calibrate" / "size" / "choose_types.py"}
 """Modules in which "cpu" is where somebody else will run the file."""
 
 MODULES = sorted(
     path
-    for package in ("forward", "imatrix", "quality", "calibrate")
-    for path in (ROOT / package).rglob("*.py")
+    for package in FLOORS[FLOORS.index("convert") + 1 : -1]
+    for path in ROOT.joinpath(*package.split(".")).rglob("*.py")
     if path != OWNER
 )
 

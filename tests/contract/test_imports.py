@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.contract.import_graph import (
     SIDE_BY_SIDE,
     files_of,
     find_circle,
+    floor_of,
     imports_of,
     name_of,
     top,
@@ -33,10 +34,20 @@ FLOOR_OF_TESTS = {"support": "gguf_tools", "naive": "quantize"}
 """Floors of folders of tests that are not named after theirs."""
 
 
-def above(floor: str) -> set[str]:
-    """Return the packages that a package must not import: those above it and beside it."""
+def above(floor: str | None) -> set[str]:
+    """Return the floors whose modules one floor must not import: those above it and beside it."""
+    assert floor is not None
     beside = SIDE_BY_SIDE - {floor} if floor in SIDE_BY_SIDE else set()
     return {*FLOORS[FLOORS.index(floor) + 1 :], *beside}
+
+
+def is_front(path: Path) -> bool:
+    """Whether a module is a package's front, which offers what is in the package's rooms."""
+    return name_of(path) in PACKAGES or path.name == "__main__.py"
+
+
+def on_floors(modules: Iterable[str], floors: set[str]) -> list[str]:
+    return sorted(module for module in modules if floor_of(module) in floors)
 
 
 def test_imports_point_down() -> None:
@@ -44,7 +55,7 @@ def test_imports_point_down() -> None:
     up = {
         str(path): found
         for path in MODULES
-        if path.name != "__main__.py" and (found := importing(path, above(path.parts[0])))
+        if not is_front(path) and (found := on_floors(imports_of(path), above(floor_of(name_of(path)))))
     }
     assert up == {}
 
@@ -74,13 +85,9 @@ def test_tests_of_a_package_do_without_those_above_it() -> None:
     """Its command is how a user reaches a package, so any test may call one."""
     up = {}
     for path in TESTS:
-        floor = FLOOR_OF_TESTS.get(path.parts[1], path.parts[1])
-        if floor in FLOORS:
-            found = {
-                module
-                for module in reached_by_test(path, {path})
-                if top(module) in above(floor) and top(module) != ROOF
-            }
+        floor = FLOOR_OF_TESTS.get(path.parts[1]) or floor_of(".".join(path.parent.parts[1:]))
+        if floor is not None:
+            found = on_floors(reached_by_test(path, {path}), above(floor) - {ROOF})
             if found:
                 up[str(path)] = sorted(found)
     assert up == {}

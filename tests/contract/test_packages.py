@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.contract.import_graph import COMMAND_HOMES, PACKAGES, ROOF, ROOT, files_of, name_of, pyproject
+from tests.contract.import_graph import (
+    COMMAND_HOMES,
+    PACKAGES,
+    ROOF,
+    ROOT,
+    files_of,
+    floor_of,
+    name_of,
+    pyproject,
+)
 
 MODULES = [path for package in PACKAGES for path in files_of(package)]
 MAX_LINES = 600
@@ -75,7 +84,7 @@ def test_every_package_is_typed_and_checked() -> None:
 def test_every_command_is_installed() -> None:
     for home in COMMAND_HOMES:
         module, _, name = home.partition(":")
-        assert module.partition(".")[0] == ROOF
+        assert floor_of(module) == ROOF
         assert name in _bound_names(module), home
 
 
