@@ -3,4 +3,4 @@
 from gguf_tools.shadowing import run_command
 
 if __name__ == "__main__":
-    raise SystemExit(run_command("gguf_cli.convert", "python -m convert"))
+    raise SystemExit(run_command("gguf_tools.commands.convert", "python -m convert"))

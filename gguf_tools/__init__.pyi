@@ -14,14 +14,14 @@ from convert.weights import open_checkpoint as open_checkpoint
 from convert.weights.model_weights import ModelWeights as ModelWeights
 from forward.options import ForwardOptions as ForwardOptions
 from forward.text.tokens import Cut as Cut
-from gguf_cli.functions import calibrate as calibrate
-from gguf_cli.functions import card as card
-from gguf_cli.functions import cook as cook
-from gguf_cli.functions import merge as merge
-from gguf_cli.functions import quantize as quantize
-from gguf_cli.functions import split as split
-from gguf_cli.functions import upload as upload
 from gguf_tools import edit as edit
+from gguf_tools.commands.functions import calibrate as calibrate
+from gguf_tools.commands.functions import card as card
+from gguf_tools.commands.functions import cook as cook
+from gguf_tools.commands.functions import merge as merge
+from gguf_tools.commands.functions import quantize as quantize
+from gguf_tools.commands.functions import split as split
+from gguf_tools.commands.functions import upload as upload
 from gguf_tools.errors import (
     AnotherModel as AnotherModel,
 )

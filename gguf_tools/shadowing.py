@@ -11,7 +11,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-_PACKAGES = ("quantize", "convert", "forward", "imatrix", "quality", "calibrate", "gguf_cli")
+_PACKAGES = ("quantize", "convert", "forward", "imatrix", "quality", "calibrate")
 
 
 @cache

@@ -3,4 +3,4 @@
 from gguf_tools.shadowing import run_command
 
 if __name__ == "__main__":
-    raise SystemExit(run_command("gguf_cli.evaluate", "python -m quality"))
+    raise SystemExit(run_command("gguf_tools.commands.evaluate", "python -m quality"))

@@ -38,7 +38,7 @@ from safetensors.numpy import save_file
 
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.hub import fetch, stream
-from gguf_cli.command import one_line
+from gguf_tools.commands.command import one_line
 from gguf_tools.errors import ToolkitError
 from gguf_tools.hub import limits
 from gguf_tools.hub.names import HubName

@@ -67,7 +67,7 @@ def make_model(folder: Path, n_cols: int) -> Path:
 def compare(folder: Path, args: argparse.Namespace) -> None:
     """Print what runs took, and whether their files are equal."""
     source, counts, files = make_model(folder, args.columns), watch(), set[bytes]()
-    calibration = calibrate.Calibration(args.text, Cut(256, n_chunks=args.chunks))
+    calibration = gguf_tools.Calibration(args.text, Cut(256, n_chunks=args.chunks))
     options = quantize.QuantizeOptions(calibration=calibration)
     print("| run | CPU seconds of the command | of workers and scheduler |\n|---|---|---|")
     with dask_cluster(folder / "dask", 2, "--no-nanny") as processes:

@@ -74,10 +74,13 @@ def make_files(folder: Path, args: argparse.Namespace) -> tuple[Path, list[Path]
     (folder / "model" / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 4}))
     base = folder / "base.gguf"
     to_gguf = ["--outfile", str(base), "--outtype", "bf16", "--force"]
-    run("convert", [sys.executable, "-m", "gguf_cli.convert", str(folder / "model"), *to_gguf])
+    run("convert", [sys.executable, "-m", "gguf_tools.commands.convert", str(folder / "model"), *to_gguf])
     files = [folder / f"{file_type}.gguf" for file_type in args.types]
     for path, file_type in zip(files, args.types, strict=True):
-        run("quantize", [sys.executable, "-m", "gguf_cli.quantize", str(base), str(path), file_type])
+        run(
+            "quantize",
+            [sys.executable, "-m", "gguf_tools.commands.quantize", str(base), str(path), file_type],
+        )
     return base, files
 
 
@@ -89,7 +92,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     speeds = []
     for dtype in args.dtype:
         words = [
-            sys.executable, "-m", "gguf_cli.evaluate", str(base), *map(str, files), "-f", str(text),
+            sys.executable, "-m", "gguf_tools.commands.evaluate", str(base), *map(str, files), "-f", str(text),
             "--chunks", str(args.chunks), "--threads", threads, "--dtype", dtype,
             "--force", "--json", str(folder / f"{dtype}.json"),
         ]  # fmt: skip

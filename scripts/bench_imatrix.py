@@ -201,7 +201,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     runs: list[tuple[str, str, int, list[str]]] = []
     for dtype in ("bfloat16", "float32") if args.dtype == "both" else (args.dtype,):
         ours = [
-            sys.executable, "-m", "gguf_cli.imatrix", "-m", str(model), "-f", str(text),
+            sys.executable, "-m", "gguf_tools.commands.imatrix", "-m", str(model), "-f", str(text),
             "-o", str(folder / f"{dtype}.gguf"), "--chunks", str(args.chunks), "--threads", threads,
             "--dtype", dtype, "--no-ppl", "--force",
         ]  # fmt: skip
@@ -209,7 +209,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         runs += [("layer by layer", dtype, args.chunks, ours), ("plain loop", dtype, args.plain_chunks, loop)]
     if args.llama_chunks or args.observed_chunks:
         to_gguf = ["--outfile", str(gguf), "--outtype", "bf16", "--force"]
-        run("convert", [sys.executable, "-m", "gguf_cli.convert", str(model), *to_gguf])
+        run("convert", [sys.executable, "-m", "gguf_tools.commands.convert", str(model), *to_gguf])
         for n_chunks, observes in ((args.llama_chunks, ""), (args.observed_chunks, "observed")):
             decode = [*this, "--llama", str(gguf), str(n_chunks), threads, observes]
             runs.append((", ".join(filter(None, ("llama.cpp", observes))), "bfloat16", n_chunks, decode))

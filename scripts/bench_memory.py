@@ -206,12 +206,12 @@ def command(how: str, words: Sequence[str]) -> int:
         status[4] = 1 << 60  # f_bavail
         os.statvfs = lambda path: os.statvfs_result(status)  # type: ignore[assignment]
     if words[0] == "quantize":
-        import gguf_cli.quantize
+        import gguf_tools.commands.quantize
 
-        return gguf_cli.quantize.main(words[1:])
-    import gguf_cli.convert
+        return gguf_tools.commands.quantize.main(words[1:])
+    import gguf_tools.commands.convert
 
-    return gguf_cli.convert.main(words[1:])
+    return gguf_tools.commands.convert.main(words[1:])
 
 
 def measure(folder: Path, n_layers: int, n_threads: int, seconds: float) -> Iterator[Run]:

@@ -188,12 +188,28 @@ def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[st
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
-    convert = [*python, "gguf_cli.convert", str(model), "--force", "--threads", str(n_threads), "--outfile"]
+    convert = [
+        *python,
+        "gguf_tools.commands.convert",
+        str(model),
+        "--force",
+        "--threads",
+        str(n_threads),
+        "--outfile",
+    ]
     runs = copy_and_convert(folder, [*convert, str(gguf)])
     make_matrix(gguf, matrix)
     for file_type in file_types:
         output = folder / "quantized.gguf"
-        words = [*python, "gguf_cli.quantize", "--imatrix", str(matrix), str(gguf), str(output), file_type]
+        words = [
+            *python,
+            "gguf_tools.commands.quantize",
+            "--imatrix",
+            str(matrix),
+            str(gguf),
+            str(output),
+            file_type,
+        ]
         run("first", [*words, str(n_threads)])
         runs.append(run(f"quantize to {file_type}", [*words, str(n_threads)]))
         one_pass = [*convert, str(output), "--outtype", file_type, "--imatrix", str(matrix)]
@@ -239,14 +255,14 @@ def threads_and_workers(
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
-    run("convert", [*python, "gguf_cli.convert", str(model), "--force", "--outfile", str(gguf)])
+    run("convert", [*python, "gguf_tools.commands.convert", str(model), "--force", "--outfile", str(gguf)])
     make_matrix(gguf, matrix)
     best = []
     with dask_cluster(folder / "dask", n_threads, "--no-nanny") as processes:
         for file_type in file_types:
             words = [
                 *python,
-                "gguf_cli.quantize",
+                "gguf_tools.commands.quantize",
                 "--imatrix",
                 str(matrix),
                 str(gguf),

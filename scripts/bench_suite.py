@@ -87,7 +87,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         for what, words in runs.items():
             out = folder / "out.json"
             command = [
-                sys.executable, "-m", "gguf_cli.evaluate", str(base), *map(str, files), *words,
+                sys.executable, "-m", "gguf_tools.commands.evaluate", str(base), *map(str, files), *words,
                 "--threads", str(args.threads), "--memory", str(args.memory), "--force", "--json", str(out),
             ]  # fmt: skip
             done = timed(what, 2, 0, command)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import convert
 import quantize
-from gguf_cli.command import make_parser
 from gguf_tools import __version__, open_gguf
+from gguf_tools.commands.command import make_parser
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "tiny-deepseek-v3"

@@ -70,8 +70,8 @@ def record(path: Path, context: int) -> None:
             convert.convert(ROOT / "examples" / model, base, outtype="f32")
             files = [make(base, *file) for file in FILES]
             text = ROOT / "examples" / MODELS[0] / "calibration.txt"
-            options = quality.EvaluateOptions(cut=Cut(context))
-            evaluation = quality.evaluate(base, text, files, options)
+            options = gguf_tools.EvaluateOptions(cut=Cut(context))
+            evaluation = gguf_tools.evaluate(base, text, files, options)
         for (type_, seed), each in zip(FILES, evaluation.models, strict=True):
             tokens = each.tokens
             lengths = np.random.default_rng(0).lognormal(3.5, 0.8, tokens.chunk[-1] + 1)

@@ -179,7 +179,9 @@ def make(args: argparse.Namespace, base: Path, path: Path, type_: str, variant: 
         make(args, base, calibrated, type_, ("default", seed))
         gguf_tools.refine(calibrated, base, args.calibrate, path, cut=cut, seed=seed, forward=forward)
         return time.monotonic() - started
-    calibration = calibrate.Calibration(args.calibrate, cut, seed=seed, forward=ForwardOptions(), **WAYS[way])
+    calibration = gguf_tools.Calibration(
+        args.calibrate, cut, seed=seed, forward=ForwardOptions(), **WAYS[way]
+    )
     result = quantize.quantize(base, path, type_, calibration=calibration, n_threads=args.threads)
     for text in result.written.calibration:
         print(f"  {type_} {way} {seed}: {text}", flush=True)
@@ -202,10 +204,10 @@ def compare(
     seconds: Mapping[Variant, float],
 ) -> list[Comparison]:
     """Return how far the files are from their base, beside the stock file."""
-    options = quality.EvaluateOptions(
+    options = gguf_tools.EvaluateOptions(
         Cut(n_chunks=args.evaluate_chunks), ForwardOptions(n_threads=args.threads)
     )
-    evaluation = quality.evaluate(base, args.evaluate, [stock, *files.values()], options)
+    evaluation = gguf_tools.evaluate(base, args.evaluate, [stock, *files.values()], options)
     plain, *others = evaluation.models
     stock_kld = plain.divergence.kld.mean.value
     comparisons = []

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 import convert  # noqa: E402
 import quality  # noqa: E402
 import quantize  # noqa: E402
-from gguf_cli.main import main as command  # noqa: E402
+from gguf_tools.commands.main import main as command  # noqa: E402
 from gguf_tools.findings import Level  # noqa: E402
 from quantize.plan.plan import PlanOptions  # noqa: E402
 from tests.quality.auditing.faults import FAULTS, damage  # noqa: E402
@@ -105,7 +105,7 @@ def alarms(shop: Workshop, name: str, n_calibrated: int) -> Iterator[tuple[str, 
     in_turn = [*CLEAN["calibrated"] * 2][first % 3 :][:n_calibrated]
     for how, types in {**CLEAN, "calibrated": in_turn}.items():
         for file_type in types:
-            report = quality.audit(shop.file(base, how, file_type), base)
+            report = gguf_tools.audit(shop.file(base, how, file_type), base)
             told = [each for each in report.findings if each.level is not Level.NOTE]
             for each in told:
                 print(f"ALARM {name}, {how} {file_type}: {each.where}: {each.text}", flush=True)
@@ -123,7 +123,7 @@ def misses(shop: Workshop, name: str) -> Iterator[tuple[str, bool]]:
                     damage(file, base, broken, about)
                 except LookupError:
                     continue
-                found = {each.kind for each in quality.audit(broken, base).findings if each.is_bad}
+                found = {each.kind for each in gguf_tools.audit(broken, base).findings if each.is_bad}
                 if not found & set(about.kinds):
                     said = f"called {', '.join(found)}" if found else "MISSED"
                     print(f"{said} {name}, {how} {file_type}: {fault}", flush=True)

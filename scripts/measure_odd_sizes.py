@@ -175,7 +175,7 @@ def _cut_block(block: Mapping[str, np.ndarray], names: Mapping[str, str], kept: 
 def print_quality(model: Path, matrix: Path, losses: Path, texts: Sequence[Path]) -> None:
     """Print divergences at equal bytes, without padding and as --size chooses; ratios with 95 % intervals."""
     import quality
-    from gguf_cli.quantize import main as quantize_command
+    from gguf_tools.commands.quantize import main as quantize_command
 
     ratios: list[float] = []
     print("| size of | text | bytes | without | `--pad 256` | ratio | as chosen | ratio |")
@@ -190,7 +190,7 @@ def print_quality(model: Path, matrix: Path, losses: Path, texts: Sequence[Path]
                 if quantize_command(list(map(str, [*words, "--force", model, files[-1]]))):
                     raise SystemExit(1)
         for text in texts:
-            found = quality.evaluate(model, text, files, chunk_size=256, n_chunks=64, against=files[0])
+            found = gguf_tools.evaluate(model, text, files, chunk_size=256, n_chunks=64, against=files[0])
             plain, padded, chosen = (f"{each.divergence.kld.mean.value:.5f}" for each in found.models)
             of_padded, of_chosen = (each.found.overall.kld_ratio for each in found.comparisons)
             ratios.append(of_chosen.value)

@@ -52,8 +52,8 @@ def main() -> None:
         files = [Path(folder, f"{recipe}.gguf") for recipe in RECIPES]
         for recipe, path in zip(RECIPES, files, strict=True):
             quantize.quantize(args.model, path, recipe, importances=importances)
-        options = quality.EvaluateOptions(cut=Cut(n_chunks=args.chunks))
-        evaluation = quality.evaluate(args.model, args.text, files, options)
+        options = gguf_tools.EvaluateOptions(cut=Cut(n_chunks=args.chunks))
+        evaluation = gguf_tools.evaluate(args.model, args.text, files, options)
         routed = is_routed(losses)
         predicted = [level_of(losses.predict(types_of(path)), routed=routed) for path in files]
     ratios = []

@@ -15,21 +15,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gguf_cli.convert
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.main
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "first-ten-minutes.md"
 
 MAINS: dict[str, Callable[[list[str]], int]] = {
-    "convert-hf-to-gguf": gguf_cli.convert.main,
-    "evaluate": gguf_cli.evaluate.main,
-    "gguf-tools": gguf_cli.main.main,
-    "imatrix": gguf_cli.imatrix.main,
-    "quantize": gguf_cli.quantize.main,
+    "convert-hf-to-gguf": gguf_tools.commands.convert.main,
+    "evaluate": gguf_tools.commands.evaluate.main,
+    "gguf-tools": gguf_tools.commands.main.main,
+    "imatrix": gguf_tools.commands.imatrix.main,
+    "quantize": gguf_tools.commands.quantize.main,
 }
 
 HEAD = """\

@@ -32,8 +32,8 @@ def main() -> None:
     split = [pair.partition("=") for pair in args.pairs]
     pairs = [(Path(file), Path(stock)) for file, _, stock in split]
     files = list(dict.fromkeys(path for pair in pairs for path in pair))
-    suite = quality.read_suite(args.suite, quick=args.quick)
-    found = quality.evaluate_suite(args.base, suite, files, progress=True, keep=args.keep)
+    suite = gguf_tools.read_suite(args.suite, quick=args.quick)
+    found = gguf_tools.evaluate_suite(args.base, suite, files, progress=True, keep=args.keep)
     for line in table(found, pairs):
         print(line)
 

@@ -35,7 +35,7 @@ LARGE = (
     "forward",
     "fuzz",
     "hostile",
-    "gguf_cli/cook",
+    "gguf_tools/commands/cook",
     "gguf_cli/test_imatrix.py",
     "gguf_tools/cluster",
     "imatrix/test_arch.py",

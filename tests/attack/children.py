@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tqdm import tqdm
 
-import gguf_cli.command
+import gguf_tools.commands.command
 from tests.attack.commands import Command
 from tests.attack.material import main_of
 
@@ -285,7 +285,7 @@ def _address_space() -> int:
 def _hold_ctrl_c() -> None:
     """Let ctrl-C wait until a command has read its arguments: before that, Python itself would answer."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_command = gguf_cli.command.run
+    run_command = gguf_tools.commands.command.run
 
     def run(parser: Any, body: Any, *more: Any, **options: Any) -> int:
         def interruptible(args: Any) -> Any:
@@ -294,7 +294,7 @@ def _hold_ctrl_c() -> None:
 
         return run_command(parser, interruptible, *more, **options)
 
-    gguf_cli.command.run = run
+    gguf_tools.commands.command.run = run
 
 
 def _attach(pid: int, log: Path, how: Disturbance) -> subprocess.Popen[bytes]:

@@ -122,7 +122,7 @@ _DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
 
 def _fresh(command: Command, folder: Path, environment: dict[str, str], n_bytes: int = 0) -> Ended:
     """Run a command in an interpreter of its own; `n_bytes` is the largest file that it may write, 0: any."""
-    program = {"quantize": "gguf_cli.quantize"}[command.program]
+    program = {"quantize": "gguf_tools.commands.quantize"}[command.program]
     code = f"import sys, {program} as program; sys.exit(program.main(sys.argv[1:]))"
     known = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     environment = known | {"PYTHONPATH": str(REPOSITORY)} | environment

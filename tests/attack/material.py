@@ -65,20 +65,20 @@ def call(line: str) -> None:
 
 def main_of(name: str) -> Callable[[list[str]], int]:
     """Return the main function of a command."""
-    import gguf_cli.convert
-    import gguf_cli.evaluate
-    import gguf_cli.imatrix
-    import gguf_cli.main
-    import gguf_cli.quantize
-    import gguf_cli.sensitivity
+    import gguf_tools.commands.convert
+    import gguf_tools.commands.evaluate
+    import gguf_tools.commands.imatrix
+    import gguf_tools.commands.main
+    import gguf_tools.commands.quantize
+    import gguf_tools.commands.sensitivity
 
     return {
-        "convert-hf-to-gguf": gguf_cli.convert.main,
-        "evaluate": gguf_cli.evaluate.main,
-        "gguf-tools": gguf_cli.main.main,
-        "imatrix": gguf_cli.imatrix.main,
-        "quantize": gguf_cli.quantize.main,
-        "sensitivity": gguf_cli.sensitivity.main,
+        "convert-hf-to-gguf": gguf_tools.commands.convert.main,
+        "evaluate": gguf_tools.commands.evaluate.main,
+        "gguf-tools": gguf_tools.commands.main.main,
+        "imatrix": gguf_tools.commands.imatrix.main,
+        "quantize": gguf_tools.commands.quantize.main,
+        "sensitivity": gguf_tools.commands.sensitivity.main,
     }[name]
 
 

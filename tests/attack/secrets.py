@@ -73,7 +73,7 @@ def secrets(bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
 
 def _upload(place: Path, number: int, seed: int) -> tuple[int, str, str]:
     """Upload one folder; return its number, the outcome, and what was done and seen."""
-    import gguf_cli.main
+    import gguf_tools.commands.main
     from tests.support.hub_server import HubServer
 
     rng = random.Random(f"{seed} secrets {number}")
@@ -98,7 +98,7 @@ def _upload(place: Path, number: int, seed: int) -> tuple[int, str, str]:
         hub.uploads = place / "uploads"
         hub.tokens.add("hf_mine")
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            code = gguf_cli.main.main(words)
+            code = gguf_tools.commands.main.main(words)
         got = hub.files(_REPO) if _REPO in hub.models else {}
     what = f"{', '.join(hidden)}; {' '.join(words[3:])} -> {code}"
     if wrong := _wrong(got, {name for name in hidden if patterns}, asks_for_dotted):

@@ -23,7 +23,7 @@ from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 
 FORWARD = ForwardOptions(n_threads=1)
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=FORWARD)
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=FORWARD)
 WIDE = {"hidden_size": 256, "moe_intermediate_size": 256, "q_lora_rank": 256, "head_dim": 128}
 """Sizes that fill blocks of 256."""
 
@@ -44,7 +44,7 @@ def test_evaluation_and_what_it_keeps(folder: Path, text: Path, tmp_path: Path) 
     convert.convert(folder, tmp_path / "small.gguf", outtype="Q4_0")
     convert.convert(folder, tmp_path / "same.gguf", outtype="f32")
     files = [tmp_path / "same.gguf", tmp_path / "small.gguf"]
-    expected = quality.evaluate(folder, text, files, OPTIONS)
+    expected = gguf_tools.evaluate(folder, text, files, OPTIONS)
     same, small = expected.models
     assert same.divergence.kld.mean.value == 0
     assert small.divergence.kld.mean.value > 0.01
@@ -55,15 +55,15 @@ def test_evaluation_and_what_it_keeps(folder: Path, text: Path, tmp_path: Path) 
     assert small.worst_layer.tensors[0].name.startswith(f"blk.{small.worst_layer.layer}.")
     keeping = replace(OPTIONS, keep=tmp_path / "kept")
     for _ in range(2):
-        kept = quality.evaluate(folder, text, files[1:], keeping)
+        kept = gguf_tools.evaluate(folder, text, files[1:], keeping)
         assert kept.models[0].divergence == small.divergence
         assert kept.models[0].layers == small.layers
 
 
 @pytest.mark.slow
 def test_sensitivity_knows_every_matrix(folder: Path, text: Path, tmp_path: Path) -> None:
-    options = calibrate.SensitivityOptions(cut=Cut(64, n_chunks=4), forward=FORWARD, types=("Q4_0", "Q8_0"))
-    calibrate.sensitivity(folder, text, tmp_path / "losses.json", options)
+    options = gguf_tools.SensitivityOptions(cut=Cut(64, n_chunks=4), forward=FORWARD, types=("Q4_0", "Q8_0"))
+    gguf_tools.sensitivity(folder, text, tmp_path / "losses.json", options)
     losses = json.loads((tmp_path / "losses.json").read_text())
     found = {name for name in str(losses).split("'") if name.startswith("blk.")}
     for name in ("hc_attn_fn", "attn_output_a", "attn_compressor_kv", "ffn_down_exps", "hc_ffn_fn"):
@@ -76,12 +76,12 @@ def test_a_calibrated_file_is_nearer(sequential: bool, most: float, text: Path, 
     model = tmp_path / "base.gguf"
     convert.convert(v4_model(tmp_path / "model", **WIDE), model, outtype="f32")
     quantize.quantize(model, tmp_path / "stock.gguf", "Q2_K")
-    calibration = calibrate.Calibration(text, Cut(128, n_chunks=16), sequential=sequential)
+    calibration = gguf_tools.Calibration(text, Cut(128, n_chunks=16), sequential=sequential)
     options = quantize.QuantizeOptions(calibration=calibration)
     quantize.quantize(model, tmp_path / "calibrated.gguf", "Q2_K", options)
     files = [tmp_path / "stock.gguf", tmp_path / "calibrated.gguf"]
     cut = Cut(128, n_chunks=16)
-    done = quality.evaluate(model, text, files, quality.EvaluateOptions(cut=cut, forward=FORWARD))
+    done = gguf_tools.evaluate(model, text, files, gguf_tools.EvaluateOptions(cut=cut, forward=FORWARD))
     stock, calibrated = (model.divergence.kld.mean.value for model in done.models)
     assert calibrated < most * stock
     with open_gguf(files[0]) as one, open_gguf(files[1]) as other:

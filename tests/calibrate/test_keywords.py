@@ -19,7 +19,9 @@ from gguf_tools.choices import with_choices
 
 
 @pytest.mark.parametrize(
-    "options", [quality.EvaluateOptions(), calibrate.SensitivityOptions()], ids=["evaluate", "sensitivity"]
+    "options",
+    [gguf_tools.EvaluateOptions(), gguf_tools.SensitivityOptions()],
+    ids=["evaluate", "sensitivity"],
 )
 def test_choices_are_all_fields(options: Any) -> None:
     values = (options, Cut(), ForwardOptions())
@@ -29,7 +31,7 @@ def test_choices_are_all_fields(options: Any) -> None:
 
 
 def test_an_evaluation_takes_keywords(made: Callable[[str], Path], text: Path, tmp_path: Path) -> None:
-    found = quality.evaluate(
+    found = gguf_tools.evaluate(
         made("F32"), text, [made("Q8_0")], n_chunks=2, chunk_size=32, n_threads=1, work=str(tmp_path / "w")
     )
     assert (found.text.n_chunks, found.text.chunk_size) == (2, 32)
@@ -37,6 +39,6 @@ def test_an_evaluation_takes_keywords(made: Callable[[str], Path], text: Path, t
 
 def test_unknown_keywords_are_refused_with_what_is_known(text: Path) -> None:
     with pytest.raises(TypeError, match=r"'chunks'; did you mean n_chunks\?; .*chunk_size, .*n_chunks"):
-        quality.evaluate("base", text, ["quant"], chunks=4)
+        gguf_tools.evaluate("base", text, ["quant"], chunks=4)
     with pytest.raises(TypeError, match=r"'ctx_size'.*expected .*chunk_size"):
-        calibrate.sensitivity("base", text, "out", ctx_size=4)
+        gguf_tools.sensitivity("base", text, "out", ctx_size=4)

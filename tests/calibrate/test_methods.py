@@ -20,7 +20,7 @@ from tests.calibrate import powers as example
 from tests.calibrate.powers import POWERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
-CUT = calibrate.Cut(64, n_chunks=6)
+CUT = gguf_tools.Cut(64, n_chunks=6)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def base(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tensor_bytes(base: Path, text: Path, output: Path, method: str, n_threads: int = 1) -> dict[str, bytes]:
     """Return the tensors of a file that is calibrated by a method, without a pass back."""
-    calibration = calibrate.Calibration(text, CUT, sequential=False, method=method, embedding=False)
+    calibration = gguf_tools.Calibration(text, CUT, sequential=False, method=method, embedding=False)
     quantize.quantize(base, output, "Q2_K", calibration=calibration, n_threads=n_threads)
     with open_gguf(output) as file:
         return {name: file.raw(name).tobytes() for name in file.tensors}
@@ -60,7 +60,7 @@ def test_the_method_of_the_page_goes_all_the_way(
 def test_a_run_is_estimated_and_verified_under_any_method(
     powers: Method, base: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibration = calibrate.Calibration(text, CUT, method=powers.name, embedding=False)
+    calibration = gguf_tools.Calibration(text, CUT, method=powers.name, embedding=False)
     options = quantize.QuantizeOptions(calibration=calibration)
     from quantize.pipeline import plan_run
     from quantize.run_options import RunOptions
@@ -84,4 +84,4 @@ def test_a_method_describes_what_decides_its_bytes(powers: Method) -> None:
 
 def test_an_unknown_method_is_refused_at_once() -> None:
     with pytest.raises(BadArgument, match="calibration method 'gptq': expected one of two-sided, one-sided"):
-        calibrate.Calibration("text.txt", method="gptq")
+        gguf_tools.Calibration("text.txt", method="gptq")

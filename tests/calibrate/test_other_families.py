@@ -66,13 +66,13 @@ def test_a_calibrated_file_is_nearer(name: str, sequential: bool, tmp_path: Path
     text.write_bytes(calibration_text())
     convert.convert(tmp_path / "model", base, outtype="f32")
     quantize.quantize(base, tmp_path / "stock.gguf", "Q2_K")
-    calibration = calibrate.Calibration(text, Cut(128, n_chunks=16), sequential=sequential)
+    calibration = gguf_tools.Calibration(text, Cut(128, n_chunks=16), sequential=sequential)
     quantize.quantize(
         base, tmp_path / "calibrated.gguf", "Q2_K", quantize.QuantizeOptions(calibration=calibration)
     )
     files = [tmp_path / "stock.gguf", tmp_path / "calibrated.gguf"]
-    options = quality.EvaluateOptions(cut=Cut(128, n_chunks=16), forward=ForwardOptions(n_threads=1))
-    done = quality.evaluate(base, text, files, options)
+    options = gguf_tools.EvaluateOptions(cut=Cut(128, n_chunks=16), forward=ForwardOptions(n_threads=1))
+    done = gguf_tools.evaluate(base, text, files, options)
     stock, calibrated = (model.divergence.kld.mean.value for model in done.models)
     assert calibrated < 0.9 * stock
     with open_gguf(files[0]) as one, open_gguf(files[1]) as other:

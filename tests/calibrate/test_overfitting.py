@@ -44,9 +44,9 @@ def test_an_overfitted_file_is_told(tmp_path: Path) -> None:
     for name, text in (("overfitted", code), ("stock", f"{other_code[:2000]}\n{scripts[:600]}")):
         own, files[name] = tmp_path / f"{name}.txt", tmp_path / f"{name}.gguf"
         own.write_text(text, encoding="utf-8")
-        calibration = calibrate.Calibration(own, Cut(64, n_chunks=16), forward=ONE_THREAD, any_text=True)
+        calibration = gguf_tools.Calibration(own, Cut(64, n_chunks=16), forward=ONE_THREAD, any_text=True)
         quantize.quantize(base, files[name], "Q2_K", calibration=calibration)
-    found = quality.evaluate_suite(
+    found = gguf_tools.evaluate_suite(
         base, suite, [files["overfitted"]], forward=ONE_THREAD, against=files["stock"]
     )
     (told,) = found.comparisons

@@ -15,7 +15,7 @@ from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
-from gguf_cli.functions import CalibrateChoices
+from gguf_tools.commands.functions import CalibrateChoices
 from imatrix.options import CollectChoices, CollectOptions
 from quality.auditing.options import AuditChoices, AuditOptions
 from quality.options import EvaluateChoices, EvaluateOptions

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import gguf_tools
-from gguf_cli.functions import CookChoices
+from gguf_tools.commands.functions import CookChoices
 from tests.contract.import_graph import ROOT
 from tests.contract.test_choices import CHOICES
 

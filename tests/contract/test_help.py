@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from gguf_cli.main import parsers
-from gguf_cli.roof import COMMANDS
+from gguf_tools.commands.main import parsers
+from gguf_tools.commands.roof import COMMANDS
 from quantize.plan.recipes import ALIASES, FILE_TYPES
 
 WIDTHS = (60, 80, 120)

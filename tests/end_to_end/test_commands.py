@@ -13,20 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.imatrix
-import gguf_cli.main
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
 from gguf_tools import open_gguf
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.checkpoints import edit_config, edit_tensors
 
 MATRIX = GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
 MAINS = {
-    "convert-hf-to-gguf": gguf_cli.convert.main,
-    "quantize": gguf_cli.quantize.main,
-    "gguf-tools": gguf_cli.main.main,
-    "imatrix": gguf_cli.imatrix.main,
+    "convert-hf-to-gguf": gguf_tools.commands.convert.main,
+    "quantize": gguf_tools.commands.quantize.main,
+    "gguf-tools": gguf_tools.commands.main.main,
+    "imatrix": gguf_tools.commands.imatrix.main,
 }
 
 
@@ -49,13 +49,17 @@ def broken(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def test_the_way_of_the_readme(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bf16, q4 = tmp_path / "model-bf16.gguf", tmp_path / "model-Q4_K_M.gguf"
-    assert gguf_cli.convert.main([str(tiny_folder), "--outfile", str(bf16), "--outtype", "bf16"]) == 0
-    assert gguf_cli.quantize.main(["--imatrix", str(MATRIX), str(bf16), str(q4), "Q4_K_M", "2"]) == 0
+    assert (
+        gguf_tools.commands.convert.main([str(tiny_folder), "--outfile", str(bf16), "--outtype", "bf16"]) == 0
+    )
+    assert (
+        gguf_tools.commands.quantize.main(["--imatrix", str(MATRIX), str(bf16), str(q4), "Q4_K_M", "2"]) == 0
+    )
     out = capsys.readouterr().out
     assert f"wrote {q4}" in out
-    assert gguf_cli.main.main(["show", str(q4)]) == 0
+    assert gguf_tools.commands.main.main(["show", str(q4)]) == 0
     assert "Q4_K" in capsys.readouterr().out
-    assert gguf_cli.main.main(["verify", str(q4)]) == 0
+    assert gguf_tools.commands.main.main(["verify", str(q4)]) == 0
     with open_gguf(q4) as file:
         assert file.get("quantize.imatrix.file") == MATRIX.name
         assert file.get("quantize.imatrix.entries_count") == 35
@@ -81,10 +85,10 @@ def test_dry_run_as_json_is_what_is_then_written(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--imatrix", str(MATRIX), str(tiny_gguf("bf16")), str(tmp_path / "q.gguf"), "Q3_K_M"]
-    assert gguf_cli.quantize.main(["--dry-run", "--json", *words]) == 0
+    assert gguf_tools.commands.quantize.main(["--dry-run", "--json", *words]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert list(tmp_path.iterdir()) == []
-    assert gguf_cli.quantize.main(words) == 0
+    assert gguf_tools.commands.quantize.main(words) == 0
     assert plan["total_bytes"] == (tmp_path / "q.gguf").stat().st_size
     with open_gguf(tmp_path / "q.gguf") as file:
         written = [(t.name, list(t.shape), t.type.name) for t in file.tensors.values()]
@@ -96,7 +100,7 @@ def test_dry_run_as_json_is_what_is_then_written(
 def test_dry_run_shows_what_a_run_would_refuse(
     tiny_gguf: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gguf_cli.quantize.main(["--dry-run", str(tiny_gguf("bf16")), "IQ2_XXS"]) == 0
+    assert gguf_tools.commands.quantize.main(["--dry-run", str(tiny_gguf("bf16")), "IQ2_XXS"]) == 0
     assert "warning: this plan can't be run" in capsys.readouterr().out
 
 
@@ -111,7 +115,7 @@ def test_overrides_without_effect_are_reported(
         "--custom-q",
         "xyz=Q8_0",
     ]
-    assert gguf_cli.quantize.main(["--dry-run", *words, str(tiny_gguf("bf16")), "Q4_K_M"]) == 0
+    assert gguf_tools.commands.quantize.main(["--dry-run", *words, str(tiny_gguf("bf16")), "Q4_K_M"]) == 0
     out = capsys.readouterr().out
     assert "override 'xyz=Q8_0' matches no tensor" in out
     assert "override 'blk.0.ffn_down=Q8_0' is shadowed" in out
@@ -121,7 +125,9 @@ def test_convert_dry_run_writes_nothing(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        gguf_cli.convert.main([str(tiny_folder), "--outfile", str(tmp_path / "m-{ftype}.gguf"), "--dry-run"])
+        gguf_tools.commands.convert.main(
+            [str(tiny_folder), "--outfile", str(tmp_path / "m-{ftype}.gguf"), "--dry-run"]
+        )
         == 0
     )
     assert f"would write {tmp_path / 'm-bf16.gguf'}" in capsys.readouterr().out
@@ -132,7 +138,9 @@ def test_convert_dry_run_writes_nothing(
 
 
 def test_copy_keeps_every_byte(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
-    assert gguf_cli.quantize.main([str(tiny_gguf("q8_0")), str(tmp_path / "copy.gguf"), "COPY"]) == 0
+    assert (
+        gguf_tools.commands.quantize.main([str(tiny_gguf("q8_0")), str(tmp_path / "copy.gguf"), "COPY"]) == 0
+    )
     with open_gguf(tmp_path / "copy.gguf") as copy, open_gguf(tiny_gguf("q8_0")) as source:
         assert copy.get("general.file_type") == source.get("general.file_type")
         for name in source.tensors:
@@ -143,7 +151,7 @@ def test_override_kv_and_prune_layers(tiny_gguf: Callable[[str], Path], tmp_path
     output = tmp_path / "q.gguf"
     words = ["--override-kv", "general.name=str:Pruned", "--override-kv", "x.y=int:7", "--prune-layers", "0"]
     assert (
-        gguf_cli.quantize.main(
+        gguf_tools.commands.quantize.main(
             [*words, "--imatrix", str(MATRIX), str(tiny_gguf("bf16")), str(output), "Q4_0"]
         )
         == 0
@@ -159,9 +167,12 @@ def test_override_kv_and_prune_layers(tiny_gguf: Callable[[str], Path], tmp_path
 
 def test_keep_split(tiny_folder: Path, tmp_path: Path) -> None:
     words = [str(tiny_folder), "--outfile", str(tmp_path / "s.gguf"), "--split-max-tensors", "20"]
-    assert gguf_cli.convert.main(words) == 0
+    assert gguf_tools.commands.convert.main(words) == 0
     first = tmp_path / "s-00001-of-00003.gguf"
-    assert gguf_cli.quantize.main(["--keep-split", str(first), str(tmp_path / "q.gguf"), "Q4_K_M"]) == 0
+    assert (
+        gguf_tools.commands.quantize.main(["--keep-split", str(first), str(tmp_path / "q.gguf"), "Q4_K_M"])
+        == 0
+    )
     with open_gguf(tmp_path / "q-00002-of-00003.gguf") as kept, open_gguf(first) as source:
         assert [len(shard.tensors) for shard in kept.shards] == [20, 20, 12]
         assert list(kept.tensors) == list(source.tensors)
@@ -172,9 +183,9 @@ def test_requantizing_needs_leave(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(tiny_gguf("q8_0")), str(tmp_path / "q.gguf"), "Q4_0"]
-    assert gguf_cli.quantize.main(words) == 1
+    assert gguf_tools.commands.quantize.main(words) == 1
     assert "--allow-requantize" in one_line_error(capsys, "quantize")
-    assert gguf_cli.quantize.main(["--allow-requantize", *words]) == 0
+    assert gguf_tools.commands.quantize.main(["--allow-requantize", *words]) == 0
 
 
 # ---- bad input: one line, exit code 1, and what was there stays
@@ -239,7 +250,7 @@ def test_damaged_checkpoints(damage: str, broken: Path, capsys: pytest.CaptureFi
     spoil(broken)
     output = broken.parent / "out.gguf"
     output.write_bytes(b"the old file")
-    assert gguf_cli.convert.main([str(broken), "--outfile", str(output), "--force"]) == 1
+    assert gguf_tools.commands.convert.main([str(broken), "--outfile", str(output), "--force"]) == 1
     message = one_line_error(capsys, "convert-hf-to-gguf")
     for part in expected:
         assert part in message
@@ -290,7 +301,7 @@ def test_bad_quantize_input(
     }
     means_nothing = words[1] in ("attn_q_a=Q99", "attn_k_b", "nonsense", "one", "attn")
     code = 2 if means_nothing else 1  # what contradicts the files is no bad argument
-    assert gguf_cli.quantize.main([str(places.get(word, word)) for word in words]) == code
+    assert gguf_tools.commands.quantize.main([str(places.get(word, word)) for word in words]) == code
     message = one_line_error(capsys, "quantize")
     for part in expected:
         assert part in message
@@ -317,7 +328,7 @@ def test_an_importance_matrix_of_another_model(
         str(tmp_path / "q.gguf"),
         "Q4_K_M",
     ]
-    assert gguf_cli.quantize.main(words) == 1
+    assert gguf_tools.commands.quantize.main(words) == 1
     message = one_line_error(capsys, "quantize")
     assert "blk.0.attn_q_a.weight" in message
     assert "300" in message
@@ -329,7 +340,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tiny_folder: Path, tmp_path:
     code = (
         "import resource, sys, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000));"
-        "from gguf_cli.convert import main; sys.exit(main(sys.argv[1:]))"
+        "from gguf_tools.commands.convert import main; sys.exit(main(sys.argv[1:]))"
     )
     output = tmp_path / "out.gguf"
     run = subprocess.run(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.convert
+import gguf_tools.commands.convert
 from gguf_tools import open_gguf
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
 from tests.end_to_end.arch_models import CASES, model
@@ -92,7 +92,7 @@ def test_kimi_s_vision_part_is_left_out_with_a_note(tmp_path: Path) -> None:
 
 def test_glm_s_mtp_layer_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
     words = [str(model("glm-4.7-flash")), "--outtype", "bf16", "--outfile"]
-    assert gguf_cli.convert.main([*words, str(tmp_path / "without.gguf"), "--no-mtp"]) == 0
+    assert gguf_tools.commands.convert.main([*words, str(tmp_path / "without.gguf"), "--no-mtp"]) == 0
     with open_gguf(tmp_path / "without.gguf") as file:
         assert file.get("deepseek2.block_count") == 2
         assert "deepseek2.nextn_predict_layers" not in file.metadata

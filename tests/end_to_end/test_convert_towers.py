@@ -12,9 +12,9 @@ import pytest
 
 import convert
 import quantize
-from gguf_cli import convert as command_line
-from gguf_cli.main import main
 from gguf_tools import GGUFFile, open_gguf
+from gguf_tools.commands import convert as command_line
+from gguf_tools.commands.main import main
 from tests.support import oracle
 from tests.support.checkpoints import Tensors, edit_tensors
 from tests.support.oracle.towers import towers

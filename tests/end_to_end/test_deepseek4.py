@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.imatrix
+import gguf_tools.commands.imatrix
 import imatrix
 from forward.open import open_model
 from gguf_tools import open_gguf
@@ -40,7 +40,7 @@ def test_mixed_files_complete_a_prompt(tmp_path: Path) -> None:
     folder = v4_model(tmp_path / "model", **LIKE_LLAMA | {"hidden_size": 256, "moe_intermediate_size": 256})
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     words = ["-m", str(folder), "-f", str(tmp_path / "text.txt"), "-o", str(tmp_path / "matrix.gguf")]
-    assert gguf_cli.imatrix.main([*words, "-c", "128", "--chunks", "1", "--no-ppl"]) == 0
+    assert gguf_tools.commands.imatrix.main([*words, "-c", "128", "--chunks", "1", "--no-ppl"]) == 0
     for importances in (None, imatrix.load(tmp_path / "matrix.gguf")):
         out = tmp_path / f"{importances is None}.gguf"
         convert.convert(folder, out, outtype="Q4_K_M", importances=importances)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_cli.main import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.main import main
 from tests.support import oracle
 
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")

@@ -40,8 +40,8 @@ def test_measures_are_near_those_of_llama_perplexity(
     matrix = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
     quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q2_K", importances=matrix)
     (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
-    options = quality.EvaluateOptions(cut=Cut(512, n_chunks=12))
-    evaluation = quality.evaluate(tiny_folder, tmp_path / "t.txt", [tmp_path / "q.gguf"], options)
+    options = gguf_tools.EvaluateOptions(cut=Cut(512, n_chunks=12))
+    evaluation = gguf_tools.evaluate(tiny_folder, tmp_path / "t.txt", [tmp_path / "q.gguf"], options)
     assert (evaluation.text.n_chunks, evaluation.text.n_tokens_measured) == (12, 3060)
     assert evaluation.base_ppl.value == pytest.approx(printed("Mean PPL(base)"), rel=2e-5)
     assert evaluation.base_ppl.error == pytest.approx(1.318754, rel=2e-5)
@@ -65,9 +65,9 @@ def test_measures_are_llama_perplexitys_with_its_rounding(
     for file_type in file_types:
         quantize.quantize(tiny_gguf("f32"), tmp_path / f"{file_type}.gguf", file_type, importances=matrix)
     (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
-    options = quality.EvaluateOptions(cut=Cut(512, n_chunks=12), forward=ForwardOptions(like="llama.cpp"))
+    options = gguf_tools.EvaluateOptions(cut=Cut(512, n_chunks=12), forward=ForwardOptions(like="llama.cpp"))
     files = [tmp_path / f"{file_type}.gguf" for file_type in file_types]
-    evaluation = quality.evaluate(tiny_gguf("f32"), tmp_path / "t.txt", files, options)
+    evaluation = gguf_tools.evaluate(tiny_gguf("f32"), tmp_path / "t.txt", files, options)
     for file_type, model in zip(file_types, evaluation.models, strict=True):
         found = model.divergence.kld
         tolerance = 0.05 if file_type == "Q8_0" else 0.03
@@ -90,7 +90,7 @@ def test_a_class_of_a_suite_has_llama_perplexitys_divergence(
     suite.mkdir()
     (suite / "others.txt").write_bytes(text[-9000:])
     (suite / "recorded.txt").write_bytes(text[: length_of(text, 12 * 512 + 100, tiny_gguf("f32"))])
-    found = quality.evaluate_suite(tiny_gguf("f32"), suite, files, like="llama.cpp")
+    found = gguf_tools.evaluate_suite(tiny_gguf("f32"), suite, files, like="llama.cpp")
     assert found.by_class["recorded"].text.n_chunks == 12
     for file_type, figures in zip(file_types, found.figures, strict=True):
         wanted = printed("Mean    KLD", file_type)
@@ -113,7 +113,13 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(
     quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q8_0")
     (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
     out = tmp_path / "e.json"
-    command = [sys.executable, "-m", "gguf_cli.evaluate", str(tiny_folder), str(tmp_path / "q.gguf")]
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_tools.commands.evaluate",
+        str(tiny_folder),
+        str(tmp_path / "q.gguf"),
+    ]
     command += ["-f", str(tmp_path / "t.txt"), "--json", str(out), "--threads", "2"]
 
     def run() -> None:

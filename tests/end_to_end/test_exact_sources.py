@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.main
+import gguf_tools.commands.convert
+import gguf_tools.commands.main
 import quality
 from convert.sources import SourceOptions, plan_source
 from gguf_tools import open_gguf
@@ -56,7 +56,7 @@ def test_the_converter_keeps_them(others: str, folder: Path, tmp_path: Path) -> 
     exact = convert.convert(folder, tmp_path / "f32.gguf", outtype="f32").paths[0]
     kept = tmp_path / "kept.gguf"
     words = [str(folder), "--outfile", str(kept), "--outtype", others, "--keep-grid", "-q"]
-    assert gguf_cli.convert.main(words) == 0
+    assert gguf_tools.commands.convert.main(words) == 0
     with open_gguf(kept) as file:
         types = {name: info.type.name for name, info in file.tensors.items()}
     experts = [name for name in types if "_exps" in name]
@@ -81,12 +81,12 @@ def test_cooked_files_keep_them(
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(" ".join(f"The {n} brown foxes jump over {n * n} dogs." for n in range(120)))
     words = ["cook", str(folder), "-f", "text.txt", "-c", "64", "--chunks", "2", "-o", "out", "-q"]
-    assert gguf_cli.main.main([*words, "--types", "Q8_0", "--keep-grid", "--name", "k2"]) == 0
+    assert gguf_tools.commands.main.main([*words, "--types", "Q8_0", "--keep-grid", "--name", "k2"]) == 0
     with open_gguf(tmp_path / "out" / "k2-Q8_0.gguf") as file:
         assert {info.type.name for name, info in file.tensors.items() if "_exps" in name} == {"Q4_0"}
-    assert gguf_cli.main.main([*words, "--types", "Q8_0", "--name", "k2"]) == 1
+    assert gguf_tools.commands.main.main([*words, "--types", "Q8_0", "--name", "k2"]) == 1
     assert "was begun with another --keep-grid" in capsys.readouterr().err
-    assert gguf_cli.main.main([*words, "--types", "4bpw", "--keep-grid"]) == 2
+    assert gguf_tools.commands.main.main([*words, "--types", "4bpw", "--keep-grid"]) == 2
     assert "a size chooses the types of all tensors" in capsys.readouterr().err
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_lost_of_the_source(folder: Path, tmp_path: Path) -> None:
         options = SourceOptions(types=types, keep_grid=keeps)
         with plan_source(folder, tmp_path / f"{keeps}.gguf", "Q4_0", options) as run:
             files.append(run.execute().paths[0])
-    kept, again = quality.evaluate(base, text, files, chunk_size=64, n_chunks=2).models
+    kept, again = gguf_tools.evaluate(base, text, files, chunk_size=64, n_chunks=2).models
     assert kept.divergence.kld.mean.value < 1e-12 < again.divergence.kld.mean.value
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.quantize
 import imatrix
 from gguf_tools.files.run_lock import first_difference
 from gguf_tools.format.reader import GGUFFile
@@ -92,7 +92,7 @@ def about(monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
             "MATRIX": folder / "matrix.gguf",
             "OUT": folder / "out.gguf",
         }
-        main = gguf_cli.convert.main if "--outfile" in words else gguf_cli.quantize.main
+        main = gguf_tools.commands.convert.main if "--outfile" in words else gguf_tools.commands.quantize.main
         with pytest.raises(Begun) as begun:
             main([str(places.get(word, word)) for word in words.split()])
         return begun.value.about

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.imatrix
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.quantize
 
 RECORDED: dict[str, list[tuple[str, int]]] = json.loads(
     (Path(__file__).parents[1] / "golden" / "flags" / "llama.json").read_text()
 )
 
 OURS: dict[str, tuple[Callable[[], argparse.ArgumentParser], list[str]]] = {
-    "llama-quantize": (gguf_cli.quantize.make_parser, ["in.gguf", "out.gguf", "Q8_0"]),
-    "llama-imatrix": (gguf_cli.imatrix.make_parser, ["-m", "model", "-o", "out.gguf"]),
-    "convert_hf_to_gguf.py": (gguf_cli.convert.make_parser, ["folder"]),
+    "llama-quantize": (gguf_tools.commands.quantize.make_parser, ["in.gguf", "out.gguf", "Q8_0"]),
+    "llama-imatrix": (gguf_tools.commands.imatrix.make_parser, ["-m", "model", "-o", "out.gguf"]),
+    "convert_hf_to_gguf.py": (gguf_tools.commands.convert.make_parser, ["folder"]),
 }
 
 VALUES = {"--output-format": "gguf", "--outtype": "f16", "--split-max-size": "1G"}

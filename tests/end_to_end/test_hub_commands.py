@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.main
-import gguf_cli.quantize
-import gguf_cli.sensitivity
+import gguf_tools.commands.convert
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
+import gguf_tools.commands.sensitivity
 from imatrix.store import save
 from quantize.importances.entries import Importance, ImportanceFile
 from tests.support.hub_server import HubServer
@@ -22,16 +22,16 @@ Main = Callable[[list[str]], int]
 NAME = "owner/tiny-deepseek-v3"
 
 COMMANDS: list[tuple[Main, str]] = [
-    (gguf_cli.convert.main, "MODEL --outfile m.gguf"),
-    (gguf_cli.quantize.main, "MODEL m.gguf Q8_0"),
-    (gguf_cli.imatrix.main, "-m MODEL -f text.txt -o m.gguf"),
-    (gguf_cli.evaluate.main, "MODEL -f text.txt m.gguf"),
-    (gguf_cli.sensitivity.main, "MODEL -f text.txt -o m.json"),
-    (gguf_cli.quantize.main, "lint Q4_K_M MODEL"),
-    (gguf_cli.main.main, "checkpoint MODEL"),
-    (gguf_cli.imatrix.main, "check m.imatrix.gguf --model MODEL"),
-    (gguf_cli.imatrix.main, "repair m.imatrix.gguf -o m.dat --model MODEL"),
-    (gguf_cli.imatrix.main, "convert m.imatrix.gguf m.dat --mla both --model MODEL"),
+    (gguf_tools.commands.convert.main, "MODEL --outfile m.gguf"),
+    (gguf_tools.commands.quantize.main, "MODEL m.gguf Q8_0"),
+    (gguf_tools.commands.imatrix.main, "-m MODEL -f text.txt -o m.gguf"),
+    (gguf_tools.commands.evaluate.main, "MODEL -f text.txt m.gguf"),
+    (gguf_tools.commands.sensitivity.main, "MODEL -f text.txt -o m.json"),
+    (gguf_tools.commands.quantize.main, "lint Q4_K_M MODEL"),
+    (gguf_tools.commands.main.main, "checkpoint MODEL"),
+    (gguf_tools.commands.imatrix.main, "check m.imatrix.gguf --model MODEL"),
+    (gguf_tools.commands.imatrix.main, "repair m.imatrix.gguf -o m.dat --model MODEL"),
+    (gguf_tools.commands.imatrix.main, "convert m.imatrix.gguf m.dat --mla both --model MODEL"),
 ]
 
 
@@ -59,14 +59,14 @@ def test_headers_of_a_model_on_the_hub_are_enough(
 ) -> None:
     """Lint and checkpoint say of it what they say of the folder, and fetch no weights."""
     for main, *words in (
-        (gguf_cli.quantize.main, "lint", "Q4_K_M"), (gguf_cli.quantize.main, "lint", "IQ2_XS", "--json"),
-        (gguf_cli.main.main, "checkpoint"),
+        (gguf_tools.commands.quantize.main, "lint", "Q4_K_M"), (gguf_tools.commands.quantize.main, "lint", "IQ2_XS", "--json"),
+        (gguf_tools.commands.main.main, "checkpoint"),
     ):  # fmt: skip
         told = []
         for model in (f"hf://{NAME}", str(tiny_folder)):
             code = main([*words, model])
             out = capsys.readouterr().out
-            told.append((code, out.splitlines()[1 if main is gguf_cli.main.main else 0 :]))
+            told.append((code, out.splitlines()[1 if main is gguf_tools.commands.main.main else 0 :]))
         assert told[0] == told[1]
         assert told[0][1]
     weights = sum(path.stat().st_size for path in tiny_folder.glob("*.safetensors"))
@@ -75,6 +75,6 @@ def test_headers_of_a_model_on_the_hub_are_enough(
 
 @pytest.mark.slow
 def test_quantize_in_one_pass(hub: HubServer, tiny_folder: Path, tmp_path: Path) -> None:
-    assert gguf_cli.quantize.main(["-q", str(tiny_folder), "local.gguf", "Q8_0"]) == 0
-    assert gguf_cli.quantize.main(["-q", f"hf://{NAME}", "hub.gguf", "Q8_0"]) == 0
+    assert gguf_tools.commands.quantize.main(["-q", str(tiny_folder), "local.gguf", "Q8_0"]) == 0
+    assert gguf_tools.commands.quantize.main(["-q", f"hf://{NAME}", "hub.gguf", "Q8_0"]) == 0
     assert (tmp_path / "hub.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()

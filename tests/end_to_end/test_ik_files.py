@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.quantize
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run
 from gguf_tools import open_gguf
@@ -35,7 +35,7 @@ def rows_of(path: Path, name: str) -> np.ndarray:
 
 
 def run(*words: object) -> int:
-    return gguf_cli.quantize.main([str(word) for word in words])
+    return gguf_tools.commands.quantize.main([str(word) for word in words])
 
 
 def test_a_file_type_with_interleaved_rows_has_the_weights_of_its_base_type(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_the_commands_take_a_layout(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "blk.0.attn_kv_b.weight" in capsys.readouterr().out
     assert run("--dry-run", "--mla", "split", MODEL, "Q4_0_R8") == 0
     assert "blk.0.attn_kv_b.weight" not in capsys.readouterr().out
-    assert gguf_cli.convert.main(["--dry-run", "--outtype", "Q4_0_R8", str(MODEL)]) == 0
+    assert gguf_tools.commands.convert.main(["--dry-run", "--outtype", "Q4_0_R8", str(MODEL)]) == 0
     assert "blk.0.attn_kv_b.weight" in capsys.readouterr().out
-    assert gguf_cli.convert.main([str(MODEL), "--outfile", str(tmp_path / "in.gguf")]) == 0
+    assert gguf_tools.commands.convert.main([str(MODEL), "--outfile", str(tmp_path / "in.gguf")]) == 0
     assert run("--dry-run", "--mla", "split", tmp_path / "in.gguf", "Q4_0_R8") == 2
     assert "gguf-tools mla-layout changes the layout of a file" in capsys.readouterr().err

@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.quantize
 import gguf_tools.files.partial_file
 import quantize.fill.filling
 from tests.end_to_end.conftest import GOLDEN
@@ -69,7 +69,9 @@ class Made:
     def run(self, command: str, out: Path, n_threads: int = 1) -> int:
         """Run a command in this process; returns its exit code."""
         name, *words = self.words(command, out, n_threads)
-        return (gguf_cli.quantize.main if name == "quantize" else gguf_cli.convert.main)(words)
+        return (
+            gguf_tools.commands.quantize.main if name == "quantize" else gguf_tools.commands.convert.main
+        )(words)
 
 
 @pytest.fixture(scope="module")

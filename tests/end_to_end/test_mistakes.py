@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.main
-import gguf_cli.quantize
-import gguf_cli.sensitivity
+import gguf_tools.commands.convert
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
+import gguf_tools.commands.sensitivity
 from gguf_tools import open_gguf
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 from tests.support.trained_model import EXAMPLE
@@ -28,9 +28,9 @@ LINES = [
     if not line.startswith("#")
 ]
 MAINS: dict[str, Callable[[list[str]], int]] = {
-    "quantize": gguf_cli.quantize.main, "convert-hf-to-gguf": gguf_cli.convert.main,
-    "imatrix": gguf_cli.imatrix.main, "evaluate": gguf_cli.evaluate.main,
-    "sensitivity": gguf_cli.sensitivity.main, "gguf-tools": gguf_cli.main.main,
+    "quantize": gguf_tools.commands.quantize.main, "convert-hf-to-gguf": gguf_tools.commands.convert.main,
+    "imatrix": gguf_tools.commands.imatrix.main, "evaluate": gguf_tools.commands.evaluate.main,
+    "sensitivity": gguf_tools.commands.sensitivity.main, "gguf-tools": gguf_tools.commands.main.main,
 }  # fmt: skip
 
 

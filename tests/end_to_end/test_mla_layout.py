@@ -14,8 +14,8 @@ import pytest
 import convert
 import imatrix
 import quantize
-from gguf_cli import main as cli
 from gguf_tools import GGUFSet, open_gguf
+from gguf_tools.commands import main as cli
 from quantize.mla_layout import change_layout
 from quantize.plan.decide import PlanOptions
 from quantize.roles import LAYOUTS, MLALayout

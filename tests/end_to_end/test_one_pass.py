@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.quantize
 import imatrix
 import quantize
 from gguf_tools import open_gguf
@@ -67,11 +67,14 @@ def test_the_commands_with_options_by_hand(
         "--no-provenance",
     ]
     two, one, folder = tmp_path / "two.gguf", tmp_path / "one.gguf", tmp_path / "folder.gguf"
-    assert gguf_cli.quantize.main([*words, str(tiny_gguf("f32")), str(two), "Q3_K_M"]) == 0
+    assert gguf_tools.commands.quantize.main([*words, str(tiny_gguf("f32")), str(two), "Q3_K_M"]) == 0
     assert (
-        gguf_cli.convert.main([*words, str(tiny_folder), "--outtype", "q3_k_m", "--outfile", str(one)]) == 0
+        gguf_tools.commands.convert.main(
+            [*words, str(tiny_folder), "--outtype", "q3_k_m", "--outfile", str(one)]
+        )
+        == 0
     )
-    assert gguf_cli.quantize.main([*words, str(tiny_folder), str(folder), "Q3_K_M"]) == 0
+    assert gguf_tools.commands.quantize.main([*words, str(tiny_folder), str(folder), "Q3_K_M"]) == 0
     assert one.read_bytes() == two.read_bytes() == folder.read_bytes()
 
 
@@ -89,31 +92,31 @@ def test_the_converter_s_plan_and_outcome(
 ) -> None:
     """The sums alone, as JSON, and with the older file that a run could reuse."""
     words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--outtype", "Q8_0"]
-    assert gguf_cli.convert.main([*words, "--dry-run", "--summary"]) == 0
+    assert gguf_tools.commands.convert.main([*words, "--dry-run", "--summary"]) == 0
     summary = capsys.readouterr().out.splitlines()
-    assert gguf_cli.convert.main([*words, "--dry-run", "--json"]) == 0
+    assert gguf_tools.commands.convert.main([*words, "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
-    assert gguf_cli.convert.main([*words, "--json"]) == 0
+    assert gguf_tools.commands.convert.main([*words, "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["paths"] == [str(tmp_path / "m.gguf")]
     assert {key: done[key] for key in planned} == planned
     assert any(f"({planned['total_bytes']:,} bytes)" in line for line in summary)
     assert len(summary) < 10
     older = ["--dry-run", "--summary", "--reuse", str(tmp_path / "m.gguf")]
-    assert gguf_cli.convert.main([*words, *older]) == 0
+    assert gguf_tools.commands.convert.main([*words, *older]) == 0
     assert "m.gguf may serve 52 of 52 tensors" in capsys.readouterr().out
     older[-1] = str(tmp_path / "none.gguf")
-    assert gguf_cli.convert.main([*words, *older]) == 1
-    assert gguf_cli.convert.main([*words, "--summary"]) == 2
+    assert gguf_tools.commands.convert.main([*words, *older]) == 1
+    assert gguf_tools.commands.convert.main([*words, "--summary"]) == 2
 
 
 def test_dry_run_shows_stored_types_and_what_would_stop_a_run(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--dry-run"]
-    assert gguf_cli.convert.main([*words, "--outtype", "Q4_K_M"]) == 0
+    assert gguf_tools.commands.convert.main([*words, "--outtype", "Q4_K_M"]) == 0
     assert "BF16 -> Q4_K" in capsys.readouterr().out
-    assert gguf_cli.convert.main([*words, "--outtype", "Q2_K_S"]) == 0
+    assert gguf_tools.commands.convert.main([*words, "--outtype", "Q2_K_S"]) == 0
     assert "importance matrix" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -122,5 +125,7 @@ def test_dry_run_shows_stored_types_and_what_would_stop_a_run(
     "words", [["--pure", "--outtype", "bf16"], ["--outtype", "Q9_X"], ["--imatrix", str(MATRIX)]]
 )
 def test_options_that_make_no_sense(words: list[str], tiny_folder: Path, tmp_path: Path) -> None:
-    assert gguf_cli.convert.main([*words, str(tiny_folder), "--outfile", str(tmp_path / "m.gguf")]) in (1, 2)
+    assert gguf_tools.commands.convert.main(
+        [*words, str(tiny_folder), "--outfile", str(tmp_path / "m.gguf")]
+    ) in (1, 2)
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ def make_all(source: Path, folder: Path, target: Path) -> None:
     """Convert, split, quantize with an interruption, edit in place, all in `target`, which is empty."""
     import convert
     import quantize
-    from gguf_cli.main import main
+    from gguf_tools.commands.main import main
     from gguf_tools.errors import OutputError
 
     convert.convert(folder, target / "one-pass.gguf", outtype="Q8_0", n_threads=2)

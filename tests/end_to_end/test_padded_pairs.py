@@ -9,8 +9,8 @@ import pytest
 
 import imatrix
 import quality
-from gguf_cli.main import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.main import main
 from gguf_tools.look.compare import compare
 from imatrix.check import check, read_model
 from quality.auditing.pipeline import audit
@@ -47,7 +47,7 @@ def text(plain: Path) -> Path:
 def test_evaluate(plain: Path, padded: Path, text: Path) -> None:
     q8 = quantize(plain, plain.with_name("q8.gguf"), "Q8_0", pad="256").paths[0]
     for base in (plain, padded):
-        found = quality.evaluate(base, text, [padded, q8, plain], chunk_size=64, n_chunks=2)
+        found = gguf_tools.evaluate(base, text, [padded, q8, plain], chunk_size=64, n_chunks=2)
         same, coarse, original = found.models
         assert same.divergence.kld.mean.value < 1e-9
         assert original.divergence.kld.mean.value < 1e-9 < coarse.divergence.kld.mean.value
@@ -71,7 +71,7 @@ def test_a_padded_hidden_size_is_evaluated(
     plain, padded = hidden_pair
     for base in (plain, padded):
         for _ in range(2):  # computed, and from the states that were kept
-            found = quality.evaluate(
+            found = gguf_tools.evaluate(
                 base, text, [padded, plain], chunk_size=64, n_chunks=2, keep=tmp_path / base.stem
             )
             for each in found.models:

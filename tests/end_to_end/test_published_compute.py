@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.imatrix
+import gguf_tools.commands.imatrix
 import imatrix
 from forward.open import open_model
 from forward.text.tokens import Cut, read_text
@@ -55,7 +55,7 @@ def collect(folder: Path) -> tuple[Path, list[int]]:
     text, matrix = folder / "text.txt", folder / "matrix.gguf"
     text.write_text(TEXT, encoding="utf-8")
     words = ["-m", str(folder), "-f", str(text), "-o", str(matrix), "-c", str(CHUNK), "--chunks", "1"]
-    assert gguf_cli.imatrix.main([*words, "--no-ppl", "--dtype", "float32"]) == 0
+    assert gguf_tools.commands.imatrix.main([*words, "--no-ppl", "--dtype", "float32"]) == 0
     with open_model(folder) as source:
         vocab_size = source.network.vocab_size
         chunks = read_text(text, source.vocab(), vocab_size, Cut(CHUNK, n_chunks=1))

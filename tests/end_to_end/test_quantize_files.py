@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.quantize
+import gguf_tools.commands.quantize
 from tests.end_to_end.quantize_cases import CASES, GOLDEN, MATRIX_NAME, arguments, file_hashes, make_inputs
 
 RECORDED = json.loads((GOLDEN / "quantize" / "files.json").read_text())
@@ -27,5 +27,5 @@ def test_the_inputs_are_those_of_the_recording(inputs: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_output_equals_llama_quantizes(case: str, inputs: Path, tmp_path: Path) -> None:
     words = arguments(case, inputs, tmp_path / "out.gguf", inputs / MATRIX_NAME)
-    assert gguf_cli.quantize.main(["--no-provenance", *words]) == 0
+    assert gguf_tools.commands.quantize.main(["--no-provenance", *words]) == 0
     assert file_hashes(tmp_path) == RECORDED["outputs"][case]

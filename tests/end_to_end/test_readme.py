@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.convert import main as convert
-from gguf_cli.main import main as gguf_tools
+from gguf_tools.commands.convert import main as convert
+from gguf_tools.commands.main import main as gguf_tools
 from gguf_tools.format.shards import open_gguf
 from quantize.plan.recipes import RECIPES
 from tests.contract.import_graph import ROOT

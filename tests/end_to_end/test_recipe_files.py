@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.quantize
+import gguf_tools.commands.quantize
 import quantize
 from gguf_tools import open_gguf
 
@@ -39,10 +39,10 @@ def test_a_recipe_file_is_its_options(
         tmp_path / name for name in ("r.yaml", "file.gguf", "words.gguf", "python.gguf")
     )
     recipe.write_text(RECIPE)
-    assert gguf_cli.quantize.main([source, str(by_file), str(recipe)]) == 0
+    assert gguf_tools.commands.quantize.main([source, str(by_file), str(recipe)]) == 0
     out = capsys.readouterr().out
     assert "Q4_1" in out, out
-    assert gguf_cli.quantize.main([*SAME_WORDS, source, str(by_words), "Q4_K_S"]) == 0
+    assert gguf_tools.commands.quantize.main([*SAME_WORDS, source, str(by_words), "Q4_K_S"]) == 0
     quantize.quantize(source, by_python, str(recipe))
     assert by_file.read_bytes() == by_words.read_bytes() == by_python.read_bytes()
     with open_gguf(by_file) as file:
@@ -53,7 +53,7 @@ def test_a_recipe_file_is_its_options(
     assert found["token_embd.weight"] == "Q5_0"
 
     capsys.readouterr()
-    assert gguf_cli.quantize.main(["lint", "--json", str(recipe), source]) == 0
+    assert gguf_tools.commands.quantize.main(["lint", "--json", str(recipe), source]) == 0
     assert json.loads(capsys.readouterr().out)["total_bytes"] == by_file.stat().st_size
 
 
@@ -71,7 +71,7 @@ def test_a_fallback_that_does_not_fit_stops_the_run(
 ) -> None:
     output = tmp_path / "q.gguf"
     words = ["--fallback", "attn_k_b=Q6_K", str(tiny_gguf("bf16")), str(output), "Q4_K_M"]
-    assert gguf_cli.quantize.main(words) == 1
+    assert gguf_tools.commands.quantize.main(words) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert all(part in error for part in ("attn_k_b.weight", "row length 128", "Q6_K"))

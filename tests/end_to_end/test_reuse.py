@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.quantize
 import imatrix
 import quantize
 from gguf_tools import open_gguf
@@ -68,7 +68,7 @@ def test_the_command_says_what_it_reused_and_verified(
     source, output = str(tiny_gguf("bf16")), tmp_path / "out.gguf"
     shutil.copy(old, output)
     words = ["--imatrix", str(MATRIX), "--verify", "--reuse", str(output), source, str(output), "Q4_K_S"]
-    assert gguf_cli.quantize.main(words) == 0
+    assert gguf_tools.commands.quantize.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     (reused,) = (line for line in lines if line.startswith("reused "))
     (verified,) = (line for line in lines if line.startswith("verified "))
@@ -87,11 +87,16 @@ def test_one_pass(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     n_tensors = n_encoded(parts[0])
     words = ["--outtype", "Q8_0", "--outfile", str(out), "--split-max-tensors", "25", "--verify"]
     before = {path: path.read_bytes() for path in parts}
-    assert gguf_cli.convert.main([str(tiny_folder), *words, "--force", "--reuse", str(parts[1])]) == 0
+    assert (
+        gguf_tools.commands.convert.main([str(tiny_folder), *words, "--force", "--reuse", str(parts[1])]) == 0
+    )
     assert f"reused {n_tensors} of " in capsys.readouterr().out
     assert {path: path.read_bytes() for path in parts} == before
     single = tmp_path / "single.gguf"
-    assert gguf_cli.quantize.main(["--reuse", str(parts[0]), str(tiny_folder), str(single), "Q8_0"]) == 0
+    assert (
+        gguf_tools.commands.quantize.main(["--reuse", str(parts[0]), str(tiny_folder), str(single), "Q8_0"])
+        == 0
+    )
     assert f"reused {n_tensors} of " in capsys.readouterr().out
     assert n_encoded(single) == n_tensors
 
@@ -101,12 +106,14 @@ def test_no_provenance(
 ) -> None:
     source, plain, new = str(tiny_gguf("bf16")), tmp_path / "plain.gguf", tmp_path / "new.gguf"
     words = ["--imatrix", str(MATRIX), "--no-provenance", "--reuse", str(old), source]
-    assert gguf_cli.quantize.main([*words, str(plain), "Q4_K_M"]) == 0
+    assert gguf_tools.commands.quantize.main([*words, str(plain), "Q4_K_M"]) == 0
     assert f"reused {n_encoded(old)} of " in capsys.readouterr().out
     with open_gguf(plain) as file:
         assert PROVENANCE_KEY not in file.metadata
     assert (
-        gguf_cli.quantize.main(["--imatrix", str(MATRIX), "--reuse", str(plain), source, str(new), "Q4_K_M"])
+        gguf_tools.commands.quantize.main(
+            ["--imatrix", str(MATRIX), "--reuse", str(plain), source, str(new), "Q4_K_M"]
+        )
         == 0
     )
     assert f"note: {plain}: says nothing of what its tensors were made of" in capsys.readouterr().out
@@ -124,9 +131,9 @@ def test_dry_run_and_lint_know_the_size(
     old: Path, tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, size = str(tiny_gguf("bf16")), old.stat().st_size
-    assert gguf_cli.quantize.main(["--dry-run", "--imatrix", str(MATRIX), source, "Q4_K_M"]) == 0
+    assert gguf_tools.commands.quantize.main(["--dry-run", "--imatrix", str(MATRIX), source, "Q4_K_M"]) == 0
     assert f"({size:,} bytes)" in capsys.readouterr().out
-    assert gguf_cli.quantize.main(["lint", "--imatrix", str(MATRIX), "Q4_K_M", source]) == 0
+    assert gguf_tools.commands.quantize.main(["lint", "--imatrix", str(MATRIX), "Q4_K_M", source]) == 0
     assert f"{size:,} bytes" in capsys.readouterr().out
 
 

@@ -17,9 +17,9 @@ import pytest
 import convert
 import imatrix
 import quantize
-from gguf_cli.convert import main as convert_main
-from gguf_cli.quantize import main as quantize_main
 from gguf_tools.cluster.job import job_path
+from gguf_tools.commands.convert import main as convert_main
+from gguf_tools.commands.quantize import main as quantize_main
 from gguf_tools.files.journal import journal_path
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.dask_cluster import REPOSITORY, Processes, dask_cluster
@@ -151,11 +151,11 @@ def test_measures_are_equal_to_the_last_bit(
     for name in ("Q4_0", "Q8_0"):
         quantize.quantize(tiny_gguf("bf16"), tmp_path / f"{name}.gguf", name)
     files = [tmp_path / "Q4_0.gguf", tmp_path / "Q8_0.gguf"]
-    options = quality.EvaluateOptions(cut=Cut(128, n_chunks=6), forward=ForwardOptions(n_threads=1))
-    threads = quality.evaluate(tiny_folder, text, files, options)
+    options = gguf_tools.EvaluateOptions(cut=Cut(128, n_chunks=6), forward=ForwardOptions(n_threads=1))
+    threads = gguf_tools.evaluate(tiny_folder, text, files, options)
     how = ForwardOptions(n_threads=1, scheduler=processes.address)
     there = replace(options, forward=how, work=tmp_path / "work")
-    np.testing.assert_equal(asdict(quality.evaluate(tiny_folder, text, files, there)), asdict(threads))
+    np.testing.assert_equal(asdict(gguf_tools.evaluate(tiny_folder, text, files, there)), asdict(threads))
     assert not (tmp_path / "work").exists()
 
 

@@ -17,9 +17,9 @@ import pytest
 
 import imatrix
 import quantize
-from gguf_cli.quantize import main as quantize_main
 from gguf_tools.cluster import scheduler as farm
 from gguf_tools.cluster.job import job_path
+from gguf_tools.commands.quantize import main as quantize_main
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.dask_cluster import Processes, dask_cluster
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.quantize
 import imatrix
 import quantize
 from gguf_tools.format.ggml_types import F32
@@ -36,7 +36,7 @@ def test_the_files_are_those_of_each_alone(
     alone: list[bytes], tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--imatrix", str(MATRIX), "--verify", str(tiny_gguf("bf16")), str(tmp_path / "out-{FTYPE}.gguf")]
-    assert gguf_cli.quantize.main([*words, ",".join(TYPES), "3"]) == 0
+    assert gguf_tools.commands.quantize.main([*words, ",".join(TYPES), "3"]) == 0
     assert made(tmp_path) == alone
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)
     said = capsys.readouterr().out
@@ -101,10 +101,10 @@ def test_the_converter_makes_several_too(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(tiny_folder), "--outfile", str(tmp_path / "m-{ftype}.gguf"), "--outtype"]
-    assert gguf_cli.convert.main([*words, "bf16,Q4_K_M"]) == 0
+    assert gguf_tools.commands.convert.main([*words, "bf16,Q4_K_M"]) == 0
     together = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for name in ("bf16", "Q4_K_M"):
-        assert gguf_cli.convert.main([*words, name, "--force"]) == 0
+        assert gguf_tools.commands.convert.main([*words, name, "--force"]) == 0
         assert (tmp_path / f"m-{name.lower()}.gguf").read_bytes() == together[f"m-{name.lower()}.gguf"]
     assert len(together) == 2
 
@@ -112,6 +112,9 @@ def test_the_converter_makes_several_too(
 def test_one_name_for_several_is_refused(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gguf_cli.quantize.main([str(tiny_gguf("bf16")), str(tmp_path / "o.gguf"), "Q4_0,Q8_0"]) == 2
+    assert (
+        gguf_tools.commands.quantize.main([str(tiny_gguf("bf16")), str(tmp_path / "o.gguf"), "Q4_0,Q8_0"])
+        == 2
+    )
     assert "put {ftype} into the name of the output" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

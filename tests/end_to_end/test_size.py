@@ -9,8 +9,8 @@ import pytest
 import gguf_tools
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run
-from gguf_cli.quantize import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.quantize import main
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.values import Value
 from quantize.plan.sensitivities import (

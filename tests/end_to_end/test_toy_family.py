@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.main
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
 import quantize
 from convert import architectures
 from convert.architectures import FamilyRow
@@ -105,17 +105,20 @@ def test_the_commands_take_it_from_folder_to_verified_file(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     f32, q4 = tmp_path / "toy-f32.gguf", tmp_path / "toy-Q4_K_M.gguf"
-    assert gguf_cli.convert.main([str(toy), "--outfile", str(q4), "--outtype", "Q4_K_M", "--dry-run"]) == 0
+    assert (
+        gguf_tools.commands.convert.main([str(toy), "--outfile", str(q4), "--outtype", "Q4_K_M", "--dry-run"])
+        == 0
+    )
     assert "BF16 -> Q4_K" in capsys.readouterr().out
     assert not q4.exists()
-    assert gguf_cli.convert.main([str(toy), "--outfile", str(q4), "--outtype", "Q4_K_M"]) == 0
-    assert gguf_cli.convert.main([str(toy), "--outfile", str(f32), "--outtype", "f32"]) == 0
-    assert gguf_cli.quantize.main(["lint", "Q4_K_M", str(f32)]) == 0
-    assert gguf_cli.quantize.main(["--dry-run", str(toy), "Q4_K_M"]) == 0
-    assert gguf_cli.main.main(["verify", str(q4)]) == 0
-    assert gguf_cli.main.main(["show", str(q4)]) == 0
+    assert gguf_tools.commands.convert.main([str(toy), "--outfile", str(q4), "--outtype", "Q4_K_M"]) == 0
+    assert gguf_tools.commands.convert.main([str(toy), "--outfile", str(f32), "--outtype", "f32"]) == 0
+    assert gguf_tools.commands.quantize.main(["lint", "Q4_K_M", str(f32)]) == 0
+    assert gguf_tools.commands.quantize.main(["--dry-run", str(toy), "Q4_K_M"]) == 0
+    assert gguf_tools.commands.main.main(["verify", str(q4)]) == 0
+    assert gguf_tools.commands.main.main(["show", str(q4)]) == 0
     capsys.readouterr()
-    assert gguf_cli.main.main(["checkpoint", "--json", str(toy)]) == 0
+    assert gguf_tools.commands.main.main(["checkpoint", "--json", str(toy)]) == 0
     assert len(json.loads(capsys.readouterr().out)["tensors"]) == len(read_tensors(toy))
 
 
@@ -126,7 +129,7 @@ def test_the_tokenizer_alone(toy: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_listed_among_the_supported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gguf_cli.convert.main(["--print-supported-models"]) == 0
+    assert gguf_tools.commands.convert.main(["--print-supported-models"]) == 0
     assert NAME in capsys.readouterr().out.splitlines()
 
 
@@ -136,7 +139,7 @@ def test_it_is_listed_among_the_supported(capsys: pytest.CaptureFixture[str]) ->
 def test_its_option_is_a_flag_and_an_argument(toy: Path, tmp_path: Path) -> None:
     stored = read_tensors(toy)["model.layers.0.self_attn.q_proj.weight"].astype(np.float32)
     words = [str(toy), "--outtype", "f32", "--rope-rows", "halves", "--outfile"]
-    assert gguf_cli.convert.main([*words, str(tmp_path / "flag.gguf")]) == 0
+    assert gguf_tools.commands.convert.main([*words, str(tmp_path / "flag.gguf")]) == 0
     convert.convert(toy, tmp_path / "argument.gguf", outtype="f32", family={"rope_rows": "halves"})
     for name in ("flag", "argument"):
         with open_gguf(tmp_path / f"{name}.gguf") as file:
@@ -148,10 +151,10 @@ def test_an_option_of_another_family_is_refused(
     more: list[str], toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--outfile", str(tmp_path / "toy.gguf"), *more]
-    assert gguf_cli.convert.main([str(toy), "--mtp", *out]) == 1
+    assert gguf_tools.commands.convert.main([str(toy), "--mtp", *out]) == 1
     assert capsys.readouterr().err == f"convert-hf-to-gguf: error: --mtp: {NAME} has no such option\n"
     deepseek = copy_tokenizer("tiny", micro_checkpoint(tmp_path / "v3", "v3", vocab_size=4096))
-    assert gguf_cli.convert.main([str(deepseek), "--rope-rows", "pairs", *out]) == 1
+    assert gguf_tools.commands.convert.main([str(deepseek), "--rope-rows", "pairs", *out]) == 1
     architecture = STYLES["v3"]["architectures"][0]
     assert capsys.readouterr().err.endswith(f"error: --rope-rows: {architecture} has no such option\n")
     assert not (tmp_path / "toy.gguf").exists()

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_cli.main import main
 from gguf_tools import GGUFSet, GGUFWriter, TensorInfo, Value, open_gguf
+from gguf_tools.commands.main import main
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import ggml_types as types
 from gguf_tools.format import keys

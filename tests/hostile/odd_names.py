@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.lint
-import gguf_cli.main
-import gguf_cli.quantize
-import gguf_cli.sensitivity
+import gguf_tools.commands.convert
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.lint
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
+import gguf_tools.commands.sensitivity
 import imatrix
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.layout import FileLayout
@@ -28,13 +28,13 @@ from quantize.importances.entries import Importance, ImportanceFile
 SMALL = Path(__file__).parents[2] / "examples" / "small-llama"
 EVIL = "e\x1b[31m\x9b\nFORGED\r\t\x7f\u202e\u2066\u2028\u200b\u200f"
 MAINS = {
-    "quantize": gguf_cli.quantize.main,
-    "quantize lint": gguf_cli.lint.main,
-    "convert-hf-to-gguf": gguf_cli.convert.main,
-    "imatrix": gguf_cli.imatrix.main,
-    "evaluate": gguf_cli.evaluate.main,
-    "sensitivity": gguf_cli.sensitivity.main,
-    "gguf-tools": gguf_cli.main.main,
+    "quantize": gguf_tools.commands.quantize.main,
+    "quantize lint": gguf_tools.commands.lint.main,
+    "convert-hf-to-gguf": gguf_tools.commands.convert.main,
+    "imatrix": gguf_tools.commands.imatrix.main,
+    "evaluate": gguf_tools.commands.evaluate.main,
+    "sensitivity": gguf_tools.commands.sensitivity.main,
+    "gguf-tools": gguf_tools.commands.main.main,
 }
 
 TEXT = "-f TEXT -c 32 --chunks 1"
@@ -112,7 +112,7 @@ def odd_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("odd") / EVIL
     folder.mkdir()
     plain = tmp_path_factory.mktemp("plain") / "plain.gguf"
-    assert gguf_cli.convert.main([str(SMALL), "--outfile", str(plain), "--quiet"]) == 0
+    assert gguf_tools.commands.convert.main([str(SMALL), "--outfile", str(plain), "--quiet"]) == 0
     named = {
         "HF": f"hf{EVIL}", "GOOD": f"good{EVIL}.gguf", "ODD": f"odd{EVIL}.gguf", "TEXT": f"text{EVIL}",
         "MATRIX": f"matrix{EVIL}.gguf",

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-import gguf_cli.main
-import gguf_cli.quantize
 import gguf_tools
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
 from convert.card.markdown import as_code, as_markdown
 from convert.card.page import MARK
 from convert.card.shell import command_line, read_command_line
@@ -110,7 +110,7 @@ def test_keys_may_hold_anything(
         folder = tmp_path / str(number)
         folder.mkdir()
         write_file(folder / "a.gguf", {**METADATA, **known, **dict.fromkeys(odd, value)})
-        code = gguf_cli.main.main(["card", str(folder / "a.gguf")])
+        code = gguf_tools.commands.main.main(["card", str(folder / "a.gguf")])
         error = capsys.readouterr().err
         assert code == error.count("error: ")
         assert error.count("\n") == error.count("note: ") + code
@@ -118,11 +118,11 @@ def test_keys_may_hold_anything(
 
 def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(tmp_path / "a.gguf", {**METADATA, keys.QUANTIZE_IMATRIX_ENTRIES_COUNT: Value.string("many")})
-    assert gguf_cli.main.main(["card", str(tmp_path / "a.gguf")]) == 0
+    assert gguf_tools.commands.main.main(["card", str(tmp_path / "a.gguf")]) == 0
     error = capsys.readouterr().err
     assert error.startswith("note: ")
     assert "quantize.imatrix.entries_count is 'many', expected a whole number" in error
-    assert gguf_cli.main.main(["card", str(tmp_path / "a.gguf"), "--quiet"]) == 0
+    assert gguf_tools.commands.main.main(["card", str(tmp_path / "a.gguf"), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -187,7 +187,7 @@ def test_a_command_with_a_line_end(tmp_path: Path) -> None:
         words = ["-q", "--card", "--override-kv", "general.name=str:it's\nme"]
         output = tmp_path / "out" / f"{number}.gguf"
         output.parent.mkdir(exist_ok=True)
-        assert gguf_cli.quantize.main([*words, str(tmp_path / "in.gguf"), str(output), "F16"]) == 0
+        assert gguf_tools.commands.quantize.main([*words, str(tmp_path / "in.gguf"), str(output), "F16"]) == 0
     assert (tmp_path / "out" / "README.md").read_text().count("general.name=str:it\\'s\\x0ame'") == 2
 
 

@@ -16,7 +16,7 @@ from convert.general_metadata import general_metadata
 from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer.tokenizer import read_tokenizer
-from gguf_cli.convert import main as convert
+from gguf_tools.commands.convert import main as convert
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.look.listing import ParameterCounts
 from tests.fuzz import tokenizer as small

@@ -291,7 +291,7 @@ def test_a_stranger_s_work_folder_is_no_reason_to_replace_an_output(tmp_path: Pa
 
 LOADED = """
 import sys
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 assert main(["clean", sys.argv[1], "--remove"]) == 0
 print(sorted({"numba", "torch", "llvmlite"} & {*sys.modules}))
 """

@@ -71,8 +71,8 @@ def collect(models: Models, place: Path, forward: ForwardOptions) -> Path:
 
 
 def evaluate(models: Models, place: Path, keep: Path | None = None) -> Path:
-    options = quality.EvaluateOptions(CUT, IN_MEMORY, work=place / "work", keep=keep)
-    found = quality.evaluate(models.base, models.text, [models.quant], options)
+    options = gguf_tools.EvaluateOptions(CUT, IN_MEMORY, work=place / "work", keep=keep)
+    found = gguf_tools.evaluate(models.base, models.text, [models.quant], options)
     (place / "out").write_text(json_text(found.to_json()))
     return place / "out"
 
@@ -96,7 +96,7 @@ def gradients(models: Models, place: Path) -> Path:
 
 def make_calibrated(models: Models, place: Path) -> Path:
     """A calibration of one tensor, which follows the model."""
-    calibration = calibrate.Calibration(
+    calibration = gguf_tools.Calibration(
         models.text, CUT, method="one-sided", embedding=False, forward=IN_MEMORY
     )
     overrides = parse_overrides(("attn_output=q4_0", "weight=f16"))

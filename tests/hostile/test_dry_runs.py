@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import convert
-import gguf_cli.convert
-import gguf_cli.main
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
 import imatrix
-from gguf_cli.main import parsers
+from gguf_tools.commands.main import parsers
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import GGUFSet
 from quantize.importances.entries import Importance
@@ -33,9 +33,9 @@ from tests.support.trained_model import calibration_text
 pytest.importorskip("torch")
 
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
-    "quantize": gguf_cli.quantize.main,
-    "convert-hf-to-gguf": gguf_cli.convert.main,
-    "gguf-tools": gguf_cli.main.main,
+    "quantize": gguf_tools.commands.quantize.main,
+    "convert-hf-to-gguf": gguf_tools.commands.convert.main,
+    "gguf-tools": gguf_tools.commands.main.main,
 }
 
 BASES = {
@@ -181,5 +181,5 @@ def test_all_pairs(prog: str, place: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_size_that_has_to_be_measured_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--sensitivity-text", "text.txt"], ["--calibrate", "text.txt"]):
         words = ["--dry-run", "--size", "5bpw", *more, "m.gguf", "o.gguf"]
-        assert gguf_cli.quantize.main(words) == 1
+        assert gguf_tools.commands.quantize.main(words) == 1
         assert "--dry-run computes nothing" in capsys.readouterr().err

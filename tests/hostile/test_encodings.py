@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.evaluate
+import gguf_tools.commands.evaluate
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import read_input_text
 
@@ -60,7 +60,7 @@ def test_utf8_with_a_zero_or_foreign_scripts_is_read(tmp_path: Path) -> None:
 def test_a_command_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "t.txt"
     text.write_bytes(GERMAN.encode("latin-1"))
-    assert gguf_cli.evaluate.main(["b.gguf", "q.gguf", "-f", str(text)]) == 1
+    assert gguf_tools.commands.evaluate.main(["b.gguf", "q.gguf", "-f", str(text)]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert f"iconv -f ISO-8859-1 -t UTF-8 {text} > {text}.utf8" in err

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.main import main as gguf_tools
-from gguf_cli.quantize import main as quantize
+from gguf_tools.commands.main import main as gguf_tools
+from gguf_tools.commands.quantize import main as quantize
 from gguf_tools.format.reader import GGUFFile
 from tests.hostile.fields import head, tensor
 from tests.hostile.gguf_cases import CASES, Case

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import gguf_tools
-from gguf_cli.convert import main as convert
-from gguf_cli.evaluate import main as evaluate
-from gguf_cli.imatrix import main as imatrix
-from gguf_cli.main import main
-from gguf_cli.quantize import main as quantize
-from gguf_cli.sensitivity import main as sensitivity
+from gguf_tools.commands.convert import main as convert
+from gguf_tools.commands.evaluate import main as evaluate
+from gguf_tools.commands.imatrix import main as imatrix
+from gguf_tools.commands.main import main
+from gguf_tools.commands.quantize import main as quantize
+from gguf_tools.commands.sensitivity import main as sensitivity
 from gguf_tools.errors import ToolkitError
 from tests.quantize.model_files import write_mixture_model
 from tests.support.trained_model import EXAMPLE

@@ -10,7 +10,7 @@ import pytest
 
 import convert
 import quantize
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from gguf_tools.format.reader import GGUFFile
 from quantize.plan.plan import PlanOptions
 from tests.hostile.test_changed_inputs import write_source

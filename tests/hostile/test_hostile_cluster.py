@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import quantize
-from gguf_cli.quantize import main as quantize_main
 from gguf_tools.cluster import connect
 from gguf_tools.cluster.connect import Cluster
 from gguf_tools.cluster.scheduler import Farm
+from gguf_tools.commands.quantize import main as quantize_main
 from gguf_tools.errors import ClusterError, ToolkitError
 from gguf_tools.files.partial_file import PartialFile
 from quantize.fill.chunks import ChunkTask, RowsDigest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.imatrix import main as imatrix
+from gguf_tools.commands.imatrix import main as imatrix
 from gguf_tools.format.header import align_up
 from tests.fuzz.imatrix import DAT, GGUF
 from tests.hostile.fields import U64, Fields, head, number, pair, strings, tensor, u64, word

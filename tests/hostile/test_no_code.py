@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.convert import main as convert
-from gguf_cli.main import main as gguf_tools
+from gguf_tools.commands.convert import main as convert
+from gguf_tools.commands.main import main as gguf_tools
 from tests.support.checkpoints import edit_config, micro_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forward.work.work_folder import WorkFolder
-from gguf_cli.quantize import main as quantize
+from gguf_tools.commands.quantize import main as quantize
 from gguf_tools.errors import OutputError
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.partial_file import GGUFWriter

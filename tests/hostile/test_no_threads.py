@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from gguf_cli.quantize import main as quantize
+from gguf_tools.commands.quantize import main as quantize
 from gguf_tools.system import locks
 from tests.quantize.model_files import write_mixture_model
 

@@ -19,8 +19,8 @@ import pytest
 
 import gguf_tools
 from calibrate.size.parse import parse_bytes, parse_sizes
-from gguf_cli.main import main, parsers
 from gguf_tools.argument_types import CheckedFields, fields_of
+from gguf_tools.commands.main import main, parsers
 from gguf_tools.errors import BadArgument, BadRequest, ToolkitError
 from gguf_tools.number_types import BITS, COUNT, RATE, SECONDS, THREADS, NumberType, metric_bytes
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import gguf_cli.quantize
+import gguf_tools.commands.quantize
 import quantize
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
@@ -272,8 +272,13 @@ def test_types_of_both_programs_from_one_walk(tmp_path: Path) -> None:
     write_wide_model(tmp_path / "in.gguf")
     source, names = str(tmp_path / "in.gguf"), ["Q4_K_S", "Q4_K_R4", "Q8_0_R8"]
     for name in names:
-        assert gguf_cli.quantize.main(["-q", source, str(tmp_path / f"alone-{name}.gguf"), name]) == 0
-    assert gguf_cli.quantize.main(["-q", source, str(tmp_path / "m-{FTYPE}.gguf"), ",".join(names)]) == 0
+        assert (
+            gguf_tools.commands.quantize.main(["-q", source, str(tmp_path / f"alone-{name}.gguf"), name]) == 0
+        )
+    assert (
+        gguf_tools.commands.quantize.main(["-q", source, str(tmp_path / "m-{FTYPE}.gguf"), ",".join(names)])
+        == 0
+    )
     for name in names:
         alone, made = (tmp_path / f"{kind}-{name}.gguf" for kind in ("alone", "m"))
         assert made.read_bytes() == alone.read_bytes()
@@ -284,7 +289,12 @@ def test_a_run_ends_in_one_line_and_leaves_no_file(
     types: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_wide_model(tmp_path / "in.gguf", outlier=1e10)
-    assert gguf_cli.quantize.main([str(tmp_path / "in.gguf"), str(tmp_path / "m-{FTYPE}.gguf"), types]) == 1
+    assert (
+        gguf_tools.commands.quantize.main(
+            [str(tmp_path / "in.gguf"), str(tmp_path / "m-{FTYPE}.gguf"), types]
+        )
+        == 1
+    )
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "blk.0.attn_output.weight: Q8_0: row 100, columns 4000 to 4031: the largest weight is 1e" in said

@@ -20,12 +20,12 @@ import pytest
 
 import calibrate
 import convert
-import gguf_cli.convert
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.main
-import gguf_cli.quantize
-import gguf_cli.sensitivity
+import gguf_tools.commands.convert
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
+import gguf_tools.commands.sensitivity
 import imatrix
 import quantize
 from forward.options import ForwardOptions
@@ -39,12 +39,12 @@ from tests.support.trained_model import calibration_text
 pytest.importorskip("torch")
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "quantize": gguf_cli.quantize.main,
-    "convert-hf-to-gguf": gguf_cli.convert.main,
-    "imatrix": gguf_cli.imatrix.main,
-    "evaluate": gguf_cli.evaluate.main,
-    "sensitivity": gguf_cli.sensitivity.main,
-    "gguf-tools": gguf_cli.main.main,
+    "quantize": gguf_tools.commands.quantize.main,
+    "convert-hf-to-gguf": gguf_tools.commands.convert.main,
+    "imatrix": gguf_tools.commands.imatrix.main,
+    "evaluate": gguf_tools.commands.evaluate.main,
+    "sensitivity": gguf_tools.commands.sensitivity.main,
+    "gguf-tools": gguf_tools.commands.main.main,
 }
 SECONDS = 60
 """A command that waits for a pipe is ended after this time."""
@@ -223,7 +223,7 @@ def test_values_that_make_no_sense(
         lambda name: change_layout("m.gguf", name, "both"),
         lambda name: convert.convert("m", name) if name not in (".", "m") else output_path(name),
         lambda name: imatrix.collect("m", "text.txt", name),
-        lambda name: calibrate.sensitivity("m", "text.txt", name),
+        lambda name: gguf_tools.sensitivity("m", "text.txt", name),
     ],
     ids=["quantize", "change_layout", "convert", "collect", "sensitivity"],
 )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.main
-import gguf_cli.quantize
-import gguf_cli.sensitivity
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
+import gguf_tools.commands.sensitivity
 from gguf_tools.errors import BadArgument, BadOverride
 from quantize.plan.overrides import parse_overrides
 from quantize.plan.recipes import FILE_TYPES, find_recipe
@@ -67,7 +67,7 @@ def test_a_type_beside_a_size_is_refused(
 ) -> None:
     for kind in ("Q4_K_M", "mine.yaml", "Q4_K_M,Q8_0"):
         words = [*size, "--losses", "l.json", "m.gguf", "o.gguf", kind]
-        assert gguf_cli.quantize.main(words) == 2
+        assert gguf_tools.commands.quantize.main(words) == 2
         assert f"{kind}: a size chooses the types, so leave TYPE out" in capsys.readouterr().err
 
 
@@ -76,22 +76,22 @@ def test_a_flag_that_took_the_model_for_its_text_says_so(
     taken: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for main, words in (
-        (gguf_cli.quantize.main, ["--calibrate", taken, "o.gguf", "Q4_K_M"]),
-        (gguf_cli.quantize.main, ["--evaluate", taken, "o.gguf", "Q4_K_M"]),
-        (gguf_cli.quantize.main, ["--size", "4bpw", "--sensitivity-text", taken, "o.gguf"]),
-        (gguf_cli.evaluate.main, ["base.gguf", "-f", taken, "q.gguf"]),
-        (gguf_cli.imatrix.main, ["-m", "x.gguf", "-f", taken, "-o", "o"]),
-        (gguf_cli.sensitivity.main, ["x.gguf", "-f", taken, "-o", "o"]),
-        (gguf_cli.main.main, ["cook", "x.gguf", "-f", taken, "--types", "Q4_0", "-o", "o"]),
-        (gguf_cli.main.main, ["refine", "x.gguf", "--base", "b", "-f", taken, "-o", "o"]),
-        (gguf_cli.main.main, ["audit", "x.gguf", "b", "-f", taken]),
+        (gguf_tools.commands.quantize.main, ["--calibrate", taken, "o.gguf", "Q4_K_M"]),
+        (gguf_tools.commands.quantize.main, ["--evaluate", taken, "o.gguf", "Q4_K_M"]),
+        (gguf_tools.commands.quantize.main, ["--size", "4bpw", "--sensitivity-text", taken, "o.gguf"]),
+        (gguf_tools.commands.evaluate.main, ["base.gguf", "-f", taken, "q.gguf"]),
+        (gguf_tools.commands.imatrix.main, ["-m", "x.gguf", "-f", taken, "-o", "o"]),
+        (gguf_tools.commands.sensitivity.main, ["x.gguf", "-f", taken, "-o", "o"]),
+        (gguf_tools.commands.main.main, ["cook", "x.gguf", "-f", taken, "--types", "Q4_0", "-o", "o"]),
+        (gguf_tools.commands.main.main, ["refine", "x.gguf", "--base", "b", "-f", taken, "-o", "o"]),
+        (gguf_tools.commands.main.main, ["audit", "x.gguf", "b", "-f", taken]),
     ):
         assert main(words) == 2
         assert f"{taken} is a model, and was taken for TEXT, which is missing" in capsys.readouterr().err
 
 
 def test_a_name_on_the_hub_taken_for_a_text(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gguf_cli.quantize.main(["--calibrate", "me/model", "o.gguf", "Q4_K_M"]) == 1
+    assert gguf_tools.commands.quantize.main(["--calibrate", "me/model", "o.gguf", "Q4_K_M"]) == 1
     assert "me/model: can't be read (No such file or directory), and --calibrate takes a text" in (
         capsys.readouterr().err
     )

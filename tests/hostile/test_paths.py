@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.convert import main as convert
-from gguf_cli.evaluate import main as evaluate
-from gguf_cli.imatrix import main as imatrix
-from gguf_cli.main import main as gguf_tools
-from gguf_cli.quantize import main as quantize
-from gguf_cli.sensitivity import main as sensitivity
+from gguf_tools.commands.convert import main as convert
+from gguf_tools.commands.evaluate import main as evaluate
+from gguf_tools.commands.imatrix import main as imatrix
+from gguf_tools.commands.main import main as gguf_tools
+from gguf_tools.commands.quantize import main as quantize
+from gguf_tools.commands.sensitivity import main as sensitivity
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import small_partial, whole_file, write_whole
 from gguf_tools.files.partial_file import GGUFWriter

@@ -11,7 +11,7 @@ import pytest
 from convert.architectures.fields import Fields, unread_notes
 from convert.tokenizer.chat_templates import _broken_templates
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
-from gguf_cli.convert import main as convert
+from gguf_tools.commands.convert import main as convert
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.expressions import parse_expression
 from gguf_tools.files.documents import parse_yaml

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gguf_cli.main import main as gguf_tools
+from gguf_tools.commands.main import main as gguf_tools
 from tests.hostile.warden import Warden
 
 

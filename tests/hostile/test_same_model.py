@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
-from gguf_cli.main import main  # noqa: E402
+from gguf_tools.commands.main import main  # noqa: E402
 from quality.bases.same_model import KnownModel  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -205,17 +205,17 @@ def test_a_base_that_is_gone_is_known_by_what_was_kept(
 ) -> None:
     gone, keep = tmp_path / "gone.gguf", tmp_path / "kept"
     gone.write_bytes(base.read_bytes())
-    options = quality.EvaluateOptions(
+    options = gguf_tools.EvaluateOptions(
         cut=Cut(64, n_chunks=1), forward=ForwardOptions(n_threads=1), keep=keep, work=tmp_path / "work"
     )
-    first = quality.evaluate(gone, text, [quant], options)
+    first = gguf_tools.evaluate(gone, text, [quant], options)
     gone.unlink()
-    again = quality.evaluate(gone, text, [quant], options)
+    again = gguf_tools.evaluate(gone, text, [quant], options)
     assert again.models[0].divergence == first.models[0].divergence
     for which in ("reordered", "merges", "bos"):
         wanted, change = ANOTHER[which]
         with pytest.raises(BadRequest, match=f"{wanted}: is not the base's; it is of another model"):
-            quality.evaluate(gone, text, [changed(quant, tmp_path / "q.gguf", change)], options)
+            gguf_tools.evaluate(gone, text, [changed(quant, tmp_path / "q.gguf", change)], options)
 
 
 def test_an_audit_of_another_model_keeps_what_it_has_found(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.main import main as gguf_tools
+from gguf_tools.commands.main import main as gguf_tools
 from gguf_tools.errors import TruncatedError
 from gguf_tools.format.reader import GGUFFile
 from tests.hostile.fields import (

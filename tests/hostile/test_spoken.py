@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.main
 import gguf_tools as gt
+import gguf_tools.commands.main
 from gguf_tools.errors import OutputError, ToolkitError
 from gguf_tools.findings import Finding
 from gguf_tools.spoken import FLAGS, speaking_flags, spoken
@@ -87,7 +87,7 @@ def test_the_same_refusal_from_python_and_from_a_command(
     there.write_bytes(b"mine")
     with pytest.raises(OutputError, match=r"exists already; force=True replaces it$"):
         gt.split(whole, tmp_path / "part")
-    assert gguf_cli.main.main(["split", str(whole), str(tmp_path / "part")]) == 1
+    assert gguf_tools.commands.main.main(["split", str(whole), str(tmp_path / "part")]) == 1
     assert capsys.readouterr().err.endswith("exists already; --force replaces it\n")
     with pytest.raises(OutputError, match=r"force=True"):  # what was said before holds again
         gt.split(whole, tmp_path / "part")

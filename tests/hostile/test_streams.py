@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from gguf_cli import command
+from gguf_tools.commands import command
 from gguf_tools.terminal import has_terminal, say, say_aside
 from tests.hostile.odd_names import COMMANDS, run, typed
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.lint
-import gguf_cli.main
-import gguf_cli.quantize
-import gguf_cli.sensitivity
-from gguf_cli.completion import subparsers_of
-from gguf_cli.main import parsers
-from gguf_cli.roof import COMMANDS as TWO_NAMES
+import gguf_tools.commands.convert
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
+import gguf_tools.commands.lint
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
+import gguf_tools.commands.sensitivity
 from gguf_tools import progress
+from gguf_tools.commands.completion import subparsers_of
+from gguf_tools.commands.main import parsers
+from gguf_tools.commands.roof import COMMANDS as TWO_NAMES
 from gguf_tools.findings import Finding, teller
 from gguf_tools.terminal import say, say_aside, say_json
 from gguf_tools.text import html_text, printable, table
@@ -68,7 +68,7 @@ def test_nothing_raw_is_printed(
 
 
 def test_a_trace_is_escaped_too(names: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert gguf_cli.main.main(["show", "--verbose", names["TEXT"]]) == 1
+    assert gguf_tools.commands.main.main(["show", "--verbose", names["TEXT"]]) == 1
     error = capfd.readouterr().err
     assert "Traceback" in error
     assert not RAW.search(error)

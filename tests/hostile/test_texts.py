@@ -20,10 +20,10 @@ from calibrate.rounding.factor import DAMP
 from calibrate.statistics.trust import Trust
 from forward.text.quality import judge
 from forward.text.tokens import Cut, cut_into_chunks
-from gguf_cli.evaluate import main as evaluate_main
-from gguf_cli.imatrix import main as imatrix_main
-from gguf_cli.quantize import main as quantize_main
-from gguf_cli.sensitivity import main as sensitivity_main
+from gguf_tools.commands.evaluate import main as evaluate_main
+from gguf_tools.commands.imatrix import main as imatrix_main
+from gguf_tools.commands.quantize import main as quantize_main
+from gguf_tools.commands.sensitivity import main as sensitivity_main
 
 NONSENSE = {
     "token": "the " * 4000,
@@ -79,7 +79,7 @@ def test_the_python_functions_refuse(base: Path, nonsense: Path, tmp_path: Path)
     with pytest.raises(BadRequest, match="monotonous"):
         imatrix.collect(base, nonsense, tmp_path / "out.gguf")
     with pytest.raises(BadRequest, match="monotonous"):
-        quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=calibrate.Calibration(nonsense))
+        quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=gguf_tools.Calibration(nonsense))
     assert left(tmp_path) == []
 
 
@@ -182,9 +182,9 @@ def test_one_chunk_makes_no_worse_file_than_stock(base: Path, tmp_path: Path) ->
     other.write_bytes(calibration_text()[-20000:])
     files = [tmp_path / "stock.gguf", tmp_path / "out.gguf"]
     quantize.quantize(base, files[0], "Q2_K")
-    quantize.quantize(base, files[1], "Q2_K", calibration=calibrate.Calibration(text, Cut(128, n_chunks=1)))
-    options = quality.EvaluateOptions(cut=Cut(256, n_chunks=4))
-    done = quality.evaluate(base, other, files, options)
+    quantize.quantize(base, files[1], "Q2_K", calibration=gguf_tools.Calibration(text, Cut(128, n_chunks=1)))
+    options = gguf_tools.EvaluateOptions(cut=Cut(256, n_chunks=4))
+    done = gguf_tools.evaluate(base, other, files, options)
     stock, calibrated = (model.divergence.kld.mean.value for model in done.models)
     assert calibrated < 0.8 * stock
 
@@ -196,8 +196,8 @@ def test_forced_nonsense_makes_no_worse_file_than_stock(base: Path, nonsense: Pa
     other.write_bytes(calibration_text()[-20000:])
     files = [tmp_path / "stock.gguf", tmp_path / "out.gguf"]
     quantize.quantize(base, files[0], "Q2_K")
-    calibration = calibrate.Calibration(nonsense, Cut(128, n_chunks=8), any_text=True)
+    calibration = gguf_tools.Calibration(nonsense, Cut(128, n_chunks=8), any_text=True)
     quantize.quantize(base, files[1], "Q2_K", calibration=calibration)
-    done = quality.evaluate(base, other, files, quality.EvaluateOptions(cut=Cut(256, n_chunks=4)))
+    done = gguf_tools.evaluate(base, other, files, gguf_tools.EvaluateOptions(cut=Cut(256, n_chunks=4)))
     stock, calibrated = (model.divergence.kld.mean for model in done.models)
     assert calibrated.value < stock.value + 2 * stock.error

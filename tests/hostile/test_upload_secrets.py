@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.upload import files_of_a_model
 

@@ -55,7 +55,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 spec, found = importlib.util.find_spec, object()
 importlib.util.find_spec = lambda name, *more: found if name == "torch" else spec(name, *more)
-from gguf_cli import convert, evaluate, imatrix, main, quantize, sensitivity
+from gguf_tools.commands import convert, evaluate, imatrix, main, quantize, sensitivity
 mains = {"gguf-tools": main.main, "evaluate": evaluate.main, "imatrix": imatrix.main,
          "quantize": quantize.main, "sensitivity": sensitivity.main}
 for words in json.loads(sys.argv[1]):

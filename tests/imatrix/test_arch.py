@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_cli.imatrix import main
+from gguf_tools.commands.imatrix import main
 from gguf_tools.format import keys
 from gguf_tools.format.loaders import LOADERS
 from imatrix.store import load

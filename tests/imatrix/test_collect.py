@@ -15,8 +15,8 @@ import pytest
 
 import convert
 import quantize
-from gguf_cli.imatrix import main
 from gguf_tools import FileLayout, GGUFWriter, TensorInfo, open_gguf
+from gguf_tools.commands.imatrix import main
 from gguf_tools.errors import OutputError
 from gguf_tools.format.ggml_types import Q4_0, Q4_0_R8
 from imatrix.merge import merge
@@ -241,7 +241,7 @@ def test_kill_and_go_on_gives_the_same_bytes(
     expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
     out = tmp_path / "killed.gguf"
     command = [
-        sys.executable, "-m", "gguf_cli.imatrix", "-m", str(tiny_folder), "-f", str(calibration),
+        sys.executable, "-m", "gguf_tools.commands.imatrix", "-m", str(tiny_folder), "-f", str(calibration),
         "-o", str(out),
         *options,
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.imatrix
+import gguf_tools.commands.imatrix
 from imatrix.store import load
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
@@ -28,7 +28,7 @@ MEDIAN = {"gpt-oss": 2e-3}
 def test_entries_counts_and_values(case: str, calibration: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words = ["-m", str(GOLDEN / "models" / case), "-f", str(calibration), "-o", str(tmp_path / "m.gguf")]
-    assert gguf_cli.imatrix.main([*words, "-c", "128", "--chunks", "16", "--threads", "1"]) == 0
+    assert gguf_tools.commands.imatrix.main([*words, "-c", "128", "--chunks", "16", "--threads", "1"]) == 0
     found = load(tmp_path / "m.gguf").entries
     expected = load(GOLDEN / "imatrix" / f"{case}.imatrix.gguf").entries
     # Without --nextn, llama-imatrix leaves out MTP layers.

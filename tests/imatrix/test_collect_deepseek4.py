@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import convert
-import gguf_cli.imatrix
+import gguf_tools.commands.imatrix
 from gguf_tools import open_gguf
 from imatrix.store import load
 from quantize.importances.entries import resolve
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def collect(model: Path, text: Path, out: Path, *options: str) -> bytes:
     words = ["-m", str(model), "-f", str(text), "-o", str(out), "-c", "140", "--chunks", "3", *options]
-    assert gguf_cli.imatrix.main(words) == 0
+    assert gguf_tools.commands.imatrix.main(words) == 0
     return out.read_bytes()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_cli.imatrix import main
+from gguf_tools.commands.imatrix import main
 from imatrix.store import load
 from tests.forward.deepseek4_models import v4_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.imatrix
+import gguf_tools.commands.imatrix
 from gguf_tools.errors import BadImportance, BadRequest
 from imatrix.repair import in_layout_both
 from imatrix.store import load
@@ -58,7 +58,10 @@ def test_a_matrix_of_another_model_is_refused() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "ik.dat"
     assert (
-        gguf_cli.imatrix.main(["convert", "--mla", "both", "--model", str(MODEL), str(MATRIX), str(out)]) == 0
+        gguf_tools.commands.imatrix.main(
+            ["convert", "--mla", "both", "--model", str(MODEL), str(MATRIX), str(out)]
+        )
+        == 0
     )
     got, plain = load(out).entries, load(MATRIX).entries
     assert {name: entry.shape for name, entry in got.items() if "_b." in name and ".0." in name} == {
@@ -71,6 +74,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     np.testing.assert_allclose(got[KV].weights()[0], expected, rtol=1e-6)
     assert set(got) - set(plain) == {f"blk.{layer}.attn_kv_b.weight" for layer in range(3)}
     capsys.readouterr()
-    assert gguf_cli.imatrix.main(["convert", "--mla", "both", str(MATRIX), str(out)]) == 2
+    assert gguf_tools.commands.imatrix.main(["convert", "--mla", "both", str(MATRIX), str(out)]) == 2
     assert "--mla both needs --model" in capsys.readouterr().err
-    assert gguf_cli.imatrix.main(["--in-file", str(MATRIX), "--mla", "both", "-o", str(out)]) == 2
+    assert gguf_tools.commands.imatrix.main(["--in-file", str(MATRIX), "--mla", "both", "-o", str(out)]) == 2

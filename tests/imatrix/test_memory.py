@@ -26,7 +26,17 @@ MOE_LAYER_BYTES = 4 * 3 * 9 * 512 * 256
 
 def peak_bytes(model: Path, text: Path, out: Path, *options: str) -> int:
     """Return the largest resident memory of a whole command."""
-    words = [sys.executable, "-m", "gguf_cli.imatrix", "-m", str(model), "-f", str(text), "-o", str(out)]
+    words = [
+        sys.executable,
+        "-m",
+        "gguf_tools.commands.imatrix",
+        "-m",
+        str(model),
+        "-f",
+        str(text),
+        "-o",
+        str(out),
+    ]
     words += ["-c", "64", "--chunks", "4", "--threads", "1", *options]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         peak = 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import convert
-from gguf_cli.imatrix import main
+from gguf_tools.commands.imatrix import main
 from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
 from gguf_tools.format.ggml_types import F32

@@ -8,8 +8,8 @@ import pytest
 
 import convert
 import quantize
-from gguf_cli.imatrix import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.imatrix import main
 from imatrix.store import load
 from tests.support.checkpoints import add_mtp_layer
 from tests.support.trained_model import trained_model

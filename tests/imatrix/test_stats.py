@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_cli.imatrix import main
+from gguf_tools.commands.imatrix import main
 from imatrix.stats import as_json, entry_stats, layer_stats, plot, stats_lines
 from imatrix.store import load
 from quantize.importances.entries import Importance, ImportanceFile

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import quality
-from gguf_cli.evaluate import main
+from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
 from quality.against import with_stock
 from quality.comparison import Verdict, compare
@@ -20,12 +20,12 @@ from forward.options import ForwardOptions  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
 
 Made = Callable[[str], Path]
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=6), forward=ForwardOptions(n_threads=1))
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=6), forward=ForwardOptions(n_threads=1))
 
 
 def test_every_file_is_compared_with_the_stock_one(made: Made, text: Path) -> None:
     files = [made("Q8_0"), made("IQ3_XXS")]
-    found = quality.evaluate(made("F32"), text, files, OPTIONS, against=made("Q2_K"), noise_floor=True)
+    found = gguf_tools.evaluate(made("F32"), text, files, OPTIONS, against=made("Q2_K"), noise_floor=True)
     assert [model.path for model in found.models] == [*files, made("Q2_K")]
     better, worse = found.comparisons
     assert (better.path, better.stock) == (files[0], made("Q2_K"))
@@ -41,7 +41,7 @@ def test_every_file_is_compared_with_the_stock_one(made: Made, text: Path) -> No
 
 def test_the_stock_file_may_be_among_the_others(made: Made, text: Path) -> None:
     files = [made("Q2_K"), made("Q8_0")]
-    found = quality.evaluate(made("F32"), text, files, OPTIONS, against=made("Q2_K"))
+    found = gguf_tools.evaluate(made("F32"), text, files, OPTIONS, against=made("Q2_K"))
     assert len(found.models) == 2
     (only,) = found.comparisons
     assert (only.path, only.stock) == (files[1], files[0])

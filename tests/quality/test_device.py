@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from forward.options import ForwardOptions  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
 
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=2), forward=ForwardOptions(n_threads=1))
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=2), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
 
 
@@ -28,7 +28,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_to_one_thread(monkeypatch, "quality.run", "quality.bases.logits_file")
 
 
-def on(device: str, options: quality.EvaluateOptions) -> quality.EvaluateOptions:
+def on(device: str, options: gguf_tools.EvaluateOptions) -> gguf_tools.EvaluateOptions:
     return replace(options, forward=replace(options.forward, device=device))
 
 
@@ -54,14 +54,14 @@ def test_another_device_gives_the_same(memory: int, made: Made, text: Path, tmp_
     forward = replace(OPTIONS.forward, memory_bytes=memory)
     options = replace(OPTIONS, forward=forward, keep=tmp_path / "kept")
     quants = [made("Q2_K"), made("F32")]
-    expected = quality.evaluate(made("F32"), text, quants, OPTIONS)
+    expected = gguf_tools.evaluate(made("F32"), text, quants, OPTIONS)
     file = tmp_path / "b.kld"
     with pretended() as device:
         there = on(str(device), options)
-        same(quality.evaluate(made("F32"), text, quants, there), expected)
-        same(quality.evaluate(made("F32"), text, quants, there), expected)  # of what was kept
-        quality.evaluate(made("F32"), text, quants, replace(there, keep=None, logits=file))
-        read = quality.evaluate(quality.LogitsFile(file), None, quants, replace(there, keep=None))
+        same(gguf_tools.evaluate(made("F32"), text, quants, there), expected)
+        same(gguf_tools.evaluate(made("F32"), text, quants, there), expected)  # of what was kept
+        gguf_tools.evaluate(made("F32"), text, quants, replace(there, keep=None, logits=file))
+        read = gguf_tools.evaluate(gguf_tools.LogitsFile(file), None, quants, replace(there, keep=None))
     assert read.models[0].divergence.ppl.value == pytest.approx(expected.models[0].divergence.ppl.value)
 
 
@@ -70,8 +70,8 @@ def test_another_device_gives_the_same(memory: int, made: Made, text: Path, tmp_
 def test_cuda_gives_the_same(dtype: Any, made: Made, text: Path) -> None:
     options = replace(OPTIONS, forward=ForwardOptions(dtype=dtype, n_threads=1))
     quants = [made("Q2_K"), made("F32")]
-    expected = quality.evaluate(made("F32"), text, quants, on("cpu", options))
-    found = quality.evaluate(made("F32"), text, quants, on("cuda", options))
+    expected = gguf_tools.evaluate(made("F32"), text, quants, on("cpu", options))
+    found = gguf_tools.evaluate(made("F32"), text, quants, on("cuda", options))
     rel = 1e-3 if dtype == "float32" else 0.1
     assert found.models[0].divergence.kld.mean.value == pytest.approx(
         expected.models[0].divergence.kld.mean.value, rel=rel

@@ -24,7 +24,7 @@ from tests.support.trained_model import trained_model
 
 pytest.importorskip("torch")
 
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=4), forward=ForwardOptions(n_threads=1))
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=4), forward=ForwardOptions(n_threads=1))
 
 
 def repeats(tensors: Tensors) -> None:
@@ -53,7 +53,7 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 def test_acceptance_is_that_of_llamas_logits(drafting: Path, text: Path, tmp_path: Path) -> None:
     quantize(drafting, tmp_path / "q4.gguf", "Q4_0")
-    evaluation = quality.evaluate(drafting, text, [drafting, tmp_path / "q4.gguf"], OPTIONS)
+    evaluation = gguf_tools.evaluate(drafting, text, [drafting, tmp_path / "q4.gguf"], OPTIONS)
     same, q4 = evaluation.models
     with open_model(drafting) as source:
         inputs = read_text(text, source.vocab(), 4096, OPTIONS.cut).inputs
@@ -83,9 +83,9 @@ def test_acceptance_is_that_of_llamas_logits(drafting: Path, text: Path, tmp_pat
 
 def test_kept_states_have_the_drafts(drafting: Path, text: Path, tmp_path: Path) -> None:
     quantize(drafting, tmp_path / "q4.gguf", "Q4_0")
-    options = quality.EvaluateOptions(cut=OPTIONS.cut, forward=OPTIONS.forward, keep=tmp_path / "kept")
+    options = gguf_tools.EvaluateOptions(cut=OPTIONS.cut, forward=OPTIONS.forward, keep=tmp_path / "kept")
     first, again = (
-        quality.evaluate(drafting, text, [tmp_path / "q4.gguf"], options).to_json() for _ in range(2)
+        gguf_tools.evaluate(drafting, text, [tmp_path / "q4.gguf"], options).to_json() for _ in range(2)
     )
     assert json.dumps(first) == json.dumps(again)
     assert first["models"][0]["drafts"]["kld"]["mean"] > 0
@@ -94,7 +94,7 @@ def test_kept_states_have_the_drafts(drafting: Path, text: Path, tmp_path: Path)
 def test_files_without_an_mtp_layer_draft_nothing(drafting: Path, text: Path, tmp_path: Path) -> None:
     folder = drafting.parent / "tiny-deepseek-v3"
     convert.convert(folder, tmp_path / "without.gguf", outtype="f32")
-    first, second = quality.evaluate(folder, text, [tmp_path / "without.gguf", drafting], OPTIONS).models
+    first, second = gguf_tools.evaluate(folder, text, [tmp_path / "without.gguf", drafting], OPTIONS).models
     assert first.drafts is None
     assert "drafts" not in first.measures_json()
     assert second.drafts is not None

@@ -16,7 +16,7 @@ import pytest
 
 import convert
 import quality
-from gguf_cli.evaluate import main
+from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadActivation, BadRequest
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.progress import NoReport
@@ -34,7 +34,7 @@ from forward.text.tokens import Cut, read_text  # noqa: E402
 from quality.bases.base import compute_layer  # noqa: E402
 from quality.work_folders import temporary_folder  # noqa: E402
 
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
 
 
@@ -110,7 +110,7 @@ def test_measures_are_those_of_transformers(
     file_type: str, tiny_folder: Path, made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logits, "_SLICE_ROWS", 1000)  # several slices, of which the last is smaller
-    evaluation = quality.evaluate(tiny_folder, text, [made(file_type)], OPTIONS)
+    evaluation = gguf_tools.evaluate(tiny_folder, text, [made(file_type)], OPTIONS)
     (found,) = evaluation.models
     chunks = read_text(text, _vocab(tiny_folder), 4096, OPTIONS.cut)
     tokens = twin(tiny_folder, made(file_type), chunks.tokens, chunks.inputs, tmp_path / "dequantized")
@@ -142,7 +142,7 @@ def test_a_model_does_not_diverge_from_itself(
     n_threads: int, dtype: Literal["float32", "bfloat16"], tiny_folder: Path, made: Made, text: Path
 ) -> None:
     options = replace(OPTIONS, forward=ForwardOptions(n_threads=n_threads, dtype=dtype))
-    evaluation = quality.evaluate(tiny_folder, text, [made("F32"), tiny_folder], options)
+    evaluation = gguf_tools.evaluate(tiny_folder, text, [made("F32"), tiny_folder], options)
     for model in evaluation.models:
         assert not model.tokens.kld.any()
         assert model.divergence.same_top.value == 1
@@ -156,7 +156,7 @@ def test_a_model_does_not_diverge_from_itself(
 
 def test_drift_shows_in_which_layer_a_tensor_is_damaged(made: Made, damaged: Damage, text: Path) -> None:
     path = damaged("blk.1.ffn_down_shexp.weight", lambda values: values.__imul__(-1))
-    (found,) = quality.evaluate(made("F32"), text, [path], OPTIONS).models
+    (found,) = gguf_tools.evaluate(made("F32"), text, [path], OPTIONS).models
     assert found.layers[0].drift == 0
     assert found.layers[1].drift > 0.1
     assert found.layers[1].routing_changed == 0  # the router comes before the experts
@@ -175,7 +175,7 @@ def test_a_damaged_tensor_is_named_in_another_layout(
     path = tmp_path / "split.gguf"
     convert.convert(tiny_folder, path, outtype="f32")
     change_tensor(path, name, lambda values: values.__imul__(-1))
-    (found,) = quality.evaluate(tiny_folder, text, [path], OPTIONS).models
+    (found,) = gguf_tools.evaluate(tiny_folder, text, [path], OPTIONS).models
     assert found.worst_layer.tensors[0].name == name
     assert found.worst_layer.tensors[0].error == pytest.approx(2)
 
@@ -186,10 +186,10 @@ def test_nan_is_found_with_model_layer_and_tensor(made: Made, damaged: Damage, t
 
     path = damaged("blk.1.attn_output.weight", spoil)
     with pytest.raises(BadActivation, match=rf"{path}: blk\.1\.attn_output\.weight"):
-        quality.evaluate(made("F32"), text, [path], OPTIONS)
+        gguf_tools.evaluate(made("F32"), text, [path], OPTIONS)
     path = damaged("output.weight", spoil)
     with pytest.raises(BadActivation, match=rf"{path}: the logits have NaN"):
-        quality.evaluate(made("F32"), text, [path], OPTIONS)
+        gguf_tools.evaluate(made("F32"), text, [path], OPTIONS)
 
 
 class Killed(Exception):
@@ -214,18 +214,18 @@ class KillAfter(NoReport):
 @pytest.mark.parametrize("memory", [4 << 30, 0], ids=["memory", "files"])
 def test_an_interrupted_run_resumes(memory: int, made: Made, text: Path, tmp_path: Path) -> None:
     quants = [made("Q2_K"), made("Q8_0")]
-    expected = quality.evaluate(made("F32"), text, quants, OPTIONS).to_json()
+    expected = gguf_tools.evaluate(made("F32"), text, quants, OPTIONS).to_json()
     forward = replace(OPTIONS.forward, memory_bytes=memory)
     options = replace(OPTIONS, work=tmp_path / "work", forward=forward)
     resumed_after = []
     for n_calls in (4, 25, 1, 25, 25):
         killer = KillAfter(n_calls)
         with pytest.raises(Killed):
-            quality.evaluate(made("F32"), text, quants, options, killer)
+            gguf_tools.evaluate(made("F32"), text, quants, options, killer)
         resumed_after.append(killer.done)
     assert resumed_after == sorted(resumed_after)
     assert resumed_after[-1] > 0
-    assert quality.evaluate(made("F32"), text, quants, options).to_json() == expected
+    assert gguf_tools.evaluate(made("F32"), text, quants, options).to_json() == expected
     assert not (tmp_path / "work").exists()
 
 
@@ -242,14 +242,14 @@ def test_every_model_is_computed_by_all_threads(
     monkeypatch.setattr("quality.bases.base.compute_layer", note)
     before = torch.get_num_threads()
     options = replace(OPTIONS, forward=ForwardOptions(n_threads=2))
-    quality.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0")], options)
+    gguf_tools.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0")], options)
     assert seen == [2] * 9
     assert torch.get_num_threads() == before
 
 
 def test_a_folder_with_other_files_keeps_them(made: Made, text: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    quality.evaluate(made("F32"), text, [made("Q8_0")], replace(OPTIONS, work=tmp_path))
+    gguf_tools.evaluate(made("F32"), text, [made("Q8_0")], replace(OPTIONS, work=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -287,7 +287,7 @@ def test_a_file_with_fewer_layers_has_no_drift(
     assert said in capsys.readouterr().err
     pruned, like = json.loads(result.read_text())["models"]
     assert pruned["kld"]["mean"] > 10 * like["kld"]["mean"] > 0
-    (alone,) = quality.evaluate(shorter, text, [shorter], OPTIONS).models
+    (alone,) = gguf_tools.evaluate(shorter, text, [shorter], OPTIONS).models
     assert pruned["ppl"] == pytest.approx(alone.divergence.ppl.value, rel=1e-5)
     assert pruned.get("layers") in (None, [])
     assert len(like["layers"]) == 3
@@ -311,19 +311,19 @@ def test_another_model_is_refused_before_anything_is_computed(made: Made, text: 
     )
     assert renamed.read_bytes() != content
     with pytest.raises(BadRequest, match=r"1 tokens differ: .* is of another model than"):
-        quality.evaluate(made("F32"), text, [renamed], OPTIONS)
+        gguf_tools.evaluate(made("F32"), text, [renamed], OPTIONS)
     with pytest.raises(BadRequest, match="quants: found none"):
-        quality.evaluate(made("F32"), text, [], OPTIONS)
+        gguf_tools.evaluate(made("F32"), text, [], OPTIONS)
 
 
 def test_a_text_that_is_no_use_is_refused(made: Made, tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
     path.write_text("short")
     with pytest.raises(BadRequest, match="expected a chunk of 64 or more"):
-        quality.evaluate(made("F32"), path, [made("F32")], OPTIONS)
+        gguf_tools.evaluate(made("F32"), path, [made("F32")], OPTIONS)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(BadRequest, match="not UTF-8"):
-        quality.evaluate(made("F32"), path, [made("F32")], OPTIONS)
+        gguf_tools.evaluate(made("F32"), path, [made("F32")], OPTIONS)
 
 
 def test_the_command_prints_a_table_and_writes_json(
@@ -333,7 +333,7 @@ def test_the_command_prints_a_table_and_writes_json(
     files = [str(made("F32")), "-f", str(text), str(made("Q8_0")), "--json", str(out)]
     assert main([*files, "-c", "64", "--chunks", "3", "--threads", "1"]) == 0
     found = json.loads(out.read_text())
-    assert found == quality.evaluate(made("F32"), text, [made("Q8_0")], OPTIONS).to_json()
+    assert found == gguf_tools.evaluate(made("F32"), text, [made("Q8_0")], OPTIONS).to_json()
     assert found["text"].keys() == {"path", "sha256", "n_chunks", "chunk_size", "n_tokens_measured"}
     assert found["base"].keys() == {"path", "ppl", "ppl_error"}
     (model,) = found["models"]
@@ -372,9 +372,9 @@ def test_equal_files_in_one_run_are_decoded_once(
     monkeypatch.setattr(GGUFTensor, "read_rows", count)
     copy = tmp_path / "copy.gguf"
     shutil.copyfile(made("Q2_K"), copy)
-    alone = quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS).models[0]
+    alone = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS).models[0]
     once = Counter(decoded)
-    both = quality.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0"), copy], OPTIONS).models
+    both = gguf_tools.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0"), copy], OPTIONS).models
     assert both[0].divergence == both[2].divergence == alone.divergence
     with open_gguf(made("Q2_K")) as file:
         same = {name for name, tensor in file.tensors.items() if tensor.type.name != "F32"}

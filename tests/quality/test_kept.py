@@ -22,7 +22,7 @@ from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 from quality.bases.cached_states import KeptStates
 
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
 
 
@@ -51,13 +51,13 @@ def test_a_later_run_gives_the_same_numbers_without_the_base(
     base = tmp_path / "base.gguf"
     shutil.copyfile(made("F32"), base)
     plain = replace(OPTIONS, forward=ForwardOptions(n_threads=1, dtype=dtype))
-    expected = quality.evaluate(base, text, [made("Q2_K"), made("Q8_0")], plain)
+    expected = gguf_tools.evaluate(base, text, [made("Q2_K"), made("Q8_0")], plain)
     options = replace(plain, keep=tmp_path / "kept")
-    first = quality.evaluate(base, text, [made("Q2_K")], options)
+    first = gguf_tools.evaluate(base, text, [made("Q2_K")], options)
     assert first.models[0].divergence == expected.models[0].divergence
     base.unlink()
     report = Layers()
-    later = quality.evaluate(base, text, [made("Q2_K"), made("Q8_0")], options, report)
+    later = gguf_tools.evaluate(base, text, [made("Q2_K"), made("Q8_0")], options, report)
     assert report.done == 3
     assert report.work > 9, "layers of three models, and their logits"
     assert later.to_json() == without_tensors(expected)
@@ -69,38 +69,38 @@ def test_a_base_that_is_still_there_is_not_computed_again(made: Made, text: Path
     found = []
     for done in (0, 3):
         report = Layers()
-        found.append(quality.evaluate(made("F32"), text, [made("Q8_0")], options, report).to_json())
+        found.append(gguf_tools.evaluate(made("F32"), text, [made("Q8_0")], options, report).to_json())
         assert report.done == done
     assert found[0] == found[1], "the errors of tensors, too"
-    quality.evaluate(made("F32"), text, [made("Q8_0")], replace(options, restart=True), report)
+    gguf_tools.evaluate(made("F32"), text, [made("Q8_0")], replace(options, restart=True), report)
     assert report.done == 0
 
 
 @pytest.fixture
-def kept(made: Made, text: Path, tmp_path: Path) -> quality.EvaluateOptions:
+def kept(made: Made, text: Path, tmp_path: Path) -> gguf_tools.EvaluateOptions:
     options = replace(OPTIONS, keep=tmp_path / "kept")
-    quality.evaluate(made("F32"), text, [made("Q8_0")], options)
+    gguf_tools.evaluate(made("F32"), text, [made("Q8_0")], options)
     return options
 
 
 def test_states_of_something_else_are_refused(
-    kept: quality.EvaluateOptions, tiny_folder: Path, made: Made, text: Path, tmp_path: Path
+    kept: gguf_tools.EvaluateOptions, tiny_folder: Path, made: Made, text: Path, tmp_path: Path
 ) -> None:
     quants = [made("Q8_0")]
     (tmp_path / "other.txt").write_bytes(text.read_bytes()[5000:])
     with pytest.raises(BadRequest, match=r"kept: has states of another text \(.*name another folder"):
-        quality.evaluate(made("F32"), tmp_path / "other.txt", quants, kept)
+        gguf_tools.evaluate(made("F32"), tmp_path / "other.txt", quants, kept)
     bfloat16 = ForwardOptions(n_threads=1, dtype="bfloat16")
     with pytest.raises(BadRequest, match=r"kept: has states of another dtype \(float32, now bfloat16\)"):
-        quality.evaluate(made("F32"), text, quants, replace(kept, forward=bfloat16))
+        gguf_tools.evaluate(made("F32"), text, quants, replace(kept, forward=bfloat16))
     with pytest.raises(BadRequest, match="kept: has states of another base"):
-        quality.evaluate(tiny_folder, text, quants, kept)
+        gguf_tools.evaluate(tiny_folder, text, quants, kept)
     with pytest.raises(BadRequest, match=r"kept: has states of another name \(F32.gguf, now gone.gguf\)"):
-        quality.evaluate(tmp_path / "gone.gguf", text, quants, kept)
+        gguf_tools.evaluate(tmp_path / "gone.gguf", text, quants, kept)
 
 
 def test_states_that_were_cut_short_are_named(
-    kept: quality.EvaluateOptions, made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: gguf_tools.EvaluateOptions, made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, read = tmp_path / "kept" / "states.00001", KeptStates.rows
 
@@ -111,7 +111,7 @@ def test_states_that_were_cut_short_are_named(
 
     monkeypatch.setattr(KeptStates, "rows", cut)
     with pytest.raises(TruncatedError, match=r"kept/states\.00001: shorter than it was written"):
-        quality.evaluate(made("F32"), text, [made("Q8_0")], kept)
+        gguf_tools.evaluate(made("F32"), text, [made("Q8_0")], kept)
 
 
 class Killed(Exception):
@@ -133,14 +133,14 @@ def test_an_interrupted_run_keeps_all_in_the_end(
     made: Made, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quants = [made("Q8_0")]
-    expected = quality.evaluate(made("F32"), text, quants, OPTIONS)
+    expected = gguf_tools.evaluate(made("F32"), text, quants, OPTIONS)
     options = replace(OPTIONS, keep=tmp_path / "kept", work=tmp_path / "work")
     with pytest.raises(Killed):
-        quality.evaluate(made("F32"), text, quants, options, KillAfter(25))
+        gguf_tools.evaluate(made("F32"), text, quants, options, KillAfter(25))
     assert "facts" not in json.loads((tmp_path / "kept" / "about.json").read_text())
     state = tmp_path / "kept" / "states.00000"
     state.unlink()
-    assert quality.evaluate(made("F32"), text, quants, options).to_json() == expected.to_json()
+    assert gguf_tools.evaluate(made("F32"), text, quants, options).to_json() == expected.to_json()
     assert "states.00000: missing, or not as it was written; computing all" in capsys.readouterr().err
     assert json.loads((tmp_path / "kept" / "about.json").read_text())["facts"]["n_layers"] == 3
-    assert quality.evaluate(made("F32"), text, quants, options).to_json() == expected.to_json()
+    assert gguf_tools.evaluate(made("F32"), text, quants, options).to_json() == expected.to_json()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import quality
-from gguf_cli.evaluate import main
+from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest, TruncatedError
 from tests.support.trained_model import GOLDEN
 
@@ -30,7 +30,7 @@ from quality.bases.logits_file import (  # noqa: E402
 from quality.visitor import DivergenceVisitor  # noqa: E402
 from tests.quality.test_logits_file import random_head  # noqa: E402
 
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
 
 
@@ -38,13 +38,13 @@ Made = Callable[[str], Path]
 def written(made: Made, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the base's log probabilities as a file."""
     path = tmp_path_factory.mktemp("logits") / "base.kld"
-    quality.evaluate(made("F32"), text, [made("Q8_0")], replace(OPTIONS, logits=path))
+    gguf_tools.evaluate(made("F32"), text, [made("Q8_0")], replace(OPTIONS, logits=path))
     return path
 
 
 def test_a_file_gives_nearly_the_numbers_of_its_model(written: Path, made: Made, text: Path) -> None:
-    expected = quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS)
-    found = quality.evaluate(quality.LogitsFile(written), None, [made("Q2_K")], OPTIONS)
+    expected = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS)
+    found = gguf_tools.evaluate(gguf_tools.LogitsFile(written), None, [made("Q2_K")], OPTIONS)
     assert found.base_ppl.value == pytest.approx(expected.base_ppl.value, rel=1e-4)
     measured, wanted = found.models[0].divergence, expected.models[0].divergence
     assert measured.ppl == wanted.ppl
@@ -123,7 +123,7 @@ def test_what_does_not_go_together_is_refused(
         assert message in capsys.readouterr().err
     (tmp_path / "t.txt").write_bytes(text.read_bytes()[100:])
     with pytest.raises(BadRequest, match=r"t\.txt: is not the text of .*base\.kld"):
-        quality.evaluate(quality.LogitsFile(written), tmp_path / "t.txt", [quant], OPTIONS)
+        gguf_tools.evaluate(gguf_tools.LogitsFile(written), tmp_path / "t.txt", [quant], OPTIONS)
 
 
 def test_a_file_that_is_something_else_is_refused(written: Path, tmp_path: Path) -> None:

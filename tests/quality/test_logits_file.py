@@ -42,8 +42,8 @@ def decoded(headers: np.ndarray, codes: np.ndarray) -> np.ndarray:
 def test_the_file_is_llama_perplexitys(tiny_folder: Path, tmp_path: Path) -> None:
     """Down to the last byte of header and tokens; logits differ, because llama.cpp rounds keys and values."""
     (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
-    options = quality.EvaluateOptions(cut=Cut(512, n_chunks=2), logits=tmp_path / "base.kld")
-    quality.evaluate(tiny_folder, tmp_path / "t.txt", [tiny_folder], options)
+    options = gguf_tools.EvaluateOptions(cut=Cut(512, n_chunks=2), logits=tmp_path / "base.kld")
+    gguf_tools.evaluate(tiny_folder, tmp_path / "t.txt", [tiny_folder], options)
     expected = lzma.decompress((GOLDEN / "quality" / "first-4-rows.kld.xz").read_bytes())
     content = (tmp_path / "base.kld").read_bytes()
     start = HEADER_BYTES + 4 * 2 * 512
@@ -98,6 +98,6 @@ def test_codes_give_back_log_probabilities(
 
 
 def test_a_folder_that_is_not_there_is_named(tiny_folder: Path, text: Path, tmp_path: Path) -> None:
-    options = quality.EvaluateOptions(cut=Cut(64, n_chunks=1), logits=tmp_path / "none" / "b.kld")
+    options = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=1), logits=tmp_path / "none" / "b.kld")
     with pytest.raises(OutputError, match=r"none/b\.kld: there is no folder .*none; create it first"):
-        quality.evaluate(tiny_folder, text, [tiny_folder], options)
+        gguf_tools.evaluate(tiny_folder, text, [tiny_folder], options)

@@ -27,7 +27,15 @@ MOE_LAYER_BYTES = 4 * 3 * 9 * 512 * 256
 
 def peak_bytes(base: Path, quants: list[Path], text: Path) -> int:
     """Return the largest resident memory of a whole command."""
-    words = [sys.executable, "-m", "gguf_cli.evaluate", str(base), *map(str, quants), "-f", str(text)]
+    words = [
+        sys.executable,
+        "-m",
+        "gguf_tools.commands.evaluate",
+        str(base),
+        *map(str, quants),
+        "-f",
+        str(text),
+    ]
     words += ["-c", "64", "--chunks", "4", "--threads", "1", "--memory", "0"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         peak = 0

@@ -21,7 +21,7 @@ from forward.options import ForwardOptions  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
 
 Made = Callable[[str], Path]
-OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
+OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def test_a_bf16_copy_costs_what_a_bf16_file_does(scaled: Made, text: Path) -> None:
-    found = quality.evaluate(scaled("f32"), text, [scaled("bf16")], OPTIONS, noise_floor=True)
+    found = gguf_tools.evaluate(scaled("f32"), text, [scaled("bf16")], OPTIONS, noise_floor=True)
     noise, file = found.noise, found.models[0].divergence
     assert noise is not None
     assert noise.weights is not None
@@ -46,17 +46,19 @@ def test_rounded_activations_cost_what_a_base_loses_like_llama_cpp(
     made: Made, text: Path, tmp_path: Path
 ) -> None:
     file, logits = made("Q8_0"), tmp_path / "base.kld"
-    noise = quality.evaluate(file, text, [file], OPTIONS, noise_floor=True, logits=logits).noise
+    noise = gguf_tools.evaluate(file, text, [file], OPTIONS, noise_floor=True, logits=logits).noise
     assert noise is not None
     assert noise.weights is None
-    like = quality.evaluate(quality.LogitsFile(logits), None, [file], OPTIONS, like="llama.cpp").models[0]
+    like = gguf_tools.evaluate(gguf_tools.LogitsFile(logits), None, [file], OPTIONS, like="llama.cpp").models[
+        0
+    ]
     assert noise.kld > 1e-5
     # A base in a file has 16 bits for a logit.
     assert noise.kld == pytest.approx(like.divergence.kld.mean.value, rel=0.02, abs=5e-6)
 
 
 def test_a_bf16_base_has_no_floor_of_weights(made: Made, tiny_folder: Path, text: Path) -> None:
-    found = quality.evaluate(tiny_folder, text, [made("Q8_0")], OPTIONS, noise_floor=True)
+    found = gguf_tools.evaluate(tiny_folder, text, [made("Q8_0")], OPTIONS, noise_floor=True)
     assert found.noise is not None
     assert found.noise.weights is None
     assert found.noise.kld == found.noise.activations.kld.mean.value > 1e-5
@@ -70,7 +72,7 @@ def test_a_bf16_base_has_no_floor_of_weights(made: Made, tiny_folder: Path, text
 
 def test_the_floor_changes_no_other_number(made: Made, text: Path) -> None:
     plain, floored = (
-        quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=floor)
+        gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=floor)
         for floor in (False, True)
     )
     assert plain.noise is None
@@ -82,7 +84,7 @@ def test_the_floor_changes_no_other_number(made: Made, text: Path) -> None:
 def test_a_run_that_was_interrupted_resumes_its_floor(
     made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True)
+    expected = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True)
     computed: list[tuple[str, int]] = []
     from quality.bases import base
 
@@ -98,20 +100,20 @@ def test_a_run_that_was_interrupted_resumes_its_floor(
     with monkeypatch.context() as patch:
         patch.setattr(base, "compute_layer", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, work=work)
-    found = quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, work=work)
+            gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, work=work)
+    found = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, work=work)
     assert found.noise == expected.noise
 
 
 def test_kept_states_have_a_floor_while_the_base_is_there(made: Made, text: Path, tmp_path: Path) -> None:
     keep = tmp_path / "kept"
-    expected = quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, keep=keep)
-    found = quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, keep=keep)
+    expected = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, keep=keep)
+    found = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, keep=keep)
     assert found.noise == expected.noise
 
 
 def test_logits_alone_have_no_floor(made: Made, text: Path, tmp_path: Path) -> None:
     logits = tmp_path / "base.kld"
-    quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, logits=logits)
+    gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, logits=logits)
     with pytest.raises(BadRequest, match=r"base\.kld: noise_floor=True computes the base, whose weights"):
-        quality.evaluate(quality.LogitsFile(logits), None, [made("Q2_K")], OPTIONS, noise_floor=True)
+        gguf_tools.evaluate(gguf_tools.LogitsFile(logits), None, [made("Q2_K")], OPTIONS, noise_floor=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gguf_tools.files.atomic_write
-from gguf_cli.evaluate import main
+from gguf_tools.commands.evaluate import main
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 
 pytest.importorskip("torch")
@@ -147,7 +147,7 @@ def written_earlier(path: Path, text: Path, **change: object) -> Path:
 def test_quantize_looks_at_the_text_to_evaluate_on_first(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gguf_cli.quantize import main
+    from gguf_tools.commands.quantize import main
 
     short = tmp_path / "short.txt"
     short.write_text("a few words")

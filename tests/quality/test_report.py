@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import quality
-from gguf_cli.evaluate import main
+from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F32, Q2_K, Q4_K, Q6_K
 from quality.evaluation import Evaluation, TensorSize
@@ -48,8 +48,8 @@ Made = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def evaluation(made: Made, text: Path) -> Evaluation:
-    options = quality.EvaluateOptions(cut=Cut(128, n_chunks=3), forward=ForwardOptions(n_threads=1))
-    return quality.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0"), made("F32")], options)
+    options = gguf_tools.EvaluateOptions(cut=Cut(128, n_chunks=3), forward=ForwardOptions(n_threads=1))
+    return gguf_tools.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0"), made("F32")], options)
 
 
 def written(evaluation: Evaluation, path: Path, **changes: Any) -> Path:

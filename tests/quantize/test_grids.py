@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gguf_cli.quantize import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import BF16, F32

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.quantize
+import gguf_tools.commands.quantize
 from quantize.importances.entries import Importance
 from quantize.linting import lint, lint_lines
 from quantize.plan.plan import PlanOptions
@@ -96,9 +96,9 @@ def test_options_reach_the_report(model: Path) -> None:
 
 @pytest.mark.parametrize("file_type", ["Q4_K_M", "Q2_K", "Q8_0"])
 def test_the_command(file_type: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gguf_cli.quantize.main(["lint", "--json", file_type, str(model)]) == 0
+    assert gguf_tools.commands.quantize.main(["lint", "--json", file_type, str(model)]) == 0
     linted = json.loads(capsys.readouterr().out)
-    assert gguf_cli.quantize.main(["--dry-run", "--json", str(model), file_type]) == 0
+    assert gguf_tools.commands.quantize.main(["--dry-run", "--json", str(model), file_type]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert linted["total_bytes"] == planned["total_bytes"]
     texts = [finding["text"] for finding in linted["findings"] if finding["kind"] != "padding"]
@@ -111,21 +111,21 @@ def test_the_command_says_by_its_exit_code_whether_a_run_would_stop(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path, file_type="Q4_K_M")
-    assert gguf_cli.quantize.main(["lint", "--custom-q", "xyz=Q8_0", recipe, str(model)]) == 0
+    assert gguf_tools.commands.quantize.main(["lint", "--custom-q", "xyz=Q8_0", recipe, str(model)]) == 0
     assert "warning: override 'xyz=Q8_0' matches no tensor" in capsys.readouterr().out
-    assert gguf_cli.quantize.main(["lint", "--tensor-type", "xyz=Q8_0", recipe, str(model)]) == 1
+    assert gguf_tools.commands.quantize.main(["lint", "--tensor-type", "xyz=Q8_0", recipe, str(model)]) == 1
     assert "error: --tensor-type 'xyz=Q8_0' matches no tensor" in capsys.readouterr().out
-    assert gguf_cli.quantize.main(["lint", "Q2_K_S", str(model)]) == 1
+    assert gguf_tools.commands.quantize.main(["lint", "Q2_K_S", str(model)]) == 1
     printed = capsys.readouterr()
     assert "error: " in printed.out
     assert printed.err == ""
-    assert gguf_cli.quantize.main(["lint", recipe, recipe]) == 1
+    assert gguf_tools.commands.quantize.main(["lint", recipe, recipe]) == 1
     assert capsys.readouterr().err.startswith("quantize lint: error: ")
     # In either order: that of quantize, and the one that lint had at first.
     for words in ([str(model), "q5"], ["q5", str(model)]):
-        assert gguf_cli.quantize.main(["lint", *words]) == 2
+        assert gguf_tools.commands.quantize.main(["lint", *words]) == 2
         assert "unknown file type 'q5': a number of bits" in capsys.readouterr().err
-    assert gguf_cli.quantize.main(["lint"]) == 2
+    assert gguf_tools.commands.quantize.main(["lint"]) == 2
 
 
 def test_a_model_may_be_called_lint(
@@ -133,8 +133,8 @@ def test_a_model_may_be_called_lint(
 ) -> None:
     model.rename(model.with_name("lint"))
     monkeypatch.chdir(model.parent)
-    assert gguf_cli.quantize.main(["--dry-run", "lint", "Q4_0"]) == 0
-    assert gguf_cli.quantize.main(["lint", "Q4_0", "lint"]) == 0
+    assert gguf_tools.commands.quantize.main(["--dry-run", "lint", "Q4_0"]) == 0
+    assert gguf_tools.commands.quantize.main(["lint", "Q4_0", "lint"]) == 0
     assert "Q4_0: 0 errors" in capsys.readouterr().out
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import gguf_cli.main
-import gguf_cli.quantize
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.partial_file import GGUFWriter
@@ -156,7 +156,7 @@ def test_every_type_is_there_and_back(name: str, tmp_path: Path) -> None:
 def test_parts_stay_parts(tmp_path: Path) -> None:
     source = write(tmp_path / "in.gguf")
     words = ["split", str(source), str(tmp_path / "parts"), "--max-tensors", "3"]
-    assert gguf_cli.main.main(words) == 0
+    assert gguf_tools.commands.main.main(words) == 0
     first = next(iter(sorted(tmp_path.glob("parts-*"))))
     result = repack(first, tmp_path / "r.gguf", keep_split=True)
     assert len(result.paths) == 3
@@ -214,9 +214,9 @@ def run(capsys: pytest.CaptureFixture[str], main: Any, *words: object) -> tuple[
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out, other = write(tmp_path / "in.gguf"), tmp_path / "a.gguf", tmp_path / "b.gguf"
-    code, text, _ = run(capsys, gguf_cli.main.main, "repack", "-q", source, out)
+    code, text, _ = run(capsys, gguf_tools.commands.main.main, "repack", "-q", source, out)
     assert (code, text) == (0, "")
-    code, text, _ = run(capsys, gguf_cli.quantize.main, "--repack", source, other, "Q4_0_R8")
+    code, text, _ = run(capsys, gguf_tools.commands.quantize.main, "--repack", source, other, "Q4_0_R8")
     assert code == 0
     assert out.read_bytes() == other.read_bytes()
     assert text.splitlines()[:4] == [
@@ -227,11 +227,13 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ]
     assert "note: as they are, because their rows are looked up one by one: token_embd.weight" in text
     assert "note: as they are, because their rows fill no group: blk.0.ffn_down_exps.weight" in text
-    code, text, _ = run(capsys, gguf_cli.main.main, "repack", out, "--dry-run", "--json", "--undo")
+    code, text, _ = run(capsys, gguf_tools.commands.main.main, "repack", out, "--dry-run", "--json", "--undo")
     assert json.loads(text)["tensors"][2] == {
         "name": "blk.0.attn_q.weight", "from": "Q8_0_R8", "to": "Q8_0",
     }  # fmt: skip
-    code, text, _ = run(capsys, gguf_cli.main.main, "repack", source, tmp_path / "c.gguf", "--undo")
+    code, text, _ = run(
+        capsys, gguf_tools.commands.main.main, "repack", source, tmp_path / "c.gguf", "--undo"
+    )
     assert (code, text) == (0, f"{source}: nothing to regroup; nothing is written\n")
     assert not (tmp_path / "c.gguf").exists()
 
@@ -242,21 +244,21 @@ def test_an_output_that_is_there_is_replaced_by_force_alone(
     """As by all commands but `quantize`, which replaces as llama-quantize does."""
     source, out = write(tmp_path / "in.gguf"), tmp_path / "out.gguf"
     out.write_text("mine")
-    code, _, err = run(capsys, gguf_cli.main.main, "repack", source, out)
+    code, _, err = run(capsys, gguf_tools.commands.main.main, "repack", source, out)
     assert (code, "out.gguf: exists already; --force replaces it" in err) == (1, True)
     assert out.read_text() == "mine"
-    assert run(capsys, gguf_cli.main.main, "repack", source, out, "--force")[0] == 0
+    assert run(capsys, gguf_tools.commands.main.main, "repack", source, out, "--force")[0] == 0
     made = out.read_bytes()
-    assert run(capsys, gguf_cli.quantize.main, "--repack", source, out, "Q4_0_R8")[0] == 0
+    assert run(capsys, gguf_tools.commands.quantize.main, "--repack", source, out, "Q4_0_R8")[0] == 0
     assert out.read_bytes() == made
 
 
 def test_options_that_do_not_go_with_it_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, main = write(tmp_path / "in.gguf"), gguf_cli.quantize.main
+    source, main = write(tmp_path / "in.gguf"), gguf_tools.commands.quantize.main
     assert run(capsys, main, "--repack", source)[0] == 2
     assert run(capsys, main, "--repack", "--pure", source, tmp_path / "out.gguf")[0] == 2
     assert run(capsys, main, "--repack-pattern", "x", source, tmp_path / "out.gguf", "Q8_0")[0] == 2
-    assert run(capsys, gguf_cli.main.main, "repack", source)[0] == 2
+    assert run(capsys, gguf_tools.commands.main.main, "repack", source)[0] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import quantize
-from gguf_cli.quantize import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadTensor, BadWeights, QuantError, ShapeError
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32, Q8_0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import BF16, F16, F32
 from gguf_tools.format.layout import FileLayout

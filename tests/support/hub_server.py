@@ -2,7 +2,7 @@
 
     with HubServer({"owner/name": folder}) as hub:
         with hub.client(tmp_path / "cache"):
-            gguf_cli.convert.main(["owner/name"])
+            gguf_tools.commands.convert.main(["owner/name"])
 
 Large files lie on another host, as on the real Hub: their address redirects from 127.0.0.1 to localhost, and
 a token that turns up there is an error. `hub.troubles` says what goes wrong, `hub.requests` what was asked.

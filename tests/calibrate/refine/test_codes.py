@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
 from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path

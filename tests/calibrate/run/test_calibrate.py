@@ -21,7 +21,7 @@ import calibrate
 import convert
 import quality
 import quantize
-from gguf_cli.quantize import main
+from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
 from gguf_tools.findings import Finding
 from gguf_tools.format.ggml_types import GGMLType
@@ -62,16 +62,16 @@ def other_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plainly(text: Path, cut: Cut = CUT) -> calibrate.Calibration:
+def plainly(text: Path, cut: Cut = CUT) -> gguf_tools.Calibration:
     """Return a calibration under what the original multiplies, and nothing else."""
-    return calibrate.Calibration(text, cut, sequential=False, method="one-sided", embedding=False)
+    return gguf_tools.Calibration(text, cut, sequential=False, method="one-sided", embedding=False)
 
 
 def make_calibrated(
     source: Path, output: Path, text: Path, *, wholly: bool = False, **choices: object
 ) -> Path:
     """Calibrate a file to Q2_K, in the plain way or with all there is, and return it."""
-    calibration = calibrate.Calibration(text, cut=CUT) if wholly else plainly(text)
+    calibration = gguf_tools.Calibration(text, cut=CUT) if wholly else plainly(text)
     types = quantize.PlanOptions()
     options = quantize.QuantizeOptions(types=types, calibration=calibration)
     quantize.quantize(source, output, "Q2_K", options, **choices)  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def test_a_run_says_how_far_it_has_come(whole: Path, states: list[ProgressState]
 def stock(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the stock encoder makes with importances of the same text."""
     path = tmp_path_factory.mktemp("stock") / "stock.gguf"
-    calibration = calibrate.Calibration(text, cut=CUT)
+    calibration = gguf_tools.Calibration(text, cut=CUT)
     with open_gguf(base) as file:
         promised = calibration.promise(file.metadata, tuple(file.tensors.values()))
     entries = {
@@ -158,8 +158,8 @@ def test_a_plan_and_its_run_read_the_text_once(
 def test_the_model_errs_less_on_another_text_at_the_same_size(
     base: Path, one_sided: Path, whole: Path, stock: Path, other_text: Path
 ) -> None:
-    options = quality.EvaluateOptions(Cut(256, n_chunks=8))
-    evaluation = quality.evaluate(base, other_text, [stock, one_sided, whole], options)
+    options = gguf_tools.EvaluateOptions(Cut(256, n_chunks=8))
+    evaluation = gguf_tools.evaluate(base, other_text, [stock, one_sided, whole], options)
     plain, one, everything = (model.divergence.kld.mean.value for model in evaluation.models)
     assert one < 0.85 * plain
     assert everything < 0.7 * one
@@ -172,11 +172,11 @@ def test_the_model_errs_less_on_another_text_at_the_same_size(
 @pytest.mark.slow
 def test_the_run_tells_how_far_the_file_is_from_the_original(base: Path, text: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.gguf"
-    calibration = calibrate.Calibration(text, CUT, method="one-sided", embedding=False)
+    calibration = gguf_tools.Calibration(text, CUT, method="one-sided", embedding=False)
     result = quantize.quantize(base, output, "Q2_K", calibration=calibration)
     (line,) = (line for line in result.written.calibration if line.startswith("divergence"))
     summed, held = (float(number) for number in re.findall(r"([0-9.]+) \+/-", line))
-    evaluation = quality.evaluate(base, text, [output], quality.EvaluateOptions(CUT))
+    evaluation = gguf_tools.evaluate(base, text, [output], gguf_tools.EvaluateOptions(CUT))
     expected = evaluation.models[0].divergence.kld.mean.value
     assert (14 * summed + 2 * held) / 16 == pytest.approx(expected, abs=1e-5)
 
@@ -217,7 +217,7 @@ def test_threads_and_files_of_states_change_nothing_where_the_model_is_followed(
 ) -> None:
     from forward.options import ForwardOptions
 
-    calibration = calibrate.Calibration(text, cut=CUT, forward=ForwardOptions(memory_bytes=0))
+    calibration = gguf_tools.Calibration(text, cut=CUT, forward=ForwardOptions(memory_bytes=0))
     again = tmp_path / "again.gguf"
     quantize.quantize(base, again, "Q2_K", calibration=calibration, n_threads=1)
     assert tensor_bytes(again) == tensor_bytes(whole)
@@ -485,7 +485,7 @@ def test_a_file_that_was_calibrated_on_a_text_is_told_when_it_is_measured_there(
     cut = Cut(64, n_chunks=20)
     for measured, warnings in ((text, 1), (other_text, 0)):
         told = Told()
-        quality.evaluate(base, measured, [one_sided], quality.EvaluateOptions(cut), told)
+        gguf_tools.evaluate(base, measured, [one_sided], gguf_tools.EvaluateOptions(cut), told)
         found = [finding.text for finding in told.findings if finding.kind == "calibrated on this"]
         assert len(found) == warnings
         assert all("one.gguf was calibrated on about 100 % of the text" in line for line in found)

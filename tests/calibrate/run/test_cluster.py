@@ -12,8 +12,8 @@ import pytest
 import calibrate
 import convert
 import quantize
-from gguf_cli.quantize import main
 from gguf_tools.cluster import connect
+from gguf_tools.commands.quantize import main
 from gguf_tools.errors import ExecutionError
 from quantize.fill import session
 from tests.support.dask_cluster import dask_cluster, workers_in_threads
@@ -71,7 +71,7 @@ def alone(folder: Path) -> Callable[..., bytes]:
 
 def calibrated(folder: Path, name: str, output: Path, *, plain: bool = False, **choices: Any) -> bytes:
     """Calibrate a model to Q4_0, with all there is or in the plain way, and return its bytes."""
-    calibration = calibrate.Calibration(folder / "text.txt", Cut(64, n_chunks=8), **(PLAIN if plain else {}))
+    calibration = gguf_tools.Calibration(folder / "text.txt", Cut(64, n_chunks=8), **(PLAIN if plain else {}))
     options = quantize.QuantizeOptions(calibration=calibration)
     quantize.quantize(folder / f"{name}.gguf", output, "Q4_0", options, n_threads=2, **choices)
     return output.read_bytes()

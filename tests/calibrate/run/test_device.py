@@ -73,7 +73,7 @@ def run(base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def run(device: object = "cpu", **options: Any) -> Report:
         forward = ForwardOptions(device=str(device))
-        how = calibrate.Calibration(text, Cut(64, n_chunks=10), forward=forward, **options)
+        how = gguf_tools.Calibration(text, Cut(64, n_chunks=10), forward=forward, **options)
         quantize(base, tmp_path / f"{len(reports)}.gguf", "Q4_K_M", calibration=how, n_threads=1)
         return reports[-1]
 

@@ -92,7 +92,7 @@ class FixedProbe(Probe):
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> CalibrationPlan:
-    calibration = calibrate.Calibration(EXAMPLE / "calibration.txt", Cut(64, n_chunks=8))
+    calibration = gguf_tools.Calibration(EXAMPLE / "calibration.txt", Cut(64, n_chunks=8))
     output = tmp_path_factory.mktemp("plan") / "out.gguf"
     with plan_source(EXAMPLE, output, "Q4_0", SourceOptions(calibration=calibration)) as run:
         done = run.preparation

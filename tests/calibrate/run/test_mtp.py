@@ -71,10 +71,10 @@ def test_calibrated_drafts_are_nearer_to_the_base(text: Path, tmp_path: Path) ->
     base, cut = tmp_path / "base.gguf", Cut(64, n_chunks=12)
     convert.convert(add_mtp_layer(trained_model(tmp_path)), base, outtype="f32", mtp=True)
     quantize(base, tmp_path / "stock.gguf", "Q2_K")
-    calibration = calibrate.Calibration(text, cut)
+    calibration = gguf_tools.Calibration(text, cut)
     quantize(base, tmp_path / "calibrated.gguf", "Q2_K", calibration=calibration)
     files = tmp_path / "stock.gguf", tmp_path / "calibrated.gguf"
-    stock, calibrated = (each.drafts for each in quality.evaluate(base, text, files, cut=cut).models)
+    stock, calibrated = (each.drafts for each in gguf_tools.evaluate(base, text, files, cut=cut).models)
     assert stock is not None
     assert calibrated is not None
     assert calibrated.kld.mean.value < 0.7 * stock.kld.mean.value

@@ -44,12 +44,12 @@ def test_llama_cpp_computes_the_same(base: Path) -> None:
 def test_a_calibrated_file_is_nearer_on_another_text(base: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(calibration_text())
     (tmp_path / "other.txt").write_bytes((FOLDER.parents[1] / "CHANGELOG.md").read_bytes())
-    calibration = calibrate.Calibration(tmp_path / "text.txt", Cut(128, n_chunks=48))
+    calibration = gguf_tools.Calibration(tmp_path / "text.txt", Cut(128, n_chunks=48))
     quantize.quantize(base, tmp_path / "stock.gguf", "Q3_K_M")
     options = quantize.QuantizeOptions(calibration=calibration)
     quantize.quantize(base, tmp_path / "calibrated.gguf", "Q3_K_M", options)
     files = [tmp_path / "stock.gguf", tmp_path / "calibrated.gguf"]
     cut = Cut(128, n_chunks=12)
-    done = quality.evaluate(base, tmp_path / "other.txt", files, quality.EvaluateOptions(cut=cut))
+    done = gguf_tools.evaluate(base, tmp_path / "other.txt", files, gguf_tools.EvaluateOptions(cut=cut))
     stock, calibrated = (model.divergence.kld.mean.value for model in done.models)
     assert calibrated < 0.5 * stock

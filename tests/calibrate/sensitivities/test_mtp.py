@@ -32,10 +32,10 @@ def test_damages_are_those_of_the_drafts_gradients(tmp_path: Path, monkeypatch: 
     (tmp_path / "text.txt").write_text("random tokens")
     folder = v3_with_mtp(tmp_path / "hf", num_hidden_layers=2)
     file = write_f32(folder, tmp_path / "model.gguf", mtp=True)
-    options = calibrate.SensitivityOptions(
+    options = gguf_tools.SensitivityOptions(
         types=("Q8_0",), rows=10**6, tokens=10**6, cut=Cut(CHUNKS.shape[1])
     )
-    losses = calibrate.sensitivity(file, tmp_path / "text.txt", tmp_path / "losses.json", options)
+    losses = gguf_tools.sensitivity(file, tmp_path / "text.txt", tmp_path / "losses.json", options)
     assert not list(tmp_path.glob("losses.json.*"))
     with (
         forward.open.open_model(file) as source,

@@ -13,7 +13,7 @@ import pytest
 
 import calibrate
 import convert
-from gguf_cli.sensitivity import main
+from gguf_tools.commands.sensitivity import main
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.format.shards import open_gguf
 from quantize import quantize
@@ -34,7 +34,7 @@ from forward.text.tokens import Cut, Text  # noqa: E402
 from forward.work.work_folder import EMBEDDING  # noqa: E402
 
 TYPES = ("Q4_0", "IQ4_NL", "Q8_0")
-EVERYTHING = calibrate.SensitivityOptions(types=TYPES, rows=10**6, tokens=10**6, cut=Cut(CHUNKS.shape[1]))
+EVERYTHING = gguf_tools.SensitivityOptions(types=TYPES, rows=10**6, tokens=10**6, cut=Cut(CHUNKS.shape[1]))
 
 
 @pytest.fixture
@@ -88,14 +88,14 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     torch.set_num_threads(1)
     folder = transformers_checkpoint(tmp_path / "hf", style, num_hidden_layers=2, q_lora_rank=64)
     gguf = write_f32(folder, tmp_path / "model.gguf", mla="both")
-    losses = calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING)
+    losses = gguf_tools.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING)
     assert not list(tmp_path.glob("losses.json.*"))
     assert read_sensitivities(tmp_path / "losses.json") == losses
     before = (tmp_path / "losses.json").stat().st_mtime_ns
-    assert calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING) == losses
+    assert gguf_tools.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING) == losses
     assert (tmp_path / "losses.json").stat().st_mtime_ns == before
     with pytest.raises(OutputError, match="exists already; force=True replaces it"):
-        calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING, seed=7)
+        gguf_tools.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING, seed=7)
     drawn = drawn_labels(folder, tmp_path / "gradients")
     models = by_chunk(folder, drawn["labels"])
 
@@ -151,7 +151,7 @@ def test_damages_of_a_gemma_are_those_of_the_whole_models_gradients(
     """Their logits are bounded, and their embeddings scaled, and the output matrix, too."""
     torch.set_num_threads(1)
     decoder_model(name, tmp_path / "hf")
-    losses = calibrate.sensitivity(tmp_path / "hf", text, tmp_path / "losses.json", EVERYTHING)
+    losses = gguf_tools.sensitivity(tmp_path / "hf", text, tmp_path / "losses.json", EVERYTHING)
     models = by_chunk(tmp_path / "hf", drawn_labels(tmp_path / "hf", tmp_path / "gradients")["labels"])
     layer = "model.layers.5"
     paths = {"attn_q": f"{layer}.self_attn.q_proj.weight", "ffn_down": f"{layer}.mlp.down_proj.weight"}
@@ -189,7 +189,7 @@ def _damage_of_output(model: Any) -> float:
 def test_embeddings_count_all_places_of_a_token_together(tmp_path: Path, text: Path) -> None:
     torch.set_num_threads(1)
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=1)
-    losses = calibrate.sensitivity(folder, text, tmp_path / "losses.json", EVERYTHING)
+    losses = gguf_tools.sensitivity(folder, text, tmp_path / "losses.json", EVERYTHING)
     models = by_chunk(folder, drawn_labels(folder, tmp_path / "gradients")["labels"])
     weights = models[0].model.embed_tokens.weight.detach().numpy()
     gradients = [model.model.embed_tokens.weight.grad.double().numpy() for model in models]
@@ -204,8 +204,8 @@ def test_a_padded_file_has_the_losses_of_the_model(tmp_path: Path, text: Path) -
     plain = write_f32(folder, tmp_path / "model.gguf")
     padded = quantize(plain, tmp_path / "padded.gguf", "F32", pad="256").paths[0]
     types = replace(EVERYTHING, types=("Q2_K", "Q4_0", "IQ3_S", "Q8_0"))
-    of_plain = calibrate.sensitivity(plain, text, tmp_path / "a.json", types)
-    of_padded = calibrate.sensitivity(padded, text, tmp_path / "b.json", types)
+    of_plain = gguf_tools.sensitivity(plain, text, tmp_path / "a.json", types)
+    of_padded = gguf_tools.sensitivity(padded, text, tmp_path / "b.json", types)
     assert of_plain.tensors.keys() == of_padded.tensors.keys()
     down = of_plain.tensors["blk.1.ffn_down_exps.weight"]
     assert (down.shape, set(down.padded)) == ((8, 96, 48), {"Q2_K", "Q4_0", "IQ3_S", "Q8_0"})
@@ -224,10 +224,10 @@ def test_rows_of_a_padded_hidden_size(tmp_path: Path, text: Path) -> None:
     plain = convert.convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32").paths[0]
     padded = quantize(plain, tmp_path / "padded.gguf", "F32", pad="256", pad_hidden=True).paths[0]
     types = replace(EVERYTHING, types=("Q3_K", "Q8_0"))
-    inner = calibrate.sensitivity(plain, text, tmp_path / "inner.json", types)
+    inner = gguf_tools.sensitivity(plain, text, tmp_path / "inner.json", types)
     assert "Q3_K" not in inner.tensors["blk.0.attn_q.weight"].padded
-    whole = calibrate.sensitivity(plain, text, tmp_path / "whole.json", types, pad_hidden=True)
-    other = calibrate.sensitivity(padded, text, tmp_path / "padded.json", types, pad_hidden=True)
+    whole = gguf_tools.sensitivity(plain, text, tmp_path / "whole.json", types, pad_hidden=True)
+    other = gguf_tools.sensitivity(padded, text, tmp_path / "padded.json", types, pad_hidden=True)
     assert read_sensitivities(tmp_path / "whole.json").text["pad_hidden"]
     for name, each in whole.tensors.items():
         assert each.padded["Q3_K"] == pytest.approx(other.tensors[name].padded["Q3_K"], rel=1e-3), name
@@ -238,15 +238,15 @@ def test_rows_of_a_padded_hidden_size(tmp_path: Path, text: Path) -> None:
 def test_a_hidden_size_that_can_not_be_padded(tmp_path: Path, text: Path) -> None:
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
     with pytest.raises(BadRequest, match="deepseek2; the hidden size can be padded for"):
-        calibrate.sensitivity(folder, text, tmp_path / "v3.json", EVERYTHING, pad_hidden=True)
+        gguf_tools.sensitivity(folder, text, tmp_path / "v3.json", EVERYTHING, pad_hidden=True)
 
 
 @pytest.mark.usefixtures("random_tokens")
 def test_a_folder_has_the_losses_of_its_conversion(tmp_path: Path, text: Path) -> None:
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
-    of_folder = calibrate.sensitivity(folder, text, tmp_path / "a.json", EVERYTHING)
+    of_folder = gguf_tools.sensitivity(folder, text, tmp_path / "a.json", EVERYTHING)
     gguf = write_f32(folder, tmp_path / "model.gguf", mla="split")
-    of_file = calibrate.sensitivity(gguf, text, tmp_path / "b.json", EVERYTHING)
+    of_file = gguf_tools.sensitivity(gguf, text, tmp_path / "b.json", EVERYTHING)
     assert of_folder.tensors.keys() == of_file.tensors.keys()
     assert "blk.1.attn_k_b.weight" in of_folder.tensors
     for name, each in of_folder.tensors.items():

@@ -24,8 +24,8 @@ from calibrate.size.show import (
     tensor_type_lines,
 )
 from calibrate.size.solve import SizeRequest, curve, size_mixture
-from gguf_cli.quantize import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadRequest
 from quantize.formats.codecs import CODECS, needs_importances, requires_importances
 from quantize.pipeline import plan_run

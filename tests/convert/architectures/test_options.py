@@ -11,7 +11,7 @@ import pytest
 
 from convert.architectures import ARCHITECTURES, declared_options
 from convert.architectures.options import make_options
-from gguf_cli.convert import add_flags, read_flags
+from gguf_tools.commands.convert import add_flags, read_flags
 from gguf_tools.errors import BadRequest
 
 

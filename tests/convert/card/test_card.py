@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-import gguf_cli.convert
-import gguf_cli.main
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.main
+import gguf_tools.commands.quantize
 from convert.card.page import MARK
 from gguf_tools import Value
 from tests.gguf_tools.sample_files import METADATA, write_file
@@ -34,7 +34,7 @@ STATED = {
 COMMIT = "1730315ad9d394d884c589ba35ef0f0151fd671b"
 
 
-def make(words: list[str], main: Any = gguf_cli.main.main) -> int:
+def make(words: list[str], main: Any = gguf_tools.commands.main.main) -> int:
     code: int = main(words)
     return code
 
@@ -153,7 +153,7 @@ def test_a_second_run_keeps_the_first_one_s_files_and_what_was_added(tmp_path: P
         output = str(tmp_path / f"t {name}.gguf")
         words = ["-q", "--card", str(EXAMPLE), "--outfile", output, "--outtype", name]
         base = ["--base-model", "hf://me/tiny"] if name == "Q8_0" else []
-        assert make([*words, *base], gguf_cli.convert.main) == 0
+        assert make([*words, *base], gguf_tools.commands.convert.main) == 0
         if name == "Q8_0":
             with open(tmp_path / "README.md", "a") as file:
                 file.write("\n## Thanks\n\nto all\n")
@@ -175,7 +175,7 @@ def test_a_second_run_keeps_the_first_one_s_files_and_what_was_added(tmp_path: P
 
 def test_several_types_share_a_command(tmp_path: Path) -> None:
     words = ["-q", "--card", str(EXAMPLE), f"{tmp_path}/t-{{FTYPE}}.gguf", "Q8_0,F16"]
-    assert make(words, gguf_cli.quantize.main) == 0
+    assert make(words, gguf_tools.commands.quantize.main) == 0
     page = (tmp_path / "README.md").read_text()
     assert "# t-Q8_0.gguf\n# t-F16.gguf\nquantize -q --card" in page
     assert page.count("quantize -q") == 1
@@ -185,14 +185,14 @@ def test_somebody_else_s_card_is_not_replaced(tmp_path: Path, capsys: pytest.Cap
     """Neither a model's own nor one that lost our marks, and this is said before the work."""
     folder = shutil.copytree(EXAMPLE, tmp_path / "model")
     before = sorted(path.name for path in folder.iterdir())
-    assert make(["--card", str(folder)], gguf_cli.convert.main) == 1
+    assert make(["--card", str(folder)], gguf_tools.commands.convert.main) == 1
     assert "is no card of gguf-tools" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_a_stranger_s_card_is_replaced_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, card = tmp_path / "t.gguf", tmp_path / "README.md"
-    assert make(["-q", str(EXAMPLE), "--outfile", str(model)], gguf_cli.convert.main) == 0
+    assert make(["-q", str(EXAMPLE), "--outfile", str(model)], gguf_tools.commands.convert.main) == 0
     card.write_bytes(b"# Mine\n\xff")
     assert make(["card", str(model)]) == 1
     assert "gguf-tools card --force" in capsys.readouterr().err
@@ -212,7 +212,10 @@ def test_a_stranger_s_card_is_replaced_by_force(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_refusals(words: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert make(["-q", *words, str(EXAMPLE), f"{tmp_path}/t.gguf", "Q8_0"], gguf_cli.quantize.main) == 1
+    assert (
+        make(["-q", *words, str(EXAMPLE), f"{tmp_path}/t.gguf", "Q8_0"], gguf_tools.commands.quantize.main)
+        == 1
+    )
     assert part in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

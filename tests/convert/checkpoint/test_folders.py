@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.convert
+import gguf_tools.commands.convert
 from convert.checkpoint.checkpoint import INDEX_NAME, Checkpoint
 from convert.checkpoint.hub import weight_files
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
@@ -39,7 +39,7 @@ def write_index(folder: Path, *files: str) -> None:
 
 
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert gguf_cli.convert.main(["-q", str(folder), *options]) == 1
+    assert gguf_tools.commands.convert.main(["-q", str(folder), *options]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     return err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.convert
+import gguf_tools.commands.convert
 from convert.sources import model_path, source_folder
 from gguf_tools import open_gguf
 from gguf_tools.hub import client
@@ -50,7 +50,7 @@ def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def says(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return exit code and standard error, which must be one line, of a conversion."""
     capsys.readouterr()
-    code = gguf_cli.convert.main(["-q", *words])
+    code = gguf_tools.commands.convert.main(["-q", *words])
     err = capsys.readouterr().err
     assert err.count("\n") == 1, err
     return code, err
@@ -63,8 +63,8 @@ def test_a_model_of_the_hub_becomes_what_its_folder_becomes(
     local = tmp_path / "local"
     local.mkdir()
     plain = shutil.copytree(folder, local / folder.name, ignore=shutil.ignore_patterns("*.bin", "consol*"))
-    assert gguf_cli.convert.main([str(plain), "--outfile", str(local)]) == 0
-    assert gguf_cli.convert.main([NAME]) == 0
+    assert gguf_tools.commands.convert.main([str(plain), "--outfile", str(local)]) == 0
+    assert gguf_tools.commands.convert.main([NAME]) == 0
     (made,) = tmp_path.glob("*.gguf")
     (expected,) = local.glob("*.gguf")
     assert (made.name, made.read_bytes()) == (expected.name, expected.read_bytes())
@@ -85,7 +85,7 @@ def test_only_what_is_needed_is_fetched(hub: HubServer) -> None:
 
 
 def test_nothing_is_fetched_twice_nor_for_a_vocabulary(hub: HubServer) -> None:
-    assert gguf_cli.convert.main(["-q", f"hf://{NAME}@main", "--vocab-only"]) == 0
+    assert gguf_tools.commands.convert.main(["-q", f"hf://{NAME}@main", "--vocab-only"]) == 0
     assert hub.asked("model.safetensors") == []
     model_path(NAME, quiet=True)
     bodies = len(hub.asked("GET /cdn/"))
@@ -195,7 +195,7 @@ def test_without_the_hub(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureF
     n_requests = len(hub.requests)
     with hub.client(tmp_path / "cache", HF_HUB_OFFLINE="1"):
         assert model_path(NAME, quiet=True) == path
-        assert gguf_cli.convert.main(["-q", NAME]) == 0
+        assert gguf_tools.commands.convert.main(["-q", NAME]) == 0
     assert len(hub.requests) == n_requests
     with hub.client(tmp_path / "cache", HF_ENDPOINT="http://127.0.0.1:9"):
         assert model_path(NAME) == path
@@ -228,9 +228,9 @@ def test_what_the_hub_knows_is_no_mistyped_path(hub: HubServer, capsys: pytest.C
 def test_half_a_model_in_the_cache(
     hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gguf_cli.convert.main(["-q", NAME, "--vocab-only"]) == 0
+    assert gguf_tools.commands.convert.main(["-q", NAME, "--vocab-only"]) == 0
     with hub.client(tmp_path / "cache", HF_HUB_OFFLINE="1"):
-        assert gguf_cli.convert.main(["-q", NAME, "--vocab-only", "--force"]) == 0
+        assert gguf_tools.commands.convert.main(["-q", NAME, "--vocab-only", "--force"]) == 0
         code, err = says([NAME], capsys)
         assert (code, "no weights" in err) == (1, True)
 
@@ -260,6 +260,6 @@ def test_a_disk_that_is_too_small(
 
 @pytest.mark.slow
 def test_the_name_in_the_file(hub: HubServer, tmp_path: Path) -> None:
-    assert gguf_cli.convert.main(["-q", NAME, "--outfile", "m.gguf"]) == 0
+    assert gguf_tools.commands.convert.main(["-q", NAME, "--outfile", "m.gguf"]) == 0
     with open_gguf(tmp_path / "m.gguf") as file:
         assert file.get("general.name") == "Tiny Deepseek v3"

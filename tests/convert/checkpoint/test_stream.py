@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.quantize
+import gguf_tools.commands.convert
+import gguf_tools.commands.quantize
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.hub import stream
 from convert.weights import open_weights
@@ -60,8 +60,8 @@ def test_a_streamed_model_becomes_what_its_folder_becomes(
     """Each byte of the weights is fetched once or hardly more, and none of them is left on the disk."""
     local = folder if name == NAME else sharded
     words = ["-q", "--outtype", "Q8_0", "--model-name", "x", "--threads", "2", "--outfile"]
-    assert gguf_cli.convert.main([str(local), *words, "local.gguf"]) == 0
-    assert gguf_cli.convert.main([name, *words, "streamed.gguf", "--stream"]) == 0
+    assert gguf_tools.commands.convert.main([str(local), *words, "local.gguf"]) == 0
+    assert gguf_tools.commands.convert.main([name, *words, "streamed.gguf", "--stream"]) == 0
     assert Path("streamed.gguf").read_bytes() == Path("local.gguf").read_bytes()
     assert weights_in(tmp_path / "cache") < 2 << 20  # that is tokenizer.json
     shards = sum(path.stat().st_size for path in local.glob("*.safetensors"))
@@ -72,8 +72,10 @@ def test_a_streamed_model_becomes_what_its_folder_becomes(
 
 @pytest.mark.slow
 def test_quantize_and_verify(hub: HubServer, folder: Path) -> None:
-    assert gguf_cli.quantize.main(["-q", str(folder), "local.gguf", "Q8_0"]) == 0
-    assert gguf_cli.quantize.main(["-q", "--stream", "--verify", NAME, "streamed.gguf", "Q8_0"]) == 0
+    assert gguf_tools.commands.quantize.main(["-q", str(folder), "local.gguf", "Q8_0"]) == 0
+    assert (
+        gguf_tools.commands.quantize.main(["-q", "--stream", "--verify", NAME, "streamed.gguf", "Q8_0"]) == 0
+    )
     assert Path("streamed.gguf").read_bytes() == Path("local.gguf").read_bytes()
 
 
@@ -95,14 +97,17 @@ def test_formats_that_read_columns(format_: str, hub: HubServer) -> None:
 
 
 def test_a_dry_run_fetches_headers_alone(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
-    for main, words in ((gguf_cli.convert.main, [SHARDED]), (gguf_cli.quantize.main, [SHARDED, "Q4_K_M"])):
+    for main, words in (
+        (gguf_tools.commands.convert.main, [SHARDED]),
+        (gguf_tools.commands.quantize.main, [SHARDED, "Q4_K_M"]),
+    ):
         assert main(["--dry-run", *words]) == 0
         assert "bits per weight" in capsys.readouterr().out
     assert hub.sent_bytes < 0.8 * sum(path.stat().st_size for path in hub.files(SHARDED).values())
 
 
 def test_broken_lines_busy_servers_and_addresses_that_run_out(hub: HubServer, folder: Path) -> None:
-    assert gguf_cli.convert.main(["-q", str(folder), "--outfile", "local.gguf"]) == 0
+    assert gguf_tools.commands.convert.main(["-q", str(folder), "--outfile", "local.gguf"]) == 0
     hub.troubles += [
         Trouble("GET /cdn/", times=3, broken_at=300_000),
         Trouble("GET /cdn/", times=2, status=429, headers={"Retry-After": "0"}),
@@ -110,7 +115,7 @@ def test_broken_lines_busy_servers_and_addresses_that_run_out(hub: HubServer, fo
         Trouble("GET /cdn/", times=1, status=403),
         Trouble("GET /cdn/", times=1, broken_at=0),
     ]
-    assert gguf_cli.convert.main(["-q", NAME, "--stream", "--outfile", "streamed.gguf"]) == 0
+    assert gguf_tools.commands.convert.main(["-q", NAME, "--stream", "--outfile", "streamed.gguf"]) == 0
     assert [trouble.times for trouble in hub.troubles] == [0] * 5
     assert Path("streamed.gguf").read_bytes() == Path("local.gguf").read_bytes()
     assert len(hub.asked("HEAD /owner/tiny-deepseek-v3/resolve/")) >= 2  # asked again after 403
@@ -118,7 +123,7 @@ def test_broken_lines_busy_servers_and_addresses_that_run_out(hub: HubServer, fo
 
 def says(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     capsys.readouterr()
-    code = gguf_cli.convert.main(["-q", *words])
+    code = gguf_tools.commands.convert.main(["-q", *words])
     err = capsys.readouterr().err
     assert err.count("\n") == 1, err
     return code, err
@@ -135,10 +140,13 @@ def test_a_run_that_failed_goes_on(
     assert Path("streamed.gguf.partial").exists()
     hub.troubles.clear()
     hub.sent_bytes = 0
-    assert gguf_cli.convert.main(words) == 0
+    assert gguf_tools.commands.convert.main(words) == 0
     assert "went on from an interrupted run" in capsys.readouterr().out
     assert hub.sent_bytes < 0.8 * (folder / "model.safetensors").stat().st_size
-    assert gguf_cli.convert.main(["-q", str(folder), "--outtype", "Q8_0", "--outfile", "local.gguf"]) == 0
+    assert (
+        gguf_tools.commands.convert.main(["-q", str(folder), "--outtype", "Q8_0", "--outfile", "local.gguf"])
+        == 0
+    )
     assert Path("streamed.gguf").read_bytes() == Path("local.gguf").read_bytes()
 
 
@@ -158,8 +166,11 @@ def test_a_flipped_bit_ends_a_run_and_is_not_gone_on_with(
     assert not Path("streamed.gguf").exists()
     code, err = says(words, capsys)
     assert (code, "source model.safetensors was" in err, "--restart" in err) == (1, True, True), err
-    assert gguf_cli.convert.main(["-q", *words, "--restart"]) == 0
-    assert gguf_cli.convert.main(["-q", str(folder), "--outtype", "Q8_0", "--outfile", "local.gguf"]) == 0
+    assert gguf_tools.commands.convert.main(["-q", *words, "--restart"]) == 0
+    assert (
+        gguf_tools.commands.convert.main(["-q", str(folder), "--outtype", "Q8_0", "--outfile", "local.gguf"])
+        == 0
+    )
     assert Path("streamed.gguf").read_bytes() == Path("local.gguf").read_bytes()
 
 
@@ -217,7 +228,7 @@ def test_a_header_that_lies(hub: HubServer, folder: Path, tmp_path: Path) -> Non
 def test_what_computes_is_not_streamed(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("text")
     for more in (["--calibrate", "text.txt"], ["--evaluate", "text.txt"]):
-        assert gguf_cli.quantize.main(["-q", "--stream", *more, NAME, "m.gguf", "Q8_0"]) == 1
+        assert gguf_tools.commands.quantize.main(["-q", "--stream", *more, NAME, "m.gguf", "Q8_0"]) == 1
         assert "--stream is for encoding alone" in capsys.readouterr().err
     assert hub.requests == []
 

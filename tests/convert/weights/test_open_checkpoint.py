@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import convert
-from gguf_cli import convert as convert_cli
-from gguf_cli import main as cli
+from gguf_tools.commands import convert as convert_cli
+from gguf_tools.commands import main as cli
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 from tests.support.checkpoints import quantize_fp8, write_checkpoint
 

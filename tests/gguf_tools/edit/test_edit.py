@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.main import main
 from gguf_tools import GGUFFile, Value, open_gguf
+from gguf_tools.commands.main import main
 from gguf_tools.edit import in_place
 from gguf_tools.progress import Bar
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_cli.main import main
 from gguf_tools import GGUFFile, TensorInfo, Value, open_gguf
+from gguf_tools.commands.main import main
 from gguf_tools.edit.rewrite import write_files
 from gguf_tools.edit.split import group_tensors, merged_file, split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import gguf_cli.main
+import gguf_tools.commands.main
 from gguf_tools.hub import client
 from tests.gguf_tools.sample_files import write_file
 from tests.support.hub_server import HubServer, Trouble
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*words: str | Path) -> int:
-    return gguf_cli.main.main(["upload", *map(str, words)])
+    return gguf_tools.commands.main.main(["upload", *map(str, words)])
 
 
 def test_a_folder(hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

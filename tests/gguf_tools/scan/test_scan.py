@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_cli.main import main
 from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
+from gguf_tools.commands.main import main
 from gguf_tools.findings import capped
 from gguf_tools.format import ggml_types as types
 from gguf_tools.format.header import decode_header

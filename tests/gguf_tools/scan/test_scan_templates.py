@@ -275,7 +275,7 @@ def test_scanning_does_not_import_jinja2(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(FileLayout.of(metadata, ()).header)
     code = (
-        "import sys; from gguf_cli.main import main; assert main(['scan', sys.argv[1]]) == 0; "
+        "import sys; from gguf_tools.commands.main import main; assert main(['scan', sys.argv[1]]) == 0; "
         "assert not {'jinja2', 'numpy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code, path], cwd=ROOT, check=True, capture_output=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import convert
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from tests.quality.auditing.families import family_folder
 from tests.support.trained_model import calibration_text
 

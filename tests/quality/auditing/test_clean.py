@@ -58,7 +58,7 @@ def alarms(report: AuditReport) -> list[str]:
     ],
 )
 def test_ours(family: str, how: str, base: Base, made: Make) -> None:
-    report = quality.audit(made(family, how), base(family))
+    report = gguf_tools.audit(made(family, how), base(family))
     assert alarms(report) == []
     assert len(report.tensors) > 20
 
@@ -67,7 +67,7 @@ def test_ours(family: str, how: str, base: Base, made: Make) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("how", ["Q4_K_M", "imatrix IQ2_XS", "calibrated Q2_K"])
 def test_a_sample_of_rows(family: str, how: str, base: Base, made: Make) -> None:
-    assert alarms(quality.audit(made(family, how), base(family), every_row=False)) == []
+    assert alarms(gguf_tools.audit(made(family, how), base(family), every_row=False)) == []
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_sample_of_rows(family: str, how: str, base: Base, made: Make) -> None
 @pytest.mark.parametrize("of", ["F32", "BF16", "F16", "Q8_0"])
 def test_a_file_as_base(family: str, of: str, base: Base, made: Make) -> None:
     """Q8_0 is itself off by half a percent, which hides nothing of a file of four bits."""
-    report = quality.audit(made(family, "imatrix Q4_K_M"), made(family, of))
+    report = gguf_tools.audit(made(family, "imatrix Q4_K_M"), made(family, of))
     assert alarms(report) == []
 
 
@@ -98,7 +98,7 @@ def test_llama_cpps(family: str, how: str, base: Base, made: Make, tmp_path: Pat
             weights = rng.exponential(1, info.n_cols).astype(np.float32) ** 2 if needs else None
             out.seek(file.data_offset(info.name))
             out.write(oracle.quantize(info.type.id, rows, weights).tobytes())
-    assert alarms(quality.audit(path, base(family))) == []
+    assert alarms(gguf_tools.audit(path, base(family))) == []
 
 
 @pytest.mark.slow
@@ -109,15 +109,15 @@ def test_layouts_of_latent_attention(
 ) -> None:
     path = tmp_path / "file.gguf"
     convert.convert(base("deepseek2"), path, outtype=file_type, mla=layout)  # type: ignore[arg-type]
-    assert alarms(quality.audit(path, base("deepseek2"))) == []
-    assert alarms(quality.audit(path, made("deepseek2", "F32"))) == []
-    assert alarms(quality.audit(made("deepseek2", file_type), path)) == [] or file_type != "F32"
+    assert alarms(gguf_tools.audit(path, base("deepseek2"))) == []
+    assert alarms(gguf_tools.audit(path, made("deepseek2", "F32"))) == []
+    assert alarms(gguf_tools.audit(made("deepseek2", file_type), path)) == [] or file_type != "F32"
 
 
 def test_what_a_changed_layout_has_encoded_twice_is_a_warning(base: Base, made: Make, tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     change_layout(made("deepseek2", "Q4_K_M"), path, "none")
-    report = quality.audit(path, base("deepseek2"))
+    report = gguf_tools.audit(path, base("deepseek2"))
     assert not report.is_wrong
     assert [each.where for each in report.at(Level.WARNING)] == [
         f"blk.{layer}.attn_kv_b.weight" for layer in range(3)
@@ -127,7 +127,7 @@ def test_what_a_changed_layout_has_encoded_twice_is_a_warning(base: Base, made: 
 def test_pruned_layers_are_a_warning(base: Base, made: Make, tmp_path: Path) -> None:
     path = tmp_path / "pruned.gguf"
     quantize.quantize(made("llama", "F32"), path, "Q4_K_M", types=PlanOptions(prune_layers=(2, 3)))
-    (alarm,) = alarms(quality.audit(path, base("llama")))
+    (alarm,) = alarms(gguf_tools.audit(path, base("llama")))
     assert alarm == ": layers 2-3 of the base left out (pruned, or for multi-token prediction)"
 
 
@@ -136,12 +136,12 @@ def test_pruned_layers_are_a_warning(base: Base, made: Make, tmp_path: Path) -> 
 def test_split_repacked_and_chosen_types(family: str, base: Base, made: Make, tmp_path: Path) -> None:
     done = convert.convert(base(family), tmp_path / "part.gguf", outtype="Q4_K_M", split_max_tensors=10)
     assert len(done.paths) > 2
-    assert alarms(quality.audit(done.paths[0], base(family))) == []
+    assert alarms(gguf_tools.audit(done.paths[0], base(family))) == []
     repack(made(family, "Q4_K_M"), tmp_path / "r4.gguf")
-    assert alarms(quality.audit(tmp_path / "r4.gguf", base(family))) == []
+    assert alarms(gguf_tools.audit(tmp_path / "r4.gguf", base(family))) == []
     options = PlanOptions(leave_output=True, embedding_type=by_name("Q5_1"))
     quantize.quantize(made(family, "F32"), tmp_path / "own.gguf", "Q5_K_S", types=options)
-    assert alarms(quality.audit(tmp_path / "own.gguf", base(family))) == []
+    assert alarms(gguf_tools.audit(tmp_path / "own.gguf", base(family))) == []
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.0, Level.BAD), (1.0, Level.WARNING)])
@@ -156,7 +156,7 @@ def test_a_row_that_a_calibration_may_have_given_up_is_no_error(
         row = file.read_rows(name, 3, 4).tobytes()
         out.seek(file.data_offset(name) + 3 * len(row))
         out.write(file.read_rows(name, 9, 10).tobytes())
-    (found,) = (each for each in quality.audit(path, base("llama")).findings if name in each.about)
+    (found,) = (each for each in gguf_tools.audit(path, base("llama")).findings if name in each.about)
     assert found.level is level
     assert found.text.startswith("row 3: ")
     assert ("few tokens" in found.text) == (level is Level.WARNING)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from tests.contract.import_graph import ROOT
 from tests.quality.auditing.conftest import Base, Make
 from tests.quality.auditing.faults import FAULTS, damage
@@ -98,7 +98,7 @@ def test_little_is_read_of_a_base_on_the_hub(
 
 
 def test_tensors_are_compared_without_torch(base: Base, made: Make) -> None:
-    code = "import sys; sys.modules['torch'] = None; from gguf_cli.main import main; exit(main(sys.argv[1:]))"
+    code = "import sys; sys.modules['torch'] = None; from gguf_tools.commands.main import main; exit(main(sys.argv[1:]))"
     words = ["audit", str(made("llama", "Q4_K_M")), str(base("llama")), "-q"]
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -46,7 +46,7 @@ def test_a_fault_is_named(family: str, fault: str, how: str, base: Base, made: M
         damage(made(family, how), base(family), broken, FAULTS[fault])
     except LookupError as error:
         pytest.skip(f"nothing in this model can have it: {error}")
-    report = quality.audit(broken, base(family))
+    report = gguf_tools.audit(broken, base(family))
     assert report.is_wrong
     assert bad_kinds(report) & set(FAULTS[fault].kinds), [each.text for each in report.findings]
 
@@ -62,7 +62,7 @@ def test_a_sample_of_rows_shows_it_too(
         damage(made(family, "imatrix IQ2_XS"), base(family), broken, FAULTS[fault])
     except LookupError as error:
         pytest.skip(f"nothing in this model can have it: {error}")
-    assert bad_kinds(quality.audit(broken, base(family), every_row=False)) & set(FAULTS[fault].kinds)
+    assert bad_kinds(gguf_tools.audit(broken, base(family), every_row=False)) & set(FAULTS[fault].kinds)
 
 
 @pytest.mark.slow
@@ -73,9 +73,9 @@ def test_a_file_as_base_shows_it_too(fault: str, base: Base, made: Make, tmp_pat
         damage(made("deepseek2", "Q4_K_M"), base("deepseek2"), broken, FAULTS[fault])
     except LookupError as error:
         pytest.skip(f"nothing in this model can have it: {error}")
-    assert bad_kinds(quality.audit(broken, made("deepseek2", "F16"))) & set(FAULTS[fault].kinds)
+    assert bad_kinds(gguf_tools.audit(broken, made("deepseek2", "F16"))) & set(FAULTS[fault].kinds)
 
 
 def test_another_model_is_told(base: Base, made: Make) -> None:
-    report = quality.audit(made("llama", "Q4_K_M"), base("deepseek2"))
+    report = gguf_tools.audit(made("llama", "Q4_K_M"), base("deepseek2"))
     assert any("general.architecture" in each.about for each in report.findings if each.is_bad)

@@ -10,7 +10,7 @@ import pytest
 import convert
 import quality
 import quantize
-from gguf_cli.main import main
+from gguf_tools.commands.main import main
 from gguf_tools.findings import Level
 from gguf_tools.format.values import Value
 from quantize.calibration import METHOD_KEY
@@ -65,7 +65,7 @@ def test_a_base_on_a_grid_raises_no_alarm(
     name: str, how: str, exact: Path, calibration: Path, tmp_path: Path
 ) -> None:
     base, file = grid_file(exact, name, how, tmp_path, calibration)
-    assert alarms(quality.audit(file, base)) == []
+    assert alarms(gguf_tools.audit(file, base)) == []
 
 
 @pytest.mark.parametrize("fault", ["gate and up swapped", "garbage", "zeros behind", "sign turned"])
@@ -74,7 +74,7 @@ def test_faults_of_a_file_of_such_a_base_are_found(
 ) -> None:
     base, file = grid_file(exact, "Q4_K", "Q4_K_M", tmp_path, calibration)
     damage(file, base, tmp_path / "broken.gguf", FAULTS[fault])
-    found = {each.kind for each in quality.audit(tmp_path / "broken.gguf", base).findings if each.is_bad}
+    found = {each.kind for each in gguf_tools.audit(tmp_path / "broken.gguf", base).findings if each.is_bad}
     assert found & set(FAULTS[fault].kinds)
 
 
@@ -83,7 +83,7 @@ def test_a_file_by_way_of_16_bits_is_not_called_bad(exact: Path, tmp_path: Path)
     base = on_grid(exact, tmp_path / "base.gguf", GRIDS["fp8"])
     quantize.quantize(base, tmp_path / "bf16.gguf", "BF16")
     quantize.quantize(tmp_path / "bf16.gguf", tmp_path / "file.gguf", "F16")
-    report = quality.audit(tmp_path / "file.gguf", base)
+    report = gguf_tools.audit(tmp_path / "file.gguf", base)
     assert not report.is_wrong
     assert {each.kind for each in report.at(Level.WARNING)} == {"rounded"}
 
@@ -105,6 +105,6 @@ def test_errors_below_those_of_the_type_are_no_damage(exact: Path, calibration: 
     moved = tmp_path / "moved.gguf"
     damage(file, base, moved, Fault((), move))
     assert moved.read_bytes()[-1000000:] != file.read_bytes()[-1000000:]
-    report = quality.audit(moved, base)
+    report = gguf_tools.audit(moved, base)
     assert alarms(report) == []
     assert report.encoder == "calibrated", "the file says so"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import quality
-from gguf_cli.evaluate import main
 from gguf_tools.cluster import connect
+from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
 from quality.evaluation import Evaluation
 from tests.forward.deepseek4_models import v4_model
@@ -31,7 +31,7 @@ from tests.quality.test_kept import KillAfter, Killed, Layers  # noqa: E402
 
 Made = Callable[[str], Path]
 
-ONE_THREAD = quality.EvaluateOptions(forward=ForwardOptions(n_threads=1))
+ONE_THREAD = gguf_tools.EvaluateOptions(forward=ForwardOptions(n_threads=1))
 CONTEXTS = {"letters": 64, "manual": 100, "tales": 256}
 YAML = f"""\
 title: Small texts
@@ -86,9 +86,9 @@ def compare(found: Any, expected: Any, rel: float) -> None:
         assert found == expected
 
 
-def alone(base: Path, suite: Path, name: str, file: Path, options: quality.EvaluateOptions) -> Evaluation:
+def alone(base: Path, suite: Path, name: str, file: Path, options: gguf_tools.EvaluateOptions) -> Evaluation:
     cut = replace(options, cut=Cut(CONTEXTS[name]))
-    return quality.evaluate(base, suite / f"{name}.txt", [file], cut)
+    return gguf_tools.evaluate(base, suite / f"{name}.txt", [file], cut)
 
 
 @pytest.mark.parametrize(("n_threads", "memory_bytes"), [(1, 0), (2, 1 << 30)])
@@ -104,8 +104,8 @@ def test_a_class_has_the_numbers_of_its_text_alone(
     monkeypatch.setattr("forward.sweep.PIECE_ROWS", 32)
     monkeypatch.setattr("forward.logits._PIECE_POSITIONS", 100)
     forward = ForwardOptions(n_threads=n_threads, memory_bytes=memory_bytes)
-    options = quality.EvaluateOptions(forward=forward)
-    found = quality.evaluate_suite(tiny_folder, suite, [made("Q4_K_M")], options)
+    options = gguf_tools.EvaluateOptions(forward=forward)
+    found = gguf_tools.evaluate_suite(tiny_folder, suite, [made("Q4_K_M")], options)
     for name in CONTEXTS:
         same(found.by_class[name], alone(tiny_folder, suite, name, made("Q4_K_M"), options))
     assert found.by_class["talk"].text.chunks.n_chunks == len(TALK)
@@ -115,7 +115,7 @@ def test_what_is_scored_of_conversations_is_what_transformers_predicts(
     tiny_folder: Path, made: Made, suite: Path
 ) -> None:
     """Chunks of different lengths, in which turns of the user lie between those that are scored."""
-    talk = quality.evaluate_suite(tiny_folder, suite, [made("Q8_0")], ONE_THREAD).by_class["talk"]
+    talk = gguf_tools.evaluate_suite(tiny_folder, suite, [made("Q8_0")], ONE_THREAD).by_class["talk"]
     chunks, found = talk.text.chunks, talk.models[0].tokens
     assert len(set(np.diff(chunks.bounds).tolist())) == len(TALK)
     gaps = np.diff(found.position)[np.diff(found.chunk) == 0]
@@ -154,7 +154,7 @@ def test_a_class_of_another_family_has_its_own_numbers(
     base.rename(other)
     other_family(name, base)
     edit_tensors(other, round_tensors)
-    found = quality.evaluate_suite(base, suite, [other], ONE_THREAD)
+    found = gguf_tools.evaluate_suite(base, suite, [other], ONE_THREAD)
     assert found.figures[0]["all"].kld.value > 1e-6
     for each in ("letters", "tales"):
         same(found.by_class[each], alone(base, suite, each, other, ONE_THREAD))
@@ -168,34 +168,36 @@ def round_tensors(tensors: Tensors) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected(made: Made, suite: Path) -> quality.SuiteEvaluation:
-    return quality.evaluate_suite(made("F32"), suite, [made("Q2_K")], ONE_THREAD)
+def expected(made: Made, suite: Path) -> gguf_tools.SuiteEvaluation:
+    return gguf_tools.evaluate_suite(made("F32"), suite, [made("Q2_K")], ONE_THREAD)
 
 
 def test_an_interrupted_run_goes_on(
-    expected: quality.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
+    expected: gguf_tools.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
     options = replace(ONE_THREAD, work=tmp_path / "work")
     with pytest.raises(Killed):
-        quality.evaluate_suite(made("F32"), suite, [made("Q2_K")], options, KillAfter(60))
+        gguf_tools.evaluate_suite(made("F32"), suite, [made("Q2_K")], options, KillAfter(60))
     report = Layers()
-    found = quality.evaluate_suite(made("F32"), suite, [made("Q2_K")], options, report)
+    found = gguf_tools.evaluate_suite(made("F32"), suite, [made("Q2_K")], options, report)
     assert report.done > 0
     assert found.rows() == expected.rows()
     assert found.to_json() == expected.to_json()
 
 
 def test_states_of_a_base_are_kept_for_a_suite(
-    expected: quality.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
+    expected: gguf_tools.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
     options = replace(ONE_THREAD, keep=tmp_path / "kept")
     for n_done in (0, 3):
         report = Layers()
-        found = quality.evaluate_suite(made("F32"), suite, [made("Q2_K")], options, report)
+        found = gguf_tools.evaluate_suite(made("F32"), suite, [made("Q2_K")], options, report)
         assert report.done == n_done
         assert found.to_json() == expected.to_json()
     with pytest.raises(BadRequest, match="kept: has states of another text"):
-        quality.evaluate_suite(made("F32"), quality.read_suite(suite, quick=True), [made("Q2_K")], options)
+        gguf_tools.evaluate_suite(
+            made("F32"), gguf_tools.read_suite(suite, quick=True), [made("Q2_K")], options
+        )
 
 
 @pytest.fixture
@@ -215,22 +217,22 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("here")
 def test_workers_of_a_scheduler_compute_a_suite(
-    expected: quality.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
+    expected: gguf_tools.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
     forward = ForwardOptions(n_threads=1, scheduler="here:1")
-    options = quality.EvaluateOptions(forward=forward, work=tmp_path / "work")
-    found = quality.evaluate_suite(made("F32"), suite, [made("Q2_K")], options)
+    options = gguf_tools.EvaluateOptions(forward=forward, work=tmp_path / "work")
+    found = gguf_tools.evaluate_suite(made("F32"), suite, [made("Q2_K")], options)
     assert found.rows() == expected.rows()
 
 
 def test_what_is_for_one_text_is_refused(made: Made, suite: Path, tmp_path: Path) -> None:
     def refused(match: str, base: Any = None, given: Path = suite, **choices: Any) -> None:
         with pytest.raises(BadRequest, match=match):
-            quality.evaluate_suite(base or made("F32"), given, [made("F32")], **choices)
+            gguf_tools.evaluate_suite(base or made("F32"), given, [made("F32")], **choices)
 
     refused("classes of a suite have contexts of their own", chunk_size=64)
     refused(r"b\.kld: a file of log probabilities is of one text", logits=tmp_path / "b.kld")
-    refused(r"b\.kld: a file of log probabilities is of one text", quality.LogitsFile(tmp_path / "b.kld"))
+    refused(r"b\.kld: a file of log probabilities is of one text", gguf_tools.LogitsFile(tmp_path / "b.kld"))
     refused("class 'all': figures over all", given=write(tmp_path, "context: 16", all="What? " * 50))
     (tmp_path / "short").mkdir()
     refused("class 'a': no token is scored", given=write(tmp_path / "short", "context: 2", a="Well, well."))

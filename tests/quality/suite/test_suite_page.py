@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import quality
-from gguf_cli.evaluate import main
+from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
 from quality.report.points import read_earlier, refuse_other_classes
 from quality.suite.result import SuiteEvaluation, suite_lines
@@ -42,7 +42,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluation(made: Made, suite: Path) -> SuiteEvaluation:
     files = [made("Q2_K"), made("IQ3_XXS"), made("Q8_0")]
-    return quality.evaluate_suite(
+    return gguf_tools.evaluate_suite(
         made("F32"), suite, files, forward=ForwardOptions(n_threads=1), against=files[1], noise_floor=True
     )
 

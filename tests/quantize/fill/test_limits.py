@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gguf_cli.quantize
+import gguf_tools.commands.quantize
 from gguf_tools.system import files
 from gguf_tools.system.files import Moved
 from quantize.fill import outputs
@@ -59,9 +59,9 @@ def test_the_summary_says_what_the_limit_was(
         return "the disk"
 
     monkeypatch.setattr(outputs, "limit_of", limit)
-    assert gguf_cli.quantize.main([str(model), str(out), "Q8_0", "2"]) == 0
+    assert gguf_tools.commands.quantize.main([str(model), str(out), "Q8_0", "2"]) == 0
     assert capsys.readouterr().out.rstrip().endswith(" a second, the limit was the disk)")
-    assert gguf_cli.quantize.main(["--json", "--force", str(model), str(out), "Q8_0", "2"]) == 0
+    assert gguf_tools.commands.quantize.main(["--json", "--force", str(model), str(out), "Q8_0", "2"]) == 0
     assert json.loads(capsys.readouterr().out)["limit"] == "the disk"
     assert [n_threads for _, _, n_threads in seen] == [2, 2]
     assert all(0 < moved.seconds < seconds * n_threads for moved, seconds, n_threads in seen)

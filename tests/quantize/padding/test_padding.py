@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_cli.quantize import main
 from gguf_tools import open_gguf
+from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadRequest, ExecutionError
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, Q8_0_R8, GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.quantize import recipe_lines
+from gguf_tools.commands.quantize import recipe_lines
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F16, by_name
 from gguf_tools.format.tensors import TensorInfo

@@ -1,6 +1,0 @@
-"""`python -m gguf_cli` is the command `gguf-tools`."""
-
-from gguf_tools.shadowing import run_command
-
-if __name__ == "__main__":
-    raise SystemExit(run_command("gguf_cli.main", "python -m gguf_cli"))

@@ -1,0 +1,158 @@
+"""Command line arguments of a calibration, for the commands that quantize."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import (
+    DEFAULT_CONTEXT,
+    add_chunks_argument,
+    add_context_argument,
+    cut_of,
+    n_chunks_of,
+)
+from gguf_tools.errors import BadArgument, MissingFile
+from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.number_types import SEED
+from gguf_tools.terminal import say
+
+if TYPE_CHECKING:
+    from calibrate.calibration import Calibration
+    from forward.options import ForwardOptions
+    from quality.options import EvaluateOptions
+    from quantize.run import Run
+
+
+def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --calibrate and what belongs to it."""
+    group = parser.add_argument_group("encoding under the activations of a text (needs torch)")
+    group.add_argument(
+        "--calibrate", type=command.text_file, action=command.StoreOnce, metavar="TEXT",
+        help="choose the bytes of every tensor so that the model errs little on this UTF-8 text. TEXT may be"
+        " a folder: every file and every folder in it is a class of text (prose, code, chats.jsonl ...),"
+        " --chunks is shared equally among them, and the report says what each has gained",
+    )  # fmt: skip
+    add_context_argument(group)
+    add_chunks_argument(group)
+    group.add_argument(
+        "--no-sequential",
+        action="store_true",
+        help="calibrate every tensor on the original model's activations: twice as fast, larger errors",
+    )
+    group.add_argument(
+        "--one-sided",
+        action="store_true",
+        help="ignore the gradients at each matrix's outputs (no backward pass)",
+    )
+    group.add_argument("--no-embedding", action="store_true", help="encode token_embd as without --calibrate")
+    group.add_argument(
+        "--seed", type=command.number(SEED), default=0, metavar="N",
+        help="decides which labels are drawn for the backward pass (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--evaluate", type=command.text_file, metavar="TEXT",
+        help="afterwards measure the divergence from INPUT on this text, which should be another one",
+    )  # fmt: skip
+    group.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    group.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32",
+        help="what the model is multiplied in (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
+        help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
+    )  # fmt: skip
+
+
+def refuse_early_of(args: argparse.Namespace, output: Path | None) -> None:
+    """Refuse a text that is not there, as the flag may have taken INPUT for it, and an odd output.
+
+    raises  as `refuse_early`
+    """
+    texts: dict[str, Path | None] = {
+        f"--{option.replace('_', '-')}": getattr(args, option)
+        for option in ("calibrate", "evaluate", "sensitivity_text")
+    }
+    for flag, text in texts.items():
+        if text is not None and not text.exists():
+            raise MissingFile(f"{text}: can't be read (No such file or directory), and {flag} takes a text")
+    refuse_early([output], texts.values(), folders=True)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """What --evaluate measures of an output: how far it is from its source on another text."""
+
+    text: Path
+    options: EvaluateOptions
+
+    def refuse(self, run: Run) -> None:
+        """Raise BadRequest, before a weight is read, for a text that can't be used."""
+        from calibrate.plan import refuse_text
+
+        refuse_text(self.text, self.options.cut, run.preparation, measured=True)
+
+    def print_of(self, source: Path, output: Path) -> None:
+        """Measure an output, and print the result."""
+        from quality.evaluation import evaluation_lines
+        from quality.pipeline import evaluate
+
+        evaluation = evaluate(source, self.text, [output], self.options, progress=True)
+        say(*evaluation_lines(evaluation))
+
+
+def read_divergence(args: argparse.Namespace) -> Divergence | None:
+    """Read --evaluate; None without it."""
+    if args.evaluate is None:
+        return None
+    from forward.text.tokens import Cut
+    from quality.options import EvaluateOptions
+
+    return Divergence(args.evaluate, EvaluateOptions(Cut(args.ctx_size), calibration_forward(args)))
+
+
+def read_calibration(args: argparse.Namespace) -> Calibration | None:
+    """Read --calibrate and what belongs to it; None without it.
+
+    raises  BadArgument for what belongs to it where it is missing
+    """
+    if args.calibrate is None:
+        for option in ("no_sequential", "one_sided", "no_embedding", "seed"):
+            if getattr(args, option):
+                raise BadArgument(f"--{option.replace('_', '-')} is for --calibrate, which is missing")
+        if args.evaluate is None and args.sensitivity_text is None:
+            for option, is_given in (
+                ("--chunks", n_chunks_of(args.chunks) is not None), ("-c", args.ctx_size != DEFAULT_CONTEXT),
+            ):  # fmt: skip
+                if is_given:
+                    raise BadArgument(
+                        f"{option} is for a text, and none is given: --calibrate, --evaluate or"
+                        " --sensitivity-text names one"
+                    )
+        return None
+    from forward.options import require_torch
+
+    require_torch("--calibrate")
+    from calibrate.calibration import Calibration
+
+    return Calibration(
+        args.calibrate,
+        cut=cut_of(args),
+        sequential=not args.no_sequential,
+        method="one-sided" if args.one_sided else "two-sided",
+        embedding=not args.no_embedding,
+        seed=args.seed,
+        any_text=args.force,
+        forward=calibration_forward(args),
+    )
+
+
+def calibration_forward(args: argparse.Namespace) -> ForwardOptions:
+    """Read how the model is computed; the threads are those of the run."""
+    from forward.options import ForwardOptions
+
+    return ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)

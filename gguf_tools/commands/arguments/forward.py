@@ -1,0 +1,113 @@
+"""Command line arguments of how a model is computed, shared by the commands that run the forward pass."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from gguf_tools.commands import command
+from gguf_tools.commands.command import StoreOnce, StoreOutput
+from gguf_tools.number_types import CHUNKS, COUNT, THREADS
+
+if TYPE_CHECKING:
+    from forward.options import ForwardOptions
+    from forward.text.tokens import Cut
+
+
+OR_FOLDER = "or a folder: every file and every folder in it is a class, and --chunks takes as many of each"
+"""Help of an argument that names a text to learn from."""
+
+
+DEFAULT_CONTEXT = 512
+"""Tokens per chunk, as `forward.text.tokens.Cut` has them, which takes a second to load."""
+
+
+def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
+    """Add -f, -o, -c and --chunks of a command that makes a file of a text; `what` is the help of -o."""
+    group.add_argument(
+        "-f", "--file", dest="text", type=command.text_file, action=StoreOnce, required=True, metavar="TEXT",
+        help=f"UTF-8 text, {OR_FOLDER}",
+    )  # fmt: skip
+    group.add_argument(
+        "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar=metavar,
+        help=what,
+    )  # fmt: skip
+    add_context_argument(group)
+    add_chunks_argument(group)
+
+
+def add_chunks_argument(
+    group: argparse._ActionsContainer,
+    name: str = "--chunks",
+    what: str = "use at most N chunks; -1: all",
+) -> None:
+    """Add --chunks, how much of a text is used, or its like for another text; `what` is its help."""
+    group.add_argument(name, type=command.number(CHUNKS), default=-1, metavar="N", help=what)
+
+
+def add_context_argument(group: argparse._ActionsContainer) -> None:
+    """Add -c, the length of a chunk of text."""
+    group.add_argument(
+        "-c", "--ctx-size", type=command.number(COUNT), default=DEFAULT_CONTEXT, metavar="N",
+        help="tokens per chunk (default: %(default)s)",
+    )  # fmt: skip
+
+
+def add_force_of_text(group: argparse._ActionsContainer) -> None:
+    """Add --force of a command that replaces outputs and learns from a text."""
+    group.add_argument(
+        "--force", action="store_true",
+        help="replace outputs that are there already, even as asked; and use a text that is nonsense (one"
+        " token over and over, copies of a passage), with a warning that even -q prints",
+    )  # fmt: skip
+
+
+def cut_of(args: argparse.Namespace) -> Cut:
+    """Read --ctx-size, --chunks and where there is one --from-chunk: the part of a text."""
+    from forward.text.tokens import Cut
+
+    return Cut(args.ctx_size, getattr(args, "from_chunk", 0), n_chunks_of(args.chunks))
+
+
+def n_chunks_of(number: int) -> int | None:
+    """Return a number of chunks as Cut has it."""
+    return None if number == CHUNKS.besides else number
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add device, dtype, threads, memory, --timeout and --restart; return their group, for more."""
+    command.add_quiet(parser)
+    run = parser.add_argument_group("how to run it")
+    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    run.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32",
+        help="what to multiply in (default: %(default)s)",
+    )  # fmt: skip
+    run.add_argument(
+        "-t",
+        "--threads",
+        type=command.number(THREADS),
+        metavar="N",
+        help="how many threads (default: one per core)",
+    )
+    command.add_timeout(run)
+    run.add_argument(
+        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
+        help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
+    )  # fmt: skip
+    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
+    return run
+
+
+def forward_options(args: argparse.Namespace, *, all_experts: bool = False) -> ForwardOptions:
+    """Read how a model is to be computed."""
+    from forward.options import ForwardOptions
+
+    return ForwardOptions(
+        device=args.device,
+        dtype=args.dtype,
+        n_threads=args.threads,
+        memory_bytes=args.memory,
+        all_experts=all_experts,
+        scheduler=getattr(args, "scheduler", None),  # not every command has it
+    )

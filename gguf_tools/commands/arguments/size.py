@@ -1,0 +1,219 @@
+"""Arguments of `quantize --size`: what to choose types by, and what to write of the choice."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calibrate.size.parse import Size, parse_bytes, parse_sizes
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.types import parsing_arguments
+from gguf_tools.commands.command import StoreOutput
+from gguf_tools.errors import BadArgument
+from gguf_tools.files.atomic_write import write_whole
+
+if TYPE_CHECKING:
+    from calibrate.size.choose_types import TypeRules
+    from calibrate.size.solve import Sized, SizeRequest
+    from gguf_tools.commands.arguments.sensitivity_for_size import Measurement
+
+
+def add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --size, the budgets, the rules and the exports."""
+    group = parser.add_argument_group(
+        "the best file of a given size",
+        "Types are chosen so that the predicted divergence is least. --tensor-type fixes a tensor's type.",
+    )
+    _add_budgets(group)
+    _add_rules(group)
+    _add_exports(group)
+
+
+def _add_budgets(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--size", type=command.argument(parse_sizes), metavar="SIZE,...",
+        help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that. Several with commas"
+        " between them are made from one set of losses; OUTPUT then needs {ftype}, which becomes the size",
+    )  # fmt: skip
+    group.add_argument(
+        "--vram", type=command.argument(parse_bytes), metavar="SIZE",
+        help="budget for everything except routed experts; use with --ram, instead of --size",
+    )  # fmt: skip
+    group.add_argument(
+        "--ram", type=command.argument(parse_bytes), metavar="SIZE",
+        help="budget for routed experts, with --vram",
+    )  # fmt: skip
+    group.add_argument(
+        "--losses",
+        type=Path,
+        metavar="FILE.json",
+        help="what each tensor costs at each type, as `sensitivity` has measured it",
+    )
+    group.add_argument(
+        "--sensitivity-text",
+        type=command.text_file,
+        metavar="TEXT",
+        help="without --losses: measure them now on this UTF-8 text, or folder of classes of texts (default:"
+        " that of --calibrate)",
+    )
+
+
+def _add_rules(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--for", dest="target", choices=("llama.cpp", "ik_llama.cpp"), default="llama.cpp",
+        help="the program that is to run the file",
+    )  # fmt: skip
+    group.add_argument(
+        "--fast-on", action="append", choices=("cpu", "gpu"), default=[],
+        help="leave out types that are slow there (repeatable)",
+    )  # fmt: skip
+    group.add_argument(
+        "--equal-experts", action="store_true", help="one type for the expert stacks of a layer"
+    )
+    for option, what in (("--at-least", "fewer"), ("--at-most", "more")):
+        group.add_argument(
+            option, action="append", default=[], metavar="REGEX=TYPE",
+            help=f"no {what} bits than TYPE for tensors whose name matches (repeatable)",
+        )  # fmt: skip
+
+
+def _add_exports(group: argparse._ArgumentGroup) -> None:
+    for option, metavar, what in (
+        ("--save-recipe", "FILE.yaml", "write the choice as a recipe file"),
+        ("--save-tensor-types", "FILE", "... for llama-quantize --tensor-type-file"),
+        ("--save-custom-q", "FILE", "... for ik_llama.cpp --custom-q"),
+        ("--save-tensor-list", "FILE", "... with a line per tensor, as Thireus' tools have it"),
+        ("--curve", "PLOT.svg", "draw the predicted divergence of ten sizes; needs matplotlib"),
+    ):
+        group.add_argument(option, type=command.output_file, action=StoreOutput, metavar=metavar, help=what)
+
+
+def is_sized(args: argparse.Namespace) -> bool:
+    """Whether the arguments ask for a size."""
+    return any(value is not None for value in (args.size, args.vram, args.ram))
+
+
+@dataclass(frozen=True)
+class SizeArguments:
+    """Sizes, what to choose types by, and what to write of the choice.
+
+    sizes                         one for each file; none with vram and ram
+    vram, ram, rules              as SizeRequest has them
+    losses                        file of what each tensor costs; None: `measurement` makes one
+    curve, recipe, tensor_types, custom_q, tensor_list   files to write, None: not written
+    """
+
+    sizes: tuple[Size, ...]
+    vram: int | None
+    ram: int | None
+    rules: TypeRules
+    losses: Path | None
+    measurement: Measurement | None
+    curve: Path | None
+    recipe: Path | None
+    tensor_types: Path | None
+    custom_q: Path | None
+    tensor_list: Path | None
+
+    def requests(self, source: Path, output: Path | None, *, calibrated: bool) -> list[SizeRequest]:
+        """Measure what each tensor of `source` costs if that isn't known, and make a request for each file.
+
+        calibrated  the file will be encoded with calibration
+        raises      FormatError for a wrong losses file, and what measuring raises
+        """
+        from calibrate.size.solve import SizeRequest
+        from quantize.plan.sensitivities import read_sensitivities
+
+        losses = self.losses
+        if losses is None:
+            assert self.measurement is not None
+            losses = self.measurement.losses_of(source, output)
+        known = read_sensitivities(losses)
+        return [
+            SizeRequest(known, size, self.vram, self.ram, self.rules, calibrated)
+            for size in self.sizes or (None,)
+        ]
+
+    def save(self, sized: Sized) -> None:
+        """Write the choice in the notations that are asked for; raises OutputError."""
+        from calibrate.size import show
+
+        types = sized.chosen.types
+        remarks = (
+            f"{sized.total_bytes} bytes, predicted divergence {sized.chosen.predicted:.5f} nats a token",
+            "made by quantize --size; the first rule that matches decides",
+        )
+        contents: tuple[tuple[Path | None, Iterable[str]], ...] = (
+            (self.recipe, show.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
+            (self.tensor_types, show.tensor_type_lines(types)),
+            (self.custom_q, [show.custom_q(types)]),
+            (self.tensor_list, show.tensor_list_lines(types, remarks)),
+        )
+        for path, lines in contents:
+            if path is not None:
+                write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+_EXPORTS = ("curve", "save_recipe", "save_tensor_types", "save_custom_q", "save_tensor_list")
+_OF_A_SIZE = ("losses", "sensitivity_text", "fast_on", "equal_experts", "at_least", "at_most", *_EXPORTS)
+"""Arguments that mean something only with a size."""
+
+
+def read_size(args: argparse.Namespace, named: str | None) -> SizeArguments | None:
+    """Read the size that is asked for; None without one.
+
+    named   TYPE, or None
+    raises  BadArgument for sizes that contradict each other or can't be read, and where neither losses nor a
+            text to measure them on are named
+    """
+    if not is_sized(args):
+        for option in _OF_A_SIZE:
+            if getattr(args, option):
+                raise BadArgument(f"--{option.replace('_', '-')} is for --size, which is missing")
+        return None
+    from calibrate.size.choose_types import TypeRules
+    from quantize.plan.overrides import parse_custom_q, parse_overrides
+
+    if named is not None:
+        raise BadArgument(
+            f"{named}: a size chooses the types, so leave TYPE out; --tensor-type REGEX=TYPE fixes some"
+        )
+    if args.size is not None and (args.vram or args.ram):
+        raise BadArgument("--size and --vram/--ram can't be used together: one budget, or two")
+    if args.size is None and (args.vram is None or args.ram is None):
+        raise BadArgument("--vram and --ram go together: one for all but routed experts, one for them")
+    with parsing_arguments():
+        custom_q = [each for text in args.custom_q for each in parse_custom_q(text)]
+        rules = TypeRules(
+            target=args.target,
+            fast_on=frozenset(args.fast_on),
+            equal_experts=args.equal_experts,
+            fixed=(*parse_overrides(args.tensor_type, must_match=True), *custom_q),
+            at_least=parse_overrides(args.at_least),
+            at_most=parse_overrides(args.at_most),
+        )
+    sizes = args.size or ()
+    asked = next((name for name in _EXPORTS if getattr(args, name) is not None), None)
+    if len(sizes) > 1 and asked is not None:
+        raise BadArgument(f"--{asked.replace('_', '-')} is for one size, found {len(sizes)}")
+    measurement = None
+    if args.losses is None:
+        from gguf_tools.commands.arguments.sensitivity_for_size import read_measurement
+
+        measurement = read_measurement(args)
+    return SizeArguments(
+        sizes,
+        args.vram,
+        args.ram,
+        rules,
+        args.losses,
+        measurement,
+        curve=args.curve,
+        recipe=args.save_recipe,
+        tensor_types=args.save_tensor_types,
+        custom_q=args.save_custom_q,
+        tensor_list=args.save_tensor_list,
+    )

@@ -1,0 +1,331 @@
+"""The `evaluate` command: perplexity of any number of models, and how far each is from its base."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools import __version__
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import (
+    add_chunks_argument,
+    add_context_argument,
+    add_run_arguments,
+    cut_of,
+    forward_options,
+)
+from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force
+from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.terminal import say
+
+if TYPE_CHECKING:
+    from quality.evaluation import Evaluation
+    from quality.options import EvaluateOptions, LogitsFile
+    from quality.report.inputs import PageInputs
+    from quality.suite.result import SuiteEvaluation
+
+DESCRIPTION = """\
+Measure how well quantized models keep what their base predicts, under the names and definitions of
+llama-perplexity. BASE is a Hugging Face folder or a GGUF file. All models go through the text layer by
+layer, in step, so memory is one layer's, and no file of logits is needed."""
+
+EPILOG = """\
+what the columns mean:
+  PPL        perplexity: how many tokens the model is in doubt between. Compare it on the same text only
+  ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 is no loss
+  KLD        Kullback-Leibler divergence from the base in nats: mean over tokens, then percentiles. It shows
+             harm long before PPL does
+  same top   how often the model's most likely token is the base's
+  flips      share of tokens where the base gives its first choice more than 0.9 and the model has another.
+             A reader notices these
+  RMS dp     root mean square of the change of the right token's probability
+  drift      per layer: norm of the change of the hidden states over the norm of the base's. A leap shows in
+             which layer a file loses. For the layer that adds most, the errors of its tensors are shown:
+             one that is far off among others of its type was damaged
+  accepted   of models with an MTP layer: share of its drafts that are the model's own most likely token, as
+             greedy speculative decoding accepts the first of each step. Beside it stands the base's share
+
+The second half of every chunk is measured, so each prediction has half a chunk of context or more.
+
+several texts:
+  --suite  measures classes of texts, such as code and conversations, in one run: each weight is read once for
+           all of them. A suite is a folder, where every folder or file is a class, or a YAML file that says
+           what each class has and how it is read. Conversations, as JSON lines, are rendered through the
+           model's own chat template, and what the assistant says is measured. A class has the numbers that
+           -f gives for its text alone. Over all, each class weighs the same. Errors are over chunks: tokens
+           of one chunk are alike, so they are larger than those of -f, which are llama-perplexity's
+
+Weights are what the file says, decoded exactly, and activations stay float. So the divergence is the file's
+own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005
+to KLD on a small trained model. Compare files by numbers from one tool. --like llama.cpp rounds as its CPU
+kernels and its cache do, the base's activations too: then the mean is llama-perplexity's to 1 to 3 %. A last
+bit may send a token to other experts.
+
+which file is better:
+  --against STOCK.gguf  compares every QUANT with STOCK on the same chunks: the ratio of their mean KLD with a
+                        95 % interval, and in words whether the file is better, worse, or not told apart. The
+                        interval is over chunks, as tokens of one chunk are alike. With a suite, by class:
+                        then intervals and verdicts by class are corrected for the number of classes.
+  --noise-floor         takes BASE through the texts twice more: with its weights rounded to BF16, and with
+                        the 8-bit activations that llama.cpp gives a quantized file. No file is written.
+                        Whoever runs the files can't see a difference that is smaller.
+
+the base without the base:
+  --keep DIR                 keeps what later runs need of it, when they are called with the same BASE, text
+                             and --keep. BASE is not read again then, and may be gone. That takes 4 bytes x
+                             layers x measured tokens x columns of hidden states, and the output matrix.
+  --kl-divergence-base FILE  writes the log probabilities of BASE: two bytes for each measured token and token
+                             of the vocabulary. With --kl-divergence it reads them, as in llama-perplexity,
+                             and there is no BASE: all models are compared with the file. It has its own
+                             tokens, so no text is needed. It knows no layers, so no drift is shown, and its
+                             16 bits for a logit add about 1e-6 to KLD.
+
+examples:
+  evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
+  evaluate DeepSeek-V2-Lite --suite default lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
+  evaluate lite-bf16.gguf --suite our-texts/ --quick --json lite.json lite-Q*.gguf
+  evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
+  evaluate lite-bf16.gguf -f wiki.test.raw --html report.html --compare-with stock.json mine-*.gguf
+  evaluate lite-bf16.gguf --suite default --against stock-Q4_K_M.gguf --noise-floor mine-Q4_K_M.gguf
+  evaluate --kl-divergence-base lite.kld --kl-divergence lite-Q4_K_M.gguf
+
+With --json, --html or --work, a run that was interrupted resumes after its last whole layer when it is called
+again in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "evaluate") -> int:
+    """Run the command; return its exit code."""
+    parser = make_parser(prog)
+    return command.run(parser, lambda args: _evaluate(parser, args), argv)
+
+
+def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.set_defaults(answers=True)
+    parser.add_argument(
+        "base", metavar="BASE",
+        help="the model that others are compared with: a folder, a GGUF file, or OWNER/NAME on the Hub; with"
+        " --kl-divergence, one of the others",
+    )  # fmt: skip
+    quants = parser.add_argument(
+        "quants", type=Path, nargs="+", default=[], metavar="QUANT", help="GGUF file made of BASE"
+    )
+    # Not "*", which is content with nothing between BASE and -f and then refuses what comes behind.
+    quants.required = False
+    what = parser.add_argument_group("what to measure")
+    _add_texts(what)
+    _add_comparisons(what)
+    _add_reports(what)
+    _add_stored_base(what)
+    what.add_argument(
+        "--like", choices=["llama.cpp"], help="round activations as this engine's CPU kernels do"
+    )
+    run = add_run_arguments(parser)
+    command.add_scheduler(run)
+    add_force(run)
+    run.add_argument(
+        "--work", type=command.output_folder, action=StoreOutput, metavar="DIR",
+        help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
+        " folder in $TMPDIR or /var/tmp)",
+    )  # fmt: skip
+    return parser
+
+
+def _add_texts(what: argparse._ArgumentGroup) -> None:
+    """Add what the models read."""
+    texts = what.add_mutually_exclusive_group()
+    texts.add_argument(
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT", action=StoreOnce,
+        instead=", or give a folder of texts to --suite",
+        help="UTF-8 text; needed without --suite and --kl-divergence",
+    )  # fmt: skip
+    texts.add_argument(
+        "--suite", metavar="NAME|PATH",
+        help="classes of texts instead of one text, all in one run: default, which lies in the package, a"
+        " folder, or a YAML file",
+    )  # fmt: skip
+    what.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
+    add_context_argument(what)
+    add_chunks_argument(what)
+
+
+def _add_comparisons(what: argparse._ArgumentGroup) -> None:
+    """Add what files are judged by, besides the base."""
+    what.add_argument(
+        "--against", type=Path, metavar="STOCK.gguf",
+        help="a file that every QUANT is to beat: say of each whether it is better, worse, or not told apart",
+    )  # fmt: skip
+    what.add_argument(
+        "--noise-floor",
+        action="store_true",
+        help="also measure what BASE itself loses to BF16 weights and to activations of 8 bits",
+    )
+
+
+def _add_reports(what: argparse._ArgumentGroup) -> None:
+    """Add what is written besides the table, and what goes into the page."""
+    what.add_argument(
+        "--json", type=command.output_file, action=StoreOutput, metavar="FILE",
+        help="write all numbers as one JSON object",
+    )  # fmt: skip
+    what.add_argument(
+        "--html", type=command.output_file, action=StoreOutput, metavar="REPORT.html",
+        help="write charts, a map of each file's tensors, and the texts where it is worst, as one page that"
+        " loads nothing",
+    )  # fmt: skip
+    what.add_argument(
+        "--compare-with", type=Path, action="append", default=[], metavar="OTHER.json",
+        help="show the files of an earlier --json of the same text beside, in the page's chart of sizes;"
+        " may be repeated",
+    )  # fmt: skip
+    what.add_argument(
+        "--losses", type=Path, metavar="FILE.json",
+        help="what each tensor costs at each type, as `sensitivity` has measured it: the page gets a map of"
+        " what more bytes for each tensor would save",
+    )  # fmt: skip
+
+
+def _add_stored_base(what: argparse._ArgumentGroup) -> None:
+    """Add what makes a base, or replaces it."""
+    what.add_argument(
+        "--kl-divergence-base", type=Path, action=StoreOutput, metavar="FILE",
+        help="also write the log probabilities of BASE, as llama-perplexity; with --kl-divergence, read them",
+    )  # fmt: skip
+    what.add_argument(
+        "--kl-divergence",
+        action="store_true",
+        help="compare with --kl-divergence-base FILE instead of a BASE",
+    )
+    what.add_argument(
+        "--keep", type=command.output_folder, action=StoreOutput, metavar="DIR",
+        help="keep the base's states in DIR, or use those that an earlier run has kept there",
+    )  # fmt: skip
+
+
+def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    from gguf_tools.files.atomic_write import write_whole
+    from gguf_tools.files.leftovers import is_unfinished
+    from gguf_tools.files.named_files import output_path
+    from gguf_tools.progress import LayerBar
+    from gguf_tools.text import json_text
+    from quality.evaluation import evaluation_lines
+    from quality.pipeline import LABEL, evaluating, evaluating_suite
+    from quality.suite.result import suite_lines
+    from quality.suite.suite import read_suite
+
+    _refuse_contradictions(parser, args)
+    is_written = args.kl_divergence_base is not None and not args.kl_divergence
+    logits = output_path(args.kl_divergence_base) if is_written else None
+    outputs = [path for path in (args.json, args.html, logits) if path is not None]
+    refuse_early([*outputs, args.keep, args.work], [args.text])
+    base, quants = _models(args)
+    options = _options(args, logits)
+    if options.work is None or not is_unfinished(options.work):
+        refuse_to_replace(outputs, force=args.force)
+    page = None if args.html is None else _page_inputs(args)
+    check = (lambda text, files: None) if page is None else page.refuse_unfit
+    evaluation: Evaluation | SuiteEvaluation
+    with ExitStack() as opened:
+        with LayerBar(LABEL, show=not args.quiet) as bar:
+            if args.suite is not None:
+                suite = read_suite(args.suite, args.quick)
+                if page is not None:
+                    page.refuse_other_suites(suite)
+                run = evaluating_suite(base, suite, quants, options, bar, check)
+                evaluation = of_suite = opened.enter_context(run)
+                lines = suite_lines(of_suite)
+            else:
+                evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
+                lines = evaluation_lines(evaluation)
+        say(*lines)
+        if args.json is not None:
+            write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
+        if page is not None:
+            write_whole(args.html, page.page(evaluation).encode())
+    for output in outputs:
+        say(f"wrote {output}")
+    if page is not None:
+        page.refuse_other_bases(evaluation)
+
+
+def _models(args: argparse.Namespace) -> tuple[Path | LogitsFile, list[Path]]:
+    """Return the base and what to compare with it."""
+    from convert.sources import model_path
+    from quality.options import LogitsFile
+
+    if args.kl_divergence:
+        return LogitsFile(args.kl_divergence_base), [Path(args.base), *args.quants]
+    return model_path(args.base, quiet=args.quiet), args.quants
+
+
+def _refuse_contradictions(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with arguments that contradict each other, or lack another."""
+    if args.compare_with and args.html is None:
+        parser.error("--compare-with is for the page: --html is missing")
+    if args.losses and args.html is None:
+        parser.error("--losses is for the page: --html is missing")
+    _refuse_with_suite(parser, args)
+    if args.kl_divergence:
+        if args.kl_divergence_base is None:
+            parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
+        return
+    if args.text is None and args.suite is None:
+        parser.error("-f TEXT or --suite is missing")
+    if not args.quants:
+        parser.error(f"{args.base}: no model to compare with this one, the base")
+
+
+def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with arguments that are for a text where there is a suite, or the other way round."""
+    if args.suite is None:
+        if args.quick:
+            parser.error("--quick is for a suite: --suite is missing")
+        return
+    for name, option in (("ctx_size", "-c"), ("chunks", "--chunks")):
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"{option} is for -f: the classes of a suite have contexts of their own")
+    for name in ("kl_divergence_base", "kl_divergence"):
+        if getattr(args, name):
+            parser.error(f"--{name.replace('_', '-')} is for one text, given with -f")
+
+
+def _page_inputs(args: argparse.Namespace) -> PageInputs:
+    """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
+    from quality.report.charts import require_matplotlib
+    from quality.report.inputs import PageInputs
+    from quality.report.points import read_earlier
+    from quantize.plan.sensitivities import read_sensitivities
+
+    require_matplotlib()
+    earlier = tuple(read_earlier(path) for path in args.compare_with)
+    return PageInputs(earlier, None if args.losses is None else read_sensitivities(args.losses))
+
+
+def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
+    from dataclasses import replace
+
+    from quality.options import EvaluateOptions
+
+    work = args.work
+    output = args.json or args.html
+    if work is None and output is not None:
+        work = output.with_name(output.name + ".work")
+    return EvaluateOptions(
+        cut=cut_of(args),
+        forward=replace(forward_options(args), like=args.like),
+        work=work,
+        restart=args.restart,
+        logits=logits,
+        keep=args.keep,
+        against=args.against,
+        noise_floor=args.noise_floor,
+        force=args.force,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,211 @@
+"""`gguf-tools audit`: is a finished file what its base makes of it, and if not, what is wrong?"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import add_chunks_argument, add_context_argument
+from gguf_tools.commands.command import StoreOutput, add_force
+from gguf_tools.errors import AnotherModel, BadArgument
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.terminal import say
+from gguf_tools.text import json_text
+
+if TYPE_CHECKING:
+    from forward.text.tokens import Cut
+    from quality.auditing.options import AuditOptions
+    from quality.auditing.report import AuditReport
+    from quality.evaluation import Evaluation
+    from quality.suite.result import SuiteEvaluation
+
+DETAIL = """
+For a file that a stranger has uploaded, and for one's own before an upload. Every tensor is decoded and
+compared with what BASE has for it. Where the error is not what the type makes, it is found out what is wrong:
+gate and up swapped, heads permuted for the other kind of rope, key and value halves of kv_b mixed up, a norm
+with 1 added twice or not at all, an expert repeated or in another's place, a transposed matrix, scales left
+out, rows shifted, another revision. Metadata are compared with what the converter would write: vocabulary,
+special and added tokens, pre-tokenizer, chat template, rope, gating.
+
+Of a model of more than 10 billion weights, and of a BASE on the Hub, runs of rows of every matrix are read,
+from first to last, of each expert too. --all reads everything. A damage that lies between those rows shows
+with --all alone."""
+
+EPILOG = """\
+levels:
+  bad      the model would compute something else, or is not the base's
+  warning  differs from the base in a way that may be meant: layers left out, another context
+  note     worth knowing: a key that the base lacks, a type that can't be decoded here
+
+Importances and calibration leave larger errors than the plain encoder, and a little of another revision
+hides behind them. With importances, other weights of a single tensor show from a distance of 1 % of their
+size on at Q8_0, 12 % at Q4_K and 44 % at two bits; in plain files, from a third of that on.
+
+The exit code is 1 if anything is bad (with --strict: or a warning).
+
+examples:
+  gguf-tools audit lite-Q4_K_M.gguf DeepSeek-V2-Lite
+  gguf-tools audit lite-Q4_K_M.gguf deepseek-ai/DeepSeek-V2-Lite     a base on the Hub
+  gguf-tools audit lite-IQ2_XS.gguf lite-bf16.gguf --all --html audit.html
+  gguf-tools audit lite-Q4_K_M.gguf DeepSeek-V2-Lite --suite default     its divergence, too
+  gguf-tools audit lite-Q4_K_M.gguf DeepSeek-V2-Lite --ignore 'tokenizer.chat_template'     changed on purpose
+"""
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """What the command line asks for.
+
+    base     a path, or a name on the Hub
+    options  how to audit
+    text     measures the divergence on this, in chunks as `cut` says; None: does not
+    suite    measures it on the classes of this suite; None: does not
+    quick    with a tenth of each class
+    outputs  files to be written: the JSON and the page
+    strict   warnings count as bad
+    force    replace outputs that are there already
+    """
+
+    file: Path
+    base: str
+    options: AuditOptions
+    text: Path | None
+    cut: Cut | None
+    suite: str | None
+    quick: bool
+    json: Path | None
+    html: Path | None
+    strict: bool
+    force: bool
+    quiet: bool
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "audit", lambda args: carry_out(_read(args)), "say whether a file is what its base makes of it, and"
+        " what is wrong if not", DETAIL, epilog=EPILOG, json=False, answers=True,
+    )  # fmt: skip
+    sub.add_argument("file", type=Path, metavar="FILE", help="a GGUF file, or any file of a split set")
+    sub.add_argument("base", metavar="BASE", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub")
+    rows = sub.add_mutually_exclusive_group()
+    rows.add_argument("--all", action="store_true", help="read every row of every tensor")
+    rows.add_argument("--sample", action="store_true", help="read runs of rows of every matrix")
+    sub.add_argument(
+        "--ignore", action="append", default=[], metavar="PATTERN",
+        help="what is found of tensors or keys of this name is a note, as in 'tokenizer.*' (repeatable)",
+    )  # fmt: skip
+    sub.add_argument("--strict", action="store_true", help="warnings count as bad")
+    sub.add_argument(
+        "--allow-pickle", action="store_true", help="read a BASE of .bin and .pt files, as weights only"
+    )
+    texts = sub.add_mutually_exclusive_group()
+    texts.add_argument(
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT",
+        help="also measure the divergence from BASE on this text, as `evaluate` does; a BASE on the Hub is"
+        " fetched for that",
+    )  # fmt: skip
+    texts.add_argument(
+        "--suite", metavar="NAME|PATH",
+        help="measure it by class on a suite of texts: default, or a folder or YAML file of one's own",
+    )  # fmt: skip
+    sub.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
+    add_context_argument(sub)
+    add_chunks_argument(sub, what="use at most N chunks of TEXT; -1: all")
+    sub.add_argument(
+        "--json", type=command.output_file, action=StoreOutput, metavar="REPORT.json",
+        help="write findings and the numbers of every tensor as one JSON object",
+    )  # fmt: skip
+    sub.add_argument(
+        "--html", type=command.output_file, action=StoreOutput, metavar="REPORT.html",
+        help="write them as one page that loads nothing",
+    )  # fmt: skip
+    command.add_threads(sub)
+    command.add_timeout(sub)
+    command.add_quiet(sub)
+    add_force(sub)
+
+
+def _read(args: argparse.Namespace) -> AuditRequest:
+    from gguf_tools.commands.arguments.forward import cut_of
+    from quality.auditing.options import AuditOptions
+
+    every_row = True if args.all else False if args.sample else None
+    if args.quick and args.suite is None:
+        raise BadArgument("--quick is for a suite: --suite is missing")
+    return AuditRequest(
+        args.file,
+        args.base,
+        AuditOptions(every_row, args.threads, tuple(args.ignore), args.allow_pickle),
+        args.text,
+        None if args.text is None else cut_of(args),
+        args.suite,
+        args.quick,
+        args.json,
+        args.html,
+        strict=args.strict,
+        force=args.force,
+        quiet=args.quiet,
+    )
+
+
+def carry_out(request: AuditRequest) -> int:
+    """Audit a file, print what was found and write the reports; return the exit code."""
+    from gguf_tools.files.atomic_write import write_whole
+    from gguf_tools.findings import Level
+
+    outputs = [path for path in (request.json, request.html) if path is not None]
+    for output in outputs:
+        if not output.parent.is_dir():
+            raise BadArgument(f"{output}: can't be written (no such folder)")
+    refuse_to_replace(outputs, force=request.force)
+    report = _audited(request)
+    say(*report.lines())
+    if request.json is not None:
+        write_whole(request.json, (json_text(report.to_json()) + "\n").encode())
+    if request.html is not None:
+        from quality.auditing.page import audit_page
+
+        write_whole(request.html, audit_page(report).encode())
+    for output in outputs:
+        say(f"wrote {output}")
+    return 1 if report.is_wrong or (request.strict and report.at(Level.WARNING)) else 0
+
+
+def _audited(request: AuditRequest) -> AuditReport:
+    from convert.sources import hub_name, source_folder
+    from gguf_tools.findings import Finding, Level
+    from quality.auditing.pipeline import audit
+
+    is_remote = hub_name(request.base) is not None
+    base = source_folder(request.base, stream=is_remote, quiet=request.quiet)
+    is_evaluated = request.text is not None or request.suite is not None
+    if is_evaluated:
+        from forward.options import require_torch
+
+        require_torch("measuring the divergence")
+    report = audit(request.file, base, request.options, progress=not request.quiet)
+    try:
+        return report.with_evaluation(_evaluated(request)) if is_evaluated else report
+    except AnotherModel as error:
+        return report.with_finding(Finding("divergence", f"not measured: {error}", Level.BAD))
+
+
+def _evaluated(request: AuditRequest) -> Evaluation | SuiteEvaluation:
+    """Measure the file's divergence from the base, which is fetched if it is on the Hub."""
+    from convert.sources import model_path
+    from quality.options import EvaluateOptions
+    from quality.pipeline import evaluate, evaluate_suite
+    from quality.suite.suite import read_suite
+
+    base = model_path(request.base, quiet=request.quiet)
+    progress = not request.quiet
+    if request.suite is not None:
+        suite = read_suite(request.suite, request.quick)
+        return evaluate_suite(base, suite, [request.file], progress=progress)
+    assert request.cut is not None
+    options = EvaluateOptions(cut=request.cut)
+    return evaluate(base, request.text, [request.file], options, progress=progress)

@@ -1,0 +1,79 @@
+"""`gguf-tools clean`: what interrupted runs have left, listed and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.commands import command
+from gguf_tools.terminal import say, say_json
+from gguf_tools.text import counted, size_text, table
+
+if TYPE_CHECKING:
+    from gguf_tools.files.leftovers import Leftover
+
+_DETAIL = """
+An interrupted run keeps what is done beside its output: NAME.partial and NAME.journal, and in NAME.work the
+layers that are done. The same command resumes from there, and removes them at its end. `clean` finds those of
+runs that nobody will resume. It lists them; with --remove they go. What a running command holds, and what is
+not ours, stays."""
+
+_EXAMPLES = """\
+examples:
+  gguf-tools clean .                what is there, and how large
+  gguf-tools clean models --remove
+"""
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "clean",
+        lambda args: _clean(_Request(args.path, args.remove, args.json, args.quiet)),
+        "list what interrupted runs have left, and remove it",
+        _DETAIL,
+        epilog=_EXAMPLES,
+    )
+    sub.add_argument(
+        "path", type=Path, metavar="PATH",
+        help="a folder, with the folders in it; or an output, for what is beside it",
+    )  # fmt: skip
+    sub.add_argument("--remove", action="store_true", help="remove what is listed")
+    command.add_quiet(sub)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for: to list what is left in `path`, and perhaps to remove it."""
+
+    path: Path
+    remove: bool
+    json: bool
+    quiet: bool
+
+
+def _clean(request: _Request) -> None:
+    from gguf_tools.files.leftovers import leftovers
+
+    found = list(leftovers(request.path, remove=request.remove))
+    if request.json:
+        entries = [{"path": str(each.path), "bytes": each.n_bytes, "in_use": each.is_held} for each in found]
+        say_json(entries)
+    elif not request.quiet:
+        say(*_lines(found, removed=request.remove))
+
+
+def _lines(found: Iterable[Leftover], *, removed: bool) -> Iterator[str]:
+    found = list(found)
+    free = [each for each in found if not each.is_held]
+    rows = [
+        (str(each.path), size_text(each.n_bytes), "in use by a run" if each.is_held else "") for each in found
+    ]
+    yield from table(rows, right=(1,)) if rows else ()
+    if not free:
+        yield "nothing is left of runs that are gone"
+        return
+    total = f"{counted(len(free), 'leftover')}, {size_text(sum(each.n_bytes for each in free))}"
+    yield f"removed {total}" if removed else f"{total}; --remove removes them, and no run goes on from them"

@@ -1,0 +1,147 @@
+"""`gguf-tools cook`: everything that a maker of quantized files does in an evening, in one command."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import (
+    OR_FOLDER,
+    add_chunks_argument,
+    add_context_argument,
+    add_force_of_text,
+    add_run_arguments,
+    cut_of,
+    forward_options,
+    n_chunks_of,
+)
+from gguf_tools.commands.arguments.types import add_grid_argument, refuse_grids_for_sizes
+from gguf_tools.errors import BadRequest
+from gguf_tools.terminal import say
+
+if TYPE_CHECKING:
+    from gguf_tools.commands.cook.request import CookRequest
+
+DETAIL = """
+FOLDER gets an importance matrix, a file for each type (the source is read once for all of them), their
+divergence from MODEL as numbers and as a page, a README.md for the Hub, and checksums.
+
+A type is a file type, a recipe file, or a size (3.2bpw, 12.5GiB), for which types are chosen by what each
+tensor costs. The same command goes on where an interrupted one stopped; with more types it adds them."""
+
+EPILOG = """\
+examples:
+  gguf-tools cook DeepSeek-V2-Lite -f calibration.txt --types Q2_K,IQ3_XXS,Q4_K_M,3.2bpw -o lite --dry-run
+  gguf-tools cook DeepSeek-V2-Lite -f calibration.txt --types Q2_K,Q4_K_M --evaluate wiki.test.raw -o lite
+  gguf-tools cook deepseek-ai/DeepSeek-V2-Lite -f calibration.txt --types Q4_K_M --calibrate -o lite
+"""
+
+
+def add_to(commands: command.Subcommands, text: str) -> None:
+    """Add the subcommand; `text` is its line in the list of commands."""
+    sub = commands.add(
+        "cook",
+        lambda args: cook(_read(args), dry_run=args.dry_run),
+        text,
+        DETAIL,
+        epilog=EPILOG,
+        json=False,
+    )
+    sub.add_argument("model", metavar="MODEL", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub")
+    sub.add_argument(
+        "-o",
+        "--output",
+        type=command.output_folder,
+        required=True,
+        metavar="FOLDER",
+        help="where everything goes",
+    )
+    sub.add_argument(
+        "-f", "--file", dest="text", type=command.text_file, action=command.StoreOnce, required=True,
+        metavar="TEXT", help=f"calibration text, UTF-8, {OR_FOLDER}",
+    )  # fmt: skip
+    sub.add_argument(
+        "--types",
+        required=True,
+        metavar="TYPE,SIZE...",
+        help="files to make, for instance Q2_K,Q4_K_M,3.2bpw",
+    )
+    sub.add_argument(
+        "--evaluate",
+        type=command.text_file,
+        metavar="TEXT",
+        help="measure divergence on this text, which should be another",
+    )
+    sub.add_argument(
+        "--calibrate", action="store_true",
+        help="choose the bytes of every tensor so that the model errs little on the calibration text",
+    )  # fmt: skip
+    add_grid_argument(sub, "each of TYPE")
+    add_context_argument(sub)
+    add_chunks_argument(sub, what="use at most N chunks of the text; -1: all")
+    add_chunks_argument(sub, "--evaluate-chunks", "the same for the text of --evaluate")
+    sub.add_argument("--name", metavar="NAME", help="what the files are called (default: MODEL's name)")
+    sub.add_argument("--base-model", metavar="OWNER/NAME", help="for the card: the model on the Hub")
+    sub.add_argument("--quantized-by", metavar="NAME", help="for the card: who has made the files")
+    sub.add_argument("--dry-run", action="store_true", help="print steps, sizes and times; write nothing")
+    add_force_of_text(add_run_arguments(sub))
+
+
+def cook(request: CookRequest, *, dry_run: bool) -> None:
+    """Make the files, or print what would be made."""
+    from forward.options import require_torch
+
+    require_torch("cooking")  # the modules below import it
+    from gguf_tools.commands.cook import run
+
+    if dry_run:
+        say(*run.plan_lines(request))
+        return
+    made = run.cook(request)
+    if request.progress:
+        say(*run.made_lines(request, made))
+        say(f"wrote {request.folder}")
+
+
+def _read(args: argparse.Namespace) -> CookRequest:
+    from convert.sources import source_folder
+    from forward.text.tokens import Cut
+    from gguf_tools.commands.cook.request import CookRequest, model_name, parse_wanted
+    from gguf_tools.files.early_checks import nearest_folder, refuse_early
+    from gguf_tools.hub.names import parse_hub_name
+
+    wanted = parse_wanted(args.types)
+    refuse_grids_for_sizes(args.keep_grid, any(each.size is not None for each in wanted))
+    hub_name = None if args.base_model is None else parse_hub_name(args.base_model)
+    if args.base_model is not None and hub_name is None:
+        raise BadRequest(f"--base-model {args.base_model}: expected OWNER/NAME")
+    is_name = args.name is None or (Path(args.name).name == args.name and args.name.isprintable())
+    if not is_name or (args.name or "").startswith("."):
+        raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
+    refuse_early([nearest_folder(args.output)], [args.evaluate])
+    refuse_early(texts=[args.text], folders=True)
+    opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
+    source = Path(opened)
+    refuse_early(models=[source])
+    return CookRequest(
+        source=source,
+        text=args.text,
+        wanted=wanted,
+        folder=args.output,
+        name=args.name or model_name(source),
+        held_out=args.evaluate,
+        calibrate=args.calibrate,
+        keep_grid=args.keep_grid,
+        cut=cut_of(args),
+        held_out_cut=Cut(args.ctx_size, n_chunks=n_chunks_of(args.evaluate_chunks)),
+        forward=forward_options(args),
+        restart=args.restart,
+        force=args.force,
+        progress=not args.quiet,
+        typed=args.typed,
+        repo=None if hub_name is None else hub_name.repo,
+        quantized_by=args.quantized_by,
+        streamed=None if isinstance(opened, Path) else opened,
+    )

@@ -1,0 +1,183 @@
+"""`gguf-tools card` and `gguf-tools upload`: the card of quantized files, and files to the Hub."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.card import add_card_facts, read_card_facts, write_charted_card
+from gguf_tools.commands.command import StoreOutput, add_force
+from gguf_tools.errors import BadRequest
+from gguf_tools.findings import teller
+from gguf_tools.terminal import has_terminal, say, say_aside
+from gguf_tools.text import shown, size_text
+
+if TYPE_CHECKING:
+    from convert.card.write import CardRequest
+    from gguf_tools.hub.names import HubName
+
+_CARD_DETAIL = """
+The card is a README.md with the front matter that the Hub expects (base_model, license, tags), a table of the
+files with sizes, bits per weight, types and importances, and their measured quality when there is a report.
+What you write below its last line is kept when it is written anew, and so are the commands that `quantize
+--card` has noted in it. Only --force replaces a README.md that is no such card."""
+
+_CARD_EXAMPLES = """\
+examples:
+  gguf-tools card lite-Q4_K_M.gguf lite-Q2_K.gguf --base-model deepseek-ai/DeepSeek-V2-Lite
+  evaluate lite-bf16.gguf -f wiki.test.raw lite-Q*.gguf --json lite.json
+  gguf-tools card lite-Q*.gguf --source DeepSeek-V2-Lite --report lite.json --quantized-by me
+"""
+
+
+def add_card(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "card",
+        lambda args: _card(_read_card(args)),
+        "write README.md for quantized files, as the Hub expects it",
+        _CARD_DETAIL,
+        epilog=_CARD_EXAMPLES, json=False,
+    )  # fmt: skip
+    sub.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="GGUF file, or a part of a split set"
+    )
+    sub.add_argument(
+        "-o", "--output", type=command.output_file, action=StoreOutput, metavar="README.md",
+        help="where to write (default: beside the files)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--source", type=Path, metavar="MODEL",
+        help="folder or file that the files were made of: its card has license, languages and tags",
+    )  # fmt: skip
+    add_card_facts(sub)
+    add_force(sub)
+    command.add_quiet(sub)
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What `card` asks for; `output` None: beside the files."""
+
+    files: tuple[Path, ...]
+    output: Path | None
+    facts: CardRequest
+    force: bool
+    quiet: bool
+
+
+def _read_card(args: argparse.Namespace) -> _Card:
+    facts = replace(read_card_facts(args), source=args.source)
+    return _Card(tuple(args.files), args.output, facts, args.force, args.quiet)
+
+
+def _card(request: _Card) -> None:
+    tell = teller(quiet=request.quiet)
+    path = write_charted_card(request.files, request.facts, request.output, force=request.force, tell=tell)
+    if not request.quiet:
+        say(f"wrote {path}")
+
+
+_UPLOAD_DETAIL = """
+Each file is a commit, small ones first, and the card last. FILE may be a folder, as `gguf-tools cook` leaves
+it: the files in it whose names are of a model go along, the others are named and stay. What an interrupted
+upload has stored is not sent again by the same command. Only --force replaces a file that is
+there with another content. You must be logged in (`hf auth login`, or HF_TOKEN)."""
+
+_UPLOAD_EXAMPLES = """\
+examples:
+  gguf-tools upload lite-Q4_K_M.gguf README.md me/lite-GGUF --private
+  gguf-tools upload lite me/lite-GGUF --dry-run       which files of a folder belong to a model
+"""
+
+
+def add_upload(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "upload",
+        lambda args: _upload(_read_upload(args)),
+        "upload files to a repository on the Hub",
+        _UPLOAD_DETAIL,
+        epilog=_UPLOAD_EXAMPLES, json=False,
+    )  # fmt: skip
+    sub.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="file, part of a split set, or folder"
+    )
+    sub.add_argument("repository", metavar="OWNER/NAME", help="is made if it isn't there")
+    sub.add_argument("--private", action="store_true", help="make a new repository private")
+    sub.add_argument("--revision", metavar="BRANCH", help="branch, made if it isn't there (default: main)")
+    sub.add_argument(
+        "--include", metavar="PATTERN", action="append", default=[],
+        help="take files like this from a folder too, as in '*.txt'; may be given several times. Names with a"
+        " leading dot need a pattern with one; keys, tokens and passwords go by their whole name alone",
+    )  # fmt: skip
+    sub.add_argument("--dry-run", action="store_true", help="print what would be uploaded; ask nobody")
+    command.add_timeout(sub)
+    add_force(sub)
+    command.add_quiet(sub)
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """What `upload` asks for.
+
+    name     repository, and the branch
+    include  patterns of more files to take from folders
+    dry_run  say what would be uploaded, and ask nobody
+    force    replace files of another content
+    """
+
+    files: tuple[Path, ...]
+    name: HubName
+    include: tuple[str, ...]
+    private: bool
+    dry_run: bool
+    force: bool
+    quiet: bool
+
+
+def _read_upload(args: argparse.Namespace) -> _Upload:
+    from gguf_tools.hub.names import HubName, parse_hub_name
+
+    name = parse_hub_name(args.repository)
+    if name is None or (name.revision is not None and args.revision is not None):
+        raise BadRequest(f"{args.repository}: expected OWNER/NAME, the repository, as the last word")
+    return _Upload(
+        tuple(args.files),
+        HubName(name.repo, args.revision or name.revision),
+        tuple(args.include),
+        args.private,
+        args.dry_run,
+        args.force,
+        args.quiet,
+    )
+
+
+def _upload(request: _Upload) -> None:
+    from gguf_tools.hub.upload import Upload, plan_upload, upload
+
+    uploads, left_out = plan_upload(request.files, request.include)
+    if left_out and (request.dry_run or not request.quiet):
+        names = ", ".join(map(shown, left_out))
+        how = "--include PATTERN takes files like these; what may be a secret, by its whole name alone"
+        say_aside(f"left out: {names} ({how})")
+    if not uploads:
+        raise BadRequest(f"{request.files[0]}: nothing to upload; --include PATTERN names other files")
+    if request.dry_run:
+        for each in uploads:
+            say(f"{each.name}  {size_text(each.n_bytes)}")
+        total = size_text(sum(each.n_bytes for each in uploads))
+        plural = "s" * (len(uploads) != 1)
+        say(f"would upload {len(uploads)} file{plural}, {total}, to {request.name}")
+        return
+
+    def done(each: Upload, is_new: bool) -> None:
+        if not request.quiet:
+            how = "uploaded" if is_new else "there already"
+            say(f"{each.name}: {how}, {size_text(each.n_bytes)}")
+
+    bars = not request.quiet and has_terminal()
+    upload(uploads, request.name, private=request.private, force=request.force, bars=bars, done=done)

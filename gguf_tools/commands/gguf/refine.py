@@ -1,0 +1,142 @@
+"""`gguf-tools refine`: scales and codes of a finished file move to where it diverges less from its base."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import add_force_of_text, add_run_arguments, add_text_and_output
+from gguf_tools.number_types import COUNT, MINUTES, NATURAL, RATE, SEED
+from gguf_tools.terminal import say
+
+if TYPE_CHECKING:
+    from calibrate.refine.options import RefineOptions
+
+DETAIL = """
+Every block of a quantized tensor has a floating-point scale or two. They move downhill by the gradient of the
+divergence of FILE's predictions from BASE's, over a text, step by step; types and size stay. FILE may be
+anybody's, with or without importances or calibration. Scales gain most at 2 and 3 bits, and little from 4 on.
+
+With --codes, codes move first, layer by layer: each layer comes as near as it can to BASE's hidden states
+from FILE's own. The first layer is moved at three rates or more, and all use the one that is best on chunks
+held back. A layer that does not gain there keeps its codes. Twice through the text does much better than
+once. All quantized types of llama.cpp but Q1_0 can move; those of ik_llama.cpp alone stay.
+
+Text that FILE was not calibrated on does best, and more of it does better: a step takes 2 chunks, and once
+through the text is the default. One chunk of eight, 8 at most, is held back, at least one of each class of a
+folder of texts, and none that FILE was calibrated on. The scales that are best there are written; if none is
+better than FILE's, they stay, and the run says so."""
+
+EPILOG = """\
+A step takes about five times as long as reading its chunks, and so does moving codes for each time through
+the text. Memory is that of BASE's and FILE's layers, and 12 bytes for each scale; moving codes take 24 bytes
+for each weight of a layer, up to --memory, and tensors that do not fit keep theirs. A run that was
+interrupted goes on from the last layer or minute when it is called again in the same way; what it needs for
+that is in OUT.work until all is done.
+
+examples:
+  gguf-tools refine lite-Q2_K.gguf --base DeepSeek-V2-Lite -f text.txt -o lite-Q2_K-refined.gguf
+  gguf-tools refine lite-Q2_K.gguf --base lite-bf16.gguf -f texts -o out.gguf --codes 2 --dtype bfloat16
+"""
+
+
+@dataclass(frozen=True)
+class RefineRequest:
+    """What the command line asks for; `base` is a path, or a name on the Hub."""
+
+    file: Path
+    base: str
+    text: Path
+    output: Path
+    options: RefineOptions
+    quiet: bool
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "refine", lambda args: carry_out(_read(args)), "move a file's scales and codes to where it diverges"
+        " less from its base", DETAIL, epilog=EPILOG, json=False,
+    )  # fmt: skip
+    sub.add_argument("file", type=Path, metavar="FILE", help="a GGUF file, or any file of a split set")
+    what = sub.add_argument_group("what to do")
+    what.add_argument(
+        "--base", required=True, metavar="BASE", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
+    )
+    add_text_and_output(what, "OUT.gguf", "where the file goes")
+    what.add_argument(
+        "--from-chunk",
+        type=command.number(NATURAL),
+        default=0,
+        metavar="N",
+        help="skip N chunks, those of a calibration say",
+    )
+    length = what.add_mutually_exclusive_group()
+    length.add_argument(
+        "--minutes",
+        type=command.number(MINUTES),
+        metavar="M",
+        help="make as many steps as take about M minutes here",
+    )
+    length.add_argument(
+        "--steps",
+        type=command.number(COUNT),
+        metavar="N",
+        help="make N steps (default: once through the text)",
+    )
+    what.add_argument(
+        "--batch", type=command.number(COUNT), default=2, metavar="N", help="chunks of a step (default: 2)"
+    )
+    what.add_argument(
+        "--codes", type=command.number(NATURAL), default=0, metavar="N", dest="passes",
+        help="move codes first, layer by layer, N times through the text (default: 0, codes stay)",
+    )  # fmt: skip
+    what.add_argument(
+        "--rate", type=command.number(RATE), default=0.004, metavar="R",
+        help="about how far a scale moves in a step, relative to itself, at 2.5 bits per weight; it falls to"
+        " zero (default: 0.004)",
+    )  # fmt: skip
+    what.add_argument(
+        "--seed",
+        type=command.number(SEED),
+        default=0,
+        metavar="N",
+        help="decides the order of chunks (default: 0)",
+    )
+    add_force_of_text(add_run_arguments(sub))
+
+
+def _read(args: argparse.Namespace) -> RefineRequest:
+    from calibrate.refine.options import RefineOptions
+    from gguf_tools.commands.arguments.forward import cut_of, forward_options
+
+    options = RefineOptions(
+        cut=cut_of(args),
+        minutes=args.minutes,
+        steps=args.steps,
+        batch=args.batch,
+        passes=args.passes,
+        rate=args.rate,
+        seed=args.seed,
+        forward=forward_options(args),
+        restart=args.restart,
+        any_text=args.force,
+        force=args.force,
+    )
+    return RefineRequest(args.file, args.base, args.text, args.output, options, args.quiet)
+
+
+def carry_out(request: RefineRequest) -> None:
+    """Refine a file, and print what that gave."""
+    from calibrate.refine.pipeline import refine
+    from convert.sources import model_path
+    from gguf_tools.progress import LayerBar
+
+    base = model_path(request.base, quiet=request.quiet)
+    with LayerBar("refining", not request.quiet) as bar:
+        done = refine(request.file, base, request.text, request.output, request.options, bar)
+    if not request.quiet:
+        say(*done.lines())

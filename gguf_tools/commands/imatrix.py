@@ -1,0 +1,482 @@
+"""The `imatrix` command: collect importances from a model, and work with their files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools import __version__
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import (
+    OR_FOLDER,
+    add_chunks_argument,
+    add_context_argument,
+    add_force_of_text,
+    add_run_arguments,
+    cut_of,
+    forward_options,
+)
+from gguf_tools.commands.arguments.imatrix_flags import FOREIGN_FLAGS
+from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force, output_file
+from gguf_tools.commands.parser import HelpFormatter, add_foreign_flags
+from gguf_tools.commands.roof import called_by
+from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
+from gguf_tools.number_types import NATURAL
+from gguf_tools.terminal import say
+from gguf_tools.text import counted, json_line
+
+if TYPE_CHECKING:
+    from convert.checkpoint.streamed import StreamedFolder
+    from imatrix.options import CollectOptions
+    from quantize.importances.entries import ImportanceFile, ImportanceFormat
+
+    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DESCRIPTION = """\
+Importance matrices: for every weight, which of its columns carry large activations. `quantize --imatrix`
+uses them. With -m and -f, one is collected: the text goes through the model layer by layer, so every
+weight is read once, and memory is one layer's. A layer for multi-token prediction (MTP) counts, too. Two
+forms of file are read and written: GGUF, and .dat."""
+
+EPILOG = """\
+examples:
+  imatrix -m DeepSeek-V2-Lite -f calibration.txt -o lite.imatrix.gguf
+  imatrix -m v3-Q8_0-00001-of-00015.gguf -f calibration.txt -o v3.imatrix.gguf --dtype bfloat16
+  imatrix --in-file a.gguf --in-file b.gguf -o both.gguf
+  imatrix show lite.imatrix.gguf
+  imatrix convert lite.imatrix.dat lite.imatrix.gguf
+  imatrix convert --mla both --model DeepSeek-V2-Lite lite.imatrix.gguf for-ik.dat    for ik_llama.cpp
+  imatrix merge code.gguf prose.gguf -o both.gguf
+  imatrix stats --plot lite.png lite.imatrix.gguf
+  imatrix check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS
+  imatrix repair lite.imatrix.gguf -o whole.imatrix.gguf
+
+A run that was interrupted goes on after its last whole layer when it is called again in the same way; what
+it needs for that is in OUT.work until OUT is written."""
+
+_EXAMPLES = {
+    name: f"examples:\n  imatrix {lines}"
+    for name, lines in {
+        "show": "show lite.imatrix.gguf",
+        "convert": "convert lite.imatrix.dat lite.imatrix.gguf\n"
+        "  imatrix convert --mla both --model DeepSeek-V2-Lite lite.imatrix.gguf ik.dat    for ik_llama.cpp",
+        "merge": "merge code.gguf prose.gguf -o both.gguf",
+        "stats": "stats lite.imatrix.gguf\n  imatrix stats --plot lite.png lite.imatrix.gguf",
+        "check": "check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS",
+        "repair": "repair lite.imatrix.gguf -o whole.imatrix.gguf --model DeepSeek-V2-Lite",
+    }.items()
+}
+"""What the help of each command ends with."""
+
+_KINDS_OF_MODEL = "folder, GGUF file, or OWNER/NAME on the Hub"
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "imatrix") -> int:
+    """Run the command; return its exit code."""
+    return command.run(make_parser(prog), lambda args: args.body(args), argv)
+
+
+def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.set_defaults(body=lambda args: _collect_or_merge(args, parser))
+    _add_collect_arguments(parser)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    _add_show(commands)
+    _add_convert(commands)
+    _add_merge(commands)
+    _add_stats(commands)
+    _add_check(commands)
+    _add_repair(commands)
+    for name, subparser in commands.choices.items():
+        subparser.epilog, subparser.formatter_class = called_by(prog, _EXAMPLES[name]), HelpFormatter
+        command.add_verbose(subparser)
+    return parser
+
+
+def _add_show(commands: _Subparsers) -> None:
+    show = commands.add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
+    _add_file(show)
+    show.add_argument("--json", action="store_true", help="as one JSON object")
+    show.set_defaults(answers=True, body=lambda args: _show(args.file, as_json=args.json))
+
+
+def _add_convert(commands: _Subparsers) -> None:
+    convert = commands.add_parser(
+        "convert",
+        help="turn one form into the other",
+        description="Write INPUT in the form that OUTPUT's name asks for: .dat, or GGUF for any other.",
+    )
+    convert.add_argument("input", type=Path, metavar="INPUT")
+    convert.add_argument("output", type=output_file, metavar="OUTPUT")
+    add_force(convert)
+    _add_layout(convert)
+    _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are")
+
+    def body(args: argparse.Namespace) -> None:
+        if args.mla == "both" and args.for_model is None:
+            convert.error("--mla both needs --model, which says how many heads there are")
+        _convert(args.input, _NewFile(args.output, args.force), args.mla, args.for_model)
+
+    convert.set_defaults(body=body)
+
+
+def _add_merge(commands: _Subparsers) -> None:
+    merge = commands.add_parser(
+        "merge",
+        help="several files as one",
+        description="Add up sums and counts, per expert: what collecting all in one go would have given.",
+    )
+    merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
+    _add_new_file(merge, "merged")
+    merge.set_defaults(body=lambda args: _merge(args.inputs, _NewFile(args.merged, args.force)))
+
+
+def _add_stats(commands: _Subparsers) -> None:
+    stats = commands.add_parser(
+        "stats",
+        help="how energy is spread, and what was never seen",
+        description="Show what llama-imatrix --show-statistics shows, and coverage.",
+    )
+    _add_file(stats)
+    stats.add_argument("--json", action="store_true", help="as one JSON object")
+    stats.add_argument(
+        "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
+        help="draw it, too, as PNG or SVG; needs matplotlib",
+    )  # fmt: skip
+    stats.set_defaults(answers=True, body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
+
+
+def _add_check(commands: _Subparsers) -> None:
+    check = commands.add_parser(
+        "check",
+        help="is it sound, and does it fit",
+        description="Look for numbers that can't be, gaps, and data that don't fit. Exit code 1 for errors;"
+        " warnings are only told.",
+    )
+    _add_file(check)
+    _add_model(check, _KINDS_OF_MODEL)
+    check.add_argument(
+        "--recipe", metavar="TYPE", help="file type or recipe file: what it lacks data for; needs --model"
+    )
+
+    def body(args: argparse.Namespace) -> int:
+        if args.recipe is not None and args.for_model is None:
+            check.error("--recipe needs --model")
+        return _check(args.file, args.for_model, args.recipe)
+
+    check.set_defaults(answers=True, body=body)
+
+
+def _add_repair(commands: _Subparsers) -> None:
+    repair = commands.add_parser(
+        "repair",
+        help="fill gaps; every change is listed",
+        description="Give experts that saw nothing neutral values; derive attn_kv_b and attn_v_b, gate and up"
+        " from each other.",
+    )
+    _add_file(repair)
+    _add_new_file(repair, "repaired")
+    _add_model(repair, f"{_KINDS_OF_MODEL}; says how many heads there are, and which matrices are one")
+    repair.set_defaults(
+        body=lambda args: _repair(args.file, _NewFile(args.repaired, args.force), args.for_model)
+    )
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE")
+
+
+def _add_new_file(parser: argparse.ArgumentParser, dest: str) -> None:
+    parser.add_argument("-o", "--output", dest=dest, type=output_file, required=True, metavar="OUT")
+    add_force(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--model", dest="for_model", metavar="MODEL", help=text)
+
+
+def _add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--mla", choices=("split", "both"), default="split",
+        help="layout of attention in the files that it is for: split (default), with values for every head;"
+        " both, with one row for all heads, as ik_llama.cpp's llama-quantize wants it, and llama.cpp's for"
+        " attn_output_a of deepseek4",
+    )  # fmt: skip
+
+
+def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to collect")
+    what.add_argument(
+        "-m", "--model", metavar="MODEL",
+        help="Hugging Face folder, GGUF file (any part of a split one), or OWNER/NAME[@REVISION] on the Hub",
+    )  # fmt: skip
+    what.add_argument(
+        "-f", "--file", dest="text", type=command.text_file, metavar="TEXT", action=StoreOnce,
+        instead=", and add the matrix of the other with --in-file",
+        help=f"calibration text, UTF-8, {OR_FOLDER}",
+    )  # fmt: skip
+    what.add_argument(
+        "-o", "--output", "--output-file", type=output_file, action=StoreOutput, may_be=("in_file",),
+        default=Path("imatrix.gguf"), metavar="OUT", help="where to write (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--in-file", type=Path, action="append", default=[], metavar="FILE",
+        help="importances to add to; without -f, these files are merged (repeatable)",
+    )  # fmt: skip
+    add_context_argument(what)
+    add_chunks_argument(what)
+    what.add_argument(
+        "--from-chunk", "--chunk", type=command.number(NATURAL), default=0, metavar="N",
+        help="leave out the first N chunks",
+    )  # fmt: skip
+    what.add_argument("--process-output", action="store_true", help="collect for output.weight, too")
+    what.add_argument(
+        "--parse-special", action="store_true", help="take <｜User｜> and the like in the text for tokens"
+    )
+    what.add_argument(
+        "--all-experts", action="store_true",
+        help="show every token to every expert; what the model computes stays the same",
+    )  # fmt: skip
+    what.add_argument("--no-ppl", action="store_true", help="don't measure perplexity")
+    how = parser.add_argument_group("how to write it")
+    _add_layout(how)
+    how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
+    how.add_argument(
+        "--output-frequency", "-ofreq", type=command.number(NATURAL), default=0, metavar="N",
+        help="write what is known after every N layers; 0: only at the end (default)",
+    )  # fmt: skip
+    how.add_argument(
+        "--show-statistics", action="store_true",
+        help="collect nothing, and print what `imatrix stats` says of the files of --in-file",
+    )  # fmt: skip
+    add_force_of_text(how)
+    how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
+    command.add_scheduler(add_run_arguments(parser))
+    add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
+
+
+@dataclass(frozen=True)
+class _CollectRequest:
+    """What the command line asks for: importances of a model on a text, in a file.
+
+    named     MODEL
+    earlier   files of importances to add to
+    options   how to collect, apart from `earlier`
+    layout    of attention, in the files that the importances are for
+    form      of the output; None: what its name says
+    every     write what is known after so many layers; 0: only at the end
+    """
+
+    named: str
+    text: Path
+    output: Path
+    earlier: tuple[Path, ...]
+    options: CollectOptions
+    layout: str
+    form: ImportanceFormat | None
+    every: int
+    force: bool
+    quiet: bool
+
+
+def _collect_or_merge(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if args.show_statistics:
+        if not args.in_file:
+            parser.error("--show-statistics needs --in-file")
+        for path in args.in_file:
+            _stats(path)
+    elif args.text is None and args.in_file:
+        if args.mla != "split":
+            parser.error("--mla both needs the model; merge first, then imatrix convert --mla both")
+        _merge(args.in_file, _NewFile(args.output, args.force, args.output_format))
+    else:
+        _collect(_read(args, parser))
+
+
+def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _CollectRequest:
+    for option, value in (("-m", args.model), ("-f", args.text)):
+        if value is None:
+            parser.error(f"{option} is missing (or a COMMAND; see --help)")
+    from imatrix.options import CollectOptions
+    from quality.suite.mixture import read_mixture
+
+    options = CollectOptions(
+        cut=replace(cut_of(args), parse_special=args.parse_special),
+        process_output=args.process_output,
+        perplexity=not args.no_ppl,
+        dataset=args.dataset_name,
+        forward=forward_options(args, all_experts=args.all_experts),
+        restart=args.restart,
+        any_text=args.force,
+        read=read_mixture,
+    )
+    return _CollectRequest(
+        args.model,
+        args.text,
+        args.output,
+        earlier=tuple(args.in_file),
+        options=options,
+        layout=args.mla,
+        form=args.output_format,
+        every=args.output_frequency,
+        force=args.force,
+        quiet=args.quiet,
+    )
+
+
+def _collect(request: _CollectRequest) -> None:
+    """Collect importances, and write them."""
+    from convert.sources import model_path
+    from gguf_tools.files.leftovers import forget
+    from gguf_tools.files.run_lock import in_use
+    from gguf_tools.files.work_names import work_path
+    from imatrix.collecting import collect_beside
+    from imatrix.options import CollectBar, perplexity_lines
+    from imatrix.repair import notes_on_groups
+    from imatrix.store import not_held, save
+
+    output, quiet = request.output, request.quiet
+    refuse_shared({"-o": output}, (Path(request.named), request.text))  # also where it is the default
+    refuse_to_replace([output], force=request.force)
+    refuse_early([output], [request.text], folders=True)
+    model = model_path(request.named, quiet=quiet)
+    refuse_early(models=[model])
+    options = replace(request.options, earlier=request.earlier)
+
+    def write(contents: ImportanceFile) -> None:
+        save(output, _in_layout(contents, request.layout, model), request.form, force=True)
+
+    replaces = output.exists()
+    with in_use(work_path(output)):
+        with CollectBar(request.every, write, not quiet) as bar:
+            collected = collect_beside(model, request.text, output, options, bar)
+        write(collected.importances)
+        forget(work_path(output))
+    if quiet:
+        return
+    if collected.perplexity is not None:
+        say(*perplexity_lines(collected.perplexity))
+    contents = collected.importances
+    older = ", in place of an older file" if replaces else ""
+    held = f"{counted(len(contents.entries), 'entry')}, {counted(contents.chunk_count, 'chunk')}"
+    say(f"wrote {output}: {held}{older}")
+    notes = [*collected.notes, *not_held(contents, _form(output, request.form))]
+    if request.layout == "split":
+        notes += notes_on_groups(contents)
+    for note in notes:
+        say(f"note: {note}")
+
+
+def _show(path: Path, *, as_json: bool) -> None:
+    from imatrix.stats import describe, description_lines
+    from imatrix.store import load
+
+    contents = load(path)
+    say(*[json_line(describe(contents))] if as_json else description_lines(contents))
+
+
+@dataclass(frozen=True)
+class _NewFile:
+    """A file of importances to write: its form, and whether it may replace one that is there."""
+
+    path: Path
+    force: bool
+    form: ImportanceFormat | None = None
+
+
+def _convert(path: Path, output: _NewFile, layout: str, model: str | None) -> None:
+    from imatrix.store import load
+
+    contents = load(path)
+    if model is not None and layout == "both":
+        contents = _in_layout(contents, layout, _headers_of(model))
+    _write(contents, output)
+
+
+def _headers_of(model: str) -> Path | StreamedFolder:
+    """Open the model that --model names; of one on the Hub, headers are enough."""
+    from convert.sources import source_folder
+
+    return source_folder(model, dry_run=True)
+
+
+def _in_layout(contents: ImportanceFile, layout: str, model: Path | StreamedFolder) -> ImportanceFile:
+    """Turn importances into those for files with that layout of attention."""
+    if layout == "split":
+        return contents
+    from imatrix.check import read_model
+    from imatrix.repair import in_layout_both
+
+    known = read_model(model)
+    return in_layout_both(contents, known.facts.n_heads, {info.name: info.n_cols for info in known.tensors})
+
+
+def _merge(paths: Sequence[Path], output: _NewFile) -> None:
+    from imatrix.merge import merge
+    from imatrix.store import load
+
+    merged = merge([load(path) for path in paths])
+    for note in merged.notes:
+        say(f"note: {note}")
+    _write(merged.importances, output)
+
+
+def _stats(path: Path, *, as_json: bool = False, plot: Path | None = None) -> None:
+    from imatrix import stats
+    from imatrix.store import load
+
+    contents = load(path)
+    if plot is not None:
+        stats.plot(contents, plot)
+    say(*[json_line(stats.as_json(contents))] if as_json else stats.stats_lines(contents))
+
+
+def _check(path: Path, model: str | None, recipe: str | None) -> int:
+    from imatrix.check import as_text, check, read_model
+    from imatrix.store import load
+
+    contents = load(path)
+    findings = check(contents, None if model is None else read_model(_headers_of(model)), recipe)
+    for finding in findings:
+        say(as_text(finding))
+    n_errors = sum(finding.is_bad for finding in findings)
+    say(f"{path}: {counted(n_errors, 'error')}, {counted(len(findings) - n_errors, 'warning')}")
+    return 1 if n_errors else 0
+
+
+def _repair(path: Path, output: _NewFile, model: str | None) -> None:
+    from imatrix.check import read_model
+    from imatrix.repair import repair
+    from imatrix.store import load
+
+    contents = load(path)
+    checked = None if model is None else read_model(_headers_of(model))
+    names = () if checked is None else [tensor.name for tensor in checked.tensors]
+    done = repair(contents, None if checked is None else checked.facts.n_heads, names)
+    say(*done.changes)
+    say(counted(len(done.changes), "change"))
+    _write(done.importances, output)
+
+
+def _write(contents: ImportanceFile, output: _NewFile) -> None:
+    from imatrix.store import not_held, save
+
+    chosen = _form(output.path, output.form)
+    save(output.path, contents, chosen, force=output.force)
+    say(f"wrote {output.path}: {counted(len(contents.entries), 'entry')}, form {chosen}")
+    for note in not_held(contents, chosen):
+        say(f"note: {note}")
+
+
+def _form(output: Path, form: ImportanceFormat | None) -> ImportanceFormat:
+    from imatrix.store import format_of
+
+    return form or format_of(output)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,157 @@
+"""The `sensitivity` command: what each tensor of a model costs at each type."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools import __version__
+from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import (
+    add_force_of_text,
+    add_run_arguments,
+    add_text_and_output,
+    cut_of,
+    forward_options,
+)
+from gguf_tools.commands.arguments.types import parsing_arguments
+from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags
+from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.number_types import COUNT, SEED
+from gguf_tools.terminal import say
+from quantize.plan.overrides import parse_type
+
+if TYPE_CHECKING:
+    from calibrate.sensitivities.options import SensitivityOptions
+    from quantize.plan.sensitivities import Sensitivities
+
+DESCRIPTION = """\
+Measure how much divergence each tensor of a model adds at each type it could have, by one forward and one
+backward pass over a text. MODEL is a Hugging Face folder or a GGUF file. The numbers go to a small file, by
+which `quantize --size` chooses types."""
+
+EPILOG = """\
+The damage of a tensor is the mean KL divergence per token, in nats, that its rounding adds. To second order
+the damages of all tensors of a file add up to its divergence. What a file really has is 1.5 to 3 times as
+much, because a small change may send a token to another expert. Files of one model keep their order.
+
+Memory is one layer's, and hidden states of all layers are kept on the disk while it runs. A run that was
+interrupted resumes after its last whole layer when it is called again in the same way; what it needs for that
+is beside FILE until all is done.
+
+examples:
+  sensitivity DeepSeek-V2-Lite -f calibration.txt --chunks 32 -o lite.losses.json
+  quantize --size 7GiB --losses lite.losses.json --imatrix lite.imatrix DeepSeek-V2-Lite lite.gguf"""
+
+_MLA = ForeignFlag(("--mla",), "losses fit files of every layout of attention", 1, refused=False)
+
+_SHOWN_TYPE, _N_SHOWN = "Q4_K", 10
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "sensitivity") -> int:
+    """Run the command; return its exit code."""
+    return command.run(make_parser(prog), lambda args: _sensitivity(_read(args)), argv)
+
+
+def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.add_argument(
+        "model", metavar="MODEL", help="Hugging Face folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
+    )
+    what = parser.add_argument_group("what to measure")
+    add_text_and_output(what, "FILE.json", "where the losses go")
+    what.add_argument(
+        "--types", metavar="TYPE,TYPE...", help="candidate types (default: those of llama.cpp's recipes)"
+    )
+    what.add_argument(
+        "--rows", type=command.number(COUNT), default=512, metavar="N",
+        help="rows of a tensor that are encoded at every type (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--seed", type=command.number(SEED), default=0, metavar="N",
+        help="decides which labels are drawn from the model's predictions (default: 0)",
+    )  # fmt: skip
+    what.add_argument(
+        "--pad-hidden", action="store_true",
+        help="types, too, that rows fit once `quantize --pad-hidden` has padded the hidden size; those for"
+        " padded inner sizes are always measured",
+    )  # fmt: skip
+    add_force_of_text(add_run_arguments(parser))
+    add_foreign_flags(parser, "imatrix", [_MLA])
+    return parser
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for: the losses of a model (MODEL) on a text, in a file."""
+
+    named: str
+    text: Path
+    output: Path
+    options: SensitivityOptions
+    quiet: bool
+
+
+def _read(args: argparse.Namespace) -> _Request:
+    return _Request(args.model, args.text, args.output, _options(args), args.quiet)
+
+
+def _sensitivity(request: _Request) -> None:
+    from calibrate.sensitivities.measure import measured_before, sensitivity
+    from convert.sources import model_path
+
+    output = request.output
+    refuse_early([output], [request.text], folders=True)
+    model = model_path(request.named, quiet=request.quiet)
+    refuse_early(models=[model])
+    done = f"{output}: is already there, as asked; --force makes it anew"
+    losses = measured_before(model, request.text, output, request.options)
+    if losses is None:
+        done = f"wrote {output}"
+        losses = sensitivity(model, request.text, output, request.options, progress=not request.quiet)
+    if request.quiet:
+        return
+    say(*losses_lines(losses))
+    say(done)
+
+
+def _options(args: argparse.Namespace) -> SensitivityOptions:
+    from calibrate.sensitivities.options import SensitivityOptions
+
+    return SensitivityOptions(
+        cut=cut_of(args),
+        types=None if args.types is None else _types(args.types),
+        rows=args.rows,
+        seed=args.seed,
+        pad_hidden=args.pad_hidden,
+        forward=forward_options(args),
+        restart=args.restart,
+        any_text=args.force,
+        force=args.force,
+    )
+
+
+def _types(text: str) -> tuple[str, ...]:
+    with parsing_arguments():
+        return tuple(parse_type(word).name for word in text.split(","))
+
+
+def losses_lines(losses: Sensitivities) -> Iterator[str]:
+    """Yield which tensors cost most, at a type that most of them can have."""
+    damages = {
+        name: each.by_type[_SHOWN_TYPE]
+        for name, each in losses.tensors.items()
+        if _SHOWN_TYPE in each.by_type
+    }
+    if not damages:
+        return
+    total = sum(damages.values())
+    n_tensors = len(losses.tensors)
+    yield f"{n_tensors} tensors, of which {len(damages)} add {total:.5f} nats a token as {_SHOWN_TYPE}:"
+    most = sorted(damages, key=lambda name: -damages[name])[:_N_SHOWN]
+    width = max(map(len, most))
+    for name in most:
+        yield f"  {name:{width}}  {damages[name]:.6f}  {100 * damages[name] / total:4.1f} %"
