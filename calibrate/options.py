@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.methods import Method, find_method
 from forward.choices import CutChoices, ModelChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut, Text, Vocabulary
@@ -21,6 +20,7 @@ from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.fill.scaled import refuse_scales
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.decide import TensorPlan
+from quantize.rounding.methods import Method, find_method
 
 if TYPE_CHECKING:
     from forward.network import Network
@@ -78,7 +78,7 @@ class CalibrationOptions(CheckedFields):
     cut         the part of it that is used, equally shared among classes
     sequential  encode every tensor under the inputs that the tensors before it, as they are written, produce,
                 and correct for the drift; False: under the original's inputs, which takes half the time
-    method      name of the rounding method, a key of `calibrate.methods.METHODS`
+    method      name of the rounding method, a key of `quantize.rounding.methods.METHODS`
     embedding   round token_embd under the covariance of the gradients there
     seed        decides which labels are drawn for gradients
     any_text    use the text even if it is nonsense; see forward/text/quality.py

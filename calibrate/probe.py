@@ -24,9 +24,6 @@ import numpy.typing as npt
 import torch
 
 from calibrate.footprint import Shapes
-from calibrate.methods import Matrix, Method
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.two_sided import HEAD_ROWS, OutputFactor
 from calibrate.statistics.inputs import PIECE_ROWS, Capture, Order
 from forward.device import device_name, fast_products, is_cpu
 from forward.layer import Layer
@@ -38,6 +35,9 @@ from gguf_tools.format.ggml_types import F32, I32, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.settings import ONE_BLAS_THREAD
 from quantize.roles import layer_of
+from quantize.rounding.factor import Factor
+from quantize.rounding.methods import Matrix, Method
+from quantize.rounding.two_sided import HEAD_ROWS, OutputFactor
 
 _WIDEST = 1024
 """Columns of the matrices that speeds are measured with, at most: larger ones are no faster."""

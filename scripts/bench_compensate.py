@@ -23,15 +23,15 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from calibrate.rounding.base import Effort
-from calibrate.rounding.factor import Factor, Moments
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.judge import costs, stock_weighting
-from calibrate.rounding.rounders import ROUNDERS
-from calibrate.rounding.two_sided import OutputFactor, encode_side_by_side
 from gguf_tools.format.ggml_types import TYPES
 from quantize.formats import get_format
 from quantize.formats.base import Bytes
+from quantize.rounding.base import Effort
+from quantize.rounding.factor import Factor, Moments
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.judge import costs, stock_weighting
+from quantize.rounding.rounders import ROUNDERS
+from quantize.rounding.two_sided import OutputFactor, encode_side_by_side
 from scripts.bench_kernels import machine
 
 Floats = npt.NDArray[np.float32]

@@ -16,14 +16,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.grids.kernels import ELEMS
-from calibrate.rounding.grids.octets import OCTET
-from calibrate.rounding.grids.rounders import GRID_ROUNDERS, GridRounder
-from calibrate.rounding.scalar.blocks import ScalarLayout
-from calibrate.rounding.scalar.layouts import LAYOUTS
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes, Floats32
+from quantize.rounding.grids.kernels import ELEMS
+from quantize.rounding.grids.octets import OCTET
+from quantize.rounding.grids.rounders import GRID_ROUNDERS, GridRounder
+from quantize.rounding.scalar.blocks import ScalarLayout
+from quantize.rounding.scalar.layouts import LAYOUTS
 
 _MARGIN = 0.01
 """How near to the middle between two levels a place may start, in units of their distance."""

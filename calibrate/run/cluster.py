@@ -27,8 +27,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from calibrate.methods import Method, find_method
-from calibrate.rounding.factor import Factor
 from calibrate.run.strips import EncodedStrip, Strip, encode_strips
 from calibrate.statistics.gradient_factors import OutputBlock
 from calibrate.statistics.inputs import Held
@@ -43,6 +41,8 @@ from gguf_tools.system.settings import ONE_BLAS_THREAD
 from quantize.fill.encode import RowSources
 from quantize.fill.sources import OpenSources
 from quantize.importances.entries import ResolvedImportance
+from quantize.rounding.factor import Factor
+from quantize.rounding.methods import Method, find_method
 
 _PREFIX = "strips"
 """How the names of files begin; the work folder knows them as ours."""

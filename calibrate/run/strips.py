@@ -14,7 +14,6 @@ from typing import Protocol
 
 import numpy as np
 
-from calibrate.methods import Matrix, Method
 from calibrate.run.held_errors import HeldErrors
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import OutputBlock
@@ -27,6 +26,7 @@ from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.codecs import requires_importances
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.methods import Matrix, Method
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.judge import encode_stock
 from calibrate.sensitivities.type_errors import (
     BlockErrors,
     RowLengths,
@@ -59,6 +56,9 @@ from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType
 from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.judge import encode_stock
 
 _RATIO = "ratio:"
 """Prefix of arrays' names in the work folder; a tensor's name follows."""

@@ -24,7 +24,6 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from calibrate.rounding.factor import Factor, damped_inverse
 from calibrate.statistics.inputs import Held, Statistics
 from calibrate.statistics.other_texts import lifted
 from calibrate.statistics.trust import Trust
@@ -32,6 +31,7 @@ from forward.device import to_numpy, to_torch
 from forward.workers import Workers
 from gguf_tools.errors import BadActivation, BadMoments
 from quantize.formats.base import Floats32
+from quantize.rounding.factor import Factor, damped_inverse
 
 _STRIP_ROWS = 512
 """Rows of T that are computed at a time."""

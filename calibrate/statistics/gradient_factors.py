@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.options import CalibrationOptions
-from calibrate.rounding.two_sided import OutputFactor
 from calibrate.statistics.gradients import GradientOptions, Gradients, LayerGradients, collect_gradients
 from calibrate.statistics.inputs import HoldoutSplit, Statistics
 from calibrate.statistics.trust import Trust
@@ -21,6 +20,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import NoReport, StartSteps
 from quantize.formats.base import Floats32
 from quantize.roles import layer_of
+from quantize.rounding.two_sided import OutputFactor
 
 _TOKENS = 16384
 """Number of tokens that gradients are taken of, at most: one costs five times as much as going forward. With

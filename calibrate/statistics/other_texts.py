@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.rounding.factor import AnyMoments, damped_inverse
 from quantize.formats.base import Floats32
+from quantize.rounding.factor import AnyMoments, damped_inverse
 
 KNEE = 0.5
 """Of the mean diagonal. Where gates of SmolLM2-135M are rounded under moments with 0.3 to 1 (and 1 to 4 for

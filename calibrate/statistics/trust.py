@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.factor import DAMP
-from calibrate.rounding.two_sided import OUTPUT_DAMP
 from forward.text.quality import TextQuality
 from forward.text.tokens import Text
+from quantize.rounding.factor import DAMP
+from quantize.rounding.two_sided import OUTPUT_DAMP
 
 
 @dataclass(frozen=True)

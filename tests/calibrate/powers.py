@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.methods.base import Matrix, Method, Rates
-from calibrate.rounding.factor import Factor
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes
 from quantize.formats.codecs import ignores_importances
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.factor import Factor
+from quantize.rounding.methods.base import Matrix, Method, Rates
 
 _POWERS = 0.5, 1.0, 1.5
 

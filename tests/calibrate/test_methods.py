@@ -14,8 +14,8 @@ from gguf_tools.errors import BadArgument
 
 pytest.importorskip("torch")
 
-from calibrate import methods
-from calibrate.methods import METHODS, Method
+from quantize.rounding import methods
+from quantize.rounding.methods import METHODS, Method
 from tests.calibrate import powers as example
 from tests.calibrate.powers import POWERS
 

@@ -19,9 +19,6 @@ import pytest
 
 import gguf_tools.commands.quantize
 import quantize
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.rounders import ROUNDERS
 from gguf_tools.errors import BadImportance, BadWeights
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.block_layouts import EXPONENTS, SCALES, count_nonfinite
@@ -37,6 +34,9 @@ from quantize.formats.base import BlockRefused
 from quantize.formats.codecs import INTERLEAVED, ignores_importances, requires_importances
 from quantize.importances.entries import Importance, ResolvedImportance, resolve
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.rounders import ROUNDERS
 from tests.quantize import codecs
 from tests.support import oracle
 

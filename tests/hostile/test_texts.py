@@ -16,7 +16,6 @@ pytest.importorskip("torch")
 import imatrix
 import quality
 import quantize
-from calibrate.rounding.factor import DAMP
 from calibrate.statistics.trust import Trust
 from forward.text.quality import judge
 from forward.text.tokens import Cut, cut_into_chunks
@@ -24,6 +23,7 @@ from gguf_tools.commands.evaluate import main as evaluate_main
 from gguf_tools.commands.imatrix import main as imatrix_main
 from gguf_tools.commands.quantize import main as quantize_main
 from gguf_tools.commands.sensitivity import main as sensitivity_main
+from quantize.rounding.factor import DAMP
 
 NONSENSE = {
     "token": "the " * 4000,

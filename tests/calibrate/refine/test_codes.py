@@ -30,9 +30,9 @@ from calibrate.refine.cells import GridCells, LevelCells, has_cells
 from calibrate.refine.codes import MovingCodes, RecodedTensor
 from calibrate.refine.layers import KeptCodes, LayerByLayer, WeightGradients
 from calibrate.refine.pipeline import refine
-from calibrate.rounding.grids.rounders import GridRounder
 from forward.options import ForwardOptions
 from forward.run import ForwardPass
+from quantize.rounding.grids.rounders import GridRounder
 
 N_ROWS, FORWARD = 3, ForwardOptions(n_threads=1)
 

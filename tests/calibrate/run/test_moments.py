@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.rounding.factor import DAMP, damped_inverse  # noqa: E402
 from calibrate.run.held_errors import HeldErrors  # noqa: E402
 from calibrate.statistics.conditions import conditions_of, corrected, correction  # noqa: E402
 from calibrate.statistics.gradients import LayerGradients  # noqa: E402
@@ -21,6 +20,7 @@ from calibrate.statistics.other_texts import KNEE, LIFT  # noqa: E402
 from calibrate.statistics.token_weights import TokenWeights  # noqa: E402
 from calibrate.statistics.trust import Trust  # noqa: E402
 from forward.workers import Workers  # noqa: E402
+from quantize.rounding.factor import DAMP, damped_inverse  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibrate.rounding.two_sided import OUTPUT_DAMP
 from calibrate.statistics.trust import Trust, noise_damp
+from quantize.rounding.two_sided import OUTPUT_DAMP
 
 Rows = npt.NDArray[np.float64]
 

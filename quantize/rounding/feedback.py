@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.rounding.base import DEFAULT, PANEL, Effort, Refiner, Rounder
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.judge import costs, encode_stock, is_kept
-from calibrate.rounding.products import errors_in, feed_back
-from calibrate.rounding.rounders import get_rounder
 from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
+from quantize.rounding.base import DEFAULT, PANEL, Effort, Refiner, Rounder
+from quantize.rounding.factor import Factor
+from quantize.rounding.judge import costs, encode_stock, is_kept
+from quantize.rounding.products import errors_in, feed_back
+from quantize.rounding.rounders import get_rounder
 
 
 def encode_compensated(

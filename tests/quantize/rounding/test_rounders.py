@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.rounding.base import PANEL, Effort
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.rounders import ROUNDERS, can_compensate, get_rounder
 from gguf_tools.errors import BadWeights, QuantError, ShapeError
 from gguf_tools.format.ggml_types import F16, TYPES, GGMLType
-from tests.calibrate.rounding.moments import correlated, weights
+from quantize.rounding.base import PANEL, Effort
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.rounders import ROUNDERS, can_compensate, get_rounder
 from tests.naive import feedback as naive
 from tests.quantize.codecs import decode, encode
+from tests.quantize.rounding.moments import correlated, weights
 from tests.support import samples
 
 every_type = pytest.mark.parametrize("name", ROUNDERS)

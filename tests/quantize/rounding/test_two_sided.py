@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.judge import encode_stock
-from calibrate.rounding.two_sided import OUTPUT_DAMP, OutputFactor, encode_side_by_side, rows_at_once
 from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import IQ4_NL, Q2_K, Q4_K, GGMLType
-from tests.calibrate.rounding.moments import correlated, weights
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.judge import encode_stock
+from quantize.rounding.two_sided import OUTPUT_DAMP, OutputFactor, encode_side_by_side, rows_at_once
 from tests.quantize.codecs import decode
+from tests.quantize.rounding.moments import correlated, weights
 
 N_COLS = 256
 INPUTS = Factor.of(correlated(N_COLS))

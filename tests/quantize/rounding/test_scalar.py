@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from calibrate.rounding.base import Effort
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.judge import costs
-from calibrate.rounding.scalar.blocks import ScalarLayout, chosen
-from calibrate.rounding.scalar.layouts import FP4_LEVELS, LAYOUTS, SUPER_BLOCKS, SuperBlocks
-from calibrate.rounding.scalar.rounder import Levels, Lines, Picks, refit, round_blocks
 from quantize.formats.base import as_source
 from quantize.formats.iq import iq4_search
-from tests.calibrate.rounding.moments import correlated, weights
+from quantize.rounding.base import Effort
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.judge import costs
+from quantize.rounding.scalar.blocks import ScalarLayout, chosen
+from quantize.rounding.scalar.layouts import FP4_LEVELS, LAYOUTS, SUPER_BLOCKS, SuperBlocks
+from quantize.rounding.scalar.rounder import Levels, Lines, Picks, refit, round_blocks
 from tests.naive import feedback as naive
 from tests.quantize.codecs import decode, encode
+from tests.quantize.rounding.moments import correlated, weights
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.type.name)
 

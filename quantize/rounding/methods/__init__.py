@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from calibrate.methods.base import Matrix, Method, Rates
-from calibrate.methods.diagonal import DIAGONAL
-from calibrate.methods.feedback import ONE_SIDED, TWO_SIDED
 from gguf_tools.errors import BadArgument
+from quantize.rounding.methods.base import Matrix, Method, Rates
+from quantize.rounding.methods.diagonal import DIAGONAL
+from quantize.rounding.methods.feedback import ONE_SIDED, TWO_SIDED
 
 __all__ = ["METHODS", "Matrix", "Method", "Rates", "find_method"]
 

@@ -17,13 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.base import Effort
-from calibrate.rounding.factor import Panel
-from calibrate.rounding.grids import kernels
-from calibrate.rounding.grids.kernels import ELEMS, Choices, Form, GridGround, GridState, Kernels, Terms
-from calibrate.rounding.grids.octets import Lattice
-from calibrate.rounding.grids.walks import tree
-from calibrate.rounding.scalar.blocks import as_half, halves
 from gguf_tools.format.ggml_types import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source, block_dtype
@@ -32,6 +25,13 @@ from quantize.formats.iq.grids import Grid
 from quantize.formats.iq.iq2 import IQ2_XXS_BLOCK
 from quantize.formats.iq.iq2_search import with_even_signs
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.base import Effort
+from quantize.rounding.factor import Panel
+from quantize.rounding.grids import kernels
+from quantize.rounding.grids.kernels import ELEMS, Choices, Form, GridGround, GridState, Kernels, Terms
+from quantize.rounding.grids.octets import Lattice
+from quantize.rounding.grids.walks import tree
+from quantize.rounding.scalar.blocks import as_half, halves
 from quantize.simd.floats import halves_to_float32
 from quantize.simd.lanes import LANES
 from quantize.simd.packing import packed, unpack

@@ -21,14 +21,14 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.base import PANEL, Effort
-from calibrate.rounding.factor import Panel
-from calibrate.rounding.products import feed_back
-from calibrate.rounding.scalar.blocks import Codes, Integers, ScalarBlocks, ScalarLayout, as_half, chosen
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.base import PANEL, Effort
+from quantize.rounding.factor import Panel
+from quantize.rounding.products import feed_back
+from quantize.rounding.scalar.blocks import Codes, Integers, ScalarBlocks, ScalarLayout, as_half, chosen
 from quantize.simd.floats import HALF, ONE, ZERO, nearest_float
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import (

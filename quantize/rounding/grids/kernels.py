@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.grids.octets import (
+from quantize.formats.base import Floats32
+from quantize.rounding.grids.octets import (
     OCTET,
     Lattice,
     Octet,
@@ -34,8 +35,7 @@ from calibrate.rounding.grids.octets import (
     round_free_8,
     round_shifted,
 )
-from calibrate.rounding.grids.walks import STRIDE
-from quantize.formats.base import Floats32
+from quantize.rounding.grids.walks import STRIDE
 from quantize.simd.floats import INFINITY, ONE, TWO, ZERO, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store, tail

@@ -7,17 +7,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from calibrate.rounding.base import MOST_STEPS, PANEL, Effort, Refiner
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.judge import costs
-from calibrate.rounding.rounders import ROUNDERS
-from calibrate.rounding.scalar.rounder import Levels, Lines, Picks, ScalarGround, ScalarState, refine_blocks
 from quantize.formats.base import as_source
-from tests.calibrate.rounding.moments import correlated, weights
-from tests.calibrate.rounding.test_rounders import type_named
+from quantize.rounding.base import MOST_STEPS, PANEL, Effort, Refiner
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.judge import costs
+from quantize.rounding.rounders import ROUNDERS
+from quantize.rounding.scalar.rounder import Levels, Lines, Picks, ScalarGround, ScalarState, refine_blocks
 from tests.naive import feedback as naive
 from tests.quantize.codecs import decode, encode
+from tests.quantize.rounding.moments import correlated, weights
+from tests.quantize.rounding.test_rounders import type_named
 
 N_COLS = 512
 FACTOR = Factor.of(correlated(N_COLS))

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.rounding.base import Effort
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.grids.rounders import GRID_ROUNDERS, LAYOUTS
-from calibrate.rounding.grids.walks import tree
-from calibrate.rounding.products import errors_of
 from quantize.formats.base import as_source
 from quantize.formats.iq import grids
-from tests.calibrate.rounding.moments import correlated, weights
+from quantize.rounding.base import Effort
+from quantize.rounding.factor import Factor
+from quantize.rounding.grids.rounders import GRID_ROUNDERS, LAYOUTS
+from quantize.rounding.grids.walks import tree
+from quantize.rounding.products import errors_of
 from tests.naive import grid_feedback as naive
 from tests.quantize.codecs import decode, encode
+from tests.quantize.rounding.moments import correlated, weights
 
 ROUNDERS = {each.type.name: each for each in GRID_ROUNDERS}
 every_type = pytest.mark.parametrize("name", ROUNDERS)

@@ -16,20 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.rounding.base import Rounder
-from calibrate.rounding.scalar.blocks import (
-    Codes,
-    Fields,
-    Integers,
-    ScalarBlocks,
-    ScalarLayout,
-    as_half,
-    halves,
-    integers,
-    moves,
-    within,
-)
-from calibrate.rounding.scalar.rounder import ScalarRounder
 from gguf_tools.format.ggml_types import (
     IQ4_NL,
     IQ4_XS,
@@ -52,6 +38,20 @@ from gguf_tools.format.ggml_types import (
 from quantize.formats.base import Bytes, Floats32, block_dtype
 from quantize.formats.fp4 import DOUBLED, LARGEST_BYTE, half_scales
 from quantize.formats.iq import iq4_search
+from quantize.rounding.base import Rounder
+from quantize.rounding.scalar.blocks import (
+    Codes,
+    Fields,
+    Integers,
+    ScalarBlocks,
+    ScalarLayout,
+    as_half,
+    halves,
+    integers,
+    moves,
+    within,
+)
+from quantize.rounding.scalar.rounder import ScalarRounder
 from quantize.simd.floats import halves_to_float32
 from quantize.simd.packing import packed, packed_scales, unpack, unpacked_scales
 

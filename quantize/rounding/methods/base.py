@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.two_sided import OutputFactor
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.base import Bytes, Floats32
+from quantize.rounding.factor import Factor
+from quantize.rounding.two_sided import OutputFactor
 
 
 @dataclass(frozen=True)

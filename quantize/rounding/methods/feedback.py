@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from calibrate.methods.base import Matrix, Method, Rates
-from calibrate.rounding.base import DEFAULT
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.rounders import can_compensate, rounds_in_groups
-from calibrate.rounding.two_sided import encode_side_by_side
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes
+from quantize.rounding.base import DEFAULT
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.methods.base import Matrix, Method, Rates
+from quantize.rounding.rounders import can_compensate, rounds_in_groups
+from quantize.rounding.two_sided import encode_side_by_side
 
 _VERSION = 5
 

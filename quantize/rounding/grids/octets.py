@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.grids.walks import (
+from quantize.rounding.grids.walks import (
     LEVELS,
     STRIDE,
     Best,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.products import add_squares, whitened
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.factor import Factor
+from quantize.rounding.products import add_squares, whitened
 
 Costs = npt.NDArray[np.float64]
 

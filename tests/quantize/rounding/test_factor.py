@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrate.rounding.factor import Factor
 from gguf_tools.errors import BadMoments
-from tests.calibrate.rounding.moments import correlated
+from quantize.rounding.factor import Factor
+from tests.quantize.rounding.moments import correlated
 
 
 @pytest.mark.parametrize("n", [1, 2, 96, 300])

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from calibrate.rounding.factor import Panel
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
+from quantize.rounding.factor import Panel
 
 PANEL = 256
 """The most columns that are rounded before their errors are fed back: a multiple of all types' blocks."""

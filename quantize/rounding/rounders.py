@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from calibrate.rounding.base import Rounder
-from calibrate.rounding.grids.rounders import GRID_ROUNDERS
-from calibrate.rounding.scalar.layouts import SCALAR_ROUNDERS
 from gguf_tools.errors import QuantError
 from gguf_tools.format.ggml_types import GGMLType
+from quantize.rounding.base import Rounder
+from quantize.rounding.grids.rounders import GRID_ROUNDERS
+from quantize.rounding.scalar.layouts import SCALAR_ROUNDERS
 
 ROUNDERS: Mapping[str, Rounder] = {each.type.name: each for each in (*SCALAR_ROUNDERS, *GRID_ROUNDERS)}
 """By name of the type."""

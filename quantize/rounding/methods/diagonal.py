@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calibrate.methods.base import Matrix, Method, Rates
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.judge import encode_stock
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes
 from quantize.formats.codecs import ignores_importances
+from quantize.rounding.factor import Factor
+from quantize.rounding.judge import encode_stock
+from quantize.rounding.methods.base import Matrix, Method, Rates
 
 
 def _encode(matrices: Sequence[Matrix], type_: GGMLType, factor: Factor) -> list[Bytes]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.judge import costs, encode_stock, is_kept
-from calibrate.rounding.products import errors_of, feed_back
 from gguf_tools.format.ggml_types import IQ2_XXS, Q4_K, GGMLType
 from quantize.formats.base import as_source
-from tests.calibrate.rounding.moments import correlated, weights
+from quantize.rounding.factor import Factor
+from quantize.rounding.feedback import encode_compensated
+from quantize.rounding.judge import costs, encode_stock, is_kept
+from quantize.rounding.products import errors_of, feed_back
 from tests.quantize.codecs import decode, encode
+from tests.quantize.rounding.moments import correlated, weights
 
 N_COLS = 768
 FACTOR = Factor.of(correlated(N_COLS))

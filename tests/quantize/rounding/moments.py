@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.rounding.factor import Moments
+from quantize.rounding.factor import Moments
 
 
 def correlated(n: int, seed: int = 0, n_inputs: int = 0) -> Moments:

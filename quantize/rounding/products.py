@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.base import PANEL
 from quantize.formats.base import Floats32, as_source
+from quantize.rounding.base import PANEL
 from quantize.simd.floats import ONE, ZERO
 from quantize.simd.kernel import inlinable, inlined, kernel
 from quantize.simd.lane_memory import float_tile, load, store

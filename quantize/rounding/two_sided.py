@@ -19,16 +19,16 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.base import DEFAULT, PANEL, Effort, Rounder
-from calibrate.rounding.factor import AnyMoments, Factor, inverse_root
-from calibrate.rounding.feedback import check_finite, check_fit, encode_rows
-from calibrate.rounding.judge import costs_of, encode_stock, is_kept
-from calibrate.rounding.products import feed_back, whitened
-from calibrate.rounding.rounders import get_rounder
 from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows, as_source
+from quantize.rounding.base import DEFAULT, PANEL, Effort, Rounder
+from quantize.rounding.factor import AnyMoments, Factor, inverse_root
+from quantize.rounding.feedback import check_finite, check_fit, encode_rows
+from quantize.rounding.judge import costs_of, encode_stock, is_kept
+from quantize.rounding.products import feed_back, whitened
+from quantize.rounding.rounders import get_rounder
 from quantize.simd.lanes import LANES
 
 OUTPUT_DAMP = 0.1
