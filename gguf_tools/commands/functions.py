@@ -80,8 +80,8 @@ def quantize(
     choices    fields of both as keyword arguments; they replace those of `options` and `run`
     raises     ToolkitError. Finished work is kept for the next run
     """
-    from calibrate.size.parse import names_size
     from convert.sources import SourceOptions, plan_source, source_folder
+    from quantize.size.parse import names_size
 
     options, run = merge_choices(options or SourceOptions(), run, choices)
     source = source_folder(os.fspath(model), quiet=True)
@@ -313,10 +313,10 @@ def _of_size(
     options: SourceOptions,
 ) -> tuple[Mixture, SourceOptions]:
     """Choose the mixture of a size, and the padding that goes with it, as the command does."""
-    from calibrate.size.parse import parse_size
-    from calibrate.size.solve import Planner, SizeRequest, size_padded
     from convert.sources import plan_source
     from quantize.plan.sensitivities import Sensitivities, read_sensitivities
+    from quantize.size.parse import parse_size
+    from quantize.size.solve import Planner, SizeRequest, size_padded
 
     if losses is None:
         raise BadArgument(

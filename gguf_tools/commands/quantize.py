@@ -379,8 +379,8 @@ def _choose_types(
     request: _Request, size: SizeArguments, source: Path | StreamedFolder
 ) -> Iterator[tuple[Mixture, PadChoice | None]]:
     """Choose the mixture for each size that is asked for, and the padding; say what was chosen and why."""
-    from calibrate.size.show import expected_lines, map_lines, sized_lines
-    from calibrate.size.solve import Planner, curve, size_padded
+    from quantize.size.show import expected_lines, map_lines, sized_lines
+    from quantize.size.solve import Planner, curve, size_padded
 
     def planner_of(pad: PadChoice | None) -> Planner:
         padded = _padded(request, pad)
@@ -390,7 +390,7 @@ def _choose_types(
     for wanted in size.requests(Path(source), request.output, calibrated=is_calibrated):
         sized, pad = size_padded(planner_of, wanted, request.options.pad)
         if size.curve is not None:
-            from calibrate.size.show import plot_curve
+            from quantize.size.show import plot_curve
 
             plot_curve(curve(sized, wanted, planner_of(pad)), sized, size.curve)
         if not request.json:

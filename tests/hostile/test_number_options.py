@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import gguf_tools
-from calibrate.size.parse import parse_bytes, parse_sizes
 from gguf_tools.argument_types import CheckedFields, fields_of
 from gguf_tools.commands.main import main, parsers
 from gguf_tools.errors import BadArgument, BadRequest, ToolkitError
 from gguf_tools.number_types import BITS, COUNT, RATE, SECONDS, THREADS, NumberType, metric_bytes
+from quantize.size.parse import parse_bytes, parse_sizes
 
 NO_NUMBERS = [
     "inf", "-inf", "nan", "1e400", "-1e400", "-5", "-0.5", "0x10", "\u0967", "\uff11", " 5 ", "5 ", "5\n",

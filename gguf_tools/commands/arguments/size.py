@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.size.parse import Size, parse_bytes, parse_sizes
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.types import parsing_arguments
 from gguf_tools.commands.command import StoreOutput
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.atomic_write import write_whole
+from quantize.size.parse import Size, parse_bytes, parse_sizes
 
 if TYPE_CHECKING:
-    from calibrate.size.choose_types import TypeRules
-    from calibrate.size.solve import Sized, SizeRequest
     from gguf_tools.commands.arguments.sensitivity_for_size import Measurement
+    from quantize.size.choose_types import TypeRules
+    from quantize.size.solve import Sized, SizeRequest
 
 
 def add_size_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +124,8 @@ class SizeArguments:
         calibrated  the file will be encoded with calibration
         raises      FormatError for a wrong losses file, and what measuring raises
         """
-        from calibrate.size.solve import SizeRequest
         from quantize.plan.sensitivities import read_sensitivities
+        from quantize.size.solve import SizeRequest
 
         losses = self.losses
         if losses is None:
@@ -139,7 +139,7 @@ class SizeArguments:
 
     def save(self, sized: Sized) -> None:
         """Write the choice in the notations that are asked for; raises OutputError."""
-        from calibrate.size import show
+        from quantize.size import show
 
         types = sized.chosen.types
         remarks = (
@@ -174,8 +174,8 @@ def read_size(args: argparse.Namespace, named: str | None) -> SizeArguments | No
             if getattr(args, option):
                 raise BadArgument(f"--{option.replace('_', '-')} is for --size, which is missing")
         return None
-    from calibrate.size.choose_types import TypeRules
     from quantize.plan.overrides import parse_custom_q, parse_overrides
+    from quantize.size.choose_types import TypeRules
 
     if named is not None:
         raise BadArgument(

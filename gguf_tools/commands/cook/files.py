@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.calibration import Calibration
-from calibrate.size.solve import Planner, SizeRequest, nearest_recipe, size_padded
 from convert.sources import SourceOptions, plan_source
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
 from gguf_tools.errors import BadRequest
@@ -22,6 +21,7 @@ from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.plan.sensitivities import read_sensitivities
 from quantize.run import Run, execute_together
 from quantize.run_options import RunOptions
+from quantize.size.solve import Planner, SizeRequest, nearest_recipe, size_padded
 
 
 def make_files(request: CookRequest, wanted: Sequence[WantedFile], progress: Shown) -> None:

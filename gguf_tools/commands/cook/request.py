@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 
 from calibrate.calibration import Calibration
-from calibrate.size.parse import Size, names_size, parse_size
 from convert.checkpoint.streamed import StreamedFolder
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
@@ -18,6 +17,7 @@ from gguf_tools.hub.names import folder_name
 from gguf_tools.progress import Shown
 from gguf_tools.system.files import absolute
 from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
+from quantize.size.parse import Size, names_size, parse_size
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _FLOAT = re.compile(r"[-._](BF16|F16|F32)$", re.IGNORECASE)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.size.choose_types import LACKING, SLOW, Share, TypeRules, choose_types, is_expert_stack
-from calibrate.size.parse import Size, parse_size
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from quantize.formats.codecs import CODECS
 from quantize.plan.overrides import parse_overrides
+from quantize.size.choose_types import LACKING, SLOW, Share, TypeRules, choose_types, is_expert_stack
+from quantize.size.parse import Size, parse_size
 from tests.quantize.model_files import made_up_losses
 
 LOSSES = made_up_losses()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from calibrate.size.budget import BudgetChoice, BudgetTooSmall, Item, Selection, select
 from gguf_tools.errors import BadOverride, BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
@@ -21,6 +20,7 @@ from quantize.plan.overrides import Override, find_override
 from quantize.plan.recipe_files import LACKED_BY
 from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import Program
+from quantize.size.budget import BudgetChoice, BudgetTooSmall, Item, Selection, select
 
 Target = Program
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.size.parse import Size
-from calibrate.size.solve import Planner, SizeRequest, size_padded
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
@@ -22,6 +20,8 @@ from quantize.plan.sensitivities import (
     read_sensitivities,
     write_sensitivities,
 )
+from quantize.size.parse import Size
+from quantize.size.solve import Planner, SizeRequest, size_padded
 from tests.quantize.padding.ffn_files import METADATA, SHAPES, write_ffn_file
 
 TYPES = ("Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0")

@@ -12,18 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.size.choose_types import TypeRules
-from calibrate.size.parse import parse_size
-from calibrate.size.show import (
-    custom_q,
-    map_lines,
-    recipe_lines,
-    rules_of,
-    sized_lines,
-    tensor_list_lines,
-    tensor_type_lines,
-)
-from calibrate.size.solve import SizeRequest, curve, size_mixture
 from gguf_tools import open_gguf
 from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadRequest
@@ -33,6 +21,18 @@ from quantize.plan.overrides import find_override, parse_override_file, parse_ov
 from quantize.plan.recipe_files import Mixture, read_recipe_file
 from quantize.plan.sensitivities import Sensitivities, write_sensitivities
 from quantize.run import Run
+from quantize.size.choose_types import TypeRules
+from quantize.size.parse import parse_size
+from quantize.size.show import (
+    custom_q,
+    map_lines,
+    recipe_lines,
+    rules_of,
+    sized_lines,
+    tensor_list_lines,
+    tensor_type_lines,
+)
+from quantize.size.solve import SizeRequest, curve, size_mixture
 from tests.quantize.model_files import made_up_losses, write_mixture_model
 
 LOSSES = made_up_losses()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.size.budget import BudgetChoice, Item, select
 from gguf_tools.errors import BadRequest
+from quantize.size.budget import BudgetChoice, Item, select
 
 
 def _item(number: int, points: list[tuple[int, float]]) -> Item:

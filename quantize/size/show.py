@@ -23,15 +23,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from calibrate.size.choose_types import ChosenTypes
-from calibrate.size.predict import N_FILES, expected_divergence, is_routed
-from calibrate.size.solve import Sized
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.atomic_write import whole_file
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.text import size_text
 from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import layer_of
+from quantize.size.choose_types import ChosenTypes
+from quantize.size.predict import N_FILES, expected_divergence, is_routed
+from quantize.size.solve import Sized
 
 _LAYERED = re.compile(r"blk\.(\d+)\.(.+)")
 _K_QUANT = re.compile(r"q\d_k")

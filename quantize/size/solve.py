@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import prod
 
-from calibrate.size.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
-from calibrate.size.parse import Size
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
@@ -29,6 +27,8 @@ from quantize.plan.recipes import RECIPES, find_recipe
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 from quantize.prepare import TYPES_CHOSEN_BYTES, Preparation
 from quantize.run import Run
+from quantize.size.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
+from quantize.size.parse import Size
 
 Planner = Callable[[Mixture], AbstractContextManager[Run]]
 """Plans a run for a mixture, with the source, output and options that the front knows. It must yield a plan
