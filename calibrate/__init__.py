@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from calibrate.sensitivities.measure import sensitivity
     from calibrate.sensitivities.options import SensitivityOptions
     from forward.options import ForwardOptions
-    from forward.text.tokens import Cut
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
+    from imatrix.texts.tokens import Cut
     from quantize.plan.sensitivities import Sensitivities
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 _HOMES = {
     "Calibration": "calibrate.calibration",
-    "Cut": "forward.text.tokens",
+    "Cut": "imatrix.texts.tokens",
     "ForwardOptions": "forward.options",
     "Sensitivities": "quantize.plan.sensitivities",
     "Reporter": "gguf_tools.progress",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from calibrate.options import CalibrationOptions, Coverage
 from forward.options import require_torch
-from forward.text.quality import TextQuality, admit, judge
-from forward.text.scripts import script_findings
-from forward.text.tokens import Text
 from gguf_tools.findings import Tell, tell_all, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quality.suite.mixture import mixture_sha256
+from imatrix.texts.mixture import mixture_sha256
+from imatrix.texts.quality import TextQuality, admit, judge
+from imatrix.texts.scripts import script_findings
+from imatrix.texts.tokens import Text
 from quantize.calibration import PromisedImportance
 from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions

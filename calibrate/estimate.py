@@ -22,11 +22,11 @@ from calibrate.statistics.gradients import row_pieces, stored_bytes
 from calibrate.statistics.inputs import HELD_ROWS
 from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.network import EMBEDDINGS, OUTPUT
-from forward.text.tokens import Text
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text
+from imatrix.texts.tokens import Text
 from quantize.roles import layer_of
 
 _SWEEPS = 4

@@ -21,11 +21,11 @@ from calibrate.statistics.gradients import GradientOptions, covariance_bytes, ro
 from calibrate.statistics.inputs import PAIR_BYTES, PIECE_ROWS
 from forward.gradients.backward import gradient_bytes
 from forward.network import Network
-from forward.text.tokens import Text
 from forward.workers import MOST_HELD
 from gguf_tools.format.hparams import architecture_of, known_hparams
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from imatrix.texts.tokens import Text
 from quantize.roles import Role, layer_of, tensor_role
 
 _PROGRAM_BYTES = 600 << 20

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from forward.choices import CutChoices, ModelChoices
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, Text, Vocabulary
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.number_types import Seed
-from quality.suite.mixture import mixture_sha256, read_mixture
+from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.tokens import Cut, Text, Vocabulary
 from quantize.fill.scaled import refuse_scales
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.decide import TensorPlan
@@ -81,7 +81,7 @@ class CalibrationOptions(CheckedFields):
     method      name of the rounding method, a key of `quantize.rounding.methods.METHODS`
     embedding   round token_embd under the covariance of the gradients there
     seed        decides which labels are drawn for gradients
-    any_text    use the text even if it is nonsense; see forward/text/quality.py
+    any_text    use the text even if it is nonsense; see imatrix/texts/quality.py
     forward     how the model is computed; `n_threads` is that of the run
     """
 

@@ -17,15 +17,15 @@ from calibrate.statistics.trust import Trust
 from forward.device import device_name
 from forward.findings import findings_of
 from forward.network import Network
-from forward.text.quality import TextQuality
-from forward.text.tokens import Cut, Text
 from forward.work.work_folder import run_identity
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.findings import Finding
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from imatrix.texts.quality import TextQuality
+from imatrix.texts.spelling import spelled
+from imatrix.texts.tokens import Cut, Text
 from quality.options import SHORTEST_CHUNK
-from quality.spelling import spelled
 from quantize.fill.job import Output
 from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan

@@ -45,13 +45,13 @@ from forward.sweep import (
     take_chunk,
     take_piece,
 )
-from forward.text.chunks import Chunks
 from forward.work.work_folder import WorkFolder
 from forward.workers import torch_threads
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.scheduler import Farm, ItemFailed
 from gguf_tools.errors import BadActivation, ClusterError, ExecutionError
+from imatrix.texts.chunks import Chunks
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from forward.device import to_cpu, to_torch
 from forward.hidden_states import Rows
 from forward.layers.load import Loader
 from forward.network import AS_THEY_ARE, End, LogitRule, Network
-from forward.text.chunks import Chunks, Ints
 from forward.workers import Workers
 from gguf_tools.errors import BadRequest
+from imatrix.texts.chunks import Chunks, Ints
 
 _SLICE_ROWS = 8192
 """Number of rows of the vocabulary in a slice."""

@@ -31,7 +31,6 @@ from forward.layers.load import Loader
 from forward.network import Network
 from forward.options import ForwardOptions
 from forward.rehearsal import network_of_tensors
-from forward.text.tokens import Vocabulary
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_missing_model
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
@@ -40,6 +39,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
+from imatrix.texts.tokens import Vocabulary
 from quantize.fill.scaled import with_scales
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.padding.counterparts import count_weights

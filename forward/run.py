@@ -30,11 +30,11 @@ from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-from forward.text.chunks import Chunks
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadActivation
 from gguf_tools.files.early_checks import refuse_small_disk
+from imatrix.texts.chunks import Chunks
 
 
 class LayerStates:

@@ -24,8 +24,8 @@ from forward.layer import Layer, refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Observer
-from forward.text.chunks import Chunks
 from forward.workers import Workers
+from imatrix.texts.chunks import Chunks
 
 PIECE_ROWS = 1024
 """Number of tokens that an expert takes at a time: with fewer, matrix products are slower."""

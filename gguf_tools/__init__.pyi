@@ -13,7 +13,6 @@ from convert.sources import SourceOptions as SourceOptions
 from convert.weights import open_checkpoint as open_checkpoint
 from convert.weights.model_weights import ModelWeights as ModelWeights
 from forward.options import ForwardOptions as ForwardOptions
-from forward.text.tokens import Cut as Cut
 from gguf_tools import edit as edit
 from gguf_tools.commands.functions import calibrate as calibrate
 from gguf_tools.commands.functions import card as card
@@ -144,6 +143,9 @@ from gguf_tools.format.values import Value as Value
 from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
 from imatrix.options import CollectOptions as CollectOptions
+from imatrix.texts.suite import Suite as Suite
+from imatrix.texts.suite import read_suite as read_suite
+from imatrix.texts.tokens import Cut as Cut
 from quality.auditing.options import AuditOptions as AuditOptions
 from quality.auditing.pipeline import audit as audit
 from quality.auditing.report import AuditReport as AuditReport
@@ -153,8 +155,6 @@ from quality.options import LogitsFile as LogitsFile
 from quality.pipeline import evaluate as evaluate
 from quality.pipeline import evaluate_suite as evaluate_suite
 from quality.suite.result import SuiteEvaluation as SuiteEvaluation
-from quality.suite.suite import Suite as Suite
-from quality.suite.suite import read_suite as read_suite
 from quantize.arrays import decode as decode
 from quantize.arrays import encode as encode
 from quantize.arrays import read_values as read_values

@@ -15,12 +15,12 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
-    from forward.text.tokens import Cut
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from imatrix.collecting import collect
     from imatrix.options import Collected, CollectOptions
     from imatrix.store import ImportanceFile, load, save
+    from imatrix.texts.tokens import Cut
     from quantize.importances.entries import ImportanceFormat, Importances
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES = {
     "CollectOptions": "imatrix.options",
     "Collected": "imatrix.options",
-    "Cut": "forward.text.tokens",
+    "Cut": "imatrix.texts.tokens",
     "ForwardOptions": "forward.options",
     "ImportanceFile": "imatrix.store",
     "ImportanceFormat": "quantize.importances.entries",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, ReadText, read_text
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
+from imatrix.texts.tokens import Cut, ReadText, read_text
 from quantize.importances.entries import ImportanceFile
 from quantize.importances.files import ImportanceSource, importance_file
 
@@ -30,9 +30,9 @@ class CollectOptions(CheckedFields):
     forward         how the model is computed
     restart         start over instead of resuming an interrupted run
     earlier         importances to add to: what `imatrix.load` returns, a path, or several of them
-    any_text        use the text even if it is nonsense; see forward/text/quality.py
+    any_text        use the text even if it is nonsense; see imatrix/texts/quality.py
     force           replace an output that is there
-    read            reads the text at a path; `quality.suite.mixture.read_mixture` takes folders, too
+    read            reads the text at a path; `imatrix.texts.mixture.read_mixture` takes folders, too
     """
 
     cut: Cut = field(default_factory=Cut)

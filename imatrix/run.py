@@ -21,9 +21,6 @@ from forward.network import OUTPUT
 from forward.observe import Accumulator, Sums, sums_of
 from forward.open import ModelSource, open_model
 from forward.run import ForwardPass, forward_pass, refuse_full_disk
-from forward.text.chunks import Chunks
-from forward.text.quality import admit
-from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, run_identity
 from forward.workers import torch_threads
 from gguf_tools.errors import BadActivation, BadImportance
@@ -31,6 +28,9 @@ from gguf_tools.files.inputs import InputWatch
 from gguf_tools.findings import tell_all
 from imatrix.merge import merge
 from imatrix.options import Collected, CollectOptions, CollectReporter
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.quality import admit
+from imatrix.texts.tokens import Text
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 
 _CHOSEN = (

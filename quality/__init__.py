@@ -14,10 +14,11 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
-    from forward.text.tokens import Cut
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
+    from imatrix.texts.suite import Suite, read_suite
+    from imatrix.texts.tokens import Cut
     from quality.auditing.options import AuditOptions
     from quality.auditing.pipeline import audit
     from quality.auditing.report import AuditReport
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
     from quality.pipeline import evaluate, evaluate_suite
     from quality.suite.result import SuiteEvaluation
-    from quality.suite.suite import Suite, read_suite
 
 __all__ = [
     "AuditOptions",
@@ -49,20 +49,20 @@ __all__ = [
 _HOMES = {
     "AuditOptions": "quality.auditing.options",
     "AuditReport": "quality.auditing.report",
-    "Cut": "forward.text.tokens",
+    "Cut": "imatrix.texts.tokens",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
     "ForwardOptions": "forward.options",
     "LogitsFile": "quality.options",
     "Reporter": "gguf_tools.progress",
-    "Suite": "quality.suite.suite",
+    "Suite": "imatrix.texts.suite",
     "SuiteEvaluation": "quality.suite.result",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
     "audit": "quality.auditing.pipeline",
     "evaluate": "quality.pipeline",
     "evaluate_suite": "quality.pipeline",
-    "read_suite": "quality.suite.suite",
+    "read_suite": "imatrix.texts.suite",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forward.text.chunks import Chunks
 from gguf_tools.dataframes import dataframe
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
+from imatrix.texts.chunks import Chunks
 from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.divergence import Divergence, Estimate, TokenValues
 from quality.drafts import DRAFT_HEADINGS, DRAFTS_ARE, Drafts, draft_rows
@@ -23,8 +23,8 @@ from quality.noise_floor import NoiseFloor, noise_lines
 if TYPE_CHECKING:
     import pandas
 
+    from imatrix.texts.tokenise import ClassChunks
     from quality.drift import LayerDrift
-    from quality.suite.tokenise import ClassChunks
     from quality.worst_layer import WorstLayer
 
 

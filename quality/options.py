@@ -7,8 +7,8 @@ from pathlib import Path
 
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
 from gguf_tools.argument_types import CheckedFields
+from imatrix.texts.tokens import Cut
 
 SHORTEST_CHUNK = 4
 """Tokens of a chunk of which something can be measured."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from forward.options import require_torch
-from forward.text.tokens import Cut
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
@@ -17,8 +16,9 @@ from gguf_tools.files.leftovers import is_unfinished
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.progress import NoReport, Reporter, Shown, reporting
+from imatrix.texts.suite import Suite, read_suite
+from imatrix.texts.tokens import Cut
 from quality.options import EvaluateChoices, EvaluateOptions, LogitsFile
-from quality.suite.suite import Suite, read_suite
 
 if TYPE_CHECKING:
     from quality.evaluation import Check, Evaluation

@@ -14,12 +14,12 @@ from pathlib import Path
 from forward.logits import SCORED, LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
 from forward.run import ForwardPass
-from forward.text.chunks import Chunks
-from forward.text.quality import judge
 from forward.workers import torch_threads
 from gguf_tools.files.named_files import AnyPath
 from gguf_tools.findings import Finding, tell_all
 from gguf_tools.progress import Reporter
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.quality import judge
 from quality.against import with_stock
 from quality.bases.base import Entrant, Lockstep
 from quality.bases.logits_file import write_logits

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from forward.text.tokens import Cut, Text, read_text
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format.values import Metadata
+from imatrix.texts.spelling import spelled
+from imatrix.texts.suite import Suite
+from imatrix.texts.tokenise import tokenise
+from imatrix.texts.tokens import Cut, Text, read_text
 from quality.evaluation import EvaluatedText
 from quality.options import SHORTEST_CHUNK
-from quality.spelling import spelled
 from quality.suite.result import ALL
-from quality.suite.suite import Suite
-from quality.suite.tokenise import tokenise
 
 
 class Texts(Protocol):

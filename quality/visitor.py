@@ -18,8 +18,8 @@ import torch
 
 from forward.device import to_cpu, to_numpy, to_torch
 from forward.logits import Positions, predicted_positions
-from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation
+from imatrix.texts.chunks import Chunks
 from quality.divergence import TokenValues
 
 

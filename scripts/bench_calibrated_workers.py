@@ -24,8 +24,8 @@ import calibrate
 import convert
 import quantize
 from calibrate.run import cluster
-from forward.text.tokens import Cut
 from gguf_tools.cluster.scheduler import Farm
+from imatrix.texts.tokens import Cut
 from tests.support.dask_cluster import dask_cluster
 from tests.support.decoder_models import decoder_model
 

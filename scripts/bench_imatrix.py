@@ -145,7 +145,7 @@ def plain_loop(model: str, path: str, n_chunks: str, n_threads: str, dtype: str)
     from forward.open import open_model
     from forward.run import embed
     from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-    from forward.text.tokens import Cut, Text, read_text
+    from imatrix.texts.tokens import Cut, Text, read_text
 
     torch.set_num_threads(int(n_threads))
     with open_model(model) as source:

@@ -35,8 +35,8 @@ import numpy as np
 import convert
 import quality
 import quantize
-from forward.text.tokens import Cut
 from gguf_tools.format.shards import open_gguf
+from imatrix.texts.tokens import Cut
 from quality.comparison import ChunkSums, Interval, difference_interval, ratio_interval, verdict_p
 from quality.divergence import Values
 from quality.student_t import two_sided_quantile

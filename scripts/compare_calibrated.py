@@ -42,11 +42,11 @@ import convert
 import quality
 import quantize
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
 from gguf_tools.format.shards import open_gguf
 from imatrix.collecting import collect
 from imatrix.options import CollectOptions
 from imatrix.store import load
+from imatrix.texts.tokens import Cut
 from quality.divergence import TokenValues
 from quantize.importances.entries import ImportanceFile
 

@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 
 import quality
 import quantize
-from forward.text.tokens import Cut
 from gguf_tools.format.shards import open_gguf
 from imatrix import load
+from imatrix.texts.tokens import Cut
 from quantize.plan.sensitivities import read_sensitivities
 from quantize.size.predict import is_routed, level_of
 

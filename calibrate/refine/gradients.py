@@ -29,8 +29,8 @@ from forward.network import EMBEDDINGS, Network
 from forward.observe import Arrays, Silent
 from forward.run import embed
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-from forward.text.chunks import Chunks
 from forward.workers import Workers
+from imatrix.texts.chunks import Chunks
 from quantize.formats.base import Floats32
 
 

@@ -37,8 +37,6 @@ from forward.logits import Head
 from forward.observe import Silent
 from forward.open import ModelSource, open_model
 from forward.run import forward_pass
-from forward.text.quality import admit
-from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder, WorkParts, run_identity
 from forward.workers import give_back, threads_for, torch_threads, workers_for
 from gguf_tools.errors import BadRequest, ToolkitError
@@ -53,9 +51,11 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from gguf_tools.text import counted
+from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.quality import admit
+from imatrix.texts.tokens import Text
 from quality.bases.same_model import KnownModel
 from quality.divergence import mean_of
-from quality.suite.mixture import mixture_sha256, read_mixture
 from quantize.calibration import REFINED_KEY
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY

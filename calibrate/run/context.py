@@ -27,11 +27,11 @@ from forward.layers.load import Loader
 from forward.layers.rope import Rotation
 from forward.network import Network
 from forward.run import embed
-from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import Workers
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.texts.tokens import Text
 
 
 @dataclass(frozen=True)

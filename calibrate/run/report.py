@@ -15,10 +15,10 @@ from calibrate.run.output import Record, Records
 from calibrate.statistics.inputs import HoldoutSplit
 from forward.logits import Head, sweep_vocabulary
 from forward.network import Network
-from forward.text.quality import TextQuality
-from forward.text.tokens import Text
 from gguf_tools.findings import Finding, Level
 from gguf_tools.text import table
+from imatrix.texts.quality import TextQuality
+from imatrix.texts.tokens import Text
 from quality.divergence import Estimate, mean_of
 from quality.visitor import DivergenceVisitor
 from quantize.roles import feed_forward_place, in_layer_ranges

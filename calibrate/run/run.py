@@ -47,7 +47,6 @@ from forward.logits import Head
 from forward.mtp import draft_head
 from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
-from forward.text.tokens import Vocabulary
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import Workers, torch_threads
 from gguf_tools.files.inputs import InputWatch
@@ -57,6 +56,7 @@ from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
+from imatrix.texts.tokens import Vocabulary
 from quantize.fill.chunks import ChunkTable, ChunkTask
 from quantize.fill.executors import Done
 from quantize.fill.job import FillJob

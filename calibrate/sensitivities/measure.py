@@ -20,7 +20,7 @@ from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.progress import Reporter, Shown, reporting
-from quality.suite.mixture import mixture_sha256
+from imatrix.texts.mixture import mixture_sha256
 from quantize.formats import get_format
 from quantize.plan.overrides import parse_type
 from quantize.plan.sensitivities import Sensitivities, read_sensitivities

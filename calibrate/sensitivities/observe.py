@@ -49,10 +49,10 @@ from forward.gradients.backward import BackwardPass
 from forward.hidden_states import States
 from forward.network import EMBEDDINGS, Network
 from forward.observe import Arrays, Observer, ObservesGradients, Silent
-from forward.text.chunks import Chunks
 from forward.work.work_folder import EMBEDDING
 from gguf_tools.errors import BadActivation, BadMoments
 from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType
+from imatrix.texts.chunks import Chunks
 from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.number_types import Count, Seed
+from imatrix.texts.tokens import Cut
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SensitivityOptions(CheckedFields):
     pad_hidden  measure the types, too, that rows fit with the hidden size padded
     forward     how the model is computed
     restart     start over instead of resuming
-    any_text    use the text even if it is nonsense; see forward/text/quality.py
+    any_text    use the text even if it is nonsense; see imatrix/texts/quality.py
     force       replace an output that is there
     """
 

@@ -39,8 +39,6 @@ from forward.gradients.forward_backward import (
 )
 from forward.observe import Accumulator, sums_of
 from forward.open import ModelSource, open_model
-from forward.text.quality import admit
-from forward.text.tokens import Text
 from forward.work.work_folder import run_identity
 from forward.workers import torch_threads
 from gguf_tools import __version__
@@ -51,7 +49,9 @@ from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
-from quality.suite.mixture import mixture_sha256, read_mixture
+from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.quality import admit
+from imatrix.texts.tokens import Text
 from quantize.fill.sources import SourceTensor
 from quantize.padding.counterparts import whole_padding, without_padding
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities

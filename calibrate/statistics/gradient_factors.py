@@ -14,10 +14,10 @@ from calibrate.statistics.gradients import GradientOptions, Gradients, LayerGrad
 from calibrate.statistics.inputs import HoldoutSplit, Statistics
 from calibrate.statistics.trust import Trust
 from forward.open import ModelSource
-from forward.text.tokens import Text
 from gguf_tools.errors import BadMoments
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import NoReport, StartSteps
+from imatrix.texts.tokens import Text
 from quantize.formats.base import Floats32
 from quantize.roles import layer_of
 from quantize.rounding.two_sided import OutputFactor

@@ -58,12 +58,12 @@ from forward.hidden_states import States
 from forward.observe import Arrays, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
-from forward.text.chunks import Chunks
-from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import give_back
 from gguf_tools.errors import BadActivation
 from gguf_tools.progress import NoReport, Reporter
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.tokens import Text
 from quantize.roles import Role, layer_of, tensor_role
 
 _SIZES = "gradient sizes"

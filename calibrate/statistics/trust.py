@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forward.text.quality import TextQuality
-from forward.text.tokens import Text
+from imatrix.texts.quality import TextQuality
+from imatrix.texts.tokens import Text
 from quantize.rounding.factor import DAMP
 from quantize.rounding.two_sided import OUTPUT_DAMP
 

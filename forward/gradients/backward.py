@@ -36,10 +36,10 @@ from forward.logits import Head, Positions, every_position, log_sums, slices
 from forward.network import Network
 from forward.observe import Arrays, Observer
 from forward.run import ForwardPass, LayerStates
-from forward.text.chunks import Chunks
 from forward.work.work_folder import WorkFolder
 from forward.workers import Workers, give_back
 from gguf_tools.errors import BadActivation
+from imatrix.texts.chunks import Chunks
 
 _SLACK = 1 - 2.0**-20
 """What random numbers are multiplied by. The p of a token add up to one but for the rounding of logits, and a

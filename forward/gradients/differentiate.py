@@ -29,8 +29,8 @@ from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Observer, ObservesGradients, Silent
 from forward.sweep import PIECE_ROWS, Execution, Routes, Sweep
-from forward.text.chunks import Chunks
 from forward.workers import Workers
+from imatrix.texts.chunks import Chunks
 
 _BACKWARD = 3
 """Work of differentiating a product, over that of computing it: the product itself, and about twice as much

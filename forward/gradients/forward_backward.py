@@ -19,7 +19,6 @@ from forward.observe import Observer, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.run import ForwardPass, forward_pass
-from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING, WorkFolder, WorkParts
 from forward.workers import give_back
 from gguf_tools.files.early_checks import refuse_small_disk
@@ -27,6 +26,7 @@ from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import Reporter
+from imatrix.texts.tokens import Text
 
 BACKWARD_WORK = 4
 """Work of a layer in the backward pass, over that in the forward pass: computed again and differentiated."""

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forward.options import ForwardOptions
-from forward.text.chunks import Chunks
 from forward.work.stored_arrays import load_arrays, save_arrays
 from gguf_tools.errors import OutputError
 from gguf_tools.files.inputs import InputWatch
@@ -34,6 +33,7 @@ from gguf_tools.files.run_lock import LOCK, lock_run, refusals_of
 from gguf_tools.files.work_names import OF_LAYERS, WORK, work_path
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import counted
+from imatrix.texts.chunks import Chunks
 
 if TYPE_CHECKING:
     from forward.observe import Arrays

@@ -212,10 +212,10 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.files.named_files import output_path
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
+    from imatrix.texts.suite import read_suite
     from quality.evaluation import evaluation_lines
     from quality.pipeline import LABEL, evaluating, evaluating_suite
     from quality.suite.result import suite_lines
-    from quality.suite.suite import read_suite
 
     _refuse_contradictions(parser, args)
     is_written = args.kl_divergence_base is not None and not args.kl_divergence

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
     from forward.options import ForwardOptions
-    from forward.text.tokens import Cut
     from gguf_tools.hub.upload import Upload
+    from imatrix.texts.tokens import Cut
     from quantize.padding.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.plan.sensitivities import Sensitivities

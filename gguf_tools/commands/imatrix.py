@@ -302,7 +302,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
     from imatrix.options import CollectOptions
-    from quality.suite.mixture import read_mixture
+    from imatrix.texts.mixture import read_mixture
 
     options = CollectOptions(
         cut=replace(cut_of(args), parse_special=args.parse_special),

@@ -25,8 +25,8 @@ from forward.observe import Arrays
 from forward.open import ModelSource
 from forward.options import ForwardOptions, Rounded
 from forward.run import ForwardPass
-from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation
+from imatrix.texts.chunks import Chunks
 from quality.drift import LayerDrift, Routes, drift_of
 from quantize.padding.hidden_size import n_hidden_zeros
 

@@ -25,12 +25,12 @@ import torch
 
 from forward.device import to_numpy, to_torch
 from forward.logits import LogitSource, Positions, predicted_positions, sweep_vocabulary
-from forward.text.chunks import Chunks
-from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest, TruncatedError
 from gguf_tools.files.atomic_write import whole_file
 from gguf_tools.system import files
 from gguf_tools.system.files import NO_WAIT, open_file
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.tokens import Text
 
 MAGIC = b"_logits_"
 HEADER_BYTES = len(MAGIC) + 12

@@ -18,8 +18,6 @@ from forward.network import LogitRule
 from forward.open import ModelSource, open_model
 from forward.options import ForwardOptions
 from forward.run import ForwardPass, forward_pass, refuse_full_disk
-from forward.text.chunks import Chunks
-from forward.text.tokens import Cut, bos_of, read_text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import threads_for
 from gguf_tools.errors import BadRequest
@@ -27,6 +25,8 @@ from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
 from gguf_tools.terminal import say_aside
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.tokens import Cut, bos_of, read_text
 from quality.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits

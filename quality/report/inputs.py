@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from imatrix.texts.suite import Suite
 from quality.evaluation import EvaluatedText, Evaluation, TensorSize
 from quality.report.page import report_page
 from quality.report.points import (
@@ -17,7 +18,6 @@ from quality.report.points import (
 )
 from quality.report.suite_page import suite_page
 from quality.suite.result import SuiteEvaluation
-from quality.suite.suite import Suite
 from quantize.plan.sensitivities import Sensitivities
 
 

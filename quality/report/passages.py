@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from imatrix.texts.spelling import texts
 from quality.divergence import Ints, TokenValues
 from quality.evaluation import EvaluatedText
-from quality.spelling import texts
 
 N_TOKENS = 40
 """Number of tokens in a passage."""

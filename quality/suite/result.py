@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_tools.dataframes import dataframe
 from gguf_tools.text import html_table, size_text, table
+from imatrix.texts.suite import Suite
 from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.evaluation import EvaluatedModel, Evaluation
 from quality.noise_floor import NoiseFloor, mean_floor, noise_by_class_lines
 from quality.suite.figures import Figures
-from quality.suite.suite import Suite
 
 if TYPE_CHECKING:
     import pandas
 
-    from quality.suite.tokenise import ClassChunks
+    from imatrix.texts.tokenise import ClassChunks
 
 ALL = "all"
 """What the figures over all classes are called beside those of classes."""

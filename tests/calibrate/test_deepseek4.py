@@ -20,7 +20,7 @@ from tests.support.trained_model import calibration_text
 pytest.importorskip("torch")
 
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
+from imatrix.texts.tokens import Cut
 
 FORWARD = ForwardOptions(n_threads=1)
 OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=FORWARD)

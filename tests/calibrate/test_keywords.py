@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 
 import quality
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
 from gguf_tools.choices import with_choices
+from imatrix.texts.tokens import Cut
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
+from imatrix.texts.tokens import Cut
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
 """Sizes that fill blocks of 256."""

@@ -14,9 +14,9 @@ from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptio
 from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
 from gguf_tools.commands.functions import CalibrateChoices
 from imatrix.options import CollectChoices, CollectOptions
+from imatrix.texts.tokens import Cut
 from quality.auditing.options import AuditChoices, AuditOptions
 from quality.options import EvaluateChoices, EvaluateOptions
 from quantize.mla_layout.pipeline import LayoutChoices, LayoutOptions

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import convert
-from forward.text.tokens import make_encoder
 from gguf_tools import Value, open_gguf
+from imatrix.texts.tokens import make_encoder
 from tests.end_to_end.arch_models import CASES, GOLDEN, OWN_KEYS, model, recorded
 from tests.support import oracle
 

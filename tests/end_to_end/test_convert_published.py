@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 
 import convert
-from forward.text.tokens import make_encoder
 from gguf_tools import GGUFFile, open_gguf
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
+from imatrix.texts.tokens import make_encoder
 from tests.end_to_end.arch_models import GOLDEN
 from tests.forward.hostile_text import HOSTILE
 from tests.support import oracle

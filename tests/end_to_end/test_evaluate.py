@@ -17,8 +17,8 @@ import quality
 import quantize
 from forward.open import open_model
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, make_encoder
-from quality.spelling import spelled
+from imatrix.texts.spelling import spelled
+from imatrix.texts.tokens import Cut, make_encoder
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.trained_model import calibration_text
 

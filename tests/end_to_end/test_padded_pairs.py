@@ -182,7 +182,7 @@ def test_calibrated_padding_carries_nothing(
     plain: Path, padded: Path, text: Path, tmp_path: Path, file_type: str
 ) -> None:
     from calibrate import Calibration
-    from forward.text.tokens import Cut
+    from imatrix.texts.tokens import Cut
 
     def calibrated(source: Path, name: str, pad: PadChoice | None) -> Path:
         calibration = Calibration(text, cut=Cut(64, 4), any_text=True)

@@ -13,9 +13,9 @@ import convert
 import gguf_tools.commands.imatrix
 import imatrix
 from forward.open import open_model
-from forward.text.tokens import Cut, read_text
 from gguf_tools import open_gguf
 from gguf_tools.errors import UnsupportedCheckpoint
+from imatrix.texts.tokens import Cut, read_text
 from quantize.roles import layer_of
 from tests.end_to_end.arch_models import GOLDEN
 from tests.end_to_end.test_complete import complete

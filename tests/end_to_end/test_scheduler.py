@@ -125,7 +125,7 @@ def test_importances_are_equal_to_the_last_bit(
 ) -> None:
     pytest.importorskip("torch")
     from forward.options import ForwardOptions
-    from forward.text.tokens import Cut
+    from imatrix.texts.tokens import Cut
 
     text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
     how = ForwardOptions(n_threads=1, memory_bytes=memory_bytes)
@@ -145,7 +145,7 @@ def test_measures_are_equal_to_the_last_bit(
     pytest.importorskip("torch")
     import quality
     from forward.options import ForwardOptions
-    from forward.text.tokens import Cut
+    from imatrix.texts.tokens import Cut
 
     text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
     for name in ("Q4_0", "Q8_0"):

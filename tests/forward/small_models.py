@@ -38,7 +38,7 @@ def run_all_layers(
     from forward.hidden_states import MemoryStates
     from forward.run import embed
     from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-    from forward.text.tokens import Text
+    from imatrix.texts.tokens import Text
 
     torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
     network = model.network

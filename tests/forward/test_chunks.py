@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forward.text.chunks import Chunks
-from forward.text.tokens import Text
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.tokens import Text
 
 SIZES = (7, 30, 1, 16)
 

@@ -24,8 +24,8 @@ from forward.observe import Accumulator  # noqa: E402
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.run import forward_pass  # noqa: E402
-from forward.text.tokens import Text  # noqa: E402
 from forward.work.work_folder import WorkFolder  # noqa: E402
+from imatrix.texts.tokens import Text  # noqa: E402
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 TOKENS = np.random.RandomState(3).randint(0, 500, (4, 24))

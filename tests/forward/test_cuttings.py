@@ -17,10 +17,10 @@ from tokenizers.trainers import BpeTrainer
 
 from convert.tokenizer.cuttings import CUTTINGS
 from convert.tokenizer.vocab import TokenType
-from forward.text.tokens import bos_of, make_encoder
 from gguf_tools import FileLayout
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format.values import Metadata, Value
+from imatrix.texts.tokens import bos_of, make_encoder
 from tests.forward.hostile_text import HOSTILE
 from tests.support import oracle
 

@@ -23,7 +23,7 @@ from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.observe import ObservesGradients, Silent  # noqa: E402
 from forward.run import embed  # noqa: E402
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer  # noqa: E402
-from forward.text.tokens import Text  # noqa: E402
+from imatrix.texts.tokens import Text  # noqa: E402
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v3": ("v3", {}),

@@ -21,7 +21,7 @@ from forward.layers.ffn import BlockNames, FeedForward  # noqa: E402
 from forward.layers.residual import RMSNorm  # noqa: E402
 from forward.observe import Observer, Silent  # noqa: E402
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer  # noqa: E402
-from forward.text.tokens import Text  # noqa: E402
+from imatrix.texts.tokens import Text  # noqa: E402
 
 HIDDEN, WIDTH, CHUNK, N_CHUNKS = 8, 12, 5, 3
 TEXT = Text(*2 * (np.zeros((N_CHUNKS, CHUNK), np.int64),))

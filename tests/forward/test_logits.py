@@ -19,8 +19,8 @@ from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.layers.load import Loader  # noqa: E402
 from forward.layers.residual import RMSNorm  # noqa: E402
 from forward.logits import Head, Perplexity, Positions, measure, sweep_vocabulary  # noqa: E402  # noqa: E402
-from forward.text.tokens import Text  # noqa: E402
 from gguf_tools.format.ggml_types import F32  # noqa: E402
+from imatrix.texts.tokens import Text  # noqa: E402
 
 N_CHUNKS, CHUNK, HIDDEN, VOCAB = 3, 16, 24, 100
 

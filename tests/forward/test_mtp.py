@@ -12,7 +12,7 @@ import pytest
 import convert
 from forward.observe import Accumulator, Silent
 from forward.open import open_model
-from forward.text.tokens import Text
+from imatrix.texts.tokens import Text
 from tests.convert.f32_files import write_f32
 from tests.end_to_end.arch_models import model as recorded_model
 from tests.forward.mtp_models import v3_with_mtp

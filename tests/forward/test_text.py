@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.tokenizer.vocab import TokenType
-from forward.text.sentence_pieces import SentencePieces
-from forward.text.tokens import Cut, bos_of, cut_into_chunks, make_encoder
 from gguf_tools import FileLayout
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.format.values import Metadata, Value
+from imatrix.texts.sentence_pieces import SentencePieces
+from imatrix.texts.tokens import Cut, bos_of, cut_into_chunks, make_encoder
 from tests.convert.tokenizer.small_tokenizers import TEXT, read, write_vocab_file
 from tests.convert.tokenizer.test_vocab_spm import train_spm
 from tests.support import oracle

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forward.text.quality import PASSAGE, TextQuality, admit, judge
-from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding, Level, tell_nobody
+from imatrix.texts.quality import PASSAGE, TextQuality, admit, judge
+from imatrix.texts.tokens import Text
 
 Encode = Callable[[str], np.ndarray]
 ROOT = Path(__file__).parents[2]

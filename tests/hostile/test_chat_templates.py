@@ -12,18 +12,18 @@ import pytest
 
 from convert.tokenizer.chat_templates import read_chat_templates
 from convert.tokenizer.files import TokenizerFiles
-from forward.text.tokens import Cut, Vocabulary
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
-from quality.suite import rendering
-from quality.suite.chat import Renderer
-from quality.suite.conversations import Conversation
-from quality.suite.mixture import read_mixture
-from quality.suite.rendering import ChatRenderer
-from quality.suite.suite import read_suite
-from quality.suite.templates import PLAIN, Template
-from quality.suite.tokenise import tokenise
+from imatrix.texts import rendering
+from imatrix.texts.chat import Renderer
+from imatrix.texts.conversations import Conversation
+from imatrix.texts.mixture import read_mixture
+from imatrix.texts.rendering import ChatRenderer
+from imatrix.texts.suite import read_suite
+from imatrix.texts.templates import PLAIN, Template
+from imatrix.texts.tokenise import tokenise
+from imatrix.texts.tokens import Cut, Vocabulary
 from tests.quality.suite.chats import vocabulary
 
 TALK = Conversation(

@@ -23,12 +23,12 @@ import quality
 import quantize
 from calibrate.run import saves
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
 from forward.work.work_folder import EMBEDDING
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.owned_folder import FileRecord
 from gguf_tools.files.work_names import work_path
 from gguf_tools.text import json_text
+from imatrix.texts.tokens import Cut
 from quantize.plan.overrides import parse_overrides
 from tests.support.trained_model import calibration_text, trained_model
 
@@ -81,7 +81,7 @@ def gradients(models: Models, place: Path) -> Path:
     """Both passes of `sensitivity` and `--calibrate`, and what the second one needs of them."""
     from calibrate.statistics.gradients import GradientOptions, collect_gradients
     from forward.open import open_model
-    from forward.text.tokens import read_text
+    from imatrix.texts.tokens import read_text
 
     with open_model(models.base) as source:
         text = read_text(models.text, source.vocab(), source.network.vocab_size, CUT)

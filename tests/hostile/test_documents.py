@@ -11,8 +11,8 @@ from convert.card.facts import read_report
 from gguf_tools.errors import BadRequest, FormatError, ToolkitError
 from gguf_tools.files.documents import MAX_VALUES, line_of, parse_json, parse_yaml
 from gguf_tools.text import quoted
+from imatrix.texts.suite import read_suite
 from quality.report.points import read_earlier
-from quality.suite.suite import read_suite
 from quantize.plan.recipe_files import read_recipe_file
 from quantize.plan.sensitivities import read_sensitivities
 
@@ -186,7 +186,7 @@ def test_texts_of_a_suite_are_in_its_folder(said: str, tmp_path: Path) -> None:
 
 
 def test_a_text_of_many_classes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quality.suite.suite.MAX_CORPUS", 1000)
+    monkeypatch.setattr("imatrix.texts.suite.MAX_CORPUS", 1000)
     (tmp_path / "prose.txt").write_text("Some words. " * 30)
     (tmp_path / "suite.yaml").write_text("classes:\n  a: {texts: prose.txt}\n  b: {texts: prose.txt}\n")
     assert len(read_suite(tmp_path).classes) == 2

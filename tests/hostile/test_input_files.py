@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from forward.text.tokens import Cut, Vocabulary, read_text
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import read_document
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import MAX_CORPUS, read_corpus, read_input, read_input_text
-from quality.suite.suite import read_suite
+from imatrix.texts.suite import read_suite
+from imatrix.texts.tokens import Cut, Vocabulary, read_text
 
 
 @pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="no /proc")

@@ -116,7 +116,7 @@ def test_a_pre_tokenizer_is_told_shortly() -> None:
 
 
 def test_a_merge_is_told_shortly() -> None:
-    from forward.text.tokens import make_encoder
+    from imatrix.texts.tokens import make_encoder
 
     vocab = VOCAB | {keys.TOKENIZER_MODEL: Value.string("gpt2"), keys.TOKENIZER_PRE: Value.string("gpt-2")}
     with pytest.raises(ToolkitError, match="can't use the vocabulary") as caught:
@@ -142,7 +142,7 @@ def test_keys_of_another_type_are_found(key: str, value: Value) -> None:
 
 
 def test_a_vocabulary_of_another_type_is_refused() -> None:
-    from forward.text.tokens import Vocabulary
+    from imatrix.texts.tokens import Vocabulary
 
     for key, value in ((TOKENS, Value.u64(1)), (KINDS, Value.strings(["a"])), (MERGES, Value.string(LONG))):
         with pytest.raises(ToolkitError, match=f"^m: {key} is .*, expected array of "):
@@ -151,7 +151,7 @@ def test_a_vocabulary_of_another_type_is_refused() -> None:
 
 
 def test_a_bos_beyond_the_tokens_is_refused() -> None:
-    from forward.text.tokens import bos_of
+    from imatrix.texts.tokens import bos_of
 
     vocab = VOCAB | {keys.TOKENIZER_ADD_BOS: Value.bool_(True), keys.TOKENIZER_MODEL: Value.string("gpt2")}
     vocab[keys.TOKENIZER_BOS_ID] = Value.u64(2**64 - 1)

@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
 from gguf_tools.commands.main import main  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 from quality.bases.same_model import KnownModel  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

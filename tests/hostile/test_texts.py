@@ -17,12 +17,12 @@ import imatrix
 import quality
 import quantize
 from calibrate.statistics.trust import Trust
-from forward.text.quality import judge
-from forward.text.tokens import Cut, cut_into_chunks
 from gguf_tools.commands.evaluate import main as evaluate_main
 from gguf_tools.commands.imatrix import main as imatrix_main
 from gguf_tools.commands.quantize import main as quantize_main
 from gguf_tools.commands.sensitivity import main as sensitivity_main
+from imatrix.texts.quality import judge
+from imatrix.texts.tokens import Cut, cut_into_chunks
 from quantize.rounding.factor import DAMP
 
 NONSENSE = {

@@ -17,7 +17,7 @@ from quality.comparison import Verdict, compare
 torch = pytest.importorskip("torch")
 
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 
 Made = Callable[[str], Path]
 OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=6), forward=ForwardOptions(n_threads=1))

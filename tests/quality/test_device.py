@@ -15,7 +15,7 @@ from quality.evaluation import Evaluation
 torch = pytest.importorskip("torch")
 
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 
 OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=2), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]

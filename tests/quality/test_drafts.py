@@ -12,7 +12,7 @@ import convert
 import quality
 from forward.open import open_model
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, read_text
+from imatrix.texts.tokens import Cut, read_text
 from quality.drafts import DRAFTS_ARE
 from quality.evaluation import evaluation_lines
 from quality.report.page import report_page

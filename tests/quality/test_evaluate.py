@@ -30,7 +30,7 @@ torch = pytest.importorskip("torch")
 
 from forward import logits  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text.tokens import Cut, read_text  # noqa: E402
+from imatrix.texts.tokens import Cut, read_text  # noqa: E402
 from quality.bases.base import compute_layer  # noqa: E402
 from quality.work_folders import temporary_folder  # noqa: E402
 

@@ -19,7 +19,7 @@ from quality.evaluation import Evaluation
 pytest.importorskip("torch")
 
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
+from imatrix.texts.tokens import Cut
 from quality.bases.cached_states import KeptStates
 
 OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))

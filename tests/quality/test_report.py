@@ -21,6 +21,7 @@ import quality
 from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F32, Q2_K, Q4_K, Q6_K
+from imatrix.texts.spelling import spelled, texts
 from quality.evaluation import Evaluation, TensorSize
 from quality.report.map_chart import TensorMap, types_by_bits
 from quality.report.passages import N_TOKENS, worst_passages
@@ -33,14 +34,13 @@ from quality.report.points import (
     read_earlier,
     short_names,
 )
-from quality.spelling import spelled, texts
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut
+from imatrix.texts.tokens import Cut
 from quality.report.page import report_page
 
 Made = Callable[[str], Path]

@@ -109,7 +109,7 @@ def read_divergence(args: argparse.Namespace) -> Divergence | None:
     """Read --evaluate; None without it."""
     if args.evaluate is None:
         return None
-    from forward.text.tokens import Cut
+    from imatrix.texts.tokens import Cut
     from quality.options import EvaluateOptions
 
     return Divergence(args.evaluate, EvaluateOptions(Cut(args.ctx_size), calibration_forward(args)))

@@ -11,7 +11,7 @@ from gguf_tools.number_types import CHUNKS, COUNT, THREADS
 
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
-    from forward.text.tokens import Cut
+    from imatrix.texts.tokens import Cut
 
 
 OR_FOLDER = "or a folder: every file and every folder in it is a class, and --chunks takes as many of each"
@@ -19,7 +19,7 @@ OR_FOLDER = "or a folder: every file and every folder in it is a class, and --ch
 
 
 DEFAULT_CONTEXT = 512
-"""Tokens per chunk, as `forward.text.tokens.Cut` has them, which takes a second to load."""
+"""Tokens per chunk, as `imatrix.texts.tokens.Cut` has them, which takes a second to load."""
 
 
 def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
@@ -64,7 +64,7 @@ def add_force_of_text(group: argparse._ActionsContainer) -> None:
 
 def cut_of(args: argparse.Namespace) -> Cut:
     """Read --ctx-size, --chunks and where there is one --from-chunk: the part of a text."""
-    from forward.text.tokens import Cut
+    from imatrix.texts.tokens import Cut
 
     return Cut(args.ctx_size, getattr(args, "from_chunk", 0), n_chunks_of(args.chunks))
 

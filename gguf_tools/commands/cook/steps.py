@@ -26,9 +26,9 @@ from gguf_tools.progress import Shown, reporting
 from gguf_tools.text import json_text
 from imatrix.collecting import collect
 from imatrix.options import CollectOptions
+from imatrix.texts.mixture import mixture_sha256, read_mixture
 from quality.options import EvaluateOptions
 from quality.pipeline import evaluating
-from quality.suite.mixture import mixture_sha256, read_mixture
 
 CARD = "card"
 """Name of the step that writes README.md, which is recognised by what is in it."""

@@ -16,7 +16,7 @@ from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 
 if TYPE_CHECKING:
-    from forward.text.tokens import Cut
+    from imatrix.texts.tokens import Cut
     from quality.auditing.options import AuditOptions
     from quality.auditing.report import AuditReport
     from quality.evaluation import Evaluation
@@ -197,9 +197,9 @@ def _audited(request: AuditRequest) -> AuditReport:
 def _evaluated(request: AuditRequest) -> Evaluation | SuiteEvaluation:
     """Measure the file's divergence from the base, which is fetched if it is on the Hub."""
     from convert.sources import model_path
+    from imatrix.texts.suite import read_suite
     from quality.options import EvaluateOptions
     from quality.pipeline import evaluate, evaluate_suite
-    from quality.suite.suite import read_suite
 
     base = model_path(request.base, quiet=request.quiet)
     progress = not request.quiet

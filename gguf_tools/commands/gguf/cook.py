@@ -107,10 +107,10 @@ def cook(request: CookRequest, *, dry_run: bool) -> None:
 
 def _read(args: argparse.Namespace) -> CookRequest:
     from convert.sources import source_folder
-    from forward.text.tokens import Cut
     from gguf_tools.commands.cook.request import CookRequest, model_name, parse_wanted
     from gguf_tools.files.early_checks import nearest_folder, refuse_early
     from gguf_tools.hub.names import parse_hub_name
+    from imatrix.texts.tokens import Cut
 
     wanted = parse_wanted(args.types)
     refuse_grids_for_sizes(args.keep_grid, any(each.size is not None for each in wanted))

@@ -35,7 +35,7 @@ from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.logits import Head  # noqa: E402
 from forward.open import ModelSource, open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text.tokens import Text  # noqa: E402
+from imatrix.texts.tokens import Text  # noqa: E402
 from tests.forward.small_models import CHUNKS  # noqa: E402
 
 refine = front.refine

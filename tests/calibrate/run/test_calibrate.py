@@ -37,8 +37,8 @@ from calibrate.run import saves  # noqa: E402
 from calibrate.run.by_class import ClassErrors  # noqa: E402
 from calibrate.run.layers import LayerRun  # noqa: E402
 from calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
-from forward.text.tokens import Cut, Text  # noqa: E402
-from quality.suite.mixture import read_mixture  # noqa: E402
+from imatrix.texts.mixture import read_mixture  # noqa: E402
+from imatrix.texts.tokens import Cut, Text  # noqa: E402
 from tests.quality.trained_files import Damage  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
 
@@ -236,7 +236,7 @@ _KILLED = """
 import os, signal, sys
 from quantize.fill import session
 import calibrate, quantize
-from forward.text.tokens import Cut
+from imatrix.texts.tokens import Cut
 
 real, left = session.Session.done, int(sys.argv[4])
 

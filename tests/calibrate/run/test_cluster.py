@@ -26,7 +26,7 @@ pytest.importorskip("distributed")
 
 from calibrate.run import cluster  # noqa: E402
 from calibrate.run.meter import Meter  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 576},

@@ -35,7 +35,7 @@ from calibrate.run.report import FinalDivergence, Report, report_lines  # noqa: 
 from calibrate.run.strips import EncodedStrip, Strip, ThreadStrips, encode_strips  # noqa: E402
 from calibrate.statistics.inputs import Moments  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 from quality.divergence import Estimate  # noqa: E402
 
 NAMES = [pytest.param("llama-biases", marks=pytest.mark.slow), "qwen3moe"]

@@ -22,9 +22,9 @@ from calibrate.statistics.inputs import PAIR_BYTES
 from forward.layers.rope import Rope
 from forward.network import Network
 from forward.options import ForwardOptions
-from forward.text.tokens import Text
 from gguf_tools.format.ggml_types import Q4_K
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.texts.tokens import Text
 from tests.support.memory import high_water
 
 GB = 1 << 30

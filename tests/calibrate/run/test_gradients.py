@@ -15,12 +15,12 @@ import pytest
 
 from forward.open import open_model
 from forward.options import ForwardOptions
-from forward.text.tokens import Text
 from gguf_tools.errors import BadActivation, BadRequest, OutputError
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.texts.tokens import Text
 from tests.convert.architectures.deepseek2.test_logits import write_f32
 from tests.forward.small_models import CHUNKS, V2_WITHOUT_Q_LORA
 from tests.support.checkpoints import edit_tensors, transformers_checkpoint

@@ -16,9 +16,9 @@ from calibrate.plan import CalibrationPlan
 from calibrate.probe import LayerTimes, Probe, Speeds
 from calibrate.run.meter import Meter
 from convert.sources import SourceOptions, plan_source
-from forward.text.quality import judge
-from forward.text.tokens import Cut, Text
 from gguf_tools.progress import WORK, Bar, ProgressState
+from imatrix.texts.quality import judge
+from imatrix.texts.tokens import Cut, Text
 from tests.support.trained_model import EXAMPLE
 
 WORK_OF_RUN = Work(others=2.0, gradients=10.0, embeddings=1.0, layers=(8.0, 8.0), end=3.0)

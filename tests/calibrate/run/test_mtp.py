@@ -13,7 +13,7 @@ import convert
 import quality
 from forward.open import open_model
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, Text
+from imatrix.texts.tokens import Cut, Text
 from quantize import quantize
 from tests.forward.mtp_models import v3_with_mtp
 from tests.forward.small_models import CHUNKS

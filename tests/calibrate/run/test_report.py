@@ -17,10 +17,10 @@ from calibrate.options import CalibrationOptions
 from calibrate.run.output import Record, Records
 from calibrate.run.report import Report, report_lines
 from calibrate.statistics.inputs import HoldoutSplit
-from forward.text.quality import TextQuality
-from forward.text.tokens import Cut, Text
 from gguf_tools.format.ggml_types import Q4_K
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.texts.quality import TextQuality
+from imatrix.texts.tokens import Cut, Text
 
 ORDINARY = TextQuality(n_tokens=9000, n_distinct=900, variety=100, n_copied=0, order=2)
 

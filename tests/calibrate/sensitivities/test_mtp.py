@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import calibrate
-from forward.text.tokens import Cut, Text
+from imatrix.texts.tokens import Cut, Text
 from quantize.formats import get_format
 from tests.convert.f32_files import write_f32
 from tests.forward.mtp_models import v3_with_mtp

@@ -30,8 +30,8 @@ pytest.importorskip("transformers")
 
 from calibrate.sensitivities import run  # noqa: E402
 from calibrate.sensitivities.type_errors import spread  # noqa: E402
-from forward.text.tokens import Cut, Text  # noqa: E402
 from forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.texts.tokens import Cut, Text  # noqa: E402
 
 TYPES = ("Q4_0", "IQ4_NL", "Q8_0")
 EVERYTHING = gguf_tools.SensitivityOptions(types=TYPES, rows=10**6, tokens=10**6, cut=Cut(CHUNKS.shape[1]))

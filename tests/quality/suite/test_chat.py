@@ -16,16 +16,16 @@ import transformers.utils.chat_template_utils as of_transformers
 from transformers import PreTrainedTokenizerFast
 
 from convert.tokenizer.vocab import TokenType
-from forward.text.tokens import Encoder, make_encoder
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
-from quality.suite.chat import DATE, Renderer, TemplateRefusal
-from quality.suite.conversations import Conversation
-from quality.suite.rendering import ChatRenderer
-from quality.suite.suite import read_suite
-from quality.suite.templates import PLAIN, Template, control_tokens, special_tokens
-from quality.suite.tokenise import ClassChunks, tokenise
+from imatrix.texts.chat import DATE, Renderer, TemplateRefusal
+from imatrix.texts.conversations import Conversation
+from imatrix.texts.rendering import ChatRenderer
+from imatrix.texts.suite import read_suite
+from imatrix.texts.templates import PLAIN, Template, control_tokens, special_tokens
+from imatrix.texts.tokenise import ClassChunks, tokenise
+from imatrix.texts.tokens import Encoder, make_encoder
 from tests.quality.suite.chats import (
     ASKED,
     BOS,

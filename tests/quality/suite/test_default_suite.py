@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quality.suite.suite import read_suite
-from quality.suite.tokenise import tokenise
+from imatrix.texts.suite import read_suite
+from imatrix.texts.tokenise import tokenise
 from scripts import build_suite
 from tests.quality.suite.chats import TEMPLATES, vocabulary
 

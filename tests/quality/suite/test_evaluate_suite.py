@@ -26,7 +26,7 @@ from tests.support.trained_model import calibration_text
 torch = pytest.importorskip("torch")
 
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 from tests.quality.test_kept import KillAfter, Killed, Layers  # noqa: E402
 
 Made = Callable[[str], Path]

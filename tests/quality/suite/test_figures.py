@@ -12,15 +12,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from forward.text.chunks import Chunks
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import MAX_WIDTH, for_json
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.suite import Suite
+from imatrix.texts.tokenise import ClassChunks
 from quality.divergence import TokenValues, mean_over_chunks, measure
 from quality.evaluation import EvaluatedModel, EvaluatedText, Evaluation
 from quality.suite.figures import Figures
 from quality.suite.result import SuiteEvaluation, suite_lines
-from quality.suite.suite import Suite
-from quality.suite.tokenise import ClassChunks
 
 FILES = ("lite-Q2_K.gguf", "lite-Q4_K_M.gguf")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forward.text.tokens import Cut, Text, read_text
 from gguf_tools.errors import BadRequest
-from quality.suite.mixture import mixture_sha256, read_mixture
+from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.tokens import Cut, Text, read_text
 from tests.quality.suite.chats import ASKED, BOS, SAYS, vocabulary
 
 WORDS = "the quick brown fox jumps over the lazy dog and the naïve café owner "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quality.suite.suite import read_suite
+from imatrix.texts.suite import read_suite
 from scripts.build_suite import read_manifest
 from tests.support.trained_model import calibration_text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.errors import BadRequest
-from quality.suite.suite import Suite, TextClass, read_suite
+from imatrix.texts.suite import Suite, TextClass, read_suite
 
 ASKED = {"role": "user", "content": "Add"}
 CHAT = json.dumps({"messages": [ASKED, {"role": "assistant", "content": "Hello"}]})

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forward.text.tokens import Cut, read_text
 from gguf_tools.errors import BadRequest
-from quality.suite.suite import read_suite
-from quality.suite.tokenise import ClassChunks, tokenise
+from imatrix.texts.suite import read_suite
+from imatrix.texts.tokenise import ClassChunks, tokenise
+from imatrix.texts.tokens import Cut, read_text
 from tests.quality.suite.chats import vocabulary
 
 WORDS = "the quick brown fox jumps over the lazy dog and the naïve café owner "

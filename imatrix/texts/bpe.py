@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from convert.tokenizer.cuttings import Cutting
-from forward.text.matched import cut_at_matches, items_of, matched_texts, token_texts
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
 from gguf_tools.text import cut_short
+from imatrix.texts.matched import cut_at_matches, items_of, matched_texts, token_texts
 
 _SPACE = "▁"
 

@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forward.text.chunks import Chunks
-from forward.text.tokens import Cut, Encoder, bos_of, cut_into_chunks, make_encoder
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.values import Metadata
-from quality.spelling import spelled
-from quality.suite.chat import Rendered
-from quality.suite.conversations import Conversation
-from quality.suite.rendering import ChatRenderer
-from quality.suite.suite import ALL, CHAT, Suite, TextClass
-from quality.suite.templates import PLAIN, Template, control_tokens, own_template, special_tokens
+from imatrix.texts.chat import Rendered
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.conversations import Conversation
+from imatrix.texts.rendering import ChatRenderer
+from imatrix.texts.spelling import spelled
+from imatrix.texts.suite import ALL, CHAT, Suite, TextClass
+from imatrix.texts.templates import PLAIN, Template, control_tokens, own_template, special_tokens
+from imatrix.texts.tokens import Cut, Encoder, bos_of, cut_into_chunks, make_encoder
 
 _TENTH, _FIRST = 10, 4
 """Of every ten chunks, the fifth is in the quick suite."""

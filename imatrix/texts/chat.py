@@ -27,8 +27,8 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import is_whole, shown
-from quality.suite.conversations import ANSWERING, Conversation
-from quality.suite.templates import Template
+from imatrix.texts.conversations import ANSWERING, Conversation
+from imatrix.texts.templates import Template
 
 DATE = datetime(2024, 7, 26)
 """What templates are told that the day is: the one that those of Llama 3 name where there is no clock."""
@@ -74,7 +74,7 @@ class Renderer:
     """
 
     def __init__(self, template: Template, special: Mapping[str, str], control: Sequence[str]) -> None:
-        from quality.suite.sandbox import compile_template
+        from imatrix.texts.sandbox import compile_template
 
         self.name = template.name
         self._special = special

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from forward.text.matched import cut_at_matches, items_of, matched_texts, token_texts
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, bytes_of, text_of
+from imatrix.texts.matched import cut_at_matches, items_of, matched_texts, token_texts
 
 _SPACE = "▁"
 

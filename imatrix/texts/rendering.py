@@ -19,9 +19,9 @@ from typing import Any
 from gguf_tools.errors import BadRequest
 from gguf_tools.scan.templates.process import EXIT_BREAKOUT, end_worker, start_worker
 from gguf_tools.text import is_whole, printable, quoted
-from quality.suite.chat import MAX_CHARS, Rendered
-from quality.suite.conversations import Conversation
-from quality.suite.templates import Template
+from imatrix.texts.chat import MAX_CHARS, Rendered
+from imatrix.texts.conversations import Conversation
+from imatrix.texts.templates import Template
 
 SECONDS, EACH, MOST = 5.0, 0.1, 30.0
 """Processor time that there is at first, what each message adds, and the most that a conversation may use."""
@@ -87,7 +87,7 @@ class ChatRenderer:
         if self._process is None:
             if find_spec("jinja2") is None:
                 raise BadRequest("rendering chats needs jinja2: pip install 'gguf-tools[torch]'")
-            self._process = start_worker("quality.suite.worker")
+            self._process = start_worker("imatrix.texts.worker")
         return self._process
 
     def _answer(self, process: subprocess.Popen[bytes], template: Template, doing: str) -> Mapping[str, Any]:

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from forward.text.tokens import Cut, Text, bos_of, cut_into_chunks, read_text
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format.values import Metadata
-from quality.suite.suite import read_suite
-from quality.suite.tokenise import class_tokens
+from imatrix.texts.suite import read_suite
+from imatrix.texts.tokenise import class_tokens
+from imatrix.texts.tokens import Cut, Text, bos_of, cut_into_chunks, read_text
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -31,7 +31,7 @@ def read_mixture(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text
 
     A folder's own contexts, and what it has scored, don't matter here.
 
-    vocab, vocab_size  see `forward.text.tokens.read_text`
+    vocab, vocab_size  see `imatrix.texts.tokens.read_text`
     raises  BadRequest for a class that is too short for a chunk, and what `read_text` and `read_suite` raise
     """
     if not path.is_dir():

@@ -42,9 +42,9 @@ from gguf_tools.files.documents import line_of, read_document
 from gguf_tools.files.named_files import MAX_CORPUS, read_corpus, read_input_text
 from gguf_tools.hub.names import cached_contents
 from gguf_tools.text import did_you_mean, quoted, shown
-from quality.suite.conversations import Conversation, parse_conversations, refuse_unknown
-from quality.suite.templates import PLAIN as PLAIN_TEMPLATE
-from quality.suite.templates import Template
+from imatrix.texts.conversations import Conversation, parse_conversations, refuse_unknown
+from imatrix.texts.templates import PLAIN as PLAIN_TEMPLATE
+from imatrix.texts.templates import Template
 
 DEFAULT = "default"
 """The suite that lies in the package."""

@@ -20,9 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from convert.tokenizer.cuttings import BYTE_PAIRS, CUTTINGS, cutting_of
-from forward.text.bpe import BytePairs
-from forward.text.chunks import Chunks
-from forward.text.sentence_pieces import SentencePieces
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.files.named_files import read_corpus
@@ -30,6 +27,9 @@ from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.number_types import Count, Natural
 from gguf_tools.text import counted, quoted
+from imatrix.texts.bpe import BytePairs
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.sentence_pieces import SentencePieces
 
 _SENTENCEPIECE = "llama"
 _SENTENCEPIECE_BOS = 1

@@ -12,7 +12,7 @@ from jinja2.parser import Parser
 from gguf_tools.errors import BadRequest
 from gguf_tools.scan.templates.rendering import Sandbox
 from gguf_tools.text import shown
-from quality.suite.templates import Template
+from imatrix.texts.templates import Template
 
 
 def compile_template(template: Template, marks: tuple[str, str], date: datetime) -> Any:

@@ -38,10 +38,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forward.text.chunks import Chunks
-from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding, Level, Tell
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.tokens import Text
 
 PASSAGE = 32
 """Tokens of a passage that counts as copied if it stood in the text before: a power of two."""

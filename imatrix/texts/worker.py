@@ -24,10 +24,10 @@ from typing import Any
 from gguf_tools.errors import BadRequest
 from gguf_tools.scan.templates.worker import answer, give_up, rehearse
 from gguf_tools.system.locks import can_limit
-from quality.suite.chat import Renderer, TemplateRefusal
-from quality.suite.conversations import Conversation
-from quality.suite.rendering import EACH, MOST, SECONDS
-from quality.suite.templates import PLAIN, Template
+from imatrix.texts.chat import Renderer, TemplateRefusal
+from imatrix.texts.conversations import Conversation
+from imatrix.texts.rendering import EACH, MOST, SECONDS
+from imatrix.texts.templates import PLAIN, Template
 
 MEMORY = 640 << 20
 """Bytes of memory, of which the process has 30 MB when it has loaded what it needs."""
