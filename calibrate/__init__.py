@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from calibrate.calibration import Calibration
     from calibrate.sensitivities.measure import sensitivity
     from calibrate.sensitivities.options import SensitivityOptions
-    from forward.options import ForwardOptions
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
+    from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
     from quantize.plan.sensitivities import Sensitivities
 
@@ -37,7 +37,7 @@ __all__ = [
 _HOMES = {
     "Calibration": "calibrate.calibration",
     "Cut": "imatrix.texts.tokens",
-    "ForwardOptions": "forward.options",
+    "ForwardOptions": "imatrix.forward.options",
     "Sensitivities": "quantize.plan.sensitivities",
     "Reporter": "gguf_tools.progress",
     "SensitivityOptions": "calibrate.sensitivities.options",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate.options import CalibrationOptions, Coverage
-from forward.options import require_torch
 from gguf_tools.findings import Tell, tell_all, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from imatrix.forward.options import require_torch
 from imatrix.texts.mixture import mixture_sha256
 from imatrix.texts.quality import TextQuality, admit, judge
 from imatrix.texts.scripts import script_findings

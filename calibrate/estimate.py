@@ -20,12 +20,12 @@ from calibrate.run.experts import experts_at_once
 from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.gradients import row_pieces, stored_bytes
 from calibrate.statistics.inputs import HELD_ROWS
-from forward.gradients.forward_backward import BACKWARD_WORK
-from forward.network import EMBEDDINGS, OUTPUT
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text
+from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.network import EMBEDDINGS, OUTPUT
 from imatrix.texts.tokens import Text
 from quantize.roles import layer_of
 

@@ -19,12 +19,12 @@ from calibrate.run.experts import experts_at_once
 from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.gradients import GradientOptions, covariance_bytes, row_pieces
 from calibrate.statistics.inputs import PAIR_BYTES, PIECE_ROWS
-from forward.gradients.backward import gradient_bytes
-from forward.network import Network
-from forward.workers import MOST_HELD
 from gguf_tools.format.hparams import architecture_of, known_hparams
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from imatrix.forward.gradients.backward import gradient_bytes
+from imatrix.forward.network import Network
+from imatrix.forward.workers import MOST_HELD
 from imatrix.texts.tokens import Text
 from quantize.roles import Role, layer_of, tensor_role
 

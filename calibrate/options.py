@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forward.choices import CutChoices, ModelChoices
-from forward.options import ForwardOptions
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.number_types import Seed
+from imatrix.forward.choices import CutChoices, ModelChoices
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.mixture import mixture_sha256, read_mixture
 from imatrix.texts.tokens import Cut, Text, Vocabulary
 from quantize.fill.scaled import refuse_scales
@@ -23,7 +23,7 @@ from quantize.plan.decide import TensorPlan
 from quantize.rounding.methods import Method, find_method
 
 if TYPE_CHECKING:
-    from forward.network import Network
+    from imatrix.forward.network import Network
 
 _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
@@ -39,9 +39,9 @@ class Coverage:
         """Build the network of a model.
 
         path    for messages
-        raises  as `forward.rehearsal.network_of_tensors`; BadRequest for a model whose weights have scales
+        raises  as `imatrix.forward.rehearsal.network_of_tensors`; BadRequest for a model whose weights have scales
         """
-        from forward.rehearsal import network_of_tensors
+        from imatrix.forward.rehearsal import network_of_tensors
 
         by_name = {tensor.name: tensor for tensor in tensors}
         network = network_of_tensors(path, metadata, by_name)
@@ -58,7 +58,7 @@ class Coverage:
 
         embedding  whether gradients at the embedding are known
         """
-        from forward.network import EMBEDDINGS, OUTPUT
+        from imatrix.forward.network import EMBEDDINGS, OUTPUT
 
         target = tensor.target_type
         if tensor.is_copied or tensor.keeps_codes or not target.is_quantized:

@@ -14,14 +14,14 @@ from calibrate.footprint import Shapes
 from calibrate.options import CalibrationOptions, Coverage
 from calibrate.probe import Probe
 from calibrate.statistics.trust import Trust
-from forward.device import device_name
-from forward.findings import findings_of
-from forward.network import Network
-from forward.work.work_folder import run_identity
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.findings import Finding
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from imatrix.forward.device import device_name
+from imatrix.forward.findings import findings_of
+from imatrix.forward.network import Network
+from imatrix.forward.work.work_folder import run_identity
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.spelling import spelled
 from imatrix.texts.tokens import Cut, Text

@@ -25,15 +25,15 @@ import torch
 
 from calibrate.footprint import Shapes
 from calibrate.statistics.inputs import PIECE_ROWS, Capture, Order
-from forward.device import device_name, fast_products, is_cpu
-from forward.layer import Layer
-from forward.layers.load import Loader
-from forward.observe import Observer, Silent
-from forward.options import ForwardOptions
-from forward.workers import torch_threads
 from gguf_tools.format.ggml_types import F32, I32, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.settings import ONE_BLAS_THREAD
+from imatrix.forward.device import device_name, fast_products, is_cpu
+from imatrix.forward.layer import Layer
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.observe import Observer, Silent
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.workers import torch_threads
 from quantize.roles import layer_of
 from quantize.rounding.factor import Factor
 from quantize.rounding.methods import Matrix, Method

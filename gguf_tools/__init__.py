@@ -181,7 +181,7 @@ _HOMES = {
     "Cut": "imatrix.texts.tokens",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
-    "ForwardOptions": "forward.options",
+    "ForwardOptions": "imatrix.forward.options",
     "KeptGrid": "quantize.plan.decide",
     "LintReport": "quantize.linting",
     "LogitsFile": "quality.options",

@@ -12,7 +12,6 @@ from convert.pipeline import convert as convert
 from convert.sources import SourceOptions as SourceOptions
 from convert.weights import open_checkpoint as open_checkpoint
 from convert.weights.model_weights import ModelWeights as ModelWeights
-from forward.options import ForwardOptions as ForwardOptions
 from gguf_tools import edit as edit
 from gguf_tools.commands.functions import calibrate as calibrate
 from gguf_tools.commands.functions import card as card
@@ -142,6 +141,7 @@ from gguf_tools.format.values import Metadata as Metadata
 from gguf_tools.format.values import Value as Value
 from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
+from imatrix.forward.options import ForwardOptions as ForwardOptions
 from imatrix.options import CollectOptions as CollectOptions
 from imatrix.texts.suite import Suite as Suite
 from imatrix.texts.suite import read_suite as read_suite

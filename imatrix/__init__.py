@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from forward.options import ForwardOptions
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from imatrix.collecting import collect
+    from imatrix.forward.options import ForwardOptions
     from imatrix.options import Collected, CollectOptions
     from imatrix.store import ImportanceFile, load, save
     from imatrix.texts.tokens import Cut
@@ -42,7 +42,7 @@ _HOMES = {
     "CollectOptions": "imatrix.options",
     "Collected": "imatrix.options",
     "Cut": "imatrix.texts.tokens",
-    "ForwardOptions": "forward.options",
+    "ForwardOptions": "imatrix.forward.options",
     "ImportanceFile": "imatrix.store",
     "ImportanceFormat": "quantize.importances.entries",
     "Importances": "quantize.importances.entries",

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Unpack
 
-from forward.options import require_torch
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.files.early_checks import refuse_early
@@ -17,6 +16,7 @@ from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import Shown
+from imatrix.forward.options import require_torch
 from imatrix.options import (
     CollectBar,
     CollectChoices,

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from forward.choices import CutChoices, ForwardChoices
-from forward.options import ForwardOptions
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
+from imatrix.forward.choices import CutChoices, ForwardChoices
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut, ReadText, read_text
 from quantize.importances.entries import ImportanceFile
 from quantize.importances.files import ImportanceSource, importance_file
 
 if TYPE_CHECKING:
-    from forward.logits import Perplexity
+    from imatrix.forward.logits import Perplexity
 
 
 @dataclass(frozen=True)

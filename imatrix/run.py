@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from forward.logits import SCORED, Head, Perplexity, measure
-from forward.mtp import own_embeddings
-from forward.network import OUTPUT
-from forward.observe import Accumulator, Sums, sums_of
-from forward.open import ModelSource, open_model
-from forward.run import ForwardPass, forward_pass, refuse_full_disk
-from forward.work.work_folder import WorkFolder, run_identity
-from forward.workers import torch_threads
 from gguf_tools.errors import BadActivation, BadImportance
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.findings import tell_all
+from imatrix.forward.logits import SCORED, Head, Perplexity, measure
+from imatrix.forward.mtp import own_embeddings
+from imatrix.forward.network import OUTPUT
+from imatrix.forward.observe import Accumulator, Sums, sums_of
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
+from imatrix.forward.work.work_folder import WorkFolder, run_identity
+from imatrix.forward.workers import torch_threads
 from imatrix.merge import merge
 from imatrix.options import Collected, CollectOptions, CollectReporter
 from imatrix.texts.chunks import Chunks

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from forward.options import ForwardOptions
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
+    from imatrix.forward.options import ForwardOptions
     from imatrix.texts.suite import Suite, read_suite
     from imatrix.texts.tokens import Cut
     from quality.auditing.options import AuditOptions
@@ -52,7 +52,7 @@ _HOMES = {
     "Cut": "imatrix.texts.tokens",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
-    "ForwardOptions": "forward.options",
+    "ForwardOptions": "imatrix.forward.options",
     "LogitsFile": "quality.options",
     "Reporter": "gguf_tools.progress",
     "Suite": "imatrix.texts.suite",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from forward.open import ModelSource
 from gguf_tools.findings import Finding, Level
+from imatrix.forward.open import ModelSource
 from quantize.importances.text_sketch import PASSAGE, TextSketch
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.device import to_numpy
-from forward.hidden_states import Rows
-from forward.logits import Positions
-from forward.observe import Arrays, Silent
+from imatrix.forward.device import to_numpy
+from imatrix.forward.hidden_states import Rows
+from imatrix.forward.logits import Positions
+from imatrix.forward.observe import Arrays, Silent
 
 _ROUTES = "routes"
 """Name of the chosen experts in the work folder."""

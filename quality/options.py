@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forward.choices import CutChoices, ForwardChoices
-from forward.options import ForwardOptions
 from gguf_tools.argument_types import CheckedFields
+from imatrix.forward.choices import CutChoices, ForwardChoices
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 
 SHORTEST_CHUNK = 4

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from forward.options import require_torch
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
@@ -16,6 +15,7 @@ from gguf_tools.files.leftovers import is_unfinished
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.progress import NoReport, Reporter, Shown, reporting
+from imatrix.forward.options import require_torch
 from imatrix.texts.suite import Suite, read_suite
 from imatrix.texts.tokens import Cut
 from quality.options import EvaluateChoices, EvaluateOptions, LogitsFile

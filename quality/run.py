@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from forward.logits import SCORED, LogitSource, sweep_vocabulary
-from forward.open import ModelSource, open_model
-from forward.run import ForwardPass
-from forward.workers import torch_threads
 from gguf_tools.files.named_files import AnyPath
 from gguf_tools.findings import Finding, tell_all
 from gguf_tools.progress import Reporter
+from imatrix.forward.logits import SCORED, LogitSource, sweep_vocabulary
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.run import ForwardPass
+from imatrix.forward.workers import torch_threads
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.quality import judge
 from quality.against import with_stock

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from forward.device import to_cpu, to_numpy, to_torch
-from forward.logits import Positions, predicted_positions
 from gguf_tools.errors import BadActivation
+from imatrix.forward.device import to_cpu, to_numpy, to_torch
+from imatrix.forward.logits import Positions, predicted_positions
 from imatrix.texts.chunks import Chunks
 from quality.divergence import TokenValues
 

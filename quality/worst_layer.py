@@ -13,10 +13,10 @@ from math import prod
 
 import torch
 
-from forward.layers.attention.mla import LatentAttention
-from forward.network import EMBEDDINGS, OUTPUT_NORM
-from forward.run import ForwardPass
 from gguf_tools.format.ggml_types import I32
+from imatrix.forward.layers.attention.mla import LatentAttention
+from imatrix.forward.network import EMBEDDINGS, OUTPUT_NORM
+from imatrix.forward.run import ForwardPass
 from quality.bases.base import BaseWeights
 from quality.drift import LayerDrift
 

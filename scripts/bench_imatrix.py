@@ -140,11 +140,11 @@ def plain_loop(model: str, path: str, n_chunks: str, n_threads: str, dtype: str)
     """Compute the same sums a chunk at a time."""
     import torch
 
-    from forward.hidden_states import MemoryStates
-    from forward.observe import Accumulator
-    from forward.open import open_model
-    from forward.run import embed
-    from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
+    from imatrix.forward.hidden_states import MemoryStates
+    from imatrix.forward.observe import Accumulator
+    from imatrix.forward.open import open_model
+    from imatrix.forward.run import embed
+    from imatrix.forward.sweep import Execution, LayerBuffers, Sweep, run_layer
     from imatrix.texts.tokens import Cut, Text, read_text
 
     torch.set_num_threads(int(n_threads))

@@ -37,14 +37,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import convert  # noqa: E402
-from forward.open import open_model  # noqa: E402
 from gguf_tools import open_gguf  # noqa: E402
+from imatrix.forward.open import open_model  # noqa: E402
 from imatrix.texts.tokens import Cut, read_text  # noqa: E402
 from quantize.formats.base import Decode  # noqa: E402
 from quantize.formats.codecs import CODECS  # noqa: E402
 from quantize.plan.overrides import parse_custom_q  # noqa: E402
 from quantize.plan.plan import PlanOptions  # noqa: E402
-from tests.forward.small_models import run_all_layers  # noqa: E402
+from tests.imatrix.forward.small_models import run_all_layers  # noqa: E402
 
 MODEL = ROOT / "examples" / "tiny-deepseek-v3"
 MATRIX = ROOT / "tests" / "golden" / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"

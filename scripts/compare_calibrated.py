@@ -41,9 +41,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import convert
 import quality
 import quantize
-from forward.options import ForwardOptions
 from gguf_tools.format.shards import open_gguf
 from imatrix.collecting import collect
+from imatrix.forward.options import ForwardOptions
 from imatrix.options import CollectOptions
 from imatrix.store import load
 from imatrix.texts.tokens import Cut

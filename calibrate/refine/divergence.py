@@ -1,7 +1,7 @@
 """The divergence of a model's predictions from another's, and the way back from there to the last layer.
 
 KL(p || q) of p, the original's next-token probabilities, and q, the file's, has the gradient q - p at the
-file's logits. The vocabulary is swept in slices as in forward/logits.py, so all logits of a text are never in
+file's logits. The vocabulary is swept in slices as in imatrix/forward/logits.py, so all logits of a text are never in
 memory. A first sweep finds the logarithm of the sum of exponentials of each position, a second all else.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from forward.device import to_cpu
-from forward.gradients.backward import through_norm
-from forward.hidden_states import States
-from forward.logits import Head, Positions, slices
-from forward.workers import Workers
+from imatrix.forward.device import to_cpu
+from imatrix.forward.gradients.backward import through_norm
+from imatrix.forward.hidden_states import States
+from imatrix.forward.logits import Head, Positions, slices
+from imatrix.forward.workers import Workers
 
 TakeProduct = Callable[[int, torch.Tensor, torch.Tensor], None]
 """Is given the first row of a slice of the head, what that multiplies, and the gradient at the product."""

@@ -3,7 +3,7 @@
     embeddings -> layer 0 -> ... -> last hidden states -> divergence -> last layer -> ... -> embeddings
 
 Hidden states of all layers stay in memory, as a batch is small. On the way back each layer is computed again
-and differentiated (forward/gradients/differentiate.py), and an observer turns what a matrix multiplied and
+and differentiated (imatrix/forward/gradients/differentiate.py), and an observer turns what a matrix multiplied and
 the gradient at its product into derivatives by the matrix' scales.
 """
 
@@ -19,17 +19,17 @@ import torch
 
 from calibrate.refine.descent import RefinedTensor, RowGradients
 from calibrate.refine.divergence import Predictions
-from forward.device import to_cpu, to_numpy, to_torch
-from forward.gradients.differentiate import BackwardStates, differentiate_layer
-from forward.gradients.forward_backward import BACKWARD_WORK
-from forward.hidden_states import MemoryStates, States
-from forward.layers.load import Loader
-from forward.logits import Head, every_position, log_sums
-from forward.network import EMBEDDINGS, Network
-from forward.observe import Arrays, Silent
-from forward.run import embed
-from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-from forward.workers import Workers
+from imatrix.forward.device import to_cpu, to_numpy, to_torch
+from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
+from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.hidden_states import MemoryStates, States
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.logits import Head, every_position, log_sums
+from imatrix.forward.network import EMBEDDINGS, Network
+from imatrix.forward.observe import Arrays, Silent
+from imatrix.forward.run import embed
+from imatrix.forward.sweep import Execution, LayerBuffers, Sweep, run_layer
+from imatrix.forward.workers import Workers
 from imatrix.texts.chunks import Chunks
 from quantize.formats.base import Floats32
 

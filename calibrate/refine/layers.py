@@ -31,15 +31,15 @@ from calibrate.refine.cells import has_cells
 from calibrate.refine.codes import MovingCodes, RecodedTensor
 from calibrate.refine.gradients import Batch, Student, by_weights
 from calibrate.statistics.inputs import HoldoutSplit
-from forward.device import to_numpy
-from forward.gradients.differentiate import BackwardStates, differentiate_layer
-from forward.gradients.forward_backward import BACKWARD_WORK
-from forward.hidden_states import States
-from forward.observe import Arrays, Silent
-from forward.run import ForwardPass
-from forward.sweep import Execution
-from forward.work.work_folder import WorkFolder
-from forward.workers import give_back, threads_for
+from imatrix.forward.device import to_numpy
+from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
+from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.hidden_states import States
+from imatrix.forward.observe import Arrays, Silent
+from imatrix.forward.run import ForwardPass
+from imatrix.forward.sweep import Execution
+from imatrix.forward.work.work_folder import WorkFolder
+from imatrix.forward.workers import give_back, threads_for
 from quantize.fill.sources import SourceTensor
 from quantize.formats.base import Bytes
 from quantize.roles import layer_of

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from calibrate.refine.options import RefineChoices, RefineOptions
-from forward.options import require_torch
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.progress import Reporter, Shown, reporting
+from imatrix.forward.options import require_torch
 
 if TYPE_CHECKING:
     from calibrate.refine.result import Refinement

@@ -31,14 +31,6 @@ from calibrate.refine.options import RefineOptions
 from calibrate.refine.result import Refinement
 from calibrate.refine.scales import row_scales
 from calibrate.statistics.inputs import HoldoutSplit
-from forward.device import device_name, fast_products
-from forward.gradients.forward_backward import BACKWARD_WORK
-from forward.logits import Head
-from forward.observe import Silent
-from forward.open import ModelSource, open_model
-from forward.run import forward_pass
-from forward.work.work_folder import WorkFolder, WorkParts, run_identity
-from forward.workers import give_back, threads_for, torch_threads, workers_for
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.leftovers import forget
@@ -51,6 +43,14 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from gguf_tools.text import counted
+from imatrix.forward.device import device_name, fast_products
+from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.logits import Head
+from imatrix.forward.observe import Silent
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.run import forward_pass
+from imatrix.forward.work.work_folder import WorkFolder, WorkParts, run_identity
+from imatrix.forward.workers import give_back, threads_for, torch_threads, workers_for
 from imatrix.texts.mixture import mixture_sha256, read_mixture
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text

@@ -30,14 +30,14 @@ import torch
 from calibrate.run.strips import EncodedStrip, Strip, encode_strips
 from calibrate.statistics.gradient_factors import OutputBlock
 from calibrate.statistics.inputs import Held
-from forward.device import fast_products
-from forward.workers import torch_threads
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
 from gguf_tools.errors import ExecutionError, OutputError
 from gguf_tools.files.owned_folder import remove_files
 from gguf_tools.system.settings import ONE_BLAS_THREAD
+from imatrix.forward.device import fast_products
+from imatrix.forward.workers import torch_threads
 from quantize.fill.encode import RowSources
 from quantize.fill.sources import OpenSources
 from quantize.importances.entries import ResolvedImportance

@@ -21,16 +21,16 @@ from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
 from calibrate.statistics.token_weights import TokenWeights
 from calibrate.statistics.trust import Trust
-from forward.hidden_states import FileStates, MemoryStates, States, copy
-from forward.layer import Layer
-from forward.layers.load import Loader
-from forward.layers.rope import Rotation
-from forward.network import Network
-from forward.run import embed
-from forward.work.work_folder import EMBEDDING, WorkFolder
-from forward.workers import Workers
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.forward.hidden_states import FileStates, MemoryStates, States, copy
+from imatrix.forward.layer import Layer
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.layers.rope import Rotation
+from imatrix.forward.network import Network
+from imatrix.forward.run import embed
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.workers import Workers
 from imatrix.texts.tokens import Text
 
 

@@ -16,8 +16,8 @@ from calibrate.run.output import ChunkErrors, Record, Writer
 from calibrate.run.strips import EncodedStrip, Strip, StripExecutor
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
-from forward.workers import Workers
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.forward.workers import Workers
 from quantize.formats.base import Bytes
 
 _STRIP_ROWS = 256

@@ -30,12 +30,12 @@ from calibrate.statistics.inputs import (
     Moments,
     Statistics,
 )
-from forward.device import to_cpu
-from forward.layer import refuse_nonfinite
-from forward.layers.experts import Experts
-from forward.layers.ffn import FeedForward
-from forward.observe import Silent
-from forward.sweep import Routes
+from imatrix.forward.device import to_cpu
+from imatrix.forward.layer import refuse_nonfinite
+from imatrix.forward.layers.experts import Experts
+from imatrix.forward.layers.ffn import FeedForward
+from imatrix.forward.observe import Silent
+from imatrix.forward.sweep import Routes
 
 MIDDLE = ("middle",)
 """Key of the input of gate and up, of the block and of all experts."""

@@ -11,7 +11,7 @@ import torch
 
 from calibrate.statistics.gradient_factors import OutputBlock
 from calibrate.statistics.inputs import HeldPlaces
-from forward.device import to_numpy, to_torch
+from imatrix.forward.device import to_numpy, to_torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,13 +18,13 @@ import torch
 from calibrate.run.context import Model, RunContext
 from calibrate.run.experts import MIDDLE, ExpertRun
 from calibrate.statistics.inputs import Activations, Capture, Inputs, Order, Seen, WeightsOf, gather
-from forward.device import to_cpu
-from forward.layer import Layer, refuse_nonfinite
-from forward.layers.ffn import BlockNames
-from forward.layers.residual import joined
-from forward.observe import Observer, Silent
-from forward.sweep import Routes
-from forward.workers import give_back
+from imatrix.forward.device import to_cpu
+from imatrix.forward.layer import Layer, refuse_nonfinite
+from imatrix.forward.layers.ffn import BlockNames
+from imatrix.forward.layers.residual import joined
+from imatrix.forward.observe import Observer, Silent
+from imatrix.forward.sweep import Routes
+from imatrix.forward.workers import give_back
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Way:
     """How a model's tokens go past the block of a layer.
 
     routes  where they go; None for a layer without routed experts
-    shares  see `forward.layers.residual.ResidualStream`, on the CPU
+    shares  see `imatrix.forward.layers.residual.ResidualStream`, on the CPU
     """
 
     routes: Routes | None

@@ -13,10 +13,10 @@ from calibrate.run.by_class import ClassErrors, errors_by_class
 from calibrate.run.context import RunContext
 from calibrate.run.output import Record, Records
 from calibrate.statistics.inputs import HoldoutSplit
-from forward.logits import Head, sweep_vocabulary
-from forward.network import Network
 from gguf_tools.findings import Finding, Level
 from gguf_tools.text import table
+from imatrix.forward.logits import Head, sweep_vocabulary
+from imatrix.forward.network import Network
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.tokens import Text
 from quality.divergence import Estimate, mean_of

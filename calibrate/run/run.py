@@ -41,14 +41,6 @@ from calibrate.statistics.gradient_factors import (
 from calibrate.statistics.gradients import Gradients
 from calibrate.statistics.inputs import Activations, HoldoutSplit, gather
 from calibrate.statistics.token_weights import TokenWeights
-from forward.device import fast_products, threads_on, to_torch
-from forward.layers.load import Loader
-from forward.logits import Head
-from forward.mtp import draft_head
-from forward.network import EMBEDDINGS, OUTPUT
-from forward.open import ModelSource
-from forward.work.work_folder import EMBEDDING, WorkFolder
-from forward.workers import Workers, torch_threads
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.partial_file import PartialFile
@@ -56,6 +48,14 @@ from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
+from imatrix.forward.device import fast_products, threads_on, to_torch
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.logits import Head
+from imatrix.forward.mtp import draft_head
+from imatrix.forward.network import EMBEDDINGS, OUTPUT
+from imatrix.forward.open import ModelSource
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.workers import Workers, torch_threads
 from imatrix.texts.tokens import Vocabulary
 from quantize.fill.chunks import ChunkTable, ChunkTask
 from quantize.fill.executors import Done

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from calibrate.run.context import Model
-from forward.work.work_folder import WorkFolder
+from imatrix.forward.work.work_folder import WorkFolder
 
 SAVE_SECONDS = 60.0
 """Least time between two saves of states that are in memory. What is lost with a run is as much work at most,

@@ -17,9 +17,9 @@ import numpy as np
 from calibrate.run.held_errors import HeldErrors
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import OutputBlock
-from forward.device import to_torch
-from forward.workers import Workers
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.forward.device import to_torch
+from imatrix.forward.workers import Workers
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import RowSources, encode_strip
 from quantize.formats import get_format

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Unpack
 
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
-from forward.options import require_torch
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import ToolkitError
@@ -20,6 +19,7 @@ from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.progress import Reporter, Shown, reporting
+from imatrix.forward.options import require_torch
 from imatrix.texts.mixture import mixture_sha256
 from quantize.formats import get_format
 from quantize.plan.overrides import parse_type
@@ -94,7 +94,7 @@ def measured_before(
         if any(losses.text.get(key) != value for key, value in asked.items()):
             return None
         from calibrate.sensitivities.type_errors import CANDIDATES
-        from forward.open import open_model
+        from imatrix.forward.open import open_model
 
         with open_model(Path(model)) as source:
             is_same = losses.model.get("files") == source.watch.recognised_by()

@@ -44,14 +44,14 @@ from calibrate.sensitivities.type_errors import (
     read_rows,
     spread,
 )
-from forward.device import to_cpu, to_numpy, to_torch
-from forward.gradients.backward import BackwardPass
-from forward.hidden_states import States
-from forward.network import EMBEDDINGS, Network
-from forward.observe import Arrays, Observer, ObservesGradients, Silent
-from forward.work.work_folder import EMBEDDING
 from gguf_tools.errors import BadActivation, BadMoments
 from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType
+from imatrix.forward.device import to_cpu, to_numpy, to_torch
+from imatrix.forward.gradients.backward import BackwardPass
+from imatrix.forward.hidden_states import States
+from imatrix.forward.network import EMBEDDINGS, Network
+from imatrix.forward.observe import Arrays, Observer, ObservesGradients, Silent
+from imatrix.forward.work.work_folder import EMBEDDING
 from imatrix.texts.chunks import Chunks
 from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forward.choices import CutChoices, ForwardChoices
-from forward.options import ForwardOptions
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.number_types import Count, Seed
+from imatrix.forward.choices import CutChoices, ForwardChoices
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 
 

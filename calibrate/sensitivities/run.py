@@ -29,18 +29,6 @@ from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
-from forward.gradients.backward import BackwardPass
-from forward.gradients.forward_backward import (
-    Folders,
-    forward_backward,
-    refuse_full_disk,
-    state_bytes,
-    work_folders,
-)
-from forward.observe import Accumulator, sums_of
-from forward.open import ModelSource, open_model
-from forward.work.work_folder import run_identity
-from forward.workers import torch_threads
 from gguf_tools import __version__
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.work_names import work_path
@@ -49,6 +37,18 @@ from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
+from imatrix.forward.gradients.backward import BackwardPass
+from imatrix.forward.gradients.forward_backward import (
+    Folders,
+    forward_backward,
+    refuse_full_disk,
+    state_bytes,
+    work_folders,
+)
+from imatrix.forward.observe import Accumulator, sums_of
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.work.work_folder import run_identity
+from imatrix.forward.workers import torch_threads
 from imatrix.texts.mixture import mixture_sha256, read_mixture
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.device import to_numpy, to_torch
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.forward.device import to_numpy, to_torch
 from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder, get_format
 from quantize.formats.codecs import requires_importances

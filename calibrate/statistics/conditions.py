@@ -27,9 +27,9 @@ import numpy as np
 from calibrate.statistics.inputs import Held, Statistics
 from calibrate.statistics.other_texts import lifted
 from calibrate.statistics.trust import Trust
-from forward.device import to_numpy, to_torch
-from forward.workers import Workers
 from gguf_tools.errors import BadActivation, BadMoments
+from imatrix.forward.device import to_numpy, to_torch
+from imatrix.forward.workers import Workers
 from quantize.formats.base import Floats32
 from quantize.rounding.factor import Factor, damped_inverse
 

@@ -13,10 +13,10 @@ from calibrate.options import CalibrationOptions
 from calibrate.statistics.gradients import GradientOptions, Gradients, LayerGradients, collect_gradients
 from calibrate.statistics.inputs import HoldoutSplit, Statistics
 from calibrate.statistics.trust import Trust
-from forward.open import ModelSource
 from gguf_tools.errors import BadMoments
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import NoReport, StartSteps
+from imatrix.forward.open import ModelSource
 from imatrix.texts.tokens import Text
 from quantize.formats.base import Floats32
 from quantize.roles import layer_of

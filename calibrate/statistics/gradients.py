@@ -45,23 +45,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.device import to_cpu, to_numpy, to_torch
-from forward.gradients.backward import BackwardPass
-from forward.gradients.forward_backward import (
+from gguf_tools.errors import BadActivation
+from gguf_tools.progress import NoReport, Reporter
+from imatrix.forward.device import to_cpu, to_numpy, to_torch
+from imatrix.forward.gradients.backward import BackwardPass
+from imatrix.forward.gradients.forward_backward import (
     Folders,
     forward_backward,
     refuse_full_disk,
     state_bytes,
     work_folders,
 )
-from forward.hidden_states import States
-from forward.observe import Arrays, Silent
-from forward.open import ModelSource
-from forward.options import ForwardOptions
-from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
-from forward.workers import give_back
-from gguf_tools.errors import BadActivation
-from gguf_tools.progress import NoReport, Reporter
+from imatrix.forward.hidden_states import States
+from imatrix.forward.observe import Arrays, Silent
+from imatrix.forward.open import ModelSource
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
+from imatrix.forward.workers import give_back
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.tokens import Text
 from quantize.roles import Role, layer_of, tensor_role

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.device import to_cpu, to_numpy
-from forward.observe import Silent
-from forward.workers import Workers
+from imatrix.forward.device import to_cpu, to_numpy
+from imatrix.forward.observe import Silent
+from imatrix.forward.workers import Workers
 from quantize.formats.base import Floats32
 
 _STRIP_COLS = 512

@@ -22,7 +22,7 @@ import torch
 
 from calibrate.statistics.gradient_factors import GradientFactors
 from calibrate.statistics.inputs import WeightsOf, unweighed
-from forward.device import to_torch
+from imatrix.forward.device import to_torch
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ The expressions say what llama.cpp does, which is not always what the model's ow
 - Ideographs are the ranges of `unicode_cpt_is_han`, which lack some of Unicode's script Han.
 - Digits in groups of three, counted from the right, take the text in front of them along.
 
-`tests/forward/test_cuttings.py` compares the token ids of every name with llama.cpp's.
+`tests/imatrix/forward/test_cuttings.py` compares the token ids of every name with llama.cpp's.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from quantize.run_options import RunOptions, merge_choices
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
-    from forward.options import ForwardOptions
     from gguf_tools.hub.upload import Upload
+    from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
     from quantize.padding.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
@@ -147,7 +147,7 @@ def cook(
     more      other fields of CookRequest: calibrate=True, cut=Cut(...), forward=ForwardOptions(...)
     raises    ToolkitError; what is finished stays for the next call. Returns the folder
     """
-    from forward.options import require_torch
+    from imatrix.forward.options import require_torch
 
     require_torch("cooking")
     from convert.sources import source_folder

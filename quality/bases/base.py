@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from forward.hidden_states import Rows
-from forward.layer import Layer
-from forward.layers.load import Loader
-from forward.logits import Head, LogitSource, Positions, predicted_positions
-from forward.observe import Arrays
-from forward.open import ModelSource
-from forward.options import ForwardOptions, Rounded
-from forward.run import ForwardPass
 from gguf_tools.errors import BadActivation
+from imatrix.forward.hidden_states import Rows
+from imatrix.forward.layer import Layer
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.logits import Head, LogitSource, Positions, predicted_positions
+from imatrix.forward.observe import Arrays
+from imatrix.forward.open import ModelSource
+from imatrix.forward.options import ForwardOptions, Rounded
+from imatrix.forward.run import ForwardPass
 from imatrix.texts.chunks import Chunks
 from quality.drift import LayerDrift, Routes, drift_of
 from quantize.padding.hidden_size import n_hidden_zeros

@@ -26,16 +26,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.device import to_bytes, to_cpu, to_numpy, to_torch
-from forward.hidden_states import Rows
-from forward.layers.load import Loader
-from forward.layers.residual import RMSNorm
-from forward.logits import Head, LogitSource, Positions
-from forward.mtp import DraftEnd, draft_norm
-from forward.network import End, LogitRule
-from forward.observe import Arrays
-from forward.run import ForwardPass
-from forward.work.stored_arrays import load_arrays, save_arrays
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.files.owned_folder import (
     RECORD,
@@ -46,6 +36,16 @@ from gguf_tools.files.owned_folder import (
 )
 from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
+from imatrix.forward.device import to_bytes, to_cpu, to_numpy, to_torch
+from imatrix.forward.hidden_states import Rows
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.layers.residual import RMSNorm
+from imatrix.forward.logits import Head, LogitSource, Positions
+from imatrix.forward.mtp import DraftEnd, draft_norm
+from imatrix.forward.network import End, LogitRule
+from imatrix.forward.observe import Arrays
+from imatrix.forward.run import ForwardPass
+from imatrix.forward.work.stored_arrays import load_arrays, save_arrays
 from quality.bases.same_model import ModelFacts
 
 VERSION = 4

@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.device import to_numpy, to_torch
-from forward.logits import LogitSource, Positions, predicted_positions, sweep_vocabulary
 from gguf_tools.errors import BadRequest, TruncatedError
 from gguf_tools.files.atomic_write import whole_file
 from gguf_tools.system import files
 from gguf_tools.system.files import NO_WAIT, open_file
+from imatrix.forward.device import to_numpy, to_torch
+from imatrix.forward.logits import LogitSource, Positions, predicted_positions, sweep_vocabulary
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.tokens import Text
 

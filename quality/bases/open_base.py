@@ -11,20 +11,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from forward.device import choose_device
-from forward.layers.load import SharedWeights
-from forward.logits import predicted_positions
-from forward.network import LogitRule
-from forward.open import ModelSource, open_model
-from forward.options import ForwardOptions
-from forward.run import ForwardPass, forward_pass, refuse_full_disk
-from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
-from forward.workers import threads_for
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
 from gguf_tools.terminal import say_aside
+from imatrix.forward.device import choose_device
+from imatrix.forward.layers.load import SharedWeights
+from imatrix.forward.logits import predicted_positions
+from imatrix.forward.network import LogitRule
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
+from imatrix.forward.workers import threads_for
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.tokens import Cut, bos_of, read_text
 from quality.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep

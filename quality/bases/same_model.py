@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forward.open import ModelSource
 from gguf_tools.errors import AnotherModel
 from gguf_tools.findings import Finding, Level, Tell
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
+from imatrix.forward.open import ModelSource
 from quality.auditing.metadata import identity_findings
 from quantize.padding.counterparts import without_padding
 from quantize.padding.hidden_size import n_hidden_zeros

@@ -122,7 +122,7 @@ def _in_shards(path: Path, need: Need) -> None:
 
 
 def _deepseek4(path: Path, _need: Need) -> None:
-    from tests.forward.deepseek4_models import v4_model
+    from tests.imatrix.forward.deepseek4_models import v4_model
 
     v4_model(path)
 

@@ -14,12 +14,12 @@ import convert
 import quality
 import quantize
 from gguf_tools import open_gguf
-from tests.forward.deepseek4_models import v4_model
+from tests.imatrix.forward.deepseek4_models import v4_model
 from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")
 
-from forward.options import ForwardOptions
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 
 FORWARD = ForwardOptions(n_threads=1)

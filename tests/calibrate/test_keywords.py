@@ -13,8 +13,8 @@ import calibrate
 pytest.importorskip("torch")
 
 import quality
-from forward.options import ForwardOptions
 from gguf_tools.choices import with_choices
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 
 

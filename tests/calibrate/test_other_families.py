@@ -19,7 +19,7 @@ from tests.support.trained_model import calibration_text
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from forward.options import ForwardOptions
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}

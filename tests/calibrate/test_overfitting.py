@@ -16,7 +16,7 @@ from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")
 
-from forward.options import ForwardOptions
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 
 FOLDER = Path(__file__).parents[2] / "examples" / "small-llama"

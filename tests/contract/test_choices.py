@@ -13,8 +13,8 @@ from calibrate.refine.options import RefineChoices, RefineOptions
 from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
-from forward.options import ForwardOptions
 from gguf_tools.commands.functions import CalibrateChoices
+from imatrix.forward.options import ForwardOptions
 from imatrix.options import CollectChoices, CollectOptions
 from imatrix.texts.tokens import Cut
 from quality.auditing.options import AuditChoices, AuditOptions

@@ -1,4 +1,4 @@
-"""forward/device.py alone knows which device is the CPU, and copies between devices and numpy."""
+"""imatrix/forward/device.py alone knows which device is the CPU, and copies between devices and numpy."""
 
 from __future__ import annotations
 

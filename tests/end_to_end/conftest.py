@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.forward.float_files import files_of
+from tests.imatrix.forward.float_files import files_of
 from tests.support.trained_model import trained_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"

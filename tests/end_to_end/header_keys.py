@@ -34,8 +34,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from tests.convert.f32_files import write_f32
 from tests.end_to_end.arch_models import GOLDEN
-from tests.forward.deepseek4_models import LIKE_LLAMA, v4_model
-from tests.forward.small_models import run_all_layers
+from tests.imatrix.forward.deepseek4_models import LIKE_LLAMA, v4_model
+from tests.imatrix.forward.small_models import run_all_layers
 from tests.support import oracle
 from tests.support.checkpoints import INDEXED_STYLES, micro_checkpoint, transformers_checkpoint
 from tests.support.decoder_models import MODELS, decoder_model
@@ -314,7 +314,7 @@ def theirs(path: Path) -> np.ndarray | str:
 
 def ours(path: Path) -> np.ndarray | str | Exception:
     """Return our logits, or what we say in refusal; another exception as it is."""
-    from forward.open import open_model
+    from imatrix.forward.open import open_model
 
     try:
         with open_model(path) as source:
@@ -330,7 +330,7 @@ def like_llama_s_gelu() -> Iterator[None]:
     """Have our GELU round as a table of F16 does."""
     import torch
 
-    from forward.layers import ffn, gemma4
+    from imatrix.forward.layers import ffn, gemma4
 
     exact = torch.nn.functional.gelu
 

@@ -16,7 +16,7 @@ from gguf_tools import GGUFFile, open_gguf
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
 from imatrix.texts.tokens import make_encoder
 from tests.end_to_end.arch_models import GOLDEN
-from tests.forward.hostile_text import HOSTILE
+from tests.imatrix.forward.hostile_text import HOSTILE
 from tests.support import oracle
 from tests.support.checkpoints import edit_config, edit_tensors, read_config, read_tensors
 from tests.support.published_models import PUBLISHED, write

@@ -10,12 +10,12 @@ import pytest
 import convert
 import gguf_tools.commands.imatrix
 import imatrix
-from forward.open import open_model
 from gguf_tools import open_gguf
+from imatrix.forward.open import open_model
 from tests.convert.architectures.test_deepseek4 import folder as published  # noqa: F401  a fixture
 from tests.end_to_end.test_complete import complete
-from tests.forward.deepseek4_models import LIKE_LLAMA, v4_model
-from tests.forward.small_models import run_all_layers
+from tests.imatrix.forward.deepseek4_models import LIKE_LLAMA, v4_model
+from tests.imatrix.forward.small_models import run_all_layers
 from tests.support import oracle
 
 pytest.importorskip("torch")

@@ -15,8 +15,8 @@ import pytest
 import imatrix
 import quality
 import quantize
-from forward.open import open_model
-from forward.options import ForwardOptions
+from imatrix.forward.open import open_model
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.spelling import spelled
 from imatrix.texts.tokens import Cut, make_encoder
 from tests.end_to_end.conftest import GOLDEN

@@ -21,8 +21,8 @@ from tests.support.decoder_models import MODELS, OUR_MODELS
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from forward.open import open_model  # noqa: E402
-from tests.forward.small_models import run_all_layers  # noqa: E402
+from imatrix.forward.open import open_model  # noqa: E402
+from tests.imatrix.forward.small_models import run_all_layers  # noqa: E402
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
@@ -41,7 +41,7 @@ _BESIDE_VISION = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", 
 
 
 def test_every_family_is_in_one_of_these_tests() -> None:
-    """DeepSeek V4 has tests of its own, tests/forward/test_deepseek4.py.
+    """DeepSeek V4 has tests of its own, tests/imatrix/forward/test_deepseek4.py.
 
     Qwen 3.5 and Gemmas beside a vision part differ in names alone; see
     tests/end_to_end/test_published_compute.py.

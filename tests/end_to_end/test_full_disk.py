@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-import forward.run
 import gguf_tools
+import imatrix.forward.run
 from gguf_tools import OutputError
 from tests.support.trained_model import EXAMPLE
 
@@ -21,7 +21,7 @@ def test_a_full_disk_is_told_before_a_layer_is_computed(
     def computed(*_: object, **__: object) -> None:
         raise AssertionError("a layer was computed")
 
-    monkeypatch.setattr(forward.run, "run_layer", computed)
+    monkeypatch.setattr(imatrix.forward.run, "run_layer", computed)
     monkeypatch.setattr("gguf_tools.system.files.free_bytes", lambda folder: 4096)
     text, cut = EXAMPLE / "calibration.txt", gguf_tools.Cut(64, n_chunks=2)
     runs = {

@@ -13,9 +13,9 @@ from calibrate.options import Coverage
 from calibrate.probe import Probe
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run
-from forward.options import ForwardOptions
+from imatrix.forward.options import ForwardOptions
 from tests.end_to_end import arch_models
-from tests.forward.deepseek4_models import v4_model
+from tests.imatrix.forward.deepseek4_models import v4_model
 from tests.support.decoder_models import MODELS, decoder_model
 
 

@@ -12,9 +12,9 @@ import pytest
 import convert
 import gguf_tools.commands.imatrix
 import imatrix
-from forward.open import open_model
 from gguf_tools import open_gguf
 from gguf_tools.errors import UnsupportedCheckpoint
+from imatrix.forward.open import open_model
 from imatrix.texts.tokens import Cut, read_text
 from quantize.roles import layer_of
 from tests.end_to_end.arch_models import GOLDEN
@@ -24,8 +24,8 @@ from tests.support.oracle.activations import Sums, observed
 from tests.support.published_models import PUBLISHED, write
 
 pytest.importorskip("torch")
-import forward.layers.ffn as ffn
-import forward.layers.gemma4 as gemma4
+import imatrix.forward.layers.ffn as ffn
+import imatrix.forward.layers.gemma4 as gemma4
 
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
@@ -88,7 +88,7 @@ def test_importances_are_what_llama_cpp_multiplies(
     entries = imatrix.load(stored).entries
     in_layers = {matrix for matrix in sums if matrix.startswith("blk.")}
     # attn_kv_b is what both of its halves are made of; files of this layout don't have it. Nor do files made
-    # without `mtp` have the MTP layer, behind the last one (tests/forward/test_mtp.py).
+    # without `mtp` have the MTP layer, behind the last one (tests/imatrix/forward/test_mtp.py).
     drafting = f"blk.{1 + max(layer_of(matrix) or 0 for matrix in in_layers)}."
     there = {entry for entry in entries if not entry.startswith(drafting)}
     assert {entry for entry in there if not entry.endswith("attn_kv_b.weight")} == in_layers

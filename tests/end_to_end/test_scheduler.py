@@ -124,7 +124,7 @@ def test_importances_are_equal_to_the_last_bit(
     processes: Processes, tiny_folder: Path, tmp_path: Path, memory_bytes: int
 ) -> None:
     pytest.importorskip("torch")
-    from forward.options import ForwardOptions
+    from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
 
     text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
@@ -144,7 +144,7 @@ def test_measures_are_equal_to_the_last_bit(
 ) -> None:
     pytest.importorskip("torch")
     import quality
-    from forward.options import ForwardOptions
+    from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
 
     text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"

@@ -18,11 +18,11 @@ import quantize
 from convert import architectures
 from convert.architectures import FamilyRow
 from convert.architectures.options import LatentOptions
-from forward.open import open_model
 from gguf_tools import open_gguf
 from gguf_tools.errors import MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.shards import GGUFSet
+from imatrix.forward.open import open_model
 from quantize import Importance
 from tests.end_to_end.arch_models import model
 from tests.end_to_end.toy_family.checkpoint import CONFIG, toy_checkpoint

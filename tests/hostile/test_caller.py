@@ -27,12 +27,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gguf_tools as gt  # noqa: E402
-from forward.device import fast_products  # noqa: E402
-from forward.workers import threads_for, torch_threads  # noqa: E402
 from gguf_tools.cluster.connect import _SILENCE  # noqa: E402
 from gguf_tools.errors import ToolkitError  # noqa: E402
 from gguf_tools.hub.client import quiet_client  # noqa: E402
 from gguf_tools.system import settings  # noqa: E402
+from imatrix.forward.device import fast_products  # noqa: E402
+from imatrix.forward.workers import threads_for, torch_threads  # noqa: E402
 from tests.support.checkpoints import micro_checkpoint  # noqa: E402
 from tests.support.tokenizer_files import copy_tokenizer  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402

@@ -22,12 +22,12 @@ import imatrix
 import quality
 import quantize
 from calibrate.run import saves
-from forward.options import ForwardOptions
-from forward.work.work_folder import EMBEDDING
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.owned_folder import FileRecord
 from gguf_tools.files.work_names import work_path
 from gguf_tools.text import json_text
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.work.work_folder import EMBEDDING
 from imatrix.texts.tokens import Cut
 from quantize.plan.overrides import parse_overrides
 from tests.support.trained_model import calibration_text, trained_model
@@ -80,7 +80,7 @@ def evaluate(models: Models, place: Path, keep: Path | None = None) -> Path:
 def gradients(models: Models, place: Path) -> Path:
     """Both passes of `sensitivity` and `--calibrate`, and what the second one needs of them."""
     from calibrate.statistics.gradients import GradientOptions, collect_gradients
-    from forward.open import open_model
+    from imatrix.forward.open import open_model
     from imatrix.texts.tokens import read_text
 
     with open_model(models.base) as source:

@@ -28,9 +28,9 @@ import gguf_tools.commands.quantize
 import gguf_tools.commands.sensitivity
 import imatrix
 import quantize
-from forward.options import ForwardOptions
 from gguf_tools.errors import BadArgument, BadRequest, OutputError, ToolkitError
 from gguf_tools.files.named_files import output_folder, output_path, output_prefix, read_input
+from imatrix.forward.options import ForwardOptions
 from quantize.mla_layout import change_layout
 from tests.support.checkpoints import micro_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer

@@ -20,9 +20,9 @@ from quality.auditing.metadata import metadata_findings
 
 torch = pytest.importorskip("torch")
 
-from forward.open import open_model  # noqa: E402
-from forward.options import ForwardOptions  # noqa: E402
 from gguf_tools.commands.main import main  # noqa: E402
+from imatrix.forward.open import open_model  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 from quality.bases.same_model import KnownModel  # noqa: E402
 

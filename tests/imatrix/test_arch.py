@@ -40,7 +40,7 @@ def test_importances_are_llama_imatrix_s(case: str, calibration: Path, tmp_path:
     assert main([*words, "-c", "128", "--chunks", "16", "--threads", "1"]) == 0
     found = load(tmp_path / "im.gguf").entries
     # attn_kv_b is the same matrix in another layout; its importances come with those of attn_k_b.
-    # llama-imatrix has none of the MTP layer, behind the last one (tests/forward/test_mtp.py).
+    # llama-imatrix has none of the MTP layer, behind the last one (tests/imatrix/forward/test_mtp.py).
     drafting = f"blk.{1 + max(layer_of(name) or 0 for name in expected)}."
     there = {name for name in found if not name.startswith(drafting)}
     assert {name for name in there if not name.endswith("attn_kv_b.weight")} == set(expected)

@@ -269,7 +269,7 @@ def test_a_disk_that_fails_leaves_what_a_rerun_needs(
     layer: int, memory: str, tiny_folder: Path, calibration: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from forward.hidden_states import FileStates
+    from imatrix.forward.hidden_states import FileStates
 
     options = [*SMALL, "--no-ppl", "--memory", memory]
     expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
@@ -306,7 +306,7 @@ def test_another_run_in_the_same_place_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     import imatrix.run
-    from forward.work.work_folder import WorkFolder
+    from imatrix.forward.work.work_folder import WorkFolder
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ import gguf_tools.commands.imatrix
 from gguf_tools import open_gguf
 from imatrix.store import load
 from quantize.importances.entries import resolve
-from tests.forward.deepseek4_models import v4_model
+from tests.imatrix.forward.deepseek4_models import v4_model
 
 pytest.importorskip("torch")
 

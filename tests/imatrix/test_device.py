@@ -9,14 +9,14 @@ import pytest
 
 from gguf_tools.commands.imatrix import main
 from imatrix.store import load
-from tests.forward.deepseek4_models import v4_model
+from tests.imatrix.forward.deepseek4_models import v4_model
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.forward.pretended_device import keep_to_one_thread
+    from tests.imatrix.forward.pretended_device import keep_to_one_thread
 
     keep_to_one_thread(monkeypatch)
 
@@ -41,7 +41,7 @@ def test_another_device_computes_deepseek_v4(calibration: Path, tmp_path: Path) 
 
 
 def assert_same_elsewhere(words: list[str], tmp_path: Path) -> None:
-    from tests.forward.pretended_device import pretended
+    from tests.imatrix.forward.pretended_device import pretended
 
     assert main([*words, "-o", str(tmp_path / "here.gguf"), "--device", "cpu"]) == 0
     with pretended() as device:
@@ -55,7 +55,7 @@ def assert_same_elsewhere(words: list[str], tmp_path: Path) -> None:
 
 
 def test_tensors_elsewhere_do_not_mix_with_those_of_the_cpu() -> None:
-    from tests.forward.pretended_device import pretended
+    from tests.imatrix.forward.pretended_device import pretended
 
     with pretended() as device:
         there = torch.ones(2, 2, device=device)

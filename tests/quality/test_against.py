@@ -16,7 +16,7 @@ from quality.comparison import Verdict, compare
 
 torch = pytest.importorskip("torch")
 
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 
 Made = Callable[[str], Path]

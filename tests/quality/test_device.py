@@ -14,7 +14,7 @@ from quality.evaluation import Evaluation
 
 torch = pytest.importorskip("torch")
 
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 
 OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=2), forward=ForwardOptions(n_threads=1))
@@ -23,7 +23,7 @@ Made = Callable[[str], Path]
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.forward.pretended_device import keep_to_one_thread
+    from tests.imatrix.forward.pretended_device import keep_to_one_thread
 
     keep_to_one_thread(monkeypatch, "quality.run", "quality.bases.logits_file")
 
@@ -49,7 +49,7 @@ def same(found: Evaluation, expected: Evaluation) -> None:
     "memory", [4 << 30, pytest.param(0, marks=pytest.mark.slow)], ids=["memory", "files"]
 )
 def test_another_device_gives_the_same(memory: int, made: Made, text: Path, tmp_path: Path) -> None:
-    from tests.forward.pretended_device import pretended
+    from tests.imatrix.forward.pretended_device import pretended
 
     forward = replace(OPTIONS.forward, memory_bytes=memory)
     options = replace(OPTIONS, forward=forward, keep=tmp_path / "kept")

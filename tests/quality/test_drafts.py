@@ -10,8 +10,8 @@ import pytest
 
 import convert
 import quality
-from forward.open import open_model
-from forward.options import ForwardOptions
+from imatrix.forward.open import open_model
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut, read_text
 from quality.drafts import DRAFTS_ARE
 from quality.evaluation import evaluation_lines

@@ -28,8 +28,8 @@ from tests.support.checkpoints import Tensors, edit_config, edit_tensors, load_t
 
 torch = pytest.importorskip("torch")
 
-from forward import logits  # noqa: E402
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward import logits  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut, read_text  # noqa: E402
 from quality.bases.base import compute_layer  # noqa: E402
 from quality.work_folders import temporary_folder  # noqa: E402
@@ -130,7 +130,7 @@ def test_measures_are_those_of_transformers(
 
 
 def _vocab(folder: Path) -> Any:
-    from forward.open import open_model
+    from imatrix.forward.open import open_model
 
     with open_model(folder) as source:
         return source.vocab()

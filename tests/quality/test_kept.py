@@ -18,7 +18,7 @@ from quality.evaluation import Evaluation
 
 pytest.importorskip("torch")
 
-from forward.options import ForwardOptions
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 from quality.bases.cached_states import KeptStates
 

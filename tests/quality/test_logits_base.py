@@ -18,9 +18,9 @@ from tests.support.trained_model import GOLDEN
 
 torch = pytest.importorskip("torch")
 
-from forward import logits  # noqa: E402
-from forward.logits import sweep_vocabulary  # noqa: E402
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward import logits  # noqa: E402
+from imatrix.forward.logits import sweep_vocabulary  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 from quality.bases.logits_file import (  # noqa: E402
     SMALLEST_LOG_PROB,

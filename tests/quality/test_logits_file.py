@@ -15,12 +15,12 @@ from tests.support.trained_model import GOLDEN, calibration_text
 
 torch = pytest.importorskip("torch")
 
-from forward import logits  # noqa: E402
-from forward.hidden_states import MemoryStates  # noqa: E402
-from forward.layers.load import Loader  # noqa: E402
-from forward.layers.residual import RMSNorm  # noqa: E402
-from forward.logits import Head  # noqa: E402
 from gguf_tools.format.ggml_types import F32  # noqa: E402
+from imatrix.forward import logits  # noqa: E402
+from imatrix.forward.hidden_states import MemoryStates  # noqa: E402
+from imatrix.forward.layers.load import Loader  # noqa: E402
+from imatrix.forward.layers.residual import RMSNorm  # noqa: E402
+from imatrix.forward.logits import Head  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 from quality.bases.logits_file import write_logits  # noqa: E402
 

@@ -11,13 +11,13 @@ import pytest
 import quality
 from gguf_tools.errors import BadRequest
 from quality.evaluation import evaluation_lines
-from tests.forward.float_files import files_of, scale
+from tests.imatrix.forward.float_files import files_of, scale
 from tests.support.checkpoints import edit_tensors
 from tests.support.trained_model import trained_model
 
 torch = pytest.importorskip("torch")
 
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 
 Made = Callable[[str], Path]

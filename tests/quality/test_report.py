@@ -39,7 +39,7 @@ from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from forward.options import ForwardOptions
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 from quality.report.page import report_page
 

@@ -22,7 +22,7 @@ from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
-    from forward.options import ForwardOptions
+    from imatrix.forward.options import ForwardOptions
     from quality.options import EvaluateOptions
     from quantize.run import Run
 
@@ -134,7 +134,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
                         " --sensitivity-text names one"
                     )
         return None
-    from forward.options import require_torch
+    from imatrix.forward.options import require_torch
 
     require_torch("--calibrate")
     from calibrate.calibration import Calibration
@@ -153,6 +153,6 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
 
 def calibration_forward(args: argparse.Namespace) -> ForwardOptions:
     """Read how the model is computed; the threads are those of the run."""
-    from forward.options import ForwardOptions
+    from imatrix.forward.options import ForwardOptions
 
     return ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)

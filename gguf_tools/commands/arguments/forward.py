@@ -10,7 +10,7 @@ from gguf_tools.commands.command import StoreOnce, StoreOutput
 from gguf_tools.number_types import CHUNKS, COUNT, THREADS
 
 if TYPE_CHECKING:
-    from forward.options import ForwardOptions
+    from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
 
 
@@ -101,7 +101,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
 
 def forward_options(args: argparse.Namespace, *, all_experts: bool = False) -> ForwardOptions:
     """Read how a model is to be computed."""
-    from forward.options import ForwardOptions
+    from imatrix.forward.options import ForwardOptions
 
     return ForwardOptions(
         device=args.device,

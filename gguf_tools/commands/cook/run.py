@@ -18,7 +18,6 @@ from pathlib import Path
 
 from calibrate.estimate import time_text
 from calibrate.plan import refuse_text
-from forward.options import require_torch
 from gguf_tools.commands.cook.estimate import Estimates
 from gguf_tools.commands.cook.files import make_files, plans
 from gguf_tools.commands.cook.record import Record
@@ -32,6 +31,7 @@ from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import WORK, Bar, Parts, Shown, clock_text
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text, table
+from imatrix.forward.options import require_torch
 
 
 def cook(request: CookRequest) -> dict[Path, float]:

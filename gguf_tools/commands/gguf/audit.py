@@ -184,7 +184,7 @@ def _audited(request: AuditRequest) -> AuditReport:
     base = source_folder(request.base, stream=is_remote, quiet=request.quiet)
     is_evaluated = request.text is not None or request.suite is not None
     if is_evaluated:
-        from forward.options import require_torch
+        from imatrix.forward.options import require_torch
 
         require_torch("measuring the divergence")
     report = audit(request.file, base, request.options, progress=not request.quiet)

@@ -91,7 +91,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
 
 def cook(request: CookRequest, *, dry_run: bool) -> None:
     """Make the files, or print what would be made."""
-    from forward.options import require_torch
+    from imatrix.forward.options import require_torch
 
     require_torch("cooking")  # the modules below import it
     from gguf_tools.commands.cook import run

@@ -30,8 +30,8 @@ from calibrate.refine.cells import GridCells, LevelCells, has_cells
 from calibrate.refine.codes import MovingCodes, RecodedTensor
 from calibrate.refine.layers import KeptCodes, LayerByLayer, WeightGradients
 from calibrate.refine.pipeline import refine
-from forward.options import ForwardOptions
-from forward.run import ForwardPass
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.run import ForwardPass
 from quantize.rounding.grids.rounders import GridRounder
 
 N_ROWS, FORWARD = 3, ForwardOptions(n_threads=1)

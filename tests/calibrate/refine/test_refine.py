@@ -31,12 +31,12 @@ from calibrate.refine.descent import Descent, RefinedTensor, RowGradients  # noq
 from calibrate.refine.gradients import Batch, Original, Student  # noqa: E402
 from calibrate.refine.scales import row_scales  # noqa: E402
 from calibrate.statistics.inputs import HoldoutSplit  # noqa: E402
-from forward.hidden_states import MemoryStates  # noqa: E402
-from forward.logits import Head  # noqa: E402
-from forward.open import ModelSource, open_model  # noqa: E402
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward.hidden_states import MemoryStates  # noqa: E402
+from imatrix.forward.logits import Head  # noqa: E402
+from imatrix.forward.open import ModelSource, open_model  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Text  # noqa: E402
-from tests.forward.small_models import CHUNKS  # noqa: E402
+from tests.imatrix.forward.small_models import CHUNKS  # noqa: E402
 
 refine = front.refine
 

@@ -215,7 +215,7 @@ def test_any_number_of_threads_gives_the_same_bytes(
 def test_threads_and_files_of_states_change_nothing_where_the_model_is_followed(
     base: Path, whole: Path, text: Path, tmp_path: Path
 ) -> None:
-    from forward.options import ForwardOptions
+    from imatrix.forward.options import ForwardOptions
 
     calibration = gguf_tools.Calibration(text, cut=CUT, forward=ForwardOptions(memory_bytes=0))
     again = tmp_path / "again.gguf"

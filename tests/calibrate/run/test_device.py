@@ -34,7 +34,7 @@ from calibrate.run.output import Record  # noqa: E402
 from calibrate.run.report import FinalDivergence, Report, report_lines  # noqa: E402
 from calibrate.run.strips import EncodedStrip, Strip, ThreadStrips, encode_strips  # noqa: E402
 from calibrate.statistics.inputs import Moments  # noqa: E402
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 from quality.divergence import Estimate  # noqa: E402
 
@@ -44,7 +44,7 @@ Run = Callable[..., "Report"]
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.forward.pretended_device import keep_to_one_thread
+    from tests.imatrix.forward.pretended_device import keep_to_one_thread
 
     keep_to_one_thread(monkeypatch, "calibrate.refine.gradients", "calibrate.run.report")
 
@@ -107,7 +107,7 @@ def in_order(report: Report) -> list[Record]:
 @pytest.mark.parametrize("base", NAMES, indirect=True)
 def test_another_device_calibrates_alike(run: Run) -> None:
     """As alike as both orders of the sums on one device."""
-    from tests.forward.pretended_device import pretended
+    from tests.imatrix.forward.pretended_device import pretended
 
     here = run()
     with backwards():
@@ -147,7 +147,7 @@ def test_another_device_rounds_under_the_same(
     method: str, near: float, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the original model alone, which what is rounded does not change."""
-    from tests.forward.pretended_device import pretended
+    from tests.imatrix.forward.pretended_device import pretended
 
     seen: list[Strip] = []
 
@@ -184,7 +184,7 @@ def read_by_rounding(strip: Strip) -> Iterator[npt.NDArray[np.float32]]:
 @pytest.mark.parametrize("base", ["llama-biases"], indirect=True)
 def test_another_device_refines_alike(base: Path, text: Path, tmp_path: Path) -> None:
     """A few moves are rounded the other way."""
-    from tests.forward.pretended_device import pretended
+    from tests.imatrix.forward.pretended_device import pretended
 
     quantize(base, tmp_path / "file.gguf", "Q2_K")
 

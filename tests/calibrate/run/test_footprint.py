@@ -19,11 +19,11 @@ import convert
 from calibrate.footprint import Shapes, memory_bytes
 from calibrate.options import CalibrationOptions
 from calibrate.statistics.inputs import PAIR_BYTES
-from forward.layers.rope import Rope
-from forward.network import Network
-from forward.options import ForwardOptions
 from gguf_tools.format.ggml_types import Q4_K
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.forward.layers.rope import Rope
+from imatrix.forward.network import Network
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Text
 from tests.support.memory import high_water
 

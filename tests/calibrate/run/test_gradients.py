@@ -13,16 +13,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from forward.open import open_model
-from forward.options import ForwardOptions
 from gguf_tools.errors import BadActivation, BadRequest, OutputError
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.forward.open import open_model
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Text
 from tests.convert.architectures.deepseek2.test_logits import write_f32
-from tests.forward.small_models import CHUNKS, V2_WITHOUT_Q_LORA
+from tests.imatrix.forward.small_models import CHUNKS, V2_WITHOUT_Q_LORA
 from tests.support.checkpoints import edit_tensors, transformers_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -38,8 +38,8 @@ from calibrate.statistics.gradients import (  # noqa: E402  # noqa: E402
     disk_bytes,
     row_pieces,
 )
-from forward.gradients.backward import uniform  # noqa: E402
-from forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.gradients.backward import uniform  # noqa: E402
+from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
 from tests.calibrate.run.whole_model import WholeModel  # noqa: E402
 
 TEXT = Text(CHUNKS, CHUNKS)
@@ -148,7 +148,7 @@ def test_threads_and_where_states_are_kept_change_no_bit(model: Path, tmp_path: 
 def test_states_are_in_memory_while_they_are_needed(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forward.hidden_states import MemoryStates
+    from imatrix.forward.hidden_states import MemoryStates
 
     def n_alive() -> int:
         gc.collect()
@@ -171,7 +171,7 @@ def test_states_are_in_memory_while_they_are_needed(
 def test_slices_of_the_vocabulary_change_no_label(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forward import logits
+    from imatrix.forward import logits
 
     expected = collect(model, tmp_path / "a")
     monkeypatch.setattr(logits, "_SLICE_ROWS", 100)
@@ -184,7 +184,7 @@ def test_slices_of_the_vocabulary_change_no_label(
 
 def test_labels_are_drawn_as_the_model_predicts(model: Path, tmp_path: Path) -> None:
     """Drawn often enough, a token comes as often as the sum of its probabilities, within the noise."""
-    from tests.forward.small_models import run_all_layers
+    from tests.imatrix.forward.small_models import run_all_layers
 
     with open_model(model) as source:
         logits, _ = run_all_layers(source, CHUNKS)
@@ -261,7 +261,7 @@ def test_an_interrupted_run_goes_on(
 
 
 def _stop(patched: pytest.MonkeyPatch, after: object) -> None:
-    from forward.gradients import backward
+    from imatrix.forward.gradients import backward
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -307,7 +307,7 @@ def test_the_disk_that_is_needed_is_known(model: Path, tmp_path: Path) -> None:
 def test_infinity_names_layer_and_tensor(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forward.gradients import backward
+    from imatrix.forward.gradients import backward
 
     draw = backward.draw_labels
 
@@ -337,8 +337,8 @@ def test_a_model_without_predictions_names_the_output(tmp_path: Path) -> None:
 
 
 def test_another_device_gives_the_same(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors that say they are elsewhere: see tests/forward/pretended_device.py."""
-    from tests.forward.pretended_device import keep_to_one_thread, pretended
+    """Tensors that say they are elsewhere: see tests/imatrix/forward/pretended_device.py."""
+    from tests.imatrix.forward.pretended_device import keep_to_one_thread, pretended
 
     expected = collect(model, tmp_path / "here")
     keep_to_one_thread(monkeypatch)

@@ -19,7 +19,7 @@ from calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics,
 from calibrate.statistics.other_texts import KNEE, LIFT  # noqa: E402
 from calibrate.statistics.token_weights import TokenWeights  # noqa: E402
 from calibrate.statistics.trust import Trust  # noqa: E402
-from forward.workers import Workers  # noqa: E402
+from imatrix.forward.workers import Workers  # noqa: E402
 from quantize.rounding.factor import DAMP, damped_inverse  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -11,12 +11,12 @@ import pytest
 import calibrate
 import convert
 import quality
-from forward.open import open_model
-from forward.options import ForwardOptions
+from imatrix.forward.open import open_model
+from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut, Text
 from quantize import quantize
-from tests.forward.mtp_models import v3_with_mtp
-from tests.forward.small_models import CHUNKS
+from tests.imatrix.forward.mtp_models import v3_with_mtp
+from tests.imatrix.forward.small_models import CHUNKS
 from tests.support.checkpoints import add_mtp_layer
 from tests.support.trained_model import trained_model
 
@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
-from forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 
 

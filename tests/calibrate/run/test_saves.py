@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from calibrate.run import saves
 from calibrate.run.saves import StateSaver
-from forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
 
 
 @dataclass

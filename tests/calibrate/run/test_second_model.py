@@ -16,9 +16,9 @@ from tests.support.trained_model import calibration_text
 
 torch = pytest.importorskip("torch")
 
-from forward.open import open_model  # noqa: E402
+from imatrix.forward.open import open_model  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
-from tests.forward.small_models import run_all_layers  # noqa: E402
+from tests.imatrix.forward.small_models import run_all_layers  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "examples" / "small-llama"
 

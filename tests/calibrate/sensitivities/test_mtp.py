@@ -12,23 +12,25 @@ import calibrate
 from imatrix.texts.tokens import Cut, Text
 from quantize.formats import get_format
 from tests.convert.f32_files import write_f32
-from tests.forward.mtp_models import v3_with_mtp
-from tests.forward.small_models import CHUNKS
+from tests.imatrix.forward.mtp_models import v3_with_mtp
+from tests.imatrix.forward.small_models import CHUNKS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import forward.open  # noqa: E402
+import imatrix.forward.open  # noqa: E402
 from calibrate.sensitivities import run  # noqa: E402
 from calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
-from forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 
 
 def test_damages_are_those_of_the_drafts_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(run, "read_mixture", lambda *_: Text(CHUNKS, CHUNKS))
-    monkeypatch.setattr(forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict))
+    monkeypatch.setattr(
+        imatrix.forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
+    )
     (tmp_path / "text.txt").write_text("random tokens")
     folder = v3_with_mtp(tmp_path / "hf", num_hidden_layers=2)
     file = write_f32(folder, tmp_path / "model.gguf", mtp=True)
@@ -38,7 +40,7 @@ def test_damages_are_those_of_the_drafts_gradients(tmp_path: Path, monkeypatch: 
     losses = gguf_tools.sensitivity(file, tmp_path / "text.txt", tmp_path / "losses.json", options)
     assert not list(tmp_path.glob("losses.json.*"))
     with (
-        forward.open.open_model(file) as source,
+        imatrix.forward.open.open_model(file) as source,
         collect_gradients(source, Text(CHUNKS, CHUNKS), tmp_path / "out", GradientOptions()) as found,
     ):
         labels = torch.from_numpy(np.array(found.draft.arrays(EMBEDDING)["labels"])).view(CHUNKS.shape)

@@ -21,7 +21,7 @@ from quantize.formats import get_format
 from quantize.importances.weighting import ColumnWeights
 from quantize.plan.sensitivities import read_sensitivities
 from tests.convert.architectures.deepseek2.test_logits import write_f32
-from tests.forward.small_models import CHUNKS
+from tests.imatrix.forward.small_models import CHUNKS
 from tests.support.checkpoints import load_transformers, transformers_checkpoint
 from tests.support.decoder_models import decoder_model
 
@@ -30,7 +30,7 @@ pytest.importorskip("transformers")
 
 from calibrate.sensitivities import run  # noqa: E402
 from calibrate.sensitivities.type_errors import spread  # noqa: E402
-from forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 
 TYPES = ("Q4_0", "IQ4_NL", "Q8_0")
@@ -40,10 +40,12 @@ EVERYTHING = gguf_tools.SensitivityOptions(types=TYPES, rows=10**6, tokens=10**6
 @pytest.fixture
 def random_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every text be the same random tokens: the models have no tokenizer."""
-    import forward.open
+    import imatrix.forward.open
 
     monkeypatch.setattr(run, "read_mixture", lambda *_: Text(CHUNKS, CHUNKS))
-    monkeypatch.setattr(forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict))
+    monkeypatch.setattr(
+        imatrix.forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
+    )
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def by_chunk(folder: Path, labels: np.ndarray) -> list[Any]:
 def drawn_labels(folder: Path, output: Path) -> dict[str, np.ndarray]:
     """Return the labels that a measurement draws; they depend on model, text and seed."""
     from calibrate.statistics.gradients import GradientOptions, collect_gradients
-    from forward.open import open_model
+    from imatrix.forward.open import open_model
 
     with (
         open_model(folder) as source,
@@ -257,7 +259,7 @@ def test_the_command_resumes_and_gives_the_same_file(
     tiny_folder: Path, text_of_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from forward.gradients import backward
+    from imatrix.forward.gradients import backward
 
     words = [str(tiny_folder), "-f", str(text_of_tiny), "-c", "64", "--chunks", "3", "--rows", "16"]
     words += ["--types", "q4_k,q2_k,iq4_nl"]

@@ -51,7 +51,7 @@ def test_a_file_that_is_neither_form_is_one_line(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("n_chunks", [1, 24, 25, 1000])
 def test_a_long_text_shows_few_running_perplexities(n_chunks: int) -> None:
     torch = pytest.importorskip("torch")
-    from forward.logits import Perplexity
+    from imatrix.forward.logits import Perplexity
     from imatrix.options import perplexity_lines
 
     perplexity = Perplexity()

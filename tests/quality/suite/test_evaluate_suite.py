@@ -17,7 +17,7 @@ from gguf_tools.cluster import connect
 from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
 from quality.evaluation import Evaluation
-from tests.forward.deepseek4_models import v4_model
+from tests.imatrix.forward.deepseek4_models import v4_model
 from tests.quality.suite.test_tokenise import write
 from tests.support.checkpoints import Tensors, edit_tensors, load_transformers
 from tests.support.decoder_models import decoder_model
@@ -25,7 +25,7 @@ from tests.support.trained_model import calibration_text
 
 torch = pytest.importorskip("torch")
 
-from forward.options import ForwardOptions  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 from tests.quality.test_kept import KillAfter, Killed, Layers  # noqa: E402
 
@@ -101,8 +101,8 @@ def test_a_class_has_the_numbers_of_its_text_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trained model has latent attention and experts, whose tokens go in pieces; some are small here."""
-    monkeypatch.setattr("forward.sweep.PIECE_ROWS", 32)
-    monkeypatch.setattr("forward.logits._PIECE_POSITIONS", 100)
+    monkeypatch.setattr("imatrix.forward.sweep.PIECE_ROWS", 32)
+    monkeypatch.setattr("imatrix.forward.logits._PIECE_POSITIONS", 100)
     forward = ForwardOptions(n_threads=n_threads, memory_bytes=memory_bytes)
     options = gguf_tools.EvaluateOptions(forward=forward)
     found = gguf_tools.evaluate_suite(tiny_folder, suite, [made("Q4_K_M")], options)
@@ -149,7 +149,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek4", "
 def test_a_class_of_another_family_has_its_own_numbers(
     name: str, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forward.sweep.PIECE_ROWS", 32)
+    monkeypatch.setattr("imatrix.forward.sweep.PIECE_ROWS", 32)
     base, other = other_family(name, tmp_path / "base"), tmp_path / "rounded"
     base.rename(other)
     other_family(name, base)

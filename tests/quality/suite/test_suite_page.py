@@ -24,7 +24,7 @@ from tests.support.trained_model import calibration_text
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from forward.options import ForwardOptions
+from imatrix.forward.options import ForwardOptions
 from quality.report.suite_page import suite_page
 
 Made = Callable[[str], Path]

@@ -1,0 +1,125 @@
+"""What the networks of several families have in common: routing, blocks and experts, and the two ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from convert.architectures.decoder.config import DecoderConfig
+from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek4 import V4Config
+from convert.architectures.mamba2 import MambaConfig
+from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
+from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
+from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.layers.residual import RMSNorm
+from imatrix.forward.layers.rope import Rope
+from imatrix.forward.network import EMBEDDINGS, OUTPUT, BuildLayer, Network
+
+ModelConfig = DeepseekConfig | V4Config | DecoderConfig
+"""The configuration of a model of any family."""
+
+
+def network_of(config: ModelConfig, rope: Rope, build: BuildLayer, **others: Any) -> Network:
+    """Build the network of a model; `others` are those fields of Network that few families need."""
+    return Network(
+        n_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        output=EMBEDDINGS if config.tie_word_embeddings else OUTPUT,
+        norm_eps=config.rms_norm_eps,
+        rope=rope,
+        build=build,
+        trained_context=config.max_position_embeddings,
+        n_stored_mtp=getattr(config, "num_nextn_predict_layers", None) or 0,
+        **others,
+    )
+
+
+def routing_of(config: ModelConfig, groups: Groups | None = None) -> Routing:
+    """Read how a model routes tokens; softmax where its configuration names no scoring."""
+    return Routing(
+        n_used=config.num_experts_per_tok,
+        scoring=cast(Scoring, config.scoring_func or "softmax"),
+        groups=None if groups is None or groups.count == groups.used else groups,
+        normalise=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+    )
+
+
+def rope_of(scaling: RopeConfig, n_cols: int, *, halves: bool) -> Rope:
+    """Read the rotation of `n_cols` columns, without divisors, which are tensors."""
+    magnitude = 1.0 if scaling.attention_factor is None else scaling.attention_factor
+    return Rope(n_cols, scaling.theta, scaling.yarn, magnitude, halves, scaling.slowed)
+
+
+def unstretched(rope: Rope, theta: float) -> Rope:
+    """Return a rotation that is not stretched, by another theta.
+
+    YaRN's own factor goes with the stretching; one that a file names stays.
+    """
+    sharper = 1.0 if rope.yarn is None else replace(rope.yarn, attention_factor=None).rotary_factor
+    return replace(rope, theta=theta, yarn=None, slowed=1.0, magnitude=rope.magnitude / sharper)
+
+
+def mamba_sizes(config: MambaConfig) -> Mamba2Sizes:
+    """Read the sizes of a model's layers of Mamba 2."""
+    return Mamba2Sizes(
+        hidden=config.hidden_size,
+        n_heads=config.mamba_n_heads,
+        n_cols=config.mamba_d_head,
+        n_groups=config.mamba_n_groups,
+        n_state=config.mamba_d_state,
+        kernel=config.mamba_d_conv,
+        eps=config.rms_norm_eps,
+    )
+
+
+@dataclass(frozen=True)
+class FeedForwards:
+    """The feed-forward part of all layers: a dense block in the first ones, experts in the others.
+
+    n_dense       leading layers with a dense block; None: all
+    dense_width   of that block
+    shared_width  of the shared experts together; 0 for none
+    n_experts     routed experts of a layer, each of expert_width
+    clamped       whether experts have gpt-oss's gate
+    limit         see FeedForward
+    post_norm_eps  epsilon of the norm of a dense block's output; None for no norm
+    gelu           whether dense blocks have GELU
+    fused          whether gate and up of dense blocks are one matrix, which is called up
+    """
+
+    hidden: int
+    n_dense: int | None
+    dense_width: int
+    shared_width: int
+    n_experts: int
+    expert_width: int
+    routing: Routing
+    clamped: bool = False
+    limit: float | None = None
+    post_norm_eps: float | None = None
+    gelu: bool = False
+    fused: bool = False
+
+    def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
+        """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
+        is_dense = self.n_dense is None or number < self.n_dense
+        width = self.dense_width if is_dense else self.shared_width
+        names = BlockNames.of(number, "" if is_dense else "_shexp")
+        if is_dense and self.fused:
+            names = replace(names, gate=names.up)
+        block = load_ffn(load, names, self.hidden, width, limit=self.limit) if width else None
+        if block is not None and self.post_norm_eps is not None:
+            weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)
+            block = replace(block, gelu=self.gelu, post_norm=RMSNorm(weight, self.post_norm_eps))
+        if is_dense:
+            return block, None
+        experts = load_experts(
+            load, number, self.routing, self.n_experts, self.hidden, self.expert_width,
+            clamped=self.clamped, limit=self.limit,
+        )  # fmt: skip
+        return block, experts

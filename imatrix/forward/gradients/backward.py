@@ -1,0 +1,293 @@
+"""A backward pass over a whole text: from the model's own predictions down to the embeddings.
+
+    last hidden states -> drawn labels -> gradients at the hidden states -> last layer -> ... -> layer 0
+
+An MTP layer has a pass of its own, from the draft's predictions: the model's layers are not made for these.
+
+It follows a forward pass that kept the hidden states after every layer (`WorkFolder(..., keep_all=True)`),
+and reads every layer's weights once more. Gradients at the hidden states are kept as hidden states are: in
+memory, or above the budget in files of the backward pass' own work folder. There, finished layers stay, and
+an interrupted pass resumes.
+
+The loss of a token is -log p(label), and its label is drawn from the p that the model gives. The covariance
+of such gradients is Fisher's information F: to second order an error e causes a divergence of e F e^T / 2.
+The text's own next tokens would not do.
+
+A label needs one random number per position: the first token at which the running sum of p exceeds it. The
+number depends on the seed and on the position alone. The vocabulary is swept twice in slices. The first sweep
+finds the logarithm of the sum of exponentials, the second the labels and the gradient (p - label) W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import pad
+
+from gguf_tools.errors import BadActivation
+from imatrix.forward.device import to_cpu, to_numpy, to_torch
+from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
+from imatrix.forward.hidden_states import FileStates, MemoryStates, States
+from imatrix.forward.logits import Head, Positions, every_position, log_sums, slices
+from imatrix.forward.network import Network
+from imatrix.forward.observe import Arrays, Observer
+from imatrix.forward.run import ForwardPass, LayerStates
+from imatrix.forward.work.work_folder import WorkFolder
+from imatrix.forward.workers import Workers, give_back
+from imatrix.texts.chunks import Chunks
+
+_SLACK = 1 - 2.0**-20
+"""What random numbers are multiplied by. The p of a token add up to one but for the rounding of logits, and a
+number above their sum would have no label."""
+
+
+@dataclass(frozen=True)
+class DrawnLabels:
+    """Labels and their loss.
+
+    labels   int64 (n_tokens,)
+    losses   float64 (n_tokens,): -log p(label)
+    squares  float64 (n_tokens,): the square of the norm of the gradient at the logits
+    by_row   float64 (vocab_size,): the sum over all tokens of the square of the gradient at each logit
+    """
+
+    labels: npt.NDArray[np.int64]
+    losses: npt.NDArray[np.float64]
+    squares: npt.NDArray[np.float64]
+    by_row: npt.NDArray[np.float64]
+
+    def arrays(self) -> Arrays:
+        """Return the numbers for the work folder."""
+        return dict(vars(self))
+
+
+def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_workers: int = 1) -> DrawnLabels:
+    """Draw a label for every position, and fill `gradients` with those of the loss at the last hidden states.
+
+    gradients  float32, as large as the head's hidden states
+    raises     BadActivation for logits with NaN or infinity
+    """
+    n_tokens, positions = chunks.n_tokens, every_position(chunks)
+    (sums,) = log_sums([head], positions, n_workers)
+    if not bool(torch.isfinite(sums).all()):
+        raise BadActivation(f"{head.matrix}: the logits have NaN or infinity")
+    numbers = to_torch(uniform(seed, n_tokens) * _SLACK, head.load.device)
+    drawing = _Drawing(head, positions, sums, numbers, gradients)
+    with Workers(n_workers) as workers:
+        drawing.sweep(workers)
+        through_norm(head, positions, gradients, drawing.n_behind, workers)
+    return DrawnLabels(
+        to_numpy(drawing.labels),
+        to_numpy(drawing.losses),
+        to_numpy(drawing.squares),
+        to_numpy(drawing.by_row),
+    )
+
+
+def uniform(seed: int, count: int) -> npt.NDArray[np.float64]:
+    """Return random numbers from 0 to below 1; the one at a position depends on seed and position alone.
+
+    They are the outputs of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), whose constants these are.
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    start = _mixed(np.array([seed], np.uint64))
+    mixed = _mixed(start + step * np.arange(1, count + 1, dtype=np.uint64))
+    numbers: npt.NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def through_norm(
+    head: Head, positions: Positions, gradients: States, n_behind: int, workers: Workers
+) -> None:
+    """Take gradients from behind the norm at a model's end to before it, in place.
+
+    n_behind  columns of what the output matrix multiplies, which is where gradients stand at first
+    """
+
+    def take_chunk(chunk: int) -> None:
+        rows, tokens = positions.place(chunk), positions.of_chunk(chunk)
+        device = head.load.device
+        hidden = head.states.rows(tokens).to(device).detach().requires_grad_()
+        behind = gradients.read(rows.start, rows.stop)[:, :n_behind].to(device)
+        (gradient,) = torch.autograd.grad(head.norm(hidden), hidden, behind)
+        gradients.write(rows.start, to_cpu(gradient))
+
+    for _ in workers.each(take_chunk, range(positions.n_chunks), gradients=True):
+        pass
+
+
+class _Drawing:
+    """The second sweep.
+
+    log_sums, numbers  float64 (n_tokens,)
+    labels, losses, squares, by_row  see DrawnLabels
+    n_behind  columns of what the output matrix multiplies
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        positions: Positions,
+        log_sums: torch.Tensor,
+        numbers: torch.Tensor,
+        gradients: States,
+    ) -> None:
+        self.head, self.positions, self.gradients = head, positions, gradients
+        self.log_sums, self.numbers = log_sums, numbers
+        self.labels = torch.full(numbers.shape, -1, device=numbers.device)
+        self.losses, self.squares = torch.zeros_like(numbers), torch.zeros_like(numbers)
+        self.by_row = torch.zeros(head.vocab_size, dtype=torch.float64)
+        self._sums = torch.zeros_like(numbers)  # of p over the slices so far
+        self.n_behind = head.load.tensor(head.matrix).shape[-1]
+
+    def sweep(self, workers: Workers) -> None:
+        """Find the labels, and put the gradients at what the output matrix multiplies in `gradients`.
+
+        Where hidden states have several strands, they stand in the first columns.
+        """
+        for first, stop in slices(self.head.vocab_size):
+            weight = self.head.read(first, stop)
+
+            def take_chunk(chunk: int, first: int = first, weight: torch.Tensor = weight) -> torch.Tensor:
+                return self._take_slice(chunk, first, weight)
+
+            for by_row in workers.each(take_chunk, range(self.positions.n_chunks)):
+                self.by_row[first:stop] += by_row
+
+    def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> torch.Tensor:
+        """Take in one slice of a chunk; return its part of `by_row`."""
+        rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
+        logits = self.head.logits(tokens, weight).double()
+        slope = self.head.rule.slope(logits)
+        logs = logits.sub_(self.log_sums[rows, None])
+        at_logits = logs.exp()
+        running = at_logits.cumsum(-1).add_(self._sums[rows, None])
+        numbers = self.numbers[rows]
+        here = (self.labels[rows] < 0) & (running[:, -1] > numbers)
+        columns = torch.searchsorted(running[here], numbers[here, None], right=True)[:, 0]
+        self.labels[rows][here] = columns + first
+        self.losses[rows][here] = -logs[here, columns]
+        self._sums[rows] = running[:, -1]
+        at_logits[here, columns] -= 1
+        at_logits *= slope
+        squares = at_logits.square()
+        self.squares[rows] += squares.sum(-1)
+        at_x = to_cpu((at_logits.to(weight.dtype) @ weight).float())
+        at_x = at_x if first == 0 else at_x + self._behind(rows)
+        self.gradients.write(rows.start, pad(at_x, (0, self.gradients.n_cols - self.n_behind)))
+        return to_cpu(squares.sum(0))
+
+    def _behind(self, rows: slice) -> torch.Tensor:
+        """Return the gradients at what the output matrix multiplies, float32 (n_rows, n_cols)."""
+        return self.gradients.read(rows.start, rows.stop)[:, : self.n_behind]
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """Gradients on their way back through a model.
+
+    Its work folder counts steps: the one before step 0 draws the labels, step 0 is the last layer, and the
+    one after the first layer is what the caller keeps of what comes before: of the embeddings, if that is
+    layer 0. The pass of an MTP layer ends with that layer.
+
+    forward           the pass that it follows; all layers are done
+    numbers           of the layers, the last one first
+    head              the end from which it comes
+    middle_gradients  scratch, float32
+    """
+
+    forward: ForwardPass
+    numbers: range
+    head: Head
+    folder: WorkFolder
+    states: LayerStates
+    middle_gradients: States
+
+    def layers(
+        self,
+        observe: Callable[[int], Observer],
+        at_once: int | None = None,
+        take: Callable[[States], Arrays] = lambda _: {},
+    ) -> Iterator[int]:
+        """Differentiate the layers that are not done, the last one first, and yield each once it is on disk.
+
+        observe  returns an observer for a layer; what it keeps goes to the work folder
+        at_once  chunks in memory, at most; None: as many as threads can use
+        take     makes something of the gradients at the hidden states after a layer, to be kept beside it
+        raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay
+        """
+        sweep, execution = self.forward.sweep, self.forward.execution
+        for step in range(self.folder.done + 1, len(self.numbers)):
+            layer = self.numbers[step]
+            observer = observe(layer)
+            hidden, rows = self.forward.states.stored(layer - 1), self.states.around(step)
+            states = BackwardStates(hidden, rows.before, rows.after, rows.middle, self.middle_gradients)
+            try:
+                differentiate_layer(sweep, execution, layer, states, observer, at_once)
+            except BadActivation as error:
+                kept = f"the {step} layers after stay in {self.folder.folder}"
+                raise BadActivation(f"{error}; {kept}") from error
+            self.states.finish(step, {**observer.arrays(), **take(states.after_gradients)})
+            del observer
+            give_back()
+            yield layer
+
+    def finish(self, take: Callable[[States], Arrays]) -> None:
+        """Have `take` make something of the gradients before the first layer, unless an earlier run has."""
+        n_steps = len(self.numbers)
+        if self.folder.done < n_steps:
+            self.folder.finish_layer(n_steps, take(self.states.after(n_steps - 1)))
+
+
+def gradient_bytes(n_tokens: int, network: Network, dtype: torch.dtype) -> int:
+    """Count the bytes of gradients in memory: two sets, and scratch of both kinds."""
+    return n_tokens * (2 * 4 * network.state_size + (4 + dtype.itemsize) * network.hidden_size)
+
+
+@contextmanager
+def backward_pass(
+    forward: ForwardPass, folder: WorkFolder, seed: int, memory_bytes: int, *, of_draft: bool = False
+) -> Iterator[BackwardPass]:
+    """Give the pass that goes back where `forward` has come, which resumes what the work folder has.
+
+    seed          decides which labels are drawn
+    memory_bytes  budget for gradients; beyond it they are kept in files
+    of_draft      go through the MTP layer, from what it predicts, and no further
+    raises        BadActivation for NaN or infinity in the logits
+    """
+    source, dtype = forward.source, forward.load.dtype
+    network, n_tokens = source.network, forward.chunks.n_tokens
+    size, inner = (n_tokens, network.state_size), (n_tokens, network.hidden_size)
+    in_memory = gradient_bytes(n_tokens, network, dtype) <= memory_bytes
+    last = forward.states.stored(network.n_layers - 1)
+    head = forward.draft_head() if of_draft else Head.of(network, forward.load, last)
+    every = range(network.n_all_layers - 1, -1, -1)
+    numbers = every[: network.n_mtp] if of_draft else every[network.n_mtp :]
+
+    def draw(gradients: States) -> Arrays:
+        drawn = draw_labels(head, forward.chunks, seed, gradients, forward.n_workers)
+        return drawn.arrays()
+
+    with ExitStack() as opened:
+        states = LayerStates(
+            folder, size, dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
+        )
+        states.begin(draw)
+        scratch: States
+        if in_memory:
+            scratch = MemoryStates(*inner)
+        else:
+            path = folder.middle_path.with_name("middle.gradients")
+            scratch = opened.enter_context(closing(FileStates(path, *inner)))
+        yield BackwardPass(forward, numbers, head, folder, states, scratch)

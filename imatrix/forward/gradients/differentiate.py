@@ -1,0 +1,291 @@
+"""One layer, differentiated over all chunks: gradients at its output become gradients at its input.
+
+Nothing of the forward pass is kept but the hidden states before the layer. The layer is computed again and
+differentiated in three sweeps, so memory is one layer without its experts, and an expert or two:
+
+    recompute   chunk by chunk, attention and router: what the experts multiply, and where tokens go
+    experts     expert by expert: each is applied to its tokens and differentiated. Gradients at what it
+                multiplied are added up by token, those at the routing weights are kept
+    chunks      chunk by chunk: all the rest is computed and differentiated, and what the experts gave back
+                goes in at its place
+
+A dense layer needs the last sweep only. Which experts a token goes to is a constant; the gradient flows
+through the weights of those that were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from imatrix.forward.device import to_cpu, to_numpy
+from imatrix.forward.hidden_states import States
+from imatrix.forward.layer import Layer, refuse_nonfinite
+from imatrix.forward.layers.experts import Experts
+from imatrix.forward.layers.ffn import FeedForward
+from imatrix.forward.observe import Observer, ObservesGradients, Silent
+from imatrix.forward.sweep import PIECE_ROWS, Execution, Routes, Sweep
+from imatrix.forward.workers import Workers
+from imatrix.texts.chunks import Chunks
+
+_BACKWARD = 3
+"""Work of differentiating a product, over that of computing it: the product itself, and about twice as much
+again."""
+
+
+@dataclass(frozen=True)
+class BackwardStates:
+    """What there is per token while a layer is differentiated.
+
+    Hidden states and their gradients have (n_tokens, n_strands * hidden_size), the scratch has (n_tokens,
+    hidden_size).
+
+    before            hidden states before the layer, float32
+    after_gradients   gradients at the hidden states after it, float32
+    before_gradients  where gradients at the hidden states before it go, float32; not `after_gradients`
+    middle            scratch in the type that matrices are multiplied in
+    middle_gradients  scratch, float32
+    """
+
+    before: States
+    after_gradients: States
+    before_gradients: States
+    middle: States
+    middle_gradients: States
+
+
+def differentiate_layer(
+    sweep: Sweep,
+    execution: Execution,
+    number: int,
+    states: BackwardStates,
+    observer: Observer,
+    at_once: int | None = None,
+) -> None:
+    """Differentiate one layer, and show the observer the gradients at its products.
+
+    observer  an `ObservesGradients`, too, if it wants gradients. Each task works with one made by `fresh`
+              when its turn comes in the order of tasks, and they are merged in that order
+    at_once   chunks in memory, at most; None: as many as threads can use
+    raises    BadActivation naming layer and tensor for NaN or infinity
+    """
+    with Workers(execution.n_workers) as workers, torch.no_grad():
+        layer = sweep.build(number)
+        work = _Backward(sweep, workers, execution.advance, layer, _shares(layer, sweep), states, observer)
+        routed = None
+        if layer.experts is not None:
+            routes = work.recompute()
+            routed = _Routed(routes, work.through_experts(layer.experts, routes))
+            observer.refuse_nonfinite()
+        work.through_chunks(routed, at_once)
+        # An observer knows best where a number went wrong, so it is asked first.
+        observer.refuse_nonfinite()
+        work.refuse_nonfinite()
+
+
+@dataclass(frozen=True)
+class _Routed:
+    """Where tokens go, and the gradients at the weights of the experts they go to, as `weights` in shape."""
+
+    routes: Routes
+    gradients: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """How the layer's work is divided among the sweeps; the sum is one."""
+
+    recompute: float
+    experts: float
+    chunks: float
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some of the tokens that go to an expert: their ascending numbers, and the place of the expert among
+    those that each goes to."""
+
+    expert: int
+    block: FeedForward
+    tokens: torch.Tensor
+    slots: torch.Tensor
+
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class _Task(Generic[Item]):
+    """An item, and the observer of whoever takes it."""
+
+    item: Item
+    observer: Observer
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """One layer at work."""
+
+    sweep: Sweep
+    workers: Workers
+    advance: Callable[[float], None]
+    layer: Layer
+    shares: _Shares
+    states: BackwardStates
+    observer: Observer
+
+    def recompute(self) -> Routes:
+        """Fill `middle`, and return where tokens go."""
+        states, sweep = self.states, self.sweep
+        layer = replace(self.layer, block=None)
+
+        def take_chunk(chunk: int) -> Routes:
+            start, stop = sweep.chunks.rows(chunk)
+            hidden = states.before.read(start, stop).to(sweep.device)
+            hidden = layer.enter(hidden, sweep.tokens(chunk), Silent())
+            passed = layer.forward(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, chunk))
+            assert passed.chosen is not None
+            assert passed.weights is not None
+            states.middle.write(start, to_cpu(passed.x))
+            return Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
+
+        by_chunk = []
+        for routes in self.workers.each(take_chunk, self._chunks):
+            by_chunk.append(routes)
+            self.advance(self.shares.recompute / len(self._chunks))
+        return Routes.joined(by_chunk)
+
+    def through_experts(self, experts: Experts, routes: Routes) -> torch.Tensor:
+        """Fill `middle_gradients`, and return the gradients at the weights, of their shape."""
+        states, sweep = self.states, self.sweep
+        for chunk in self._chunks:
+            start, stop = sweep.chunks.rows(chunk)
+            states.middle_gradients.write(start, torch.zeros((stop - start, states.middle.n_cols)))
+
+        def take_piece(task: _Task[_Piece]) -> tuple[_Task[_Piece], torch.Tensor, torch.Tensor]:
+            piece, observer = task.item, task.observer
+            _tell_tokens(observer, piece.tokens)
+            place = piece.expert, experts.n_experts
+            x = states.middle.rows(piece.tokens).to(sweep.device, sweep.dtype).requires_grad_()
+            above = states.after_gradients.rows(piece.tokens).to(sweep.device)
+            weights = routes.weights[piece.tokens, piece.slots].to(sweep.device)
+            output = piece.block.project_down(piece.block.gate_up(x, observer, *place), observer, *place)
+            at_weights, at_output = _weighted_back(output.detach().float(), above, weights)
+            (at_x,) = torch.autograd.grad(output, x, at_output.to(output.dtype))
+            return task, to_cpu(at_x), to_cpu(at_weights)
+
+        gradients = torch.zeros_like(routes.weights)
+        share = self.shares.experts / routes.experts.numel()
+        pieces = _pieces(experts, routes, sweep.chunks)
+        tasks = (_Task(piece, self.observer.fresh()) for piece in pieces)
+        for task, at_x, at_weights in self.workers.each(take_piece, tasks, gradients=True):
+            piece = task.item
+            self.observer.merge(task.observer)
+            states.middle_gradients.add(piece.tokens, at_x, torch.ones(len(piece.tokens)))
+            gradients[piece.tokens, piece.slots] = at_weights
+            self.advance(share * len(piece.tokens))
+        return gradients
+
+    def through_chunks(self, routed: _Routed | None, at_once: int | None) -> None:
+        """Fill `before_gradients`."""
+        states, sweep, layer = self.states, self.sweep, self.layer
+
+        def take_chunk(task: _Task[int]) -> Observer:
+            rows = slice(*sweep.chunks.rows(task.item))
+            _tell_tokens(task.observer, torch.arange(rows.start, rows.stop))
+
+            def here(values: States) -> torch.Tensor:
+                return values.read(rows.start, rows.stop).to(sweep.device)
+
+            hidden = here(states.before).detach().requires_grad_()
+            chosen = None if routed is None else routed.routes.experts[rows].to(sweep.device)
+            entered = layer.enter(hidden, sweep.tokens(task.item), task.observer)
+            passed = layer.forward(entered, sweep.dtype, task.observer, chosen)
+            values, gradients = [passed.hidden], [here(states.after_gradients)]
+            if routed is not None and passed.weights is not None:
+                values += [passed.x, passed.weights]
+                gradients += [here(states.middle_gradients).to(passed.x.dtype)]
+                gradients += [routed.gradients[rows].to(sweep.device)]
+            (gradient,) = torch.autograd.grad(values, hidden, gradients)
+            states.before_gradients.write(rows.start, to_cpu(gradient))
+            return task.observer
+
+        tasks = (_Task(chunk, self.observer.fresh()) for chunk in self._chunks)
+        for observer in self.workers.each(take_chunk, tasks, gradients=True, at_once=at_once):
+            self.observer.merge(observer)
+            self.advance(self.shares.chunks / len(self._chunks))
+
+    def refuse_nonfinite(self) -> None:
+        """Raise BadActivation for NaN or infinity in the gradients before the layer."""
+        for chunk in self._chunks:
+            gradients = self.states.before_gradients.read(*self.sweep.chunks.rows(chunk))
+            refuse_nonfinite(gradients, f"{self.layer.name}.attn_norm.weight", "gradients before it")
+
+    @property
+    def _chunks(self) -> range:
+        return range(self.sweep.chunks.n_chunks)
+
+
+def _weighted_back(
+    output: torch.Tensor, above: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients at the weights of an expert's output, and at the output.
+
+    output   (n_tokens, hidden_size)
+    above    gradients at the hidden states that it is added to, (n_tokens, n_strands * hidden_size)
+    weights  (n_tokens,), or (n_tokens, n_strands)
+    """
+    if weights.dim() == 1:
+        above = above[:, : output.shape[1]]
+        return (output * above).sum(-1), above * weights[:, None]
+    strands = above.unflatten(-1, (weights.shape[1], -1))
+    return (output[:, None] * strands).sum(-1), (strands * weights[:, :, None]).sum(1)
+
+
+def _tell_tokens(observer: Observer, numbers: torch.Tensor) -> None:
+    if isinstance(observer, ObservesGradients):
+        observer.tokens(numbers)
+
+
+def _pieces(experts: Experts, routes: Routes, chunks: Chunks) -> Iterator[_Piece]:
+    """Yield the pieces of all experts, expert by expert; a chunk is not cut unless it is too large."""
+    for expert, block in experts.read_ahead():
+        tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
+        by_chunk = np.bincount(chunks.chunk_of(to_numpy(tokens))).tolist()
+        sizes = list(_grouped(by_chunk, PIECE_ROWS))
+        for some, theirs in zip(tokens.split(sizes), slots.split(sizes), strict=True):
+            yield _Piece(expert, block, some, theirs)
+
+
+def _grouped(sizes: Iterable[int], most: int) -> Iterator[int]:
+    """Yield sums of neighbouring sizes, none above `most`; only a size above it is cut.
+
+    >>> list(_grouped([3, 4, 0, 2, 25], 10))
+    [9, 10, 10, 5]
+    """
+    held = 0
+    for size in sizes:
+        if held and held + size > most:
+            yield held
+            held = 0
+        held += size
+        while held > most:
+            yield most
+            held -= most
+    if held:
+        yield held
+
+
+def _shares(layer: Layer, sweep: Sweep) -> _Shares:
+    """Estimate how the work is divided."""
+    attention = layer.attention.work(sweep.chunks.n_tokens // sweep.chunks.n_chunks)
+    chunks = _BACKWARD * (attention + (0 if layer.block is None else layer.block.work))
+    if layer.experts is None:
+        return _Shares(0, 0, 1)
+    experts = _BACKWARD * layer.experts.work * layer.experts.router.routing.n_used
+    total = attention + chunks + experts
+    return _Shares(attention / total, experts / total, chunks / total)

@@ -1,0 +1,299 @@
+"""Attention with keys and values of its own, which several heads of queries may share.
+
+Queries and keys may be normed before they are rotated, per head or all heads together. A layer may see the
+last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no value. It
+may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of its query.
+
+Queries go in blocks, which only see the keys up to their own end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from imatrix.forward.layers.llama_rounding import round_f16
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.layers.residual import UNNORMED, Norm, RMSNorm, unit_rows
+from imatrix.forward.layers.rope import Rotation
+from imatrix.forward.observe import Observer, watch
+
+_QUERY_BLOCK = 256
+"""Number of queries in a block."""
+
+_SCORES_BYTES = 4 << 20
+"""Size of a block's scores in float32; see imatrix.forward.layers.attention.mla."""
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Sizes of a model's attention.
+
+    n_heads, n_kv_heads  heads of queries, and heads of keys and values
+    head_dim             columns of a head
+    rotated              columns of a head that are rotated, the first ones
+    eps                  of all norms
+    gated                whether heads have gates
+    scale                what scores are multiplied by; None: one over the root of head_dim
+    normed               whether the hidden states are normed before
+    fused                whether one matrix has the rows of queries, keys and values
+    unit_values          whether values are normed, without a weight
+    """
+
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rotated: int
+    eps: float
+    gated: bool = False
+    scale: float | None = None
+    normed: bool = True
+    unit_values: bool = False
+    fused: bool = False
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix with its bias, None for none."""
+
+    name: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Multiply `x` by the matrix; return (n_tokens, n_rows)."""
+        product = linear(x, self.weight, self.bias)
+        watch(observer, self.name, x, product)
+        return product
+
+    def heads(self, x: torch.Tensor, observer: Observer, n_heads: int) -> torch.Tensor:
+        """Return the same head by head, (n_tokens, n_heads, n_cols), and observed so."""
+        product = linear(x, self.weight, self.bias).unflatten(-1, (n_heads, -1))
+        watch(observer, self.name, x, product, 0, n_heads)
+        return product
+
+
+@dataclass(frozen=True)
+class SharedKeyAttention:
+    """The attention of one layer.
+
+    rotate          queries and keys by their positions; None: not at all
+    norm            of the hidden states
+    q_norm, k_norm  of queries and keys before rotation; None for none. Their weights have the columns of a
+                    head, or of all heads together
+    sinks           float32 (n_heads,), None for none
+    window          positions that are seen, the token's own with them; None for all
+    post_norm       of what the layer adds; None for none
+    sharpness       float32 (n_positions,): what scores are multiplied by, too; None for nothing
+    k               makes the keys; None where they are another layer's
+    v               makes the values; None where they are what k makes, before its norm
+    half_cache      whether keys and values are rounded as in llama.cpp's cache
+    """
+
+    sizes: HeadSizes
+    rotate: Rotation | None
+    norm: Norm
+    q: Projection  # of queries, or of queries, keys and values
+    k: Projection | None
+    v: Projection | None
+    output: Projection
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+    sinks: torch.Tensor | None
+    window: int | None
+    half_cache: bool = False
+    post_norm: RMSNorm | None = None
+    sharpness: torch.Tensor | None = None
+
+    def work(self, n_tokens: int) -> int:
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
+        sizes = self.sizes
+        seen = n_tokens if self.window is None else min(n_tokens, self.window)
+        n_heads = 2 * (sizes.n_heads + sizes.n_kv_heads) + (sizes.n_heads if sizes.gated else 0)
+        matrices = sizes.hidden * sizes.head_dim * n_heads
+        return matrices + sizes.n_heads * sizes.head_dim * seen
+
+    def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Attend within one chunk; return what it adds, float32 (n_tokens, hidden_size)."""
+        x = self.normed(hidden, observer)
+        query, key, value = self.heads(x, observer)
+        assert key is not None
+        assert value is not None
+        return self.attend(query, *self.keys_and_values(key, value), observer)
+
+    def normed(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return what the matrices of queries, keys and values multiply."""
+        x = self.norm(hidden).to(self.output.weight.dtype)
+        observer.rows(tuple(each.name for each in (self.q, self.k, self.v) if each is not None), x)
+        return x
+
+    def heads(
+        self, x: torch.Tensor, observer: Observer
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return what the matrices make of `x`, (n_tokens, n_heads, n_cols) each; None for keys of others."""
+        n_heads, n_kv_heads = self.sizes.n_heads, self.sizes.n_kv_heads
+        if self.sizes.fused:
+            every = self.q.heads(x, observer, n_heads + 2 * n_kv_heads)
+            query, key, value = every.split((n_heads, n_kv_heads, n_kv_heads), 1)
+            return query, key, value
+        query = self.q.heads(x, observer, n_heads)
+        if self.k is None:
+            return query, None, None
+        key = self.k.heads(x, observer, n_kv_heads)
+        return query, key, key if self.v is None else self.v.heads(x, observer, n_kv_heads)
+
+    def keys_and_values(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, normed and rotated, and values, both (n_tokens, n_kv_heads, head_dim)."""
+        dtype = value.dtype
+        if self.sizes.unit_values:
+            value = unit_rows(value, self.sizes.eps).to(dtype)
+        key = self._rotated(_normed(key, self.k_norm)).to(dtype)
+        return (round_f16(key), round_f16(value)) if self.half_cache else (key, value)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, observer: Observer
+    ) -> torch.Tensor:
+        """Attend to keys and values; return what the layer adds, float32 (n_tokens, hidden_size).
+
+        query  as `heads` has it, with its gate
+        """
+        sizes, dtype = self.sizes, value.dtype
+        gate = query[..., sizes.head_dim :].flatten(1)
+        query = self._rotated(_normed(query[..., : sizes.head_dim], self.q_norm))
+        if self.sharpness is not None:
+            query = query * self.sharpness[: len(query), None, None]
+        query = query.to(dtype)
+        values = self._attend(query, key, value)
+        if sizes.gated:
+            values = values * torch.sigmoid(gate)
+        observer.rows((self.output.name,), values)
+        output = self.output(values, observer).float()
+        return output if self.post_norm is None else self.post_norm(output)
+
+    def _rotated(self, heads: torch.Tensor) -> torch.Tensor:
+        rotated = self.sizes.rotated
+        if self.rotate is None:
+            return heads.float()
+        if rotated == self.sizes.head_dim:
+            return self.rotate(heads)
+        return torch.cat((self.rotate(heads[..., :rotated]), heads[..., rotated:].float()), -1)
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return the values that the queries attend to, (n_tokens, n_heads * head_dim).
+
+        query  (n_tokens, n_heads, head_dim); key, value  (n_tokens, n_kv_heads, head_dim)
+        """
+        n_tokens, sizes = len(query), self.sizes
+        group = sizes.n_heads // sizes.n_kv_heads
+        n_query = min(n_tokens, _QUERY_BLOCK)
+        step = max(1, _SCORES_BYTES // (4 * n_query * n_tokens * group))
+        query = query.unflatten(1, (sizes.n_kv_heads, group))
+        blocks = []
+        for start in range(0, n_tokens, n_query):
+            stop = min(n_tokens, start + n_query)
+            first = 0 if self.window is None else max(0, start - self.window + 1)
+            unseen = self._unseen(start, stop, first, query)
+            some = [
+                self._block(
+                    query[start:stop, head : head + step],
+                    key[first:stop, head : head + step],
+                    value[first:stop, head : head + step],
+                    unseen,
+                    head * group,
+                )
+                for head in range(0, sizes.n_kv_heads, step)
+            ]
+            blocks.append(torch.cat(some, 1))
+        return torch.cat(blocks).flatten(1)
+
+    def _unseen(self, start: int, stop: int, first: int, like: torch.Tensor) -> torch.Tensor:
+        """Return -inf for positions that a query does not see, and 0, (stop - start, stop - first)."""
+        unseen = like.new_full((stop - start, stop - first), float("-inf"))
+        later = unseen.triu(start - first + 1)
+        if self.window is None:
+            return later
+        return later + unseen.tril(start - first - self.window)
+
+    def _block(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor, head: int
+    ) -> torch.Tensor:
+        """Return the values of a block of queries, (n_queries, n_kv_heads * group, head_dim).
+
+        query   (n_queries, n_kv_heads, group, head_dim); key, value  (n_keys, n_kv_heads, head_dim)
+        unseen  (n_queries, n_keys)
+        head    number of the first head of queries
+        """
+        n_queries, n_kv_heads, group, n_cols = query.shape
+        rows = query.permute(1, 2, 0, 3).reshape(n_kv_heads, group * n_queries, n_cols)
+        scores = torch.bmm(rows, key.permute(1, 2, 0)) * (self.sizes.scale or n_cols**-0.5)
+        scores = scores.unflatten(1, (group, n_queries)) + unseen
+        if self.sinks is None:
+            shares = torch.softmax(scores, -1)
+        else:
+            sinks = self.sinks[head : head + n_kv_heads * group].to(scores.dtype)
+            sinks = sinks.view(n_kv_heads, group, 1, 1).expand(-1, -1, n_queries, 1)
+            shares = torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1]
+        attended = torch.bmm(shares.flatten(1, 2), value.transpose(0, 1))
+        return attended.unflatten(1, (group, n_queries)).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _normed(heads: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+    """Return queries or keys, (n_tokens, n_heads, n_cols), normed as the size of the norm's weight says."""
+    if norm is None:
+        return heads
+    if norm.weight.numel() == heads.shape[-1]:
+        return norm(heads)
+    return norm(heads.flatten(1)).unflatten(-1, heads.shape[1:])
+
+
+def load_shared_key_attention(
+    load: Loader,
+    layer: int,
+    sizes: HeadSizes,
+    rotate: Rotation | None,
+    window: int | None,
+    *,
+    own_keys: bool = True,
+) -> SharedKeyAttention:
+    """Read the attention of a layer; biases, norms and sinks where the model has them.
+
+    own_keys  whether it makes keys and values
+    """
+    name = f"blk.{layer}"
+    q_rows, kv_rows = sizes.n_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
+
+    def projection(part: str, n_rows: int, n_cols: int) -> Projection:
+        matrix = f"{name}.{part}.weight"
+        return Projection(matrix, load.matrix(matrix, n_rows, n_cols), load.bias(matrix, n_rows))
+
+    def norm_of(part: str, n_rows: int) -> RMSNorm | None:
+        weight = f"{name}.{part}.weight"
+        if not load.has(weight):
+            return None
+        n_cols = n_rows if load.tensor(weight).shape[-1] == n_rows else sizes.head_dim
+        return RMSNorm(load.float32(weight, n_cols), sizes.eps)
+
+    has_keys = own_keys and not sizes.fused
+    keys_are_values = sizes.unit_values and not load.has(f"{name}.attn_v.weight")
+    sinks = f"{name}.attn_sinks.weight"
+    return SharedKeyAttention(
+        sizes=sizes,
+        rotate=rotate,
+        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps)
+        if sizes.normed
+        else UNNORMED,
+        q=projection("attn_qkv", q_rows + 2 * kv_rows, sizes.hidden)
+        if sizes.fused
+        else projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
+        k=projection("attn_k", kv_rows, sizes.hidden) if has_keys else None,
+        v=projection("attn_v", kv_rows, sizes.hidden) if has_keys and not keys_are_values else None,
+        output=projection("attn_output", sizes.hidden, q_rows),
+        q_norm=norm_of("attn_q_norm", q_rows),
+        k_norm=norm_of("attn_k_norm", kv_rows),
+        sinks=load.float32(sinks, sizes.n_heads) if load.has(sinks) else None,
+        window=window,
+        half_cache=load.half_cache,
+    )

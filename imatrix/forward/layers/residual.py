@@ -1,0 +1,135 @@
+"""What goes around a part of a layer: a norm before it, and hidden states that its output joins.
+
+In most models the part sees the hidden states, and its output is added to them. Others carry several strands
+of hidden states side by side, and mix them on the way in and out (imatrix/forward/layers/hyper_connections.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from imatrix.forward.observe import Observer
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """A norm with its weight, float32 (n_cols,)."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale the rows of `x` to a mean square of one and by the weight; computed in float32."""
+        return unit_rows(x, self.eps).mul_(self.weight)
+
+
+class Unnormed:
+    """In place of a norm that a model hasn't got: its parts see the hidden states themselves."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
+
+
+UNNORMED = Unnormed()
+
+Norm = RMSNorm | Unnormed
+"""What the input of a part goes through."""
+
+
+def unit_rows(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Scale the rows of `x` to a mean square of one, float32."""
+    x = x.float()
+    # What a differentiated pass keeps of the first two is their results, so those are not overwritten.
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square().div_(x.shape[-1])
+    return x * mean_square.add_(eps).rsqrt_()
+
+
+@dataclass(frozen=True)
+class ResidualStream:
+    """A chunk's hidden states while a part of the layer is at work.
+
+    x       float32 (n_tokens, hidden_size): what the part sees, before its norm
+    rest    float32 (n_tokens, n_strands * hidden_size): the hidden states without the part's output
+    shares  float32 (n_tokens, n_strands): what the output is multiplied by before it is added to each strand;
+            None for one strand, which it is added to as it is
+    """
+
+    x: torch.Tensor
+    rest: torch.Tensor
+    shares: torch.Tensor | None = None
+
+    def joined(self, output: torch.Tensor) -> torch.Tensor:
+        """Add the part's output, (n_tokens, hidden_size), to the hidden states; the output is used up."""
+        return joined(self.rest, output, self.shares)
+
+    def spread(self, weights: torch.Tensor) -> torch.Tensor:
+        """Multiply the weights of some outputs by the shares of every strand.
+
+        weights  (n_tokens, n_outputs): what each is multiplied by as a part of the whole output
+        returns  (n_tokens, n_outputs, n_strands); `weights` themselves for one strand
+        """
+        return weights if self.shares is None else weights[:, :, None] * self.shares[:, None]
+
+
+def joined(rest: torch.Tensor, output: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
+    """Add a part's output to hidden states; see `ResidualStream`. The output is used up.
+
+    Columns behind those of the output stay as they are.
+    """
+    if shares is None:
+        n_cols = output.shape[1]
+        if n_cols < rest.shape[1]:
+            return torch.cat((output.add_(rest[:, :n_cols]), rest[:, n_cols:]), -1)
+        return output.add_(rest)
+    return rest + (shares[:, :, None] * output[:, None]).flatten(1)
+
+
+class Residual(Protocol):
+    """How hidden states go past a part of a layer."""
+
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        """Split one chunk's hidden states into the part's input and the rest.
+
+        hidden  (n_tokens, n_strands * hidden_size)
+        """
+        ...
+
+
+class Plain:
+    """One strand: the part sees it, and its output is added."""
+
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        return ResidualStream(hidden, hidden)
+
+
+PLAIN = Plain()
+"""The residual of most models."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One strand, to which the part's output is added times `factor`."""
+
+    factor: float
+
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        return ResidualStream(hidden, hidden, hidden.new_full((len(hidden), 1), self.factor))
+
+
+@dataclass(frozen=True)
+class WithSidecar:
+    """One strand of `n_cols` columns, behind it numbers that layers hand on; the part sees the strand alone.
+
+    GLM-5.2 has layers that attend to the positions that a layer before them has chosen. Their numbers stand
+    beside the hidden states, so they go wherever those go: into files, to other processes, backwards. They
+    are exact in float32 up to 2**24.
+    """
+
+    n_cols: int
+
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        """Split one chunk's columns, (n_tokens, n_cols + n_handed)."""
+        return ResidualStream(hidden[:, : self.n_cols], hidden)

@@ -1,0 +1,199 @@
+"""Where the forward pass gets its weights: a Hugging Face folder, or a GGUF file with any layout of MLA.
+
+Both are seen the same way: a network, and tensors under their GGUF names, unread. A folder is taken as the
+conversion that the converter would make of it with plain attention, which has attn_kv_b: its network is made
+of the keys that would be written, so it computes what the file computes. A GGUF file may have attn_kv_b, or
+attn_k_b and attn_v_b, as stacks of heads or as one matrix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+
+from convert.architectures import find_architecture
+from convert.architectures.base import build
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.tokenizer.tokenizer import read_tokenizer
+from convert.weights import open_weights
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.early_checks import refuse_missing_model
+from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
+from gguf_tools.findings import Finding
+from gguf_tools.format import keys
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
+from imatrix.forward.device import choose_device
+from imatrix.forward.families import find_family
+from imatrix.forward.findings import findings_of
+from imatrix.forward.layers.llama_rounding import rounding_of
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.network import Network
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.rehearsal import network_of_tensors
+from imatrix.texts.tokens import Vocabulary
+from quantize.fill.scaled import with_scales
+from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.padding.counterparts import count_weights
+from quantize.roles import layer_of
+
+_USED = 8
+"""Experts that a token goes to, in most models."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """An open model: a context manager that closes its files.
+
+    network   how its layers are put together
+    tensors   GGUF name -> tensor, unread
+    vocab     returns the keys tokenizer.*
+    inputs    the files that hold weights
+    metadata  of a GGUF file; of a folder, the architecture and its sizes
+    """
+
+    path: Path
+    network: Network
+    tensors: Mapping[str, SourceTensor]
+    vocab: Callable[[], Metadata]
+    inputs: tuple[AnyInput, ...]
+    opened: Closeable
+    metadata: Metadata = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.opened.close()
+
+    @cached_property
+    def watch(self) -> InputWatch:
+        """The files as they are when this is first asked for, which is before weights are read."""
+        return InputWatch(self.inputs, by_path=True)
+
+    @cached_property
+    def infos(self) -> list[TensorInfo]:
+        """Names, shapes and types of its tensors."""
+        return [TensorInfo(name, tensor.shape, tensor.type) for name, tensor in self.tensors.items()]
+
+    @cached_property
+    def bits_per_weight(self) -> float:
+        """Bits that are stored for each weight that is no padding."""
+        n_bytes = sum(tensor.type.tensor_bytes(tensor.shape) for tensor in self.tensors.values())
+        return 8 * n_bytes / count_weights(self.metadata, self.infos)
+
+    @cached_property
+    def head_layers(self) -> float:
+        """About as many layers take as long as the logits of all tokens: what bars count them as."""
+        active = 0.0
+        for name, tensor in self.tensors.items():
+            if layer_of(name) is not None and len(tensor.shape) > 1:
+                is_routed = name.endswith("_exps.weight")
+                active += prod(tensor.shape) * (min(1.0, _USED / tensor.shape[0]) if is_routed else 1.0)
+        network = self.network
+        return network.vocab_size * network.hidden_size * network.n_layers / max(1.0, active)
+
+    def findings(self, chunk_size: int) -> Iterator[Finding]:
+        """Yield what a user should know before the model is computed on chunks of so many tokens."""
+        return findings_of(self.path, self.network, self.metadata, chunk_size)
+
+    def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
+        """Make a loader of weights to `device`, and of matrices as `dtype`.
+
+        A folder has attn_kv_b, but is taken as the file that is made of it by default, which has it split.
+        """
+        return Loader(self.path, self.tensors, device, dtype, splits_kv_b=self.path.is_dir())
+
+    def loader_for(self, options: ForwardOptions) -> Loader:
+        """Make a loader of weights to the device, and as the dtype, of the options.
+
+        raises  BadRequest for types that have no kernel in the engine that is to be imitated
+        """
+        load = self.loader(choose_device(options.device), getattr(torch, options.dtype))
+        rounds = options.like is not None or options.rounded == "activations"
+        if options.dtype != "float32":
+            if options.like is not None:
+                raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
+            if options.rounded is not None:
+                raise BadRequest(f"a noise floor is computed in float32, not in {options.dtype}")
+        if rounds:
+            for tensor in self.tensors.values():
+                rounding_of(tensor.type)
+        return replace(
+            load,
+            llama_rounding=rounds,
+            half_cache=options.half_cache or rounds,
+            as_bf16=options.rounded == "weights",
+            as_quantized=options.rounded == "activations",
+        )
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+def open_model(path: str | os.PathLike[str]) -> ModelSource:
+    """Open a Hugging Face folder, or a GGUF file or split set.
+
+    raises  CheckpointError, GGUFError for what can't be read; UnsupportedCheckpoint for another family
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    refuse_missing_model(path)
+    return _open_gguf(path)
+
+
+def _open_folder(folder: Path) -> ModelSource:
+    checkpoint = Checkpoint(folder)
+    try:
+        architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+        family = find_family(folder, architecture.gguf_name)
+        choices = dict(family.choices)
+        if family.has_mtp is not None:
+            choices["mtp"] = family.has_mtp(checkpoint)
+        conversion = build(architecture, open_weights(checkpoint), choices)
+        tensors = {tensor.name: tensor for tensor in conversion.tensors}
+        metadata = {keys.ARCHITECTURE: Value.string(architecture.gguf_name), **conversion.metadata}
+        return ModelSource(
+            path=folder,
+            network=network_of_tensors(folder, metadata, tensors),
+            tensors=tensors,
+            vocab=lambda: Vocabulary(
+                read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(), folder
+            ),
+            inputs=checkpoint.inputs(),
+            opened=checkpoint,
+            metadata=metadata,
+        )
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _open_gguf(path: Path) -> ModelSource:
+    file = open_gguf(path)
+    try:
+        stored = {name: GGUFTensor(file, name) for name in file.tensors}
+        network = network_of_tensors(path, file.metadata, stored)
+        vocab = Vocabulary(file.metadata, path)
+        return ModelSource(
+            path=path,
+            network=network,
+            tensors=with_scales(stored, path, file.get(keys.ARCHITECTURE), network.own_scales),
+            vocab=lambda: vocab,
+            inputs=gguf_inputs(file),
+            opened=file,
+            metadata=file.metadata,
+        )
+    except BaseException:
+        file.close()
+        raise

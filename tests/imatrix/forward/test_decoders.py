@@ -1,0 +1,214 @@
+"""Ordinary decoders against transformers: logits, gradients, and what llama.cpp's file says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convert
+from gguf_tools.errors import FormatError
+from imatrix.forward.open import open_model
+from tests.end_to_end.arch_models import GOLDEN
+from tests.imatrix.forward.small_models import CHUNKS, run_all_layers
+from tests.support import oracle
+from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import imatrix.forward.layers.attention.delta_net as delta_net  # noqa: E402
+import imatrix.forward.layers.attention.gqa as gqa  # noqa: E402
+import imatrix.forward.layers.attention.mamba2 as mamba2  # noqa: E402
+from tests.imatrix.forward.test_differentiate import WeightGradients, differentiate, directions  # noqa: E402
+
+CASES = ("glm4moe-air", "llama-r1-distill", "mixtral", "qwen2-r1-distill", "qwen3-r1-0528", "qwen3moe")
+"""Recorded models that llama.cpp computes as transformers does: not gpt-oss, whose YaRN it rounds."""
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    found, expected = found.astype(np.float64).reshape(-1), expected.astype(np.float64).reshape(-1)
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("source", ["folder", "gguf"])
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_logits(case: str, source: str, tmp_path: Path) -> None:
+    path = GOLDEN / "models" / case
+    if source == "gguf":
+        convert.convert(path, tmp_path / "out.gguf", outtype="f32")
+        path = tmp_path / "out.gguf"
+    golden = np.load(GOLDEN / "logits" / f"{case}.npz")
+    with open_model(path) as model:
+        logits, _ = run_all_layers(model, golden["ids"][None])
+    expected = golden["transformers"]
+    assert np.abs(logits[0, -len(expected) :] - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+ANOTHER_WAY = ("mistral-window", "qwen2-window", "qwen3moe-unnormalised", "gpt-oss-untruncated")
+"""Models whose files, as llama.cpp takes them, are not what transformers computes."""
+
+
+@pytest.mark.parametrize("name", ANOTHER_WAY)
+def test_a_folder_is_computed_as_its_file(name: str, tmp_path: Path) -> None:
+    original = decoder_model(name, tmp_path / name)
+    convert.convert(tmp_path / name, tmp_path / "out.gguf", outtype="f32")
+    found = []
+    for path in (tmp_path / name, tmp_path / "out.gguf"):
+        with open_model(path) as model:
+            found.append(run_all_layers(model, CHUNKS)[0])
+    with torch.no_grad():
+        expected = original(torch.from_numpy(CHUNKS)).logits.numpy()
+    assert relative_error(found[0], found[1]) < 1e-6
+    assert relative_error(found[0], expected) > 1e-3
+    if oracle.available():
+        with oracle.Model(tmp_path / "out.gguf") as file:
+            assert relative_error(found[1][0], file.logits(CHUNKS[0].tolist())) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in (*MODELS, *OUR_MODELS) if name not in ANOTHER_WAY])
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    original = decoder_model(name, tmp_path / name)
+    with torch.no_grad():
+        expected = original(torch.from_numpy(CHUNKS)).logits.numpy()
+    with open_model(tmp_path / name) as model:
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "qwen3"])
+def test_queries_in_blocks_see_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_model(name, tmp_path / name)
+    with open_model(tmp_path / name) as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+        monkeypatch.setattr(gqa, "_QUERY_BLOCK", 7)
+        monkeypatch.setattr(gqa, "_SCORES_BYTES", 1)
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-6
+
+
+def differentiated(name: str, tmp_path: Path) -> tuple[Any, WeightGradients]:
+    """Compare gradients at the embeddings; return the model of transformers, and ours of weights."""
+    original: Any = decoder_model(name, tmp_path / name).requires_grad_()
+    kept: list[Any] = []
+    norm = getattr(original.model, "norm_f" if name.startswith("nemotron") else "norm")
+    norm.register_forward_hook(lambda _m, _i, out: kept.append(out))
+    embed = original.get_input_embeddings()
+    embeddings = embed(torch.from_numpy(CHUNKS)).detach().requires_grad_()
+    original.model(inputs_embeds=embeddings)
+    (last,) = kept
+    last.backward(directions(CHUNKS.size, last.shape[-1]).view_as(last))
+    observer = WeightGradients()
+    with open_model(tmp_path / name) as model:
+        found = differentiate(model, observer, behind_end=True)
+    scale = getattr(embed, "scalar_embed_scale", 1.0)
+    assert relative_error(found, scale * embeddings.grad.numpy()) < 1e-4
+    return original, observer
+
+
+def assert_gradients(observer: WeightGradients, linears: dict[str, Any]) -> None:
+    """Compare gradients of matrices, by our names without ".weight", with those of transformers' layers."""
+    for ours, linear in linears.items():
+        assert relative_error(observer.of(f"{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral", "olmo3"],
+)
+def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    original, observer = differentiated(name, tmp_path)
+    attention = original.model.layers[1].self_attn
+    for part, ours in (("q_proj", "attn_q"), ("v_proj", "attn_v"), ("o_proj", "attn_output")):
+        if name == "mistral" and ours == "attn_q":
+            continue  # its rows stand elsewhere in the file
+        expected = getattr(attention, part).weight.grad.numpy()
+        assert relative_error(observer.of(f"blk.1.{ours}.weight"), expected) < 1e-4, ours
+
+
+def test_gradients_of_fused_matrices_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("phi4-mini", tmp_path)
+    layer = original.model.layers[1]
+    for ours, linear in {"attn_qkv": layer.self_attn.qkv_proj, "ffn_up": layer.mlp.gate_up_proj}.items():
+        assert relative_error(observer.of(f"blk.1.{ours}.weight"), linear.weight.grad.numpy()) < 1e-4, ours
+
+
+def test_gradients_of_mamba_2_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("granite4-h", tmp_path)
+    mamba, last = original.model.layers[1].mamba, original.model.layers[3]
+    pairs = {"blk.1.ssm_in": mamba.in_proj, "blk.1.ssm_out": mamba.out_proj}
+    pairs |= {"blk.3.attn_v": last.self_attn.v_proj, "blk.3.ffn_down_shexp": last.shared_mlp.output_linear}
+    assert_gradients(observer, pairs)
+
+
+def test_gradients_of_layers_of_one_thing_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("nemotron-3", tmp_path)
+    mamba, experts, attention, _ = (layer.mixer for layer in original.model.layers)
+    pairs = {"blk.0.ssm_in": mamba.in_proj, "blk.2.attn_v": attention.v_proj,
+             "blk.1.ffn_up_shexp": experts.shared_experts.up_proj,
+             "blk.1.ffn_down_shexp": experts.shared_experts.down_proj}  # fmt: skip
+    assert_gradients(observer, pairs)
+    for part in ("up", "down"):
+        expected = getattr(experts.experts, f"{part}_proj").grad.numpy()
+        assert relative_error(observer.of(f"blk.1.ffn_{part}_exps.weight"), expected) < 1e-4, part
+
+
+def test_blocks_of_a_mamba_2_hand_on_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_model("granite4-h", tmp_path / "m")
+    with open_model(tmp_path / "m") as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+        monkeypatch.setattr(mamba2, "_BLOCK", 7)
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma4-experts", "gemma4-small"])
+def test_gradients_of_gemmas_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    original, observer = differentiated(name, tmp_path)
+    layer, last = original.model.layers[1], original.model.layers[-1]
+    pairs = {"blk.1.attn_q": layer.self_attn.q_proj, "blk.1.attn_k": layer.self_attn.k_proj}
+    pairs |= {"blk.1.ffn_down": layer.mlp.down_proj}
+    if name == "gemma4-small":
+        pairs |= {"blk.1.inp_gate": layer.per_layer_input_gate, "blk.5.proj": last.per_layer_projection}
+    assert_gradients(observer, pairs)
+    if name == "gemma4-experts":
+        both, down = last.experts.gate_up_proj.grad.flatten(0, 1), last.experts.down_proj.grad.flatten(0, 1)
+        assert relative_error(observer.of("blk.5.ffn_gate_up_exps.weight"), both.numpy()) < 1e-4
+        assert relative_error(observer.of("blk.5.ffn_down_exps.weight"), down.numpy()) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen35-ungrouped", "qwen35moe", "qwen3next"])
+def test_gradients_of_delta_nets_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    original, observer = differentiated(name, tmp_path)
+    net, attention = original.model.layers[1].linear_attn, original.model.layers[3].self_attn
+    pairs = {"blk.3.attn_q": attention.q_proj, "blk.3.attn_output": attention.o_proj}
+    if name == "qwen35-ungrouped":  # rows and columns of the others stand elsewhere in the file
+        pairs |= {"blk.1.attn_qkv": net.in_proj_qkv, "blk.1.attn_gate": net.in_proj_z}
+        pairs |= {"blk.1.ssm_alpha": net.in_proj_a, "blk.1.ssm_beta": net.in_proj_b}
+    if name == "qwen3next":
+        pairs |= {"blk.1.ssm_ba": net.in_proj_ba}
+    if name != "qwen35moe":
+        pairs |= {"blk.1.ssm_out": net.out_proj}
+    assert_gradients(observer, pairs)
+
+
+def test_blocks_of_a_delta_net_hand_on_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_model("qwen35", tmp_path / "m")
+    with open_model(tmp_path / "m") as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+        monkeypatch.setattr(delta_net, "_BLOCK", 7)
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-5
+
+
+def test_a_file_with_impossible_sizes_is_refused(tmp_path: Path) -> None:
+    decoder_model("qwen3", tmp_path / "qwen3")
+    convert.convert(tmp_path / "qwen3", tmp_path / "out.gguf", outtype="f32")
+    data = (tmp_path / "out.gguf").read_bytes()
+    key = b"qwen3.attention.head_count_kv\x04\x00\x00\x00"
+    assert key in data
+    (tmp_path / "bad.gguf").write_bytes(data.replace(key + b"\x01", key + b"\x03"))
+    with pytest.raises(FormatError, match="4 heads with 3 keys of 32 columns"):
+        open_model(tmp_path / "bad.gguf")
