@@ -18,6 +18,7 @@ from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.findings import Finding
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from imatrix.evaluate.options import SHORTEST_CHUNK
 from imatrix.forward.device import device_name
 from imatrix.forward.findings import findings_of
 from imatrix.forward.network import Network
@@ -25,7 +26,6 @@ from imatrix.forward.work.work_folder import run_identity
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.spelling import spelled
 from imatrix.texts.tokens import Cut, Text
-from quality.options import SHORTEST_CHUNK
 from quantize.fill.job import Output
 from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan

@@ -14,7 +14,7 @@ asks each method for a 95 % interval of the ratio of the mean divergences.
     bootstrap t  the bootstrap's quantiles of the studentised logarithm of the ratio, over chunks
     linear       logarithm of the ratio, error by linearisation over chunks, quantiles of t
     jackknife    logarithm of the ratio, jackknife over chunks, quantiles of t
-    chosen       the same, widened for skewness: quality/comparison.py
+    chosen       the same, widened for skewness: imatrix/evaluate/comparison.py
     difference   of the means, by the chosen method
     verdicts     share of false ones, of a class by itself: one file is scaled so that there is no difference
 
@@ -33,13 +33,13 @@ from pathlib import Path
 import numpy as np
 
 import convert
-import quality
+import gguf_tools
 import quantize
 from gguf_tools.format.shards import open_gguf
+from imatrix.evaluate.comparison import ChunkSums, Interval, difference_interval, ratio_interval, verdict_p
+from imatrix.evaluate.divergence import Values
+from imatrix.evaluate.student_t import two_sided_quantile
 from imatrix.texts.tokens import Cut
-from quality.comparison import ChunkSums, Interval, difference_interval, ratio_interval, verdict_p
-from quality.divergence import Values
-from quality.student_t import two_sided_quantile
 from quantize.importances.entries import Importance
 
 ROOT = Path(__file__).parents[1]

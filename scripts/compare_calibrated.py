@@ -39,15 +39,15 @@ import gguf_tools
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import convert
-import quality
+import gguf_tools
 import quantize
 from gguf_tools.format.shards import open_gguf
 from imatrix.collecting import collect
+from imatrix.evaluate.divergence import TokenValues
 from imatrix.forward.options import ForwardOptions
 from imatrix.options import CollectOptions
 from imatrix.store import load
 from imatrix.texts.tokens import Cut
-from quality.divergence import TokenValues
 from quantize.importances.entries import ImportanceFile
 
 TYPES = ("Q2_K", "IQ2_XS", "IQ3_XXS", "Q3_K_M", "IQ4_XS", "Q4_0", "Q4_K_M", "Q5_K_M")

@@ -6,7 +6,7 @@
 `clean` prints, by type, the largest error of a tensor and of a row in units of the plain encoder's, and of
 the slope. `revisions` prints from which distance on weights of another revision are told.
 
-BASE is a folder, or a GGUF file. quality/auditing/expected.py has the bounds.
+BASE is a folder, or a GGUF file. imatrix/evaluate/auditing/expected.py has the bounds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gguf_tools.format.ggml_types import GGMLType, by_name  # noqa: E402
 from gguf_tools.format.shards import open_gguf  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.text import table  # noqa: E402
-from quality.auditing.base import open_audit_base  # noqa: E402
-from quality.auditing.expected import CALIBRATED, Encoder, as_encoded, expect, read_rows, rise_of  # noqa: E402
-from quality.auditing.judge import Pair, bad_rows  # noqa: E402
-from quality.auditing.measure import measure, runs_of  # noqa: E402
-from quality.auditing.pairs import fits  # noqa: E402
+from imatrix.evaluate.auditing.base import open_audit_base  # noqa: E402
+from imatrix.evaluate.auditing.expected import CALIBRATED, Encoder, as_encoded, expect, read_rows, rise_of  # noqa: E402
+from imatrix.evaluate.auditing.judge import Pair, bad_rows  # noqa: E402
+from imatrix.evaluate.auditing.measure import measure, runs_of  # noqa: E402
+from imatrix.evaluate.auditing.pairs import fits  # noqa: E402
 from quantize.fill.sources import GGUFTensor, SourceTensor  # noqa: E402
 
 TYPES = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "IQ4_XS", "Q3_K", "IQ3_XXS", "Q2_K", "IQ2_XS", "IQ1_S")

@@ -32,7 +32,7 @@ from gguf_tools.format.ggml_types import F32, by_name  # noqa: E402
 from gguf_tools.format.layout import FileLayout  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.format.values import Metadata, Value  # noqa: E402
-from quality.comparison import Interval  # noqa: E402
+from imatrix.evaluate.comparison import Interval  # noqa: E402
 from quantize.formats import encodable, get_decoder, get_format  # noqa: E402
 from quantize.importances.entries import Importance, ImportanceFile  # noqa: E402
 from quantize.importances.weighting import ColumnWeights  # noqa: E402
@@ -174,7 +174,7 @@ def _cut_block(block: Mapping[str, np.ndarray], names: Mapping[str, str], kept: 
 
 def print_quality(model: Path, matrix: Path, losses: Path, texts: Sequence[Path]) -> None:
     """Print divergences at equal bytes, without padding and as --size chooses; ratios with 95 % intervals."""
-    import quality
+    import gguf_tools
     from gguf_tools.commands.quantize import main as quantize_command
 
     ratios: list[float] = []

@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import quality
+import gguf_tools
 import quantize
 from gguf_tools.format.shards import open_gguf
 from imatrix import load

@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import quality
-from quality.comparison import Comparisons, Interval, compare
-from quality.suite.result import ALL, SuiteEvaluation
+import gguf_tools
+from imatrix.evaluate.comparison import Comparisons, Interval, compare
+from imatrix.evaluate.suite.result import ALL, SuiteEvaluation
 
 
 def main() -> None:

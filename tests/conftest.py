@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parent
 
-pytest_plugins = ("tests.quality.trained_files",)
+pytest_plugins = ("tests.imatrix.evaluate.trained_files",)
 """Where fixtures are that several folders use."""
 
 LARGE = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.spoken import spoken
-from quality.divergence import Estimate
+from imatrix.evaluate.divergence import Estimate
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
 from gguf_tools.text import counted
+from imatrix.evaluate.bases.same_model import KnownModel
+from imatrix.evaluate.divergence import mean_of
 from imatrix.forward.device import device_name, fast_products
 from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
 from imatrix.forward.logits import Head
@@ -54,8 +56,6 @@ from imatrix.forward.workers import give_back, threads_for, torch_threads, worke
 from imatrix.texts.mixture import mixture_sha256, read_mixture
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text
-from quality.bases.same_model import KnownModel
-from quality.divergence import mean_of
 from quantize.calibration import REFINED_KEY
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY

@@ -15,12 +15,12 @@ from calibrate.run.output import Record, Records
 from calibrate.statistics.inputs import HoldoutSplit
 from gguf_tools.findings import Finding, Level
 from gguf_tools.text import table
+from imatrix.evaluate.divergence import Estimate, mean_of
+from imatrix.evaluate.visitor import DivergenceVisitor
 from imatrix.forward.logits import Head, sweep_vocabulary
 from imatrix.forward.network import Network
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.tokens import Text
-from quality.divergence import Estimate, mean_of
-from quality.visitor import DivergenceVisitor
 from quantize.roles import feed_forward_place, in_layer_ranges
 
 _LEAST_TOKENS = 4

@@ -23,10 +23,10 @@ from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
-    from quality.evaluation import Evaluation
-    from quality.options import EvaluateOptions, LogitsFile
-    from quality.report.inputs import PageInputs
-    from quality.suite.result import SuiteEvaluation
+    from imatrix.evaluate.evaluation import Evaluation
+    from imatrix.evaluate.options import EvaluateOptions, LogitsFile
+    from imatrix.evaluate.report.inputs import PageInputs
+    from imatrix.evaluate.suite.result import SuiteEvaluation
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -212,10 +212,10 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.files.named_files import output_path
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
+    from imatrix.evaluate.evaluation import evaluation_lines
+    from imatrix.evaluate.pipeline import LABEL, evaluating, evaluating_suite
+    from imatrix.evaluate.suite.result import suite_lines
     from imatrix.texts.suite import read_suite
-    from quality.evaluation import evaluation_lines
-    from quality.pipeline import LABEL, evaluating, evaluating_suite
-    from quality.suite.result import suite_lines
 
     _refuse_contradictions(parser, args)
     is_written = args.kl_divergence_base is not None and not args.kl_divergence
@@ -255,7 +255,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
 def _models(args: argparse.Namespace) -> tuple[Path | LogitsFile, list[Path]]:
     """Return the base and what to compare with it."""
     from convert.sources import model_path
-    from quality.options import LogitsFile
+    from imatrix.evaluate.options import LogitsFile
 
     if args.kl_divergence:
         return LogitsFile(args.kl_divergence_base), [Path(args.base), *args.quants]
@@ -295,9 +295,9 @@ def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace
 
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
-    from quality.report.charts import require_matplotlib
-    from quality.report.inputs import PageInputs
-    from quality.report.points import read_earlier
+    from imatrix.evaluate.report.charts import require_matplotlib
+    from imatrix.evaluate.report.inputs import PageInputs
+    from imatrix.evaluate.report.points import read_earlier
     from quantize.plan.sensitivities import read_sensitivities
 
     require_matplotlib()
@@ -308,7 +308,7 @@ def _page_inputs(args: argparse.Namespace) -> PageInputs:
 def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
     from dataclasses import replace
 
-    from quality.options import EvaluateOptions
+    from imatrix.evaluate.options import EvaluateOptions
 
     work = args.work
     output = args.json or args.html

@@ -193,7 +193,7 @@ def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) ->
         raise BadRequest("--curve needs matplotlib: pip install matplotlib")
     from matplotlib.figure import Figure
 
-    from quality.report.charts import label_numbers, label_sizes
+    from imatrix.evaluate.report.charts import label_numbers, label_sizes
 
     figure = Figure(figsize=(_POINTS[0] / 72, _POINTS[1] / 72), layout="constrained")
     axes = figure.subplots()

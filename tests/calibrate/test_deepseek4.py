@@ -11,7 +11,7 @@ import pytest
 
 import calibrate
 import convert
-import quality
+import gguf_tools
 import quantize
 from gguf_tools import open_gguf
 from tests.imatrix.forward.deepseek4_models import v4_model

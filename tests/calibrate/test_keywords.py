@@ -12,7 +12,7 @@ import calibrate
 
 pytest.importorskip("torch")
 
-import quality
+import gguf_tools
 from gguf_tools.choices import with_choices
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut

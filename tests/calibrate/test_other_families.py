@@ -10,7 +10,7 @@ import pytest
 
 import calibrate
 import convert
-import quality
+import gguf_tools
 import quantize
 from gguf_tools import open_gguf
 from tests.support.decoder_models import decoder_model

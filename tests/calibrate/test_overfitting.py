@@ -9,9 +9,9 @@ import pytest
 
 import calibrate
 import convert
-import quality
+import gguf_tools
 import quantize
-from quality.comparison import Verdict
+from imatrix.evaluate.comparison import Verdict
 from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")

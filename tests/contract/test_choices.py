@@ -14,11 +14,11 @@ from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptio
 from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
 from gguf_tools.commands.functions import CalibrateChoices
+from imatrix.evaluate.auditing.options import AuditChoices, AuditOptions
+from imatrix.evaluate.options import EvaluateChoices, EvaluateOptions
 from imatrix.forward.options import ForwardOptions
 from imatrix.options import CollectChoices, CollectOptions
 from imatrix.texts.tokens import Cut
-from quality.auditing.options import AuditChoices, AuditOptions
-from quality.options import EvaluateChoices, EvaluateOptions
 from quantize.mla_layout.pipeline import LayoutChoices, LayoutOptions
 from quantize.options import QuantizeOptions
 from quantize.repack.pipeline import RepackChoices

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import gguf_tools
 import imatrix
-import quality
 import quantize
 from imatrix.forward.open import open_model
 from imatrix.forward.options import ForwardOptions

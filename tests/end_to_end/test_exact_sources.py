@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import convert
+import gguf_tools
 import gguf_tools.commands.convert
 import gguf_tools.commands.main
-import quality
 from convert.sources import SourceOptions, plan_source
 from gguf_tools import open_gguf
 from gguf_tools.format.ggml_types import Q4_0

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gguf_tools
 import imatrix
-import quality
 from gguf_tools import open_gguf
 from gguf_tools.commands.main import main
 from gguf_tools.look.compare import compare
 from imatrix.check import check, read_model
-from quality.auditing.pipeline import audit
+from imatrix.evaluate.auditing.pipeline import audit
 from quantize import quantize
 from quantize.fill.sources import GGUFTensor
 from quantize.padding.padding import PadChoice

@@ -143,7 +143,7 @@ def test_measures_are_equal_to_the_last_bit(
     processes: Processes, tiny_folder: Path, tiny_gguf: MakeFile, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    import quality
+    import gguf_tools
     from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
 

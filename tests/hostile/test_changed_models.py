@@ -20,11 +20,11 @@ from gguf_tools.files.leftovers import forget  # noqa: E402
 from gguf_tools.files.work_names import work_path  # noqa: E402
 from gguf_tools.progress import NoReport  # noqa: E402
 from imatrix.collecting import collect_beside  # noqa: E402
+from imatrix.evaluate.options import EvaluateOptions  # noqa: E402
+from imatrix.evaluate.pipeline import evaluate  # noqa: E402
 from imatrix.options import CollectOptions  # noqa: E402
 from imatrix.options import NoCollectReport as Silent  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
-from quality.options import EvaluateOptions  # noqa: E402
-from quality.pipeline import evaluate  # noqa: E402
 from tests.hostile.test_changed_inputs import after_chunks, change  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"

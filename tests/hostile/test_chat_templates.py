@@ -24,7 +24,7 @@ from imatrix.texts.suite import read_suite
 from imatrix.texts.templates import PLAIN, Template
 from imatrix.texts.tokenise import tokenise
 from imatrix.texts.tokens import Cut, Vocabulary
-from tests.quality.suite.chats import vocabulary
+from tests.imatrix.evaluate.suite.chats import vocabulary
 
 TALK = Conversation(
     "c.jsonl: line 1", ({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Good day."})

@@ -18,8 +18,8 @@ import calibrate
 pytest.importorskip("torch")
 
 import convert
+import gguf_tools
 import imatrix
-import quality
 import quantize
 from calibrate.run import saves
 from gguf_tools.files.leftovers import forget

@@ -11,8 +11,8 @@ from convert.card.facts import read_report
 from gguf_tools.errors import BadRequest, FormatError, ToolkitError
 from gguf_tools.files.documents import MAX_VALUES, line_of, parse_json, parse_yaml
 from gguf_tools.text import quoted
+from imatrix.evaluate.report.points import read_earlier
 from imatrix.texts.suite import read_suite
-from quality.report.points import read_earlier
 from quantize.plan.recipe_files import read_recipe_file
 from quantize.plan.sensitivities import read_sensitivities
 

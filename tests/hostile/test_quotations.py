@@ -18,8 +18,8 @@ from gguf_tools.files.documents import parse_yaml
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
-from quality.auditing.metadata import metadata_findings
-from quality.auditing.report import where_text
+from imatrix.evaluate.auditing.metadata import metadata_findings
+from imatrix.evaluate.auditing.report import where_text
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "small-llama"
 LONG = "Z" * 10_000

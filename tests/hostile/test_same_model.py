@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import convert
-import quality
+import gguf_tools
 import quantize
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding
@@ -16,15 +16,15 @@ from gguf_tools.format import keys
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.values import Metadata, Value
-from quality.auditing.metadata import metadata_findings
+from imatrix.evaluate.auditing.metadata import metadata_findings
 
 torch = pytest.importorskip("torch")
 
 from gguf_tools.commands.main import main  # noqa: E402
+from imatrix.evaluate.bases.same_model import KnownModel  # noqa: E402
 from imatrix.forward.open import open_model  # noqa: E402
 from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
-from quality.bases.same_model import KnownModel  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Change = Callable[[Metadata], Mapping[str, Value | None]]

@@ -13,8 +13,8 @@ from tests.support.trained_model import calibration_text, trained_model
 
 pytest.importorskip("torch")
 
+import gguf_tools
 import imatrix
-import quality
 import quantize
 from calibrate.statistics.trust import Trust
 from gguf_tools.commands.evaluate import main as evaluate_main

@@ -22,8 +22,8 @@ from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
+    from imatrix.evaluate.options import EvaluateOptions
     from imatrix.forward.options import ForwardOptions
-    from quality.options import EvaluateOptions
     from quantize.run import Run
 
 
@@ -98,8 +98,8 @@ class Divergence:
 
     def print_of(self, source: Path, output: Path) -> None:
         """Measure an output, and print the result."""
-        from quality.evaluation import evaluation_lines
-        from quality.pipeline import evaluate
+        from imatrix.evaluate.evaluation import evaluation_lines
+        from imatrix.evaluate.pipeline import evaluate
 
         evaluation = evaluate(source, self.text, [output], self.options, progress=True)
         say(*evaluation_lines(evaluation))
@@ -109,8 +109,8 @@ def read_divergence(args: argparse.Namespace) -> Divergence | None:
     """Read --evaluate; None without it."""
     if args.evaluate is None:
         return None
+    from imatrix.evaluate.options import EvaluateOptions
     from imatrix.texts.tokens import Cut
-    from quality.options import EvaluateOptions
 
     return Divergence(args.evaluate, EvaluateOptions(Cut(args.ctx_size), calibration_forward(args)))
 

@@ -85,7 +85,7 @@ def with_chart(card: CardRequest, folder: Path, tell: Tell) -> CardRequest:
     if card.report is None or find_spec("matplotlib") is None:
         return card
     from convert.card.markdown import as_address
-    from quality.report.standalone import may_be_written, size_chart_file
+    from imatrix.evaluate.report.standalone import may_be_written, size_chart_file
 
     chart = folder / f"{card.report.stem}.svg"
     if not may_be_written(chart):

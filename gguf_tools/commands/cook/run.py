@@ -139,7 +139,7 @@ def refuse(request: CookRequest) -> None:
     refuse_early([nearest_folder(request.folder)], [request.held_out])
     refuse_early(texts=[request.text], folders=True)
     if request.held_out is not None:
-        from quality.report.charts import require_matplotlib
+        from imatrix.evaluate.report.charts import require_matplotlib
 
         require_matplotlib()
 

@@ -25,10 +25,10 @@ from gguf_tools.hub.upload import files_of_a_model
 from gguf_tools.progress import Shown, reporting
 from gguf_tools.text import json_text
 from imatrix.collecting import collect
+from imatrix.evaluate.options import EvaluateOptions
+from imatrix.evaluate.pipeline import evaluating
 from imatrix.options import CollectOptions
 from imatrix.texts.mixture import mixture_sha256, read_mixture
-from quality.options import EvaluateOptions
-from quality.pipeline import evaluating
 
 CARD = "card"
 """Name of the step that writes README.md, which is recognised by what is in it."""
@@ -194,8 +194,8 @@ def _measure_losses(cooking: Cooking, progress: Shown) -> None:
 
 
 def _evaluate(request: CookRequest, text: Path, progress: Shown) -> None:
-    from quality.report.page import report_page
-    from quality.report.standalone import size_chart_file
+    from imatrix.evaluate.report.page import report_page
+    from imatrix.evaluate.report.standalone import size_chart_file
 
     files = [request.output(each) for each in request.wanted]
     options = EvaluateOptions(

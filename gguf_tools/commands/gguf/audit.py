@@ -16,11 +16,11 @@ from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 
 if TYPE_CHECKING:
+    from imatrix.evaluate.auditing.options import AuditOptions
+    from imatrix.evaluate.auditing.report import AuditReport
+    from imatrix.evaluate.evaluation import Evaluation
+    from imatrix.evaluate.suite.result import SuiteEvaluation
     from imatrix.texts.tokens import Cut
-    from quality.auditing.options import AuditOptions
-    from quality.auditing.report import AuditReport
-    from quality.evaluation import Evaluation
-    from quality.suite.result import SuiteEvaluation
 
 DETAIL = """
 For a file that a stranger has uploaded, and for one's own before an upload. Every tensor is decoded and
@@ -131,7 +131,7 @@ def add_to(commands: command.Subcommands) -> None:
 
 def _read(args: argparse.Namespace) -> AuditRequest:
     from gguf_tools.commands.arguments.forward import cut_of
-    from quality.auditing.options import AuditOptions
+    from imatrix.evaluate.auditing.options import AuditOptions
 
     every_row = True if args.all else False if args.sample else None
     if args.quick and args.suite is None:
@@ -167,7 +167,7 @@ def carry_out(request: AuditRequest) -> int:
     if request.json is not None:
         write_whole(request.json, (json_text(report.to_json()) + "\n").encode())
     if request.html is not None:
-        from quality.auditing.page import audit_page
+        from imatrix.evaluate.auditing.page import audit_page
 
         write_whole(request.html, audit_page(report).encode())
     for output in outputs:
@@ -178,7 +178,7 @@ def carry_out(request: AuditRequest) -> int:
 def _audited(request: AuditRequest) -> AuditReport:
     from convert.sources import hub_name, source_folder
     from gguf_tools.findings import Finding, Level
-    from quality.auditing.pipeline import audit
+    from imatrix.evaluate.auditing.pipeline import audit
 
     is_remote = hub_name(request.base) is not None
     base = source_folder(request.base, stream=is_remote, quiet=request.quiet)
@@ -197,9 +197,9 @@ def _audited(request: AuditRequest) -> AuditReport:
 def _evaluated(request: AuditRequest) -> Evaluation | SuiteEvaluation:
     """Measure the file's divergence from the base, which is fetched if it is on the Hub."""
     from convert.sources import model_path
+    from imatrix.evaluate.options import EvaluateOptions
+    from imatrix.evaluate.pipeline import evaluate, evaluate_suite
     from imatrix.texts.suite import read_suite
-    from quality.options import EvaluateOptions
-    from quality.pipeline import evaluate, evaluate_suite
 
     base = model_path(request.base, quiet=request.quiet)
     progress = not request.quiet

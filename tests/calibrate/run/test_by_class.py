@@ -18,7 +18,7 @@ from calibrate.run.report import FinalDivergence, Report, report_lines  # noqa: 
 from calibrate.statistics.gradient_factors import OutputBlock  # noqa: E402
 from calibrate.statistics.inputs import HoldoutSplit  # noqa: E402
 from gguf_tools.findings import Level  # noqa: E402
-from quality.divergence import Estimate  # noqa: E402
+from imatrix.evaluate.divergence import Estimate  # noqa: E402
 
 SPLIT = HoldoutSplit.of(8, 64, ("prose", "code", "rare", "prose", "code", "prose", "code", "prose"))
 PROSE, CODE = (next(n for n in SPLIT.held if SPLIT.classes[n] == name) for name in ("prose", "code"))

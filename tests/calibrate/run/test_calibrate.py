@@ -19,7 +19,7 @@ import pytest
 
 import calibrate
 import convert
-import quality
+import gguf_tools
 import quantize
 from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
@@ -39,7 +39,7 @@ from calibrate.run.layers import LayerRun  # noqa: E402
 from calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
 from imatrix.texts.mixture import read_mixture  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
-from tests.quality.trained_files import Damage  # noqa: E402
+from tests.imatrix.evaluate.trained_files import Damage  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
 
 Make = Callable[..., Path]

@@ -34,9 +34,9 @@ from calibrate.run.output import Record  # noqa: E402
 from calibrate.run.report import FinalDivergence, Report, report_lines  # noqa: E402
 from calibrate.run.strips import EncodedStrip, Strip, ThreadStrips, encode_strips  # noqa: E402
 from calibrate.statistics.inputs import Moments  # noqa: E402
+from imatrix.evaluate.divergence import Estimate  # noqa: E402
 from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
-from quality.divergence import Estimate  # noqa: E402
 
 NAMES = [pytest.param("llama-biases", marks=pytest.mark.slow), "qwen3moe"]
 Run = Callable[..., "Report"]

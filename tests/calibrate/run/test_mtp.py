@@ -10,7 +10,7 @@ import pytest
 
 import calibrate
 import convert
-import quality
+import gguf_tools
 from imatrix.forward.open import open_model
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut, Text

@@ -9,7 +9,7 @@ import pytest
 
 import calibrate
 import convert
-import quality
+import gguf_tools
 import quantize
 from tests.support import oracle
 from tests.support.trained_model import calibration_text

@@ -1,0 +1,301 @@
+"""The base of an evaluation, opened: how each kind gets its text, its way through it, and its logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.format.values import Metadata
+from gguf_tools.progress import Reporter
+from gguf_tools.terminal import say_aside
+from imatrix.evaluate.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep
+from imatrix.evaluate.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
+from imatrix.evaluate.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
+from imatrix.evaluate.bases.same_model import KnownModel, ModelFacts
+from imatrix.evaluate.evaluation import EvaluatedText
+from imatrix.evaluate.options import EvaluateOptions, LogitsFile
+from imatrix.evaluate.texts import OneText, Texts
+from imatrix.forward.device import choose_device
+from imatrix.forward.layers.load import SharedWeights
+from imatrix.forward.logits import predicted_positions
+from imatrix.forward.network import LogitRule
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
+from imatrix.forward.workers import threads_for
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.tokens import Cut, bos_of, read_text
+
+Files = list[list[str]]
+"""Name of each file of a model, and what it is recognised by."""
+
+
+@dataclass(frozen=True)
+class OpenBase(ABC):
+    """An open base.
+
+    watch        of the files that are read for it; None where none are
+    source       its weights; None where they are not there
+    is_computed  whether it goes through the text itself
+    floor        of log probabilities, see DivergenceVisitor; None for logits
+    """
+
+    path: Path
+    facts: ModelFacts
+    options: EvaluateOptions
+    watch: InputWatch | None
+    source: ModelSource | None
+    is_computed: ClassVar[bool] = False
+    floor: ClassVar[float | None] = None
+
+    @property
+    def known(self) -> KnownModel:
+        """What is known of the model."""
+        return KnownModel(self.path, self.facts, self.source)
+
+    @abstractmethod
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        """Read the texts; `vocab` is that of a model that was made of the base."""
+
+    @abstractmethod
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
+        """Begin the pass of all models; each resumes what its work folder has.
+
+        folders  names of the work folders, that of the base first if it is computed
+        """
+
+    def refuse_changed(self) -> None:
+        """Raise ChangedInput if files that were read for it have changed since it was opened."""
+        if self.watch is not None:
+            self.watch.refuse_changed()
+
+
+@dataclass(frozen=True)
+class SharedPass:
+    """What the passes of all models of an evaluation share.
+
+    opened  closes what is opened on the way
+    """
+
+    chunks: Chunks
+    options: EvaluateOptions
+    report: Reporter
+    opened: ExitStack
+
+    def passes(
+        self,
+        base: Files,
+        models: Sequence[Entrant],
+        folders: Sequence[Path],
+        settle: Callable[[Sequence[WorkFolder]], None] = lambda works: None,
+    ) -> list[ForwardPass]:
+        """Return a forward pass for every model.
+
+        They share threads, the budget for hidden states, and weights that are the same bytes.
+
+        settle  is shown the work folders before anything is read from them
+        """
+        chunks, n_bytes = self.chunks, self.options.forward.memory_bytes // len(models)
+        device = choose_device(self.options.forward.device)
+        n_workers = self.opened.enter_context(threads_for(chunks.n_chunks, device))
+        shared = SharedWeights(each.source.tensors for each in models)
+        own = replace(self.options.forward, memory_bytes=n_bytes)
+        options = [replace(own, rounded=each.rounded or own.rounded) for each in models]
+        works = []
+        for each, forward, folder in zip(models, options, folders, strict=True):
+            watch = each.source.watch
+            about = {"base": base, "model": watch.recognised_by(), **about_run(chunks, forward)}
+            work = WorkFolder(folder, about, restart=self.options.restart, watch=watch)
+            works.append(self.opened.enter_context(work))
+        settle(works)
+        places, sources = [work.folder for work in works], [each.source for each in models]
+        refuse_full_disk(places, sources, chunks, own)
+        return [
+            self.opened.enter_context(
+                forward_pass(each.source, chunks, forward, work, self.report.advance, n_workers, shared)
+            )
+            for each, forward, work in zip(models, options, works, strict=True)
+        ]
+
+
+def about_run(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
+    """List what decides a model's numbers, besides the model itself."""
+    return {
+        **run_identity(chunks, forward),
+        **({} if forward.like is None else {"like": forward.like}),
+    }
+
+
+@dataclass(frozen=True)
+class ModelBase(OpenBase):
+    """A model that goes through the text.
+
+    kept  folder for its states; None where they are not kept
+    """
+
+    source: ModelSource
+    kept: KeptFolder | None
+    is_computed = True
+
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        return texts.read(self.source.vocab(), self.facts.vocab_size)
+
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
+        source, keeper, files = self.source, None, self.source.watch.recognised_by()
+        if self.kept is not None:
+            run = {"base": files, "name": self.path.name, **_about_text(shared.chunks, self.options)}
+            about = about_states(self.facts, source.network.norm_eps, source.network.logits, run)
+            if self.kept.about is not None:
+                self.kept.refuse_another(about)
+            positions = predicted_positions(shared.chunks)
+            keeper = StatesKeeper(self.kept, positions, source.network.n_layers, about)
+        entrants = Entrant(source), *models
+        base, *others = shared.passes(files, entrants, folders, lambda works: _settle(works, keeper))
+        computed = ComputedBase(base, keeper)
+        weights = BaseWeights.of(source, shared.chunks, self.options.forward)
+        return Lockstep(computed, computed.head, others, weights)
+
+
+@dataclass(frozen=True)
+class StoredBase(OpenBase):
+    """A base whose states an earlier run has kept.
+
+    about   what the kept states are of
+    source  the base itself, whose weights tell which tensors of the worst layer are far off, if it is there
+    """
+
+    kept: KeptFolder
+    about: Mapping[str, Any]
+
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        read = texts.read(vocab, self.facts.vocab_size)
+        chunks = Chunks.joined([text.chunks for text in read])
+        files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
+        run = {"base": files, "name": self.path.name, **_about_text(chunks, self.options)}
+        self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], self._rule, run))
+        return read
+
+    @property
+    def _rule(self) -> LogitRule:
+        return LogitRule(**self.about["logits"])
+
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
+        forward, facts = self.options.forward, self.about["facts"]
+        base = KeptBase(
+            path=self.path,
+            folder=self.kept,
+            positions=predicted_positions(shared.chunks),
+            device=choose_device(forward.device),
+            dtype=getattr(torch, forward.dtype),
+            norm_eps=self.about["norm_eps"],
+            rule=self._rule,
+            n_layers=facts["n_layers"],
+            hidden_size=facts["hidden_size"],
+            vocab_size=facts["vocab_size"],
+        )
+        passes = shared.passes(self.about["run"]["base"], models, folders)
+        if self.source is None:
+            return Lockstep(base, base.head, passes)
+        weights = BaseWeights.of(self.source, shared.chunks, forward)
+        return Lockstep(base, base.head, passes, weights)
+
+
+@dataclass(frozen=True)
+class LogitsBase(OpenBase):
+    """A file of log probabilities.
+
+    files  tells what it is recognised by
+    """
+
+    logits: FileLogits
+    files: Callable[[], Files]
+    floor = SMALLEST_LOG_PROB
+
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        assert isinstance(texts, OneText), "refused for a suite"
+        text, wanted = self.logits.text(bos_of(vocab)), texts.cut.chunk_size
+        if wanted not in (text.chunk_size, Cut().chunk_size):
+            raise BadRequest(f"{self.path}: chunks of {text.chunk_size} tokens, and -c {wanted}")
+        if texts.path is not None:
+            cut = replace(texts.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
+            given = read_text(texts.path, vocab, self.logits.vocab_size, cut)
+            if given.tokens.tolist() != text.tokens.tolist():
+                raise BadRequest(f"{texts.path}: is not the text of {self.path}, whose tokens are others")
+        return (texts.of(text, vocab),)
+
+    def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
+        return Lockstep(None, lambda: self.logits, shared.passes(self.files(), models, folders))
+
+
+def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:
+    """Open a base; states that were kept of it are used if they are whole.
+
+    opened  closes it
+    raises  BadRequest for options that a file of log probabilities does not go with
+    """
+    if isinstance(base, LogitsFile):
+        if options.keep is not None or options.logits is not None:
+            raise BadRequest(f"{base.path}: where a file of logits is the base, nothing is written or kept")
+        watch = InputWatch([base.path])
+        logits = FileLogits.open(base.path, options.cut.n_chunks)
+        facts = ModelFacts(logits.vocab_size)
+        return LogitsBase(base.path, facts, options, watch, None, logits, watch.recognised_by)
+    kept = None
+    if options.keep is not None:
+        kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
+        if kept.damaged is not None:
+            if not base.exists():
+                raise BadRequest(
+                    f"{kept.damaged}: missing, or not as it was written, and {base}, which it can be computed"
+                    " from, is not there"
+                )
+            say_aside(f"{kept.damaged}: missing, or not as it was written; computing the base again")
+        elif kept.about is not None:
+            source = opened.enter_context(open_model(base)) if base.exists() else None
+            facts = ModelFacts(**kept.about["facts"])
+            read = None if source is None else source.watch
+            return StoredBase(base, facts, options, read, source, kept, kept.about)
+    source = opened.enter_context(open_model(base))
+    return ModelBase(source.path, ModelFacts.of(source), options, source.watch, source, kept)
+
+
+def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
+    """Have the base computed again where what others need of it is not there any more.
+
+    works  of the base, then of the other models, which need its states after the layers that they lack
+    """
+    base, *others = works
+    missing = None if keeper is None else keeper.gap(max(0, base.done + 1))
+    if missing is not None:
+        base.start_over(f"{missing}: missing, or not as it was written")
+    elif base.done > max(EMBEDDING, min(work.done for work in others)) + 1:
+        base.start_over(f"{base.folder}: ahead of the models that are compared with it")
+
+
+def _about_text(chunks: Chunks, options: EvaluateOptions) -> dict[str, Any]:
+    """List what decides kept states, besides the base; the device may be another one."""
+    return {key: value for key, value in about_run(chunks, options.forward).items() if key != "device"}
+
+
+def noise_entrants(base: OpenBase) -> tuple[Entrant, ...]:
+    """Return what the noise floor is measured on: the base as other files of it would be.
+
+    A file of rounded weights is left out where no weight changes: the base is BF16, or quantized.
+
+    raises  BadRequest where the base's weights are not there
+    """
+    source = base.source
+    if source is None:
+        raise BadRequest(f"{base.path}: --noise-floor computes the base, whose weights are not there")
+    load = source.loader_for(replace(base.options.forward, rounded="weights"))
+    loses = any(map(load.loses_bits, source.tensors.values()))
+    return (Entrant(source, "activations"), *([Entrant(source, "weights")] if loses else []))

@@ -1,0 +1,190 @@
+"""One run: all models go through the texts in step, then their logits are compared.
+
+In memory are one layer of one model, and hidden states per model, in files where these are too large. Logits
+are formed for slices of the vocabulary, and are never kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gguf_tools.files.named_files import AnyPath
+from gguf_tools.findings import Finding, tell_all
+from gguf_tools.progress import Reporter
+from imatrix.evaluate.against import with_stock
+from imatrix.evaluate.bases.base import Entrant, Lockstep
+from imatrix.evaluate.bases.logits_file import write_logits
+from imatrix.evaluate.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
+from imatrix.evaluate.calibration_overlap import overlap_findings
+from imatrix.evaluate.divergence import measure
+from imatrix.evaluate.drafts import Drafts
+from imatrix.evaluate.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
+from imatrix.evaluate.noise_floor import NoiseFloor
+from imatrix.evaluate.options import EvaluateOptions, LogitsFile
+from imatrix.evaluate.texts import Texts
+from imatrix.evaluate.visitor import DivergenceVisitor
+from imatrix.evaluate.work_folders import work_folders
+from imatrix.evaluate.worst_layer import WorstLayers
+from imatrix.forward.logits import SCORED, LogitSource, sweep_vocabulary
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.run import ForwardPass
+from imatrix.forward.workers import torch_threads
+from imatrix.texts.chunks import Chunks
+from imatrix.texts.quality import judge
+
+
+@contextmanager
+def evaluated(
+    base: Path | LogitsFile,
+    texts: Texts,
+    quants: Sequence[AnyPath],
+    options: EvaluateOptions,
+    report: Reporter,
+    check: Check,
+) -> Iterator[tuple[Evaluation, ...]]:
+    """Give an evaluation on each text; see `imatrix.evaluate.pipeline.evaluating`."""
+    with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
+        paths, stock = with_stock(quants, options.against)
+        models = [opened.enter_context(open_model(path)) for path in paths]
+        source = open_base(base, options, opened)
+        source.known.admit(models, report.tell)
+        read, tensors = source.read(texts, models[0].vocab()), [_tensors(each) for each in models]
+        tell_all(_findings_of(models, max(text.chunks.longest for text in read)), report.tell)
+        for text in read:
+            _tell_doubts(text, models, report)
+            check(text, tensors)
+        chunks = Chunks.joined([text.chunks for text in read])
+        noise = noise_entrants(source) if options.noise_floor else ()
+        entrants = [*map(Entrant, models), *noise]
+        with work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
+            steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
+            heads, drafts = _head_layers(steps.models), _head_layers(steps.drafting)
+            report.start(steps.n_layers_in_all + heads + drafts, steps.n_layers_done)
+            steps.run()
+            head = steps.base_head()
+            visitor = _compare_logits(source, [head, *steps.heads()], steps.models, report, heads)
+            drafted = None
+            if steps.drafting:
+                drafted = _compare_logits(source, steps.draft_heads(), steps.drafting, report, drafts)
+            if options.logits is not None:
+                first = steps.models[0]
+                write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
+            models_by_text = zip(*_models(steps, visitor, drafted, tensors), strict=True)
+            floors = _noise_floors(visitor, len(models), noise, chunks)
+            source.refuse_changed()
+            for model in models:
+                model.watch.refuse_changed()
+            yield tuple(
+                Evaluation(text, source.path, of_text[0].divergence.base_ppl, of_text, floor, stock)
+                for text, of_text, floor in zip(read, models_by_text, floors, strict=True)
+            )
+
+
+def _findings_of(models: Sequence[ModelSource], chunk_size: int) -> Iterator[Finding]:
+    """Yield what is to be said of the models, and of what they have in common once."""
+    said = set[str]()
+    for model in models:
+        for finding in model.findings(chunk_size):
+            if finding.kind not in said:
+                yield finding
+            said.add(finding.kind)
+
+
+def _tell_doubts(text: EvaluatedText, models: Sequence[ModelSource], report: Reporter) -> None:
+    """Say of a text that numbers from it show next to nothing, or flatter files calibrated on it."""
+    about = text.text_class
+    where, name = ("", "the text") if about is None else (f"class {about.name}: ", f"class {about.name}")
+    for finding in judge(text.chunks).findings():
+        if finding.is_bad:
+            said = f"{where}{finding.text}: these numbers say nothing of ordinary texts"
+            report.tell(replace(finding, text=said))
+    for finding in overlap_findings(models, text.chunks.tokens, name):
+        report.tell(finding)
+
+
+def _head_layers(models: Sequence[ForwardPass]) -> float:
+    """Estimate how many layers the logits of models and of their base take as long as."""
+    return SCORED * sum(each.source.head_layers for each in (*models, *models[:1]))
+
+
+def _compare_logits(
+    base: OpenBase,
+    heads: Sequence[LogitSource],
+    models: Sequence[ForwardPass],
+    report: Reporter,
+    work: float,
+) -> DivergenceVisitor:
+    """Compare the logits of models with the base's, which is as much work as so many layers.
+
+    heads  the base's, then those of the models
+    """
+    first = models[0]
+    paths = [base.path, *(each.source.path for each in models)]
+
+    def comparing(chunk: int, n_chunks: int) -> None:
+        report.remark(f"comparing logits, chunk {chunk} of {n_chunks}")
+
+    visitor = DivergenceVisitor(first.chunks, paths, first.load.device, comparing, base.floor)
+
+    def told(share: float) -> None:
+        report.advance(work * share)
+
+    sweep_vocabulary(heads, visitor.positions, [visitor], first.n_workers, told)
+    return visitor
+
+
+def _tensors(source: ModelSource) -> tuple[TensorSize, ...]:
+    return tuple(
+        TensorSize(tensor.name, tensor.type, tensor.type.tensor_bytes(tensor.shape))
+        for tensor in source.tensors.values()
+    )
+
+
+def _models(
+    steps: Lockstep,
+    visitor: DivergenceVisitor,
+    drafted: DivergenceVisitor | None,
+    tensors: Sequence[tuple[TensorSize, ...]],
+) -> Iterator[tuple[EvaluatedModel, ...]]:
+    """Yield what was measured of each model on each text.
+
+    drafted  of the drafts, where some have been compared
+    """
+    for number, model in enumerate(steps.models[: len(tensors)], 1):
+        tokens, source, drafts = visitor.values(number), model.source, None
+        if drafted is not None and model in steps.drafting:
+            drafts = drafted.values(1 + steps.drafting.index(model))
+        worst = WorstLayers(steps.weights, model)
+        n_bytes = sum(digest.n_bytes for digest in source.watch.digests.values())
+        of_texts = []
+        for part, chunks in enumerate(model.chunks.parts):
+            here, layers = tokens.of_chunks(chunks), steps.drift(model, part)
+            of_texts.append(
+                EvaluatedModel(
+                    path=source.path,
+                    n_bytes=n_bytes,
+                    bits_per_weight=source.bits_per_weight,
+                    divergence=measure(here),
+                    layers=layers,
+                    worst_layer=worst.of(layers),
+                    tokens=here,
+                    tensors=tensors[number - 1],
+                    drafts=None if drafts is None else Drafts.of(here, drafts.of_chunks(chunks)),
+                )
+            )
+        yield tuple(of_texts)
+
+
+def _noise_floors(
+    visitor: DivergenceVisitor, n_models: int, entrants: Sequence[Entrant], chunks: Chunks
+) -> list[NoiseFloor | None]:
+    """Measure the floor on each text by the models behind the first `n_models`; None where there are none."""
+    tokens = {each.rounded: visitor.values(number) for number, each in enumerate(entrants, n_models + 1)}
+    if not tokens:
+        return [None] * len(chunks.parts)
+    found = [{name: measure(each.of_chunks(part)) for name, each in tokens.items()} for part in chunks.parts]
+    return [NoiseFloor(each["activations"], each.get("weights")) for each in found]

@@ -1,0 +1,78 @@
+"""The default suite is what its manifest says, may be shipped, and is read by models of all kinds."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from imatrix.texts.suite import read_suite
+from imatrix.texts.tokenise import tokenise
+from scripts import build_suite
+from tests.imatrix.evaluate.suite.chats import TEMPLATES, vocabulary
+
+ROOT = Path(__file__).parents[3]
+CLASSES = ("prose", "docs", "code", "chat", "tools", "maths", "scripts", "long")
+
+
+def test_the_manifest_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    """Digests, sizes, tokens, licences, and that each file has an entry."""
+    assert build_suite.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_wrong_manifest_is_found_out() -> None:
+    _, manifest = build_suite.read_manifest()
+    first, second, third, *_ = manifest["texts"]
+    first["licence"] = "GPL-3.0"
+    second["author"] = ""
+    third["file"] = "prose/nothing.txt"
+    wrong = list(build_suite.wrong_entries(manifest))
+    assert wrong[0].startswith(f"{first['file']}: licence GPL-3.0, expected one of Apache-2.0")
+    assert wrong[1] == f"{second['file']}: author missing"
+    assert wrong[-1] == "prose/nothing.txt: is not there"
+
+
+def test_sizes_and_classes() -> None:
+    _, manifest = build_suite.read_manifest()
+    totals = manifest["totals"]
+    assert totals["bytes"] < 1_500_000
+    assert totals["tokens"]["all"] == 249289
+    assert tuple(totals["tokens"])[:-1] == CLASSES
+    assert all(n_tokens > 25_000 for n_tokens in totals["tokens"].values())
+    assert len({text["sha256"] for text in manifest["texts"]}) == len(manifest["texts"])
+
+
+def test_the_notices_name_every_source() -> None:
+    _, manifest = build_suite.read_manifest()
+    notices = (build_suite.TEXTS / "LICENCES.md").read_text(encoding="utf-8")
+    others = [text for text in manifest["texts"] if text["licence"] != "CC0-1.0"]
+    assert [text["file"] for text in others if f"- {text['source']}: Copyright " not in notices] == []
+
+
+def test_the_package_has_the_texts() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    home = ROOT / "quality" / "suite"
+    patterns = settings["tool"]["setuptools"]["package-data"]["imatrix.evaluate.suite"]
+    packed = {path for pattern in patterns for path in home.glob(pattern) if path.is_file()}
+    assert packed == {path for path in build_suite.TEXTS.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("template", ["qwen-3", "gemma-2", "mistral-nemo", "deepseek-v3.1", None])
+def test_every_class_has_chunks(template: str | None) -> None:
+    vocab = vocabulary(None if template is None else TEMPLATES[template], add_bos=True)
+    chosen = tokenise(read_suite("default", quick=True), vocab, 10_000)
+    assert tuple(each.name for each in chosen) == CLASSES
+    sizes = Counter({each.name: each.chunks.n_scored for each in chosen})
+    assert min(sizes.values()) > 500, sizes
+    assert {each.name: each.chunks.longest for each in chosen if each.name in ("prose", "long")} == {
+        "prose": 512, "long": 4096,
+    }  # fmt: skip
+
+
+def test_a_template_takes_nearly_all_conversations() -> None:
+    classes = tokenise(read_suite("default"), vocabulary(TEMPLATES["qwen-3"]), 10_000)
+    chosen = {each.name: each for each in classes}
+    assert chosen["chat"].notes == chosen["tools"].notes == ()
+    assert chosen["chat"].chunks.n_chunks >= 60
