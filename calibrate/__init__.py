@@ -13,12 +13,12 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
-    from calibrate.sensitivities.measure import sensitivity
-    from calibrate.sensitivities.options import SensitivityOptions
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
     from imatrix.forward.options import ForwardOptions
+    from imatrix.sensitivities.measure import sensitivity
+    from imatrix.sensitivities.options import SensitivityOptions
     from imatrix.texts.tokens import Cut
     from quantize.plan.sensitivities import Sensitivities
 
@@ -40,10 +40,10 @@ _HOMES = {
     "ForwardOptions": "imatrix.forward.options",
     "Sensitivities": "quantize.plan.sensitivities",
     "Reporter": "gguf_tools.progress",
-    "SensitivityOptions": "calibrate.sensitivities.options",
+    "SensitivityOptions": "imatrix.sensitivities.options",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
-    "sensitivity": "calibrate.sensitivities.measure",
+    "sensitivity": "imatrix.sensitivities.measure",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -198,7 +198,7 @@ _HOMES = {
     "Result": "quantize.run",
     "RunOptions": "quantize.run_options",
     "Sensitivities": "quantize.plan.sensitivities",
-    "SensitivityOptions": "calibrate.sensitivities.options",
+    "SensitivityOptions": "imatrix.sensitivities.options",
     "SourceOptions": "convert.sources",
     "Suite": "imatrix.texts.suite",
     "SuiteEvaluation": "imatrix.evaluate.suite.result",
@@ -222,7 +222,7 @@ _HOMES = {
     "read_suite": "imatrix.texts.suite",
     "read_values": "quantize.arrays",
     "refine": "calibrate.refine.pipeline",
-    "sensitivity": "calibrate.sensitivities.measure",
+    "sensitivity": "imatrix.sensitivities.measure",
     "split": "gguf_tools.commands.functions",
     "upload": "gguf_tools.commands.functions",
 }

@@ -5,8 +5,6 @@ from calibrate.calibration import Calibration as Calibration
 from calibrate.refine.options import RefineOptions as RefineOptions
 from calibrate.refine.pipeline import refine as refine
 from calibrate.refine.result import Refinement as Refinement
-from calibrate.sensitivities.measure import sensitivity as sensitivity
-from calibrate.sensitivities.options import SensitivityOptions as SensitivityOptions
 from convert.options import ConvertOptions as ConvertOptions
 from convert.pipeline import convert as convert
 from convert.sources import SourceOptions as SourceOptions
@@ -152,6 +150,8 @@ from imatrix.evaluate.pipeline import evaluate_suite as evaluate_suite
 from imatrix.evaluate.suite.result import SuiteEvaluation as SuiteEvaluation
 from imatrix.forward.options import ForwardOptions as ForwardOptions
 from imatrix.options import CollectOptions as CollectOptions
+from imatrix.sensitivities.measure import sensitivity as sensitivity
+from imatrix.sensitivities.options import SensitivityOptions as SensitivityOptions
 from imatrix.texts.suite import Suite as Suite
 from imatrix.texts.suite import read_suite as read_suite
 from imatrix.texts.tokens import Cut as Cut

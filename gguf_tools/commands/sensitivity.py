@@ -25,7 +25,7 @@ from gguf_tools.terminal import say
 from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:
-    from calibrate.sensitivities.options import SensitivityOptions
+    from imatrix.sensitivities.options import SensitivityOptions
     from quantize.plan.sensitivities import Sensitivities
 
 DESCRIPTION = """\
@@ -100,8 +100,8 @@ def _read(args: argparse.Namespace) -> _Request:
 
 
 def _sensitivity(request: _Request) -> None:
-    from calibrate.sensitivities.measure import measured_before, sensitivity
     from convert.sources import model_path
+    from imatrix.sensitivities.measure import measured_before, sensitivity
 
     output = request.output
     refuse_early([output], [request.text], folders=True)
@@ -119,7 +119,7 @@ def _sensitivity(request: _Request) -> None:
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:
-    from calibrate.sensitivities.options import SensitivityOptions
+    from imatrix.sensitivities.options import SensitivityOptions
 
     return SensitivityOptions(
         cut=cut_of(args),

@@ -10,7 +10,6 @@ import pytest
 
 from calibrate.options import CalibrationChoices, CalibrationOptions
 from calibrate.refine.options import RefineChoices, RefineOptions
-from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
 from gguf_tools.commands.functions import CalibrateChoices
@@ -18,6 +17,7 @@ from imatrix.evaluate.auditing.options import AuditChoices, AuditOptions
 from imatrix.evaluate.options import EvaluateChoices, EvaluateOptions
 from imatrix.forward.options import ForwardOptions
 from imatrix.options import CollectChoices, CollectOptions
+from imatrix.sensitivities.options import SensitivityChoices, SensitivityOptions
 from imatrix.texts.tokens import Cut
 from quantize.mla_layout.pipeline import LayoutChoices, LayoutOptions
 from quantize.options import QuantizeOptions

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 import quantize  # noqa: E402
 from calibrate.calibration import Calibration  # noqa: E402
-from calibrate.sensitivities.measure import SensitivityOptions, sensitivity  # noqa: E402
 from gguf_tools import ChangedInput  # noqa: E402
 from gguf_tools.files.leftovers import forget  # noqa: E402
 from gguf_tools.files.work_names import work_path  # noqa: E402
@@ -24,6 +23,7 @@ from imatrix.evaluate.options import EvaluateOptions  # noqa: E402
 from imatrix.evaluate.pipeline import evaluate  # noqa: E402
 from imatrix.options import CollectOptions  # noqa: E402
 from imatrix.options import NoCollectReport as Silent  # noqa: E402
+from imatrix.sensitivities.measure import SensitivityOptions, sensitivity  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 from tests.hostile.test_changed_inputs import after_chunks, change  # noqa: E402
 

@@ -6,12 +6,12 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibrate.sensitivities.measure import SensitivityOptions, measured_before, sensitivity
 from gguf_tools.commands.arguments.calibration import calibration_forward
 from gguf_tools.commands.arguments.forward import cut_of
 from gguf_tools.errors import BadArgument
 from gguf_tools.hub.names import cached_name, folder_name
 from gguf_tools.terminal import say
+from imatrix.sensitivities.measure import SensitivityOptions, measured_before, sensitivity
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from calibrate.estimate import calibration_seconds, logit_seconds, pass_seconds
 from calibrate.footprint import Shapes
 from calibrate.options import CalibrationOptions, Coverage
 from calibrate.probe import Probe
-from calibrate.sensitivities.options import SensitivityOptions
-from calibrate.sensitivities.type_errors import CANDIDATES
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.locks import usable_cores
 from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.sensitivities.options import SensitivityOptions
+from imatrix.sensitivities.type_errors import CANDIDATES
 from imatrix.texts.tokens import Cut, Text
 from quantize.prepare import Preparation
 from quantize.roles import layer_of

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
 from convert.card.markdown import as_address, as_markdown
 from convert.card.write import CARD_NAME, CardRequest, write_card
 from gguf_tools import __version__
@@ -28,6 +27,7 @@ from imatrix.collecting import collect
 from imatrix.evaluate.options import EvaluateOptions
 from imatrix.evaluate.pipeline import evaluating
 from imatrix.options import CollectOptions
+from imatrix.sensitivities.measure import SensitivityOptions, sensitivity
 from imatrix.texts.mixture import mixture_sha256, read_mixture
 
 CARD = "card"

@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import imatrix.forward.open  # noqa: E402
-from calibrate.sensitivities import run  # noqa: E402
 from calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
 from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.sensitivities import run  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 
 

@@ -14,17 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from calibrate.sensitivities.observe import (
-    Ratios,
-    SensitivityObserver,
-    Together,
-    of_draft_output,
-    of_embeddings_and_output,
-    ratios_of,
-    sensitivities_of,
-)
-from calibrate.sensitivities.options import SensitivityOptions
-from calibrate.sensitivities.type_errors import CANDIDATES, RowLengths, TypeErrors
 from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
@@ -49,6 +38,17 @@ from imatrix.forward.observe import Accumulator, sums_of
 from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.work.work_folder import run_identity
 from imatrix.forward.workers import torch_threads
+from imatrix.sensitivities.observe import (
+    Ratios,
+    SensitivityObserver,
+    Together,
+    of_draft_output,
+    of_embeddings_and_output,
+    ratios_of,
+    sensitivities_of,
+)
+from imatrix.sensitivities.options import SensitivityOptions
+from imatrix.sensitivities.type_errors import CANDIDATES, RowLengths, TypeErrors
 from imatrix.texts.mixture import mixture_sha256, read_mixture
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text

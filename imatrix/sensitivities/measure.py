@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import ToolkitError
@@ -20,6 +19,7 @@ from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.progress import Reporter, Shown, reporting
 from imatrix.forward.options import require_torch
+from imatrix.sensitivities.options import SensitivityChoices, SensitivityOptions
 from imatrix.texts.mixture import mixture_sha256
 from quantize.formats import get_format
 from quantize.plan.overrides import parse_type
@@ -62,7 +62,7 @@ def sensitivity(
         return there
     refuse_to_replace([output], force=options.force)
     require_torch("measuring sensitivities")
-    from calibrate.sensitivities.run import measure
+    from imatrix.sensitivities.run import measure
 
     with reporting(progress, "measuring what each tensor costs") as report, in_use(work_path(output)):
         return measure(model, text, output, options, report)
@@ -93,8 +93,8 @@ def measured_before(
         }
         if any(losses.text.get(key) != value for key, value in asked.items()):
             return None
-        from calibrate.sensitivities.type_errors import CANDIDATES
         from imatrix.forward.open import open_model
+        from imatrix.sensitivities.type_errors import CANDIDATES
 
         with open_model(Path(model)) as source:
             is_same = losses.model.get("files") == source.watch.recognised_by()

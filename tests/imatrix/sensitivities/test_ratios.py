@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.sensitivities.observe import Ratios, Together, ratio, ratios_of, type_for  # noqa: E402
-from calibrate.sensitivities.type_errors import RowLengths  # noqa: E402
 from gguf_tools import TensorInfo  # noqa: E402
 from gguf_tools.format.ggml_types import F32, Q3_K  # noqa: E402
+from imatrix.sensitivities.observe import Ratios, Together, ratio, ratios_of, type_for  # noqa: E402
+from imatrix.sensitivities.type_errors import RowLengths  # noqa: E402
 
 N_COLS, N_ROWS, CHUNK = 256, 40, 128
 WEIGHTS = np.random.default_rng(6).standard_normal((N_ROWS, N_COLS)).astype(np.float32)

@@ -36,14 +36,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from calibrate.sensitivities.type_errors import (
-    BlockErrors,
-    RowLengths,
-    TypeErrors,
-    errors_of,
-    read_rows,
-    spread,
-)
 from gguf_tools.errors import BadActivation, BadMoments
 from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType
 from imatrix.forward.device import to_cpu, to_numpy, to_torch
@@ -52,6 +44,14 @@ from imatrix.forward.hidden_states import States
 from imatrix.forward.network import EMBEDDINGS, Network
 from imatrix.forward.observe import Arrays, Observer, ObservesGradients, Silent
 from imatrix.forward.work.work_folder import EMBEDDING
+from imatrix.sensitivities.type_errors import (
+    BlockErrors,
+    RowLengths,
+    TypeErrors,
+    errors_of,
+    read_rows,
+    spread,
+)
 from imatrix.texts.chunks import Chunks
 from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder

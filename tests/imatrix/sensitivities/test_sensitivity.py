@@ -28,9 +28,9 @@ from tests.support.decoder_models import decoder_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.sensitivities import run  # noqa: E402
-from calibrate.sensitivities.type_errors import spread  # noqa: E402
 from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.sensitivities import run  # noqa: E402
+from imatrix.sensitivities.type_errors import spread  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 
 TYPES = ("Q4_0", "IQ4_NL", "Q8_0")
