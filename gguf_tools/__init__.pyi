@@ -1,10 +1,6 @@
 """What type checkers see of the package: the names that are loaded when they are used, too."""
 
 import imatrix as imatrix
-from calibrate.calibration import Calibration as Calibration
-from calibrate.refine.options import RefineOptions as RefineOptions
-from calibrate.refine.pipeline import refine as refine
-from calibrate.refine.result import Refinement as Refinement
 from convert.options import ConvertOptions as ConvertOptions
 from convert.pipeline import convert as convert
 from convert.sources import SourceOptions as SourceOptions
@@ -139,6 +135,10 @@ from gguf_tools.format.values import Metadata as Metadata
 from gguf_tools.format.values import Value as Value
 from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
+from imatrix.calibrate.calibration import Calibration as Calibration
+from imatrix.calibrate.refine.options import RefineOptions as RefineOptions
+from imatrix.calibrate.refine.pipeline import refine as refine
+from imatrix.calibrate.refine.result import Refinement as Refinement
 from imatrix.evaluate.auditing.options import AuditOptions as AuditOptions
 from imatrix.evaluate.auditing.pipeline import audit as audit
 from imatrix.evaluate.auditing.report import AuditReport as AuditReport

@@ -11,7 +11,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-_PACKAGES = ("quantize", "convert", "imatrix", "calibrate")
+_PACKAGES = ("quantize", "convert", "imatrix")
 
 
 @cache

@@ -1,6 +1,6 @@
 """Calibration as this package sees it: something that knows activations helps to decide and to encode.
 
-`calibrate.Calibration` is one. A front takes it as an option. It promises importances before a weight
+`gguf_tools.Calibration` is one. A front takes it as an option. It promises importances before a weight
 is read, so that the plan is the one of a file with an importance matrix. When the run is executed, it makes
 the tensors whose activations it sees.
 """

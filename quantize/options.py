@@ -23,7 +23,7 @@ class QuantizeOptions(CheckedFields):
     types         types set by hand, on top of the recipe file's
     keep_split    one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
     kv_overrides  metadata that replace or join those of the source, in order
-    calibration   how tensors are encoded under the activations of a text: `calibrate.Calibration`;
+    calibration   how tensors are encoded under the activations of a text: `gguf_tools.Calibration`;
                   None: each by its own rows and importances
     pad           which inner sizes are made longer with zeros, so that rows are whole blocks: "auto", "256",
                   or "off", which takes such zeros away; None: sizes stay as they are

@@ -20,11 +20,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import calibrate
 import convert
+import gguf_tools
 import quantize
-from calibrate.run import cluster
 from gguf_tools.cluster.scheduler import Farm
+from imatrix.calibrate.run import cluster
 from imatrix.texts.tokens import Cut
 from tests.support.dask_cluster import dask_cluster
 from tests.support.decoder_models import decoder_model

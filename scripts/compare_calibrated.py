@@ -33,7 +33,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-import calibrate
 import gguf_tools
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -58,7 +57,7 @@ WAYS: Mapping[str, Mapping[str, bool]] = {
     "default": {},
     "refined": {},
 }
-"""Fields of `calibrate.Calibration` for each way; a refined file is the default one, refined."""
+"""Fields of `gguf_tools.Calibration` for each way; a refined file is the default one, refined."""
 
 Variant = tuple[str, int]
 """A way and a seed."""

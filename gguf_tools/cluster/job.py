@@ -27,7 +27,7 @@ from gguf_tools.system.files import read_own
 
 JOB_SUFFIX = ".job"
 _ROOT = Path(__file__).parents[2]
-_PACKAGES = ("gguf_tools", "quantize", "convert", "imatrix", "calibrate")
+_PACKAGES = ("gguf_tools", "quantize", "convert", "imatrix")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _MAGIC = b"GGUFJOB\0"

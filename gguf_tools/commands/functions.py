@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from calibrate.options import CalibrationChoices
 from convert.sources import SourceChoices
 from gguf_tools.argument_types import checked, described
 from gguf_tools.errors import BadArgument, BadRequest, WrongType
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
 from gguf_tools.number_types import Count, PositiveBytes
 from gguf_tools.progress import BYTES, Bar, Shown
+from imatrix.calibrate.options import CalibrationChoices
 from quantize.run_options import RunOptions, merge_choices
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def calibrate(
              keyword arguments: progress=True, force=True, importances=...
     The rest is as in `quantize`.
     """
-    from calibrate.calibration import Calibration
     from gguf_tools.choices import refuse_unknown, with_choices
+    from imatrix.calibrate.calibration import Calibration
 
     refuse_unknown(choices, CalibrateChoices.__annotations__.keys() - {"calibration"})
     asked: dict[str, Any] = dict(choices)

@@ -61,7 +61,7 @@ from quantize.roles import layer_of, tensor_role
 def measure(
     model: str | os.PathLike[str], path: Path, output: Path, options: SensitivityOptions, report: Reporter
 ) -> Sensitivities:
-    """Measure a model on the text at `path`, and write the file; see `calibrate.sensitivity`."""
+    """Measure a model on the text at `path`, and write the file; see `gguf_tools.sensitivity`."""
     with ExitStack() as opened:
         opened.enter_context(torch_threads(options.forward.n_threads))
         whole = opened.enter_context(open_model(model))

@@ -34,7 +34,7 @@ from pathlib import Path
 from llvmlite.binding import get_host_cpu_features
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/calibrate", "tests/imatrix", "tests/imatrix/evaluate", "tests/quantize/formats")
+TESTS = ("tests/imatrix/calibrate", "tests/imatrix", "tests/imatrix/evaluate", "tests/quantize/formats")
 
 SSE42 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16")
 AVX2 = (*SSE42, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from calibrate.options import CalibrationChoices, CalibrationOptions
-from calibrate.refine.options import RefineChoices, RefineOptions
 from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
 from gguf_tools.commands.functions import CalibrateChoices
+from imatrix.calibrate.options import CalibrationChoices, CalibrationOptions
+from imatrix.calibrate.refine.options import RefineChoices, RefineOptions
 from imatrix.evaluate.auditing.options import AuditChoices, AuditOptions
 from imatrix.evaluate.options import EvaluateChoices, EvaluateOptions
 from imatrix.forward.options import ForwardOptions

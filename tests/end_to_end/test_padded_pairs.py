@@ -181,7 +181,7 @@ def test_types_of_ik_llama(plain: Path, tmp_path: Path) -> None:
 def test_calibrated_padding_carries_nothing(
     plain: Path, padded: Path, text: Path, tmp_path: Path, file_type: str
 ) -> None:
-    from calibrate import Calibration
+    from gguf_tools import Calibration
     from imatrix.texts.tokens import Cut
 
     def calibrated(source: Path, name: str, pad: PadChoice | None) -> Path:

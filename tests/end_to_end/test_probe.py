@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.footprint import Shapes
-from calibrate.options import Coverage
-from calibrate.probe import Probe
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run
+from imatrix.calibrate.footprint import Shapes
+from imatrix.calibrate.options import Coverage
+from imatrix.calibrate.probe import Probe
 from imatrix.forward.options import ForwardOptions
 from tests.end_to_end import arch_models
 from tests.imatrix.forward.deepseek4_models import v4_model

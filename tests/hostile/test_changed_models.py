@@ -13,11 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import quantize  # noqa: E402
-from calibrate.calibration import Calibration  # noqa: E402
 from gguf_tools import ChangedInput  # noqa: E402
 from gguf_tools.files.leftovers import forget  # noqa: E402
 from gguf_tools.files.work_names import work_path  # noqa: E402
 from gguf_tools.progress import NoReport  # noqa: E402
+from imatrix.calibrate.calibration import Calibration  # noqa: E402
 from imatrix.collecting import collect_beside  # noqa: E402
 from imatrix.evaluate.options import EvaluateOptions  # noqa: E402
 from imatrix.evaluate.pipeline import evaluate  # noqa: E402

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import calibrate
+import gguf_tools
 
 pytest.importorskip("torch")
 
@@ -21,11 +21,11 @@ import convert
 import gguf_tools
 import imatrix
 import quantize
-from calibrate.run import saves
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.owned_folder import FileRecord
 from gguf_tools.files.work_names import work_path
 from gguf_tools.text import json_text
+from imatrix.calibrate.run import saves
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.work.work_folder import EMBEDDING
 from imatrix.texts.tokens import Cut
@@ -79,7 +79,7 @@ def evaluate(models: Models, place: Path, keep: Path | None = None) -> Path:
 
 def gradients(models: Models, place: Path) -> Path:
     """Both passes of `sensitivity` and `--calibrate`, and what the second one needs of them."""
-    from calibrate.statistics.gradients import GradientOptions, collect_gradients
+    from imatrix.calibrate.statistics.gradients import GradientOptions, collect_gradients
     from imatrix.forward.open import open_model
     from imatrix.texts.tokens import read_text
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-import calibrate
 import convert
+import gguf_tools
 import gguf_tools.commands.convert
 import gguf_tools.commands.evaluate
 import gguf_tools.commands.imatrix

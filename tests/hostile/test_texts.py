@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import calibrate
 import convert
+import gguf_tools
 from gguf_tools.errors import BadRequest
 from tests.support.trained_model import calibration_text, trained_model
 
@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 import gguf_tools
 import imatrix
 import quantize
-from calibrate.statistics.trust import Trust
 from gguf_tools.commands.evaluate import main as evaluate_main
 from gguf_tools.commands.imatrix import main as imatrix_main
 from gguf_tools.commands.quantize import main as quantize_main
 from gguf_tools.commands.sensitivity import main as sensitivity_main
+from imatrix.calibrate.statistics.trust import Trust
 from imatrix.texts.quality import judge
 from imatrix.texts.tokens import Cut, cut_into_chunks
 from quantize.rounding.factor import DAMP

@@ -21,7 +21,7 @@ from gguf_tools.number_types import SEED
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
-    from calibrate.calibration import Calibration
+    from imatrix.calibrate.calibration import Calibration
     from imatrix.evaluate.options import EvaluateOptions
     from imatrix.forward.options import ForwardOptions
     from quantize.run import Run
@@ -92,7 +92,7 @@ class Divergence:
 
     def refuse(self, run: Run) -> None:
         """Raise BadRequest, before a weight is read, for a text that can't be used."""
-        from calibrate.plan import refuse_text
+        from imatrix.calibrate.plan import refuse_text
 
         refuse_text(self.text, self.options.cut, run.preparation, measured=True)
 
@@ -137,7 +137,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
     from imatrix.forward.options import require_torch
 
     require_torch("--calibrate")
-    from calibrate.calibration import Calibration
+    from imatrix.calibrate.calibration import Calibration
 
     return Calibration(
         args.calibrate,

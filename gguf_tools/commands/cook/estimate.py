@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from calibrate.estimate import calibration_seconds, logit_seconds, pass_seconds
-from calibrate.footprint import Shapes
-from calibrate.options import CalibrationOptions, Coverage
-from calibrate.probe import Probe
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.locks import usable_cores
+from imatrix.calibrate.estimate import calibration_seconds, logit_seconds, pass_seconds
+from imatrix.calibrate.footprint import Shapes
+from imatrix.calibrate.options import CalibrationOptions, Coverage
+from imatrix.calibrate.probe import Probe
 from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
 from imatrix.sensitivities.options import SensitivityOptions
 from imatrix.sensitivities.type_errors import CANDIDATES

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from calibrate.calibration import Calibration
 from convert.sources import SourceOptions, plan_source
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
 from gguf_tools.errors import BadRequest
@@ -15,6 +14,7 @@ from gguf_tools.findings import teller
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Shown
+from imatrix.calibrate.calibration import Calibration
 from quantize.importances.entries import ImportanceFile
 from quantize.padding.padding import PadChoice
 from quantize.plan.recipe_files import Mixture, find_mixture

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from calibrate.calibration import Calibration
 from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import folder_name
 from gguf_tools.progress import Shown
 from gguf_tools.system.files import absolute
+from imatrix.calibrate.calibration import Calibration
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file

@@ -16,8 +16,6 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from calibrate.estimate import time_text
-from calibrate.plan import refuse_text
 from gguf_tools.commands.cook.estimate import Estimates
 from gguf_tools.commands.cook.files import make_files, plans
 from gguf_tools.commands.cook.record import Record
@@ -31,6 +29,8 @@ from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import WORK, Bar, Parts, Shown, clock_text
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text, table
+from imatrix.calibrate.estimate import time_text
+from imatrix.calibrate.plan import refuse_text
 from imatrix.forward.options import require_torch
 
 

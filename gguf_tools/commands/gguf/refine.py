@@ -13,7 +13,7 @@ from gguf_tools.number_types import COUNT, MINUTES, NATURAL, RATE, SEED
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
-    from calibrate.refine.options import RefineOptions
+    from imatrix.calibrate.refine.options import RefineOptions
 
 DETAIL = """
 Every block of a quantized tensor has a floating-point scale or two. They move downhill by the gradient of the
@@ -110,8 +110,8 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 def _read(args: argparse.Namespace) -> RefineRequest:
-    from calibrate.refine.options import RefineOptions
     from gguf_tools.commands.arguments.forward import cut_of, forward_options
+    from imatrix.calibrate.refine.options import RefineOptions
 
     options = RefineOptions(
         cut=cut_of(args),
@@ -131,9 +131,9 @@ def _read(args: argparse.Namespace) -> RefineRequest:
 
 def carry_out(request: RefineRequest) -> None:
     """Refine a file, and print what that gave."""
-    from calibrate.refine.pipeline import refine
     from convert.sources import model_path
     from gguf_tools.progress import LayerBar
+    from imatrix.calibrate.refine.pipeline import refine
 
     base = model_path(request.base, quiet=request.quiet)
     with LayerBar("refining", not request.quiet) as bar:

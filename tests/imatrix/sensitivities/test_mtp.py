@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import calibrate
+import gguf_tools
 from imatrix.texts.tokens import Cut, Text
 from quantize.formats import get_format
 from tests.convert.f32_files import write_f32
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import imatrix.forward.open  # noqa: E402
-from calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
+from imatrix.calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
 from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
 from imatrix.sensitivities import run  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402

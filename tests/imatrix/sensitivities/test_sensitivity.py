@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import calibrate
 import convert
+import gguf_tools
 from gguf_tools.commands.sensitivity import main
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.format.shards import open_gguf
@@ -74,7 +74,7 @@ def by_chunk(folder: Path, labels: np.ndarray) -> list[Any]:
 
 def drawn_labels(folder: Path, output: Path) -> dict[str, np.ndarray]:
     """Return the labels that a measurement draws; they depend on model, text and seed."""
-    from calibrate.statistics.gradients import GradientOptions, collect_gradients
+    from imatrix.calibrate.statistics.gradients import GradientOptions, collect_gradients
     from imatrix.forward.open import open_model
 
     with (

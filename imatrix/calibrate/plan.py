@@ -1,0 +1,150 @@
+"""The plan of a calibrated run: all that is decided before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.findings import Finding
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
+from imatrix.calibrate.footprint import Shapes
+from imatrix.calibrate.options import CalibrationOptions, Coverage
+from imatrix.calibrate.probe import Probe
+from imatrix.calibrate.statistics.trust import Trust
+from imatrix.evaluate.options import SHORTEST_CHUNK
+from imatrix.forward.device import device_name
+from imatrix.forward.findings import findings_of
+from imatrix.forward.network import Network
+from imatrix.forward.work.work_folder import run_identity
+from imatrix.texts.quality import TextQuality
+from imatrix.texts.spelling import spelled
+from imatrix.texts.tokens import Cut, Text
+from quantize.fill.job import Output
+from quantize.padding.counterparts import without_padding
+from quantize.plan.plan import Plan
+from quantize.prepare import Preparation
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """The tensors to calibrate, the text, and how.
+
+    path      of the first output; work folders stand beside it
+    metadata  of the outputs: it says how layers are put together
+    infos     all tensors of the outputs
+    made      those that are calibrated, by name
+    network   of the model
+    quality   of the text
+    """
+
+    options: CalibrationOptions
+    path: Path
+    metadata: Metadata
+    infos: Sequence[TensorInfo]
+    made: Mapping[str, TensorInfo]
+    network: Network
+    text: Text
+    quality: TextQuality
+
+    @classmethod
+    def of(
+        cls,
+        options: CalibrationOptions,
+        plan: Plan,
+        outputs: Sequence[Output],
+        judged: Callable[[Text], TextQuality],
+    ) -> CalibrationPlan:
+        """Read the text and decide what is calibrated.
+
+        judged  gives the quality of the text, or refuses it
+        """
+        path, metadata = outputs[0].path, outputs[0].layout.metadata
+        coverage = Coverage.of(path, metadata, plan.infos)
+        made = {
+            each.name: each.info
+            for each in plan.tensors
+            if coverage.makes(each, options.rounding, embedding=options.embedding)
+        }
+        text = options.read(metadata, coverage)
+        return cls(options, path, metadata, plan.infos, made, coverage.network, text, judged(text))
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is to be said of the model and of the length of chunks."""
+        return findings_of(self.path, self.network, self.metadata, self.text.chunk_size)
+
+    @property
+    def spelling(self) -> str:
+        """The words of the chunks that are used."""
+        pieces = spelled(self.metadata)
+        return b"".join(pieces[token] for token in self.text.tokens.ravel()).decode(errors="replace")
+
+    @cached_property
+    def trust(self) -> Trust:
+        """How far the moments of the text are trusted."""
+        return Trust.of(self.text, self.quality)
+
+    @cached_property
+    def real_cols(self) -> Mapping[str, int]:
+        """Columns without padding of the tensors whose rows are padded, by name."""
+        resized = without_padding(self.metadata, self.infos).resized
+        return {name: resize.cols.new for name, resize in resized.items() if resize.cols is not None}
+
+    def n_cols(self, info: TensorInfo) -> int:
+        """How many columns of a tensor are not padding."""
+        return self.real_cols.get(info.name, info.n_cols)
+
+    @cached_property
+    def device(self) -> torch.device:
+        return torch.device(device_name(self.options.forward.device))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.options.forward.dtype)
+        return dtype
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """The shapes of the model, for estimates."""
+        return Shapes.of(self.network, self.infos, list(self.made.values()), self.metadata)
+
+    @cached_property
+    def probe(self) -> Probe:
+        """Measures how fast this machine computes the model."""
+        return Probe(self.shapes, self.text.chunk_size, self.options.forward, self.options.rounding)
+
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
+        """The facts that decide the bytes besides sources, types and importances, as JSON data."""
+        options = self.options
+        return {
+            "method": options.rounding.describe(),
+            **run_identity(self.text.chunks, options.forward),
+            "sequential": options.sequential,
+            "embedding": options.embedding,
+            "seed": options.seed,
+            "trust": asdict(self.trust),
+            **({"classes": list(self.text.classes)} if self.text.classes else {}),
+        }
+
+
+def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: bool = False) -> None:
+    """Read a text as the model that is about to be made will read it.
+
+    measured  whether predictions of it will be measured
+    raises    BadRequest for a file that is no text or too short, BadArgument for chunks that are too short,
+              UnsupportedCheckpoint for a model that can't be computed
+    """
+    if measured and cut.chunk_size < SHORTEST_CHUNK:
+        raise BadArgument(f"a context of {cut.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
+    if measured and path.is_dir():
+        raise BadRequest(f"{path}: is a folder, expected a file; evaluate --suite measures classes of texts")
+    output = preparation.outputs[0]
+    coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
+    CalibrationOptions(path, cut).read(output.layout.metadata, coverage)

@@ -1,0 +1,58 @@
+"""Refines the scales and codes of a finished file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from gguf_tools.argument_types import checked
+from gguf_tools.choices import with_choices
+from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.named_files import output_path
+from gguf_tools.files.overwriting import refuse_shared
+from gguf_tools.progress import Reporter, Shown, reporting
+from imatrix.calibrate.refine.options import RefineChoices, RefineOptions
+from imatrix.forward.options import require_torch
+
+if TYPE_CHECKING:
+    from imatrix.calibrate.refine.result import Refinement
+
+
+@checked
+def refine(
+    file: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    text: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: RefineOptions | None = None,
+    progress: Shown | Reporter = None,
+    **choices: Unpack[RefineChoices],
+) -> Refinement:
+    """Move the scales of a quantized file to where its predictions are closer to its base's.
+
+        refine("lite-Q2_K.gguf", "DeepSeek-V2-Lite", "text.txt", "lite-Q2_K-refined.gguf", minutes=60)
+
+    With `passes` its codes move first; see imatrix/calibrate/refine/layers.py.
+
+    file      GGUF file or split set, whoever made it; types that can't be refined stay as they are
+    base      Hugging Face folder, or GGUF file: the original
+    text      UTF-8 file, or folder of which every file and every folder in it is a class. One chunk of eight,
+              8 at most, is held back to judge by; of a folder, at least one of each class that has two
+    output    a file of the same types and size, but for what it says of its text. A work folder beside it
+              keeps what is done until all is
+    progress  True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
+    choices   fields of RefineOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
+              replace those of `options`
+    raises    ToolkitError: BadRequest for a text or a model that doesn't fit, BadActivation naming layer and
+              tensor for NaN or infinity, OutputError for an output that can't be written or is something else
+    """
+    options = with_choices(options or RefineOptions(), choices)
+    file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
+    refuse_shared({"the output": output}, [file, base, text])
+    refuse_early([output], [text], [file, base], folders=True)
+    require_torch("refining")
+    from imatrix.calibrate.refine.run import run_refinement
+
+    with reporting(progress, "refining") as report:
+        return run_refinement(file, base, text, output, options, report)

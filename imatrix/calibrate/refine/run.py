@@ -1,0 +1,466 @@
+"""One refinement: codes layer by layer, steps downhill for scales, and a file of the same types and size.
+
+    OUT.work/original.work  a forward pass of the original over the whole text, for the last hidden states
+    OUT.work/codes.work     a pass of the file in step with it, and the codes of its layers, where codes move
+    OUT.work/descent.work   where the scales have come, once a minute
+
+A run that was interrupted goes on from there, and makes the same file. The scales are written that were best
+on chunks held back. If no step was of use there, the scales stay as they were, and the run says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadRequest, ToolkitError
+from gguf_tools.files.inputs import gguf_inputs
+from gguf_tools.files.leftovers import forget
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
+from gguf_tools.findings import Finding, Level, tell_all
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
+from gguf_tools.progress import Reporter
+from gguf_tools.text import counted
+from imatrix.calibrate.refine.descent import Descent, RefinedTensor
+from imatrix.calibrate.refine.gradients import Original, Student
+from imatrix.calibrate.refine.layers import N_TRIALS, STEP_WORK, KeptCodes, LayerByLayer
+from imatrix.calibrate.refine.options import RefineOptions
+from imatrix.calibrate.refine.result import Refinement
+from imatrix.calibrate.refine.scales import row_scales
+from imatrix.calibrate.statistics.inputs import HoldoutSplit
+from imatrix.evaluate.bases.same_model import KnownModel
+from imatrix.evaluate.divergence import mean_of
+from imatrix.forward.device import device_name, fast_products
+from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.logits import Head
+from imatrix.forward.observe import Silent
+from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.run import forward_pass
+from imatrix.forward.work.work_folder import WorkFolder, WorkParts, run_identity
+from imatrix.forward.workers import give_back, threads_for, torch_threads, workers_for
+from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.quality import admit
+from imatrix.texts.tokens import Text
+from quantize.calibration import REFINED_KEY
+from quantize.fill.encode import RowSources
+from quantize.fill.provenance import PROVENANCE_KEY
+from quantize.fill.scaled import refuse_scales
+from quantize.fill.sources import GGUFTensor, OpenSources, SourceTensor
+from quantize.importances.text_sketch import TextSketch
+from quantize.plan.decide import Decider, TensorPlan
+from quantize.plan.plan import Plan
+from quantize.prepare import Preparation, lay_out, parts_of
+from quantize.roles import tensor_role
+from quantize.run import Run
+from quantize.run_options import RunOptions
+
+_SAVE_SECONDS = 60.0
+
+_LOOKS = 8
+"""How many times the chunks that are held back are looked at while scales move."""
+
+
+def run_refinement(
+    file: Path, original: Path, path: Path, output: Path, options: RefineOptions, report: Reporter
+) -> Refinement:
+    """Refine a file on the text at `path`; see `imatrix.calibrate.refine.pipeline`."""
+    started = time.monotonic()
+    with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
+        opened.enter_context(fast_products(device_name(options.forward.device)))
+        source = opened.enter_context(open_model(file))
+        base = opened.enter_context(open_model(original))
+        _refuse_unrefinable(source)
+        KnownModel.of(base).admit([source], report.tell)
+        text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
+        admit(text, str(path), report.tell, any_text=options.any_text)
+        tell_all(source.findings(text.chunk_size), report.tell)
+        run = _Run(source, base, text, output, options, report)
+        if not options.force and was_refined(output) == run.digest:
+            forget(work_path(output))  # of a run that was killed at its end
+            return Refinement(output, is_found=True)
+        refuse_to_replace([output], force=options.force)
+        opened.enter_context(in_use(work_path(output)))
+        tensors, best, n_steps = run.descend()
+        for each in (source, base):
+            each.watch.refuse_changed()
+        sketch, known = TextSketch.of(text.tokens.ravel(), mixture_sha256(path)), run.known
+        if known is not None:
+            sketch = known.joined(sketch)
+        keys = {REFINED_KEY: Value.string(run.digest), **sketch.metadata()}
+        _write(file, output, tensors, keys, options)
+        forget(work_path(output))
+    before, after, seconds = mean_of(best.before), mean_of(best.after), time.monotonic() - started
+    return Refinement(output, before, after, n_steps, best.step, seconds)
+
+
+def _parts(output: Path) -> WorkParts:
+    return WorkParts(output, ("original", "codes", "descent"))
+
+
+def _refuse_unrefinable(source: ModelSource) -> None:
+    """Raise BadRequest for weights that have scales of their own, or none that can be refined."""
+    refuse_scales(source.path, source.tensors, source.network.own_scales)
+    if not any(row_scales(each.type, each.shape[-1]) for each in source.tensors.values()):
+        raise BadRequest(f"{source.path}: has no tensor of a type whose scales can be refined")
+
+
+def was_refined(output: Path) -> str | None:
+    """Read what decided the scales of a refined file; None for no such file."""
+    try:
+        with open_gguf(output) as there:
+            digest: str | None = there.get(REFINED_KEY)
+            return digest
+    except (OSError, ToolkitError):
+        return None
+
+
+@dataclass
+class _Best:
+    """The scales with the smallest divergence on chunks held back, and those divergences.
+
+    before, after  float64 (n_tokens,)
+    """
+
+    before: npt.NDArray[np.float64]
+    after: npt.NDArray[np.float64]
+    changes: dict[str, npt.NDArray[np.float32]]
+    step: int = 0
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        kept = {f"best:{name}": values for name, values in self.changes.items()}
+        return {**kept, "before": self.before, "after": self.after, "best": np.array(self.step)}
+
+    @classmethod
+    def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> _Best:
+        kept = {key.removeprefix("best:"): arrays[key] for key in arrays if key.startswith("best:")}
+        return cls(arrays["before"], arrays["after"], kept, int(arrays["best"]))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A refinement at work."""
+
+    source: ModelSource
+    base: ModelSource
+    text: Text
+    output: Path
+    options: RefineOptions
+    report: Reporter
+
+    @cached_property
+    def about_original(self) -> dict[str, Any]:
+        """What decides the original's hidden states."""
+        watch = self.base.watch
+        return {"original": watch.recognised_by(), **run_identity(self.text.chunks, self.options.forward)}
+
+    @cached_property
+    def about_descent(self) -> dict[str, Any]:
+        """What decides where the scales go."""
+        options = self.options
+        how = {"batch": options.batch, "rate": options.rate, "seed": options.seed}
+        length = {"steps": options.steps, "minutes": options.minutes}
+        classes = {"classes": list(self.text.classes)} if self.text.classes else {}
+        codes = self.about_codes if options.passes else {}
+        file = self.source.watch.recognised_by()
+        return {**self.about_original, "file": file, **codes, **how, **length, **classes}
+
+    @cached_property
+    def about_codes(self) -> dict[str, Any]:
+        """What decides where the codes go."""
+        options = self.options
+        how = {
+            "passes": options.passes,
+            "code rate": options.code_rate,
+            "memory": options.forward.memory_bytes,
+        }
+        order = {"seed": options.seed, "classes": list(self.text.classes)}
+        return {**self.about_original, "file": self.source.watch.recognised_by(), **how, **order}
+
+    @property
+    def known(self) -> TextSketch | None:
+        """The texts that the file was made with, if it tells."""
+        return TextSketch.read(self.source.metadata)
+
+    @property
+    def digest(self) -> str:
+        """What decides the file, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self.about_descent, sort_keys=True).encode()).hexdigest()[:16]
+
+    def descend(self) -> tuple[dict[str, SourceTensor], _Best, int]:
+        """Move codes and scales.
+
+        returns  the tensors that have others, how good these are, and the steps made
+        """
+        options, source = self.options, self.source
+        split = self._split()
+        recoded = self._recoded(split) if options.passes else {}
+        load = source.loader_for(options.forward)
+        *_, place = _parts(self.output).paths
+        work = WorkFolder(
+            place, self.about_descent, restart=options.restart, may_skip=True, watch=source.watch
+        )
+        threads = threads_for(options.batch, load.device)
+        with self._original() as original, work as folder, threads as n_workers:
+            shares = _Shares(self.report)
+
+            def student(moving: dict[str, RefinedTensor], *others: Mapping[str, SourceTensor]) -> Student:
+                tensors = {name: tensor for each in (*others, moving) for name, tensor in each.items()}
+                loads = replace(load, tensors=tensors)
+                return Student(source.network, loads, moving, self.text.chunks, n_workers, shares.advance)
+
+            before = None
+            if recoded:
+                before = held_divergences(student({}, source.tensors), original, split, options.batch)
+                moved = student({}, source.tensors, recoded)
+                after = held_divergences(moved, original, split, options.batch)
+                recoded = recoded if after.mean() < before.mean() else {}
+            tensors = {
+                name: RefinedTensor(tensor, scales)
+                for name, tensor in {**source.tensors, **recoded}.items()
+                if (scales := row_scales(tensor.type, tensor.shape[-1])) is not None
+            }
+            descent, own = Descent(tensors), student(tensors, source.tensors, recoded)
+            best, n_steps = _Steps(descent, own, original, folder, options, shares, split).run()
+        descent.set_changes(best.changes)
+        best = best if before is None else replace(best, before=before)
+        return {**recoded, **tensors}, best, n_steps
+
+    def _split(self) -> HoldoutSplit:
+        """Hold back chunks that the file was not calibrated on: on those it was, all that moves looks bad.
+
+        Of a text that is known throughout, the chunks are held back that a calibration with it holds back.
+        """
+        text, sketch = self.text, self.known
+        known = [chunk for chunk, tokens in enumerate(text.tokens) if sketch and sketch.shared(tokens)]
+        if len(known) == text.n_chunks:
+            why = (
+                "the file was calibrated on all of these chunks: new ones do better (--from-chunk), and those"
+                " held back are fair judges only if the calibration held them back, too, as it does with the"
+                " same -c and --chunks"
+            )
+            self.report.tell(Finding("known text", why, Level.WARNING))
+        return HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes, known)
+
+    def _recoded(self, split: HoldoutSplit) -> Mapping[str, SourceTensor]:
+        """Move the codes of all layers; return the tensors that have others."""
+        _, of_codes, _ = _parts(self.output).paths
+        restart, watch = self.options.restart, self.source.watch
+        with WorkFolder(of_codes, self.about_codes, restart=restart, watch=watch) as own:
+            if own.done < self.source.network.n_layers - 1:
+                self._move_codes(own, split)
+            return KeptCodes(own).tensors(self.source.tensors, self.source.network.n_layers)
+
+    def _move_codes(self, own: WorkFolder, split: HoldoutSplit) -> None:
+        """Move the codes of the layers that are not in the folder yet."""
+        options, chunks, summed = self.options, self.text.chunks, _summed(split)
+        # Few and long steps follow the noise of their chunks: one chunk a step.
+        one = replace(options, batch=1)
+        steps = [_batch(summed, one, step) for step in range(options.passes * len(summed))]
+        n_layers, of_steps = self.source.network.n_layers, STEP_WORK * len(steps) / split.n_chunks
+        # The first layer is moved at more than one rate.
+        total, n_done = (2 + of_steps) * n_layers + (N_TRIALS - 1) * of_steps, max(0, own.done + 1)
+        tensors, advance = dict(self.source.tensors), self.report.advance
+        self.report.start(total, (2 + of_steps) * n_done + (N_TRIALS - 1) * of_steps * min(1, n_done))
+        self.report.remark("codes")
+        with self._in_step(_parts(self.output).paths[0], own) as there, ExitStack() as opened:
+            enter, forward = opened.enter_context, options.forward
+            n_workers = workers_for(chunks.n_chunks, self.base.loader_for(forward).device)
+            original = enter(forward_pass(self.base, chunks, forward, there, advance, n_workers))
+            moved = replace(self.source, tensors=tensors)
+            student = enter(forward_pass(moved, chunks, forward, own, advance, n_workers))
+            rate, memory = options.code_rate, forward.memory_bytes
+            by_layer = LayerByLayer(
+                original, student, tensors, self.base.tensors, steps, rate, memory, split, advance
+            )
+            for layer in by_layer.layers():
+                self.report.remark(f"codes of layer {layer + 1} of {n_layers}")
+        if left := by_layer.left_out:
+            why = f"the codes of {counted(len(left), 'tensor')} stay: more --memory is needed to move them"
+            self.report.tell(Finding("codes", why, Level.NOTE, tuple(left)))
+
+    def _in_step(self, path: Path, own: WorkFolder) -> WorkFolder:
+        """Open the work folder of the original's pass, which may be one layer ahead of the file's own."""
+        restart, watch = self.options.restart, self.base.watch
+        folder = WorkFolder(path, self.about_original, restart=restart, watch=watch)
+        if folder.done <= own.done + 1:
+            return folder
+        with folder:
+            pass
+        return WorkFolder(path, self.about_original, restart=True, watch=watch)
+
+    @contextmanager
+    def _original(self) -> Iterator[Original]:
+        """Give the original's end, once its last hidden states are there.
+
+        All threads are free again by then: a batch has fewer chunks to share them than the text.
+        """
+        place, *_ = _parts(self.output).paths
+        forward, base = self.options.forward, self.base
+        restart = self.options.restart and not self.options.passes  # moving codes has begun it anew already
+        work = WorkFolder(place, self.about_original, restart=restart, watch=base.watch)
+        with work as folder, ExitStack() as opened:
+            if folder.done < base.network.n_all_layers - 1:
+                self.report.start(base.network.n_all_layers, max(0, folder.done + 1))
+                self.report.remark("the original")
+            chunks, advance = self.text.chunks, self.report.advance
+            with threads_for(chunks.n_chunks, base.loader_for(forward).device) as n_workers:
+                own = forward_pass(base, chunks, forward, folder, advance, n_workers)
+                passing = opened.enter_context(own)
+                for _ in passing.layers(Silent):
+                    give_back()
+                head = Head.of(base.network, passing.load, passing.last())
+                original = Original.of(head, chunks, n_workers)
+            yield original
+
+
+class _Shares:
+    """Turns shares of layers into what a bar of steps counts."""
+
+    def __init__(self, report: Reporter) -> None:
+        self.report = report
+        self.per_layer = 0.0
+
+    def advance(self, share: float) -> None:
+        self.report.advance(share * self.per_layer)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a descent, and looks at what they are worth."""
+
+    descent: Descent
+    student: Student
+    original: Original
+    folder: WorkFolder
+    options: RefineOptions
+    shares: _Shares
+    split: HoldoutSplit
+
+    def run(self) -> tuple[_Best, int]:
+        """Make all steps that are left; return the best scales, and how many steps there were."""
+        descent, summed = self.descent, _summed(self.split)
+        n_steps, best = self._begin(len(summed))
+        saved, n_saved, report = time.monotonic(), descent.n_steps, self.shares.report
+        report.start(n_steps, descent.n_steps)
+        self.shares.per_layer = 1 / (self.student.network.n_layers * (1 + BACKWARD_WORK))
+        try:
+            while descent.n_steps < n_steps:
+                number = descent.n_steps
+                batch = _batch(summed, self.options, number)
+                divergence, gradients = self.student.gradients(self.original, batch)
+                descent.step(gradients, self._rate(number, n_steps))
+                report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
+                is_last = descent.n_steps == n_steps
+                if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
+                    best = self._looked(best)
+                if is_last or time.monotonic() - saved > _SAVE_SECONDS:
+                    self._save(best, n_steps)
+                    saved, n_saved = time.monotonic(), descent.n_steps
+                give_back()
+        except KeyboardInterrupt as error:
+            error.add_note(f"{n_saved} of {n_steps} steps are kept: the same command resumes from there")
+            raise
+        return best, n_steps
+
+    def _begin(self, n_summed: int) -> tuple[int, _Best]:
+        """Take up what an earlier run has left, or look at the file as it is and decide on the steps."""
+        if self.folder.done >= 0:
+            arrays = self.folder.arrays(0)
+            self.descent.load(arrays)
+            return int(arrays["n_steps"]), _Best.load(arrays)
+        began = time.monotonic()
+        before = self._held()
+        best = _Best(before, before, self.descent.changes())
+        if self.options.steps is not None:
+            return self.options.steps, best
+        if self.options.minutes is None:
+            return max(1, n_summed // self.options.batch), best
+        # A look is a forward pass, and a step as much as five.
+        n_held = len(self.split.held)
+        of_chunk = (time.monotonic() - began) / n_held
+        of_step = of_chunk * self.options.batch * (1 + BACKWARD_WORK)
+        seconds = 60 * self.options.minutes - _LOOKS * of_chunk * n_held
+        return max(1, math.floor(seconds / of_step)), best
+
+    def _looked(self, best: _Best) -> _Best:
+        """Return what is best now."""
+        now = self._held()
+        if now.mean() >= best.after.mean():
+            return best
+        return _Best(best.before, now, self.descent.changes(), self.descent.n_steps)
+
+    def _held(self) -> npt.NDArray[np.float64]:
+        advance, self.shares.per_layer = self.shares.per_layer, 0.0
+        found = held_divergences(self.student, self.original, self.split, self.options.batch)
+        self.shares.per_layer = advance
+        return found
+
+    def _rate(self, step: int, n_steps: int) -> float:
+        warm = min(1.0, (step + 1) / 3)
+        return self.options.rate * warm * 0.5 * (1 + math.cos(math.pi * step / n_steps))
+
+    def _save(self, best: _Best, n_steps: int) -> None:
+        arrays = {**self.descent.arrays(), **best.arrays(), "n_steps": np.array(n_steps)}
+        self.folder.finish_layer(0, arrays)
+
+
+def held_divergences(
+    student: Student, original: Original, split: HoldoutSplit, batch: int
+) -> npt.NDArray[np.float64]:
+    """Compute the divergence at each token of the chunks held back, batch by batch; float64 (n_tokens,)."""
+    batches = [split.held[at : at + batch] for at in range(0, len(split.held), batch)]
+    return np.concatenate([student.divergences(original, each) for each in batches])
+
+
+def _summed(split: HoldoutSplit) -> npt.NDArray[np.int64]:
+    """Return the chunks that are not held back."""
+    return np.array([chunk for chunk in range(split.n_chunks) if split.is_summed(chunk)])
+
+
+def _batch(chunks: npt.NDArray[np.int64], options: RefineOptions, step: int) -> list[int]:
+    """Return the chunks of a step: all come once before any comes again, in an order that a seed decides."""
+    size = min(options.batch, len(chunks))
+    per_pass = len(chunks) // size
+    order = np.random.default_rng([options.seed, step // per_pass]).permutation(chunks)
+    at = step % per_pass * size
+    return sorted(order[at : at + size].tolist())
+
+
+def _write(
+    file: Path, output: Path, tensors: Mapping[str, SourceTensor], keys: Metadata, options: RefineOptions
+) -> None:
+    """Write the file with other scales; all else stays, but the provenance of other bytes."""
+    with open_gguf(file) as opened:
+        metadata = {key: value for key, value in opened.metadata.items() if key != PROVENANCE_KEY}
+        plan = Plan("refine", tuple(map(_kept, opened.tensors.values())))
+        parts = parts_of(opened, ((info, info.name) for info in plan.infos), keep_split=len(opened.paths) > 1)
+        outputs = lay_out(output, {**metadata, **keys}, parts, opened.endian)
+        sources: dict[str, SourceTensor] = {
+            name: tensors.get(name) or GGUFTensor(opened, name) for name in opened.tensors
+        }
+        rows = RowSources(sources, {}, OpenSources(sources))
+        n_bytes = sum(info.n_bytes for info in plan.infos)
+        planned = Run(Preparation(plan, outputs, n_bytes), rows, gguf_inputs(opened), time.monotonic())
+        planned.execute(RunOptions(options.forward.n_threads, restart=True, force=True))
+
+
+def _kept(info: TensorInfo) -> TensorPlan:
+    role = tensor_role(info.name, info.shape).role
+    types = info.type, info.type
+    return TensorPlan(info.name, info.shape, role, info.name, *types, Decider.KEPT, "as it is")

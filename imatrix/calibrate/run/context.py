@@ -1,0 +1,206 @@
+"""The context of a run: the models that go through the text, their hidden states, and what all layers share.
+
+    OUT.work/hidden.0, .1     of the original model, after the latest even and odd layer
+    OUT.work/student.0, .1    of the model that is being written
+    OUT.work/middle, ...      scratch, where states don't fit in memory
+
+Both models are recorded together, so a run that is killed finds both after the same layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gguf_tools.files.early_checks import refuse_small_disk
+from gguf_tools.format.tensors import TensorInfo
+from imatrix.calibrate.run.encode import Encoder, RowGroup
+from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
+from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
+from imatrix.calibrate.statistics.token_weights import TokenWeights
+from imatrix.calibrate.statistics.trust import Trust
+from imatrix.forward.hidden_states import FileStates, MemoryStates, States, copy
+from imatrix.forward.layer import Layer
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.layers.rope import Rotation
+from imatrix.forward.network import Network
+from imatrix.forward.run import embed
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.workers import Workers
+from imatrix.texts.tokens import Text
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The hidden states of one model.
+
+    sets    where even and odd layers put their output, float32
+    middle  the input of the second half of a layer
+    files   where saved states are; the same as `sets` above the budget
+    """
+
+    sets: tuple[States, States]
+    middle: States
+    files: tuple[FileStates, FileStates]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether layers work in memory, and files have what was saved last."""
+        return self.sets is not self.files
+
+    def before(self, layer: int) -> States:
+        """Return where a layer finds its input."""
+        return self.sets[(layer - 1) % 2]
+
+    def after(self, layer: int) -> States:
+        """Return where a layer puts its output."""
+        return self.sets[layer % 2]
+
+    def save(self, layer: int) -> Path:
+        """Bring the layer's output to the disk itself, and return its file."""
+        file = self.files[layer % 2]
+        if self.is_in_memory:
+            copy(self.after(layer), file)
+        file.sync()
+        return file.path
+
+
+def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
+    """Return the bytes of the states of `n_models` models in memory, and in the work folder."""
+    n_tokens = n_models * text.inputs.size
+    states, middle = n_tokens * network.state_size, n_tokens * network.hidden_size
+    return states * (4 + 4) + middle * dtype.itemsize, states * (4 + 4)
+
+
+def open_streams(
+    loaders: Sequence[Loader],
+    text: Text,
+    network: Network,
+    folder: WorkFolder,
+    memory_bytes: int,
+    opened: ExitStack,
+) -> list[Stream]:
+    """Return a stream for each model, the original first, at the layer where the work folder is.
+
+    loaders  of the models; they give the embeddings
+    raises   OutputError for a disk without room for the states
+    """
+    size, inner = (text.inputs.size, network.state_size), (text.inputs.size, network.hidden_size)
+    dtype = loaders[0].dtype
+    in_memory, on_disk = state_bytes(text, network, dtype, len(loaders))
+    fits = in_memory <= memory_bytes
+    needed = on_disk if fits else in_memory
+    refuse_small_disk([folder.folder], needed, "hidden states", "use fewer chunks, or another disk")
+
+    def file(name: str) -> FileStates:
+        return opened.enter_context(closing(FileStates(folder.folder / name, *size)))
+
+    streams = []
+    for number in range(len(loaders)):
+        name, middle = ("hidden", "middle") if number == 0 else ("student", "student.middle")
+        files = file(f"{name}.0"), file(f"{name}.1")
+        if fits:
+            sets = MemoryStates(*size), MemoryStates(*size)
+            streams.append(Stream(sets, MemoryStates(*inner, dtype), files))
+        else:
+            scratch = FileStates(folder.folder / middle, *inner, dtype)
+            streams.append(Stream(files, opened.enter_context(closing(scratch)), files))
+    if folder.done < EMBEDDING:
+        first = [stream.files[EMBEDDING % 2] for stream in streams]
+        for load, states in zip(loaders, first, strict=True):
+            embed(load, text.chunks, states, network)
+            states.sync()
+        folder.finish_layer(EMBEDDING, {}, [states.path for states in first])
+    if fits:
+        for stream in streams:
+            copy(stream.files[folder.done % 2], stream.after(folder.done))
+    return streams
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the models."""
+
+    network: Network
+    load: Loader
+    rotate: Rotation
+    stream: Stream
+
+    def layer(self, number: int) -> Layer:
+        """Return a layer with its weights, as they are now."""
+        return self.network.build(self.load, number, self.rotate)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Values that stay the same for all layers.
+
+    models    the original, and the model that is being written; the original alone where tensors are encoded
+              under the original's inputs
+    wanted    the tensors to make, by name
+    real_cols  columns without padding of the tensors that are padded, by name
+    tokens    ids of the whole text, int64 (n_tokens,)
+    trust     how far the text's moments are trusted
+    weights   of the tokens
+    """
+
+    models: tuple[Model, ...]
+    holdout: HoldoutSplit
+    device: torch.device
+    dtype: torch.dtype
+    wanted: Mapping[str, TensorInfo]
+    real_cols: Mapping[str, int]
+    encoder: Encoder
+    workers: Workers
+    tokens: torch.Tensor
+    trust: Trust
+    weights: TokenWeights
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the model that is being written goes through the text, too."""
+        return len(self.models) > 1
+
+    @property
+    def corrects_drift(self) -> bool:
+        """Whether tensors are corrected for what the ones before them have changed."""
+        return self.is_followed and self.trust.is_proven
+
+    @property
+    def original(self) -> Model:
+        return self.models[0]
+
+    @property
+    def own(self) -> Model:
+        """The model whose inputs count."""
+        return self.models[-1]
+
+    def is_missing(self, name: str, first: int = 0, n_rows: int | None = None) -> bool:
+        """Whether rows of a tensor are to be made and not all written; all rows, or `n_rows` from `first`."""
+        return name in self.wanted and self.encoder.writer.is_missing(name, first, n_rows)
+
+    def conditions_of(
+        self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
+    ) -> Iterator[Conditions]:
+        """Yield the conditions that follow from statistics; see `statistics.conditions.conditions_of`."""
+        return conditions_of(inputs, name, self.workers, self.trust, self.real_cols.get(name))
+
+    def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:
+        """Encode those of `names` that are not written, under the inputs of `key`."""
+        missing = [name for name in names if self.is_missing(name)]
+        if not missing:
+            return
+
+        mats = range(len(inputs.moments[key].own))
+        shown = ((inputs.statistics(key, mat), inputs.held(key, mat)) for mat in mats)
+        all_mats = list(self.conditions_of(shown, missing[0]))
+        groups = []
+        for name in missing:
+            info = self.wanted[name]
+            n_rows = info.n_rows // len(mats)
+            groups += [RowGroup(info, mat * n_rows, n_rows, each) for mat, each in enumerate(all_mats)]
+        self.encoder.make(groups)

@@ -1,0 +1,301 @@
+"""A calibrated run: layer after layer, what its matrices multiply is gathered, and they are encoded.
+
+Everything the run needs of the model is in what it fills: the metadata of the outputs say how layers are put
+together, and the job's tensors have the weights under the names of the outputs. So folders and files of any
+format are calibrated in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import xxhash
+
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.leftovers import forget
+from gguf_tools.files.partial_file import PartialFile
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.files.work_names import work_path
+from gguf_tools.system.files import read_at
+from gguf_tools.system.settings import ONE_BLAS_THREAD
+from imatrix.calibrate.estimate import Work, work_of
+from imatrix.calibrate.plan import CalibrationPlan
+from imatrix.calibrate.run.by_class import class_findings
+from imatrix.calibrate.run.cluster import StripsJob, open_cluster_strips
+from imatrix.calibrate.run.context import Model, RunContext, open_streams
+from imatrix.calibrate.run.encode import Encoder, RowGroup
+from imatrix.calibrate.run.layers import LayerRun
+from imatrix.calibrate.run.meter import Meter
+from imatrix.calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
+from imatrix.calibrate.run.report import Report, final_divergence, report_lines
+from imatrix.calibrate.run.saves import StateSaver
+from imatrix.calibrate.run.strips import StripExecutor, ThreadStrips
+from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
+from imatrix.calibrate.statistics.gradient_factors import (
+    GradientFactors,
+    embedding_statistics,
+    gradient_chunks,
+    open_gradients,
+)
+from imatrix.calibrate.statistics.gradients import Gradients
+from imatrix.calibrate.statistics.inputs import Activations, HoldoutSplit, gather
+from imatrix.calibrate.statistics.token_weights import TokenWeights
+from imatrix.forward.device import fast_products, threads_on, to_torch
+from imatrix.forward.layers.load import Loader
+from imatrix.forward.logits import Head
+from imatrix.forward.mtp import draft_head
+from imatrix.forward.network import EMBEDDINGS, OUTPUT
+from imatrix.forward.open import ModelSource
+from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.workers import Workers, torch_threads
+from imatrix.texts.tokens import Vocabulary
+from quantize.fill.chunks import ChunkTable, ChunkTask
+from quantize.fill.executors import Done
+from quantize.fill.job import FillJob
+from quantize.fill.options import FillOptions
+from quantize.fill.provenance import describe_run
+from quantize.roles import layer_of
+
+_RECORDS = "records.jsonl"
+
+
+class CalibratedRun:
+    """A Calibrator, and a context manager that deletes the work folder when the run has succeeded."""
+
+    def __init__(self, plan: CalibrationPlan, job: FillJob, options: FillOptions) -> None:
+        self._plan, self._job, self._options = plan, job, options
+        self._tensors = job.sources.tensors
+        self._report = Report()
+        self._records: Records | None = None
+        self.names = frozenset(plan.made)
+        self.about = plan.about
+        self._watch = InputWatch(job.inputs)
+        self._opened = ExitStack()
+        self.digest = self._digest()
+
+    def _digest(self) -> int:
+        facts = describe_run(self._job, self._watch) | dict(self.about)
+        del facts["output"]  # what the file is called
+        if not self._plan.options.sequential:
+            del facts["type of"]  # each tensor's own is in its provenance, and others have no effect
+        return xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True).encode()) or 1
+
+    def __enter__(self) -> Self:
+        self._opened.enter_context(in_use(work_path(self._plan.path)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._opened:
+            if error is None:
+                forget(work_path(self._plan.path))
+
+    def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
+        """See `quantize.fill.job.Calibrator`."""
+        plan = self._plan
+        missing: dict[str, list[ChunkTask]] = {}
+        for task in tasks:
+            missing.setdefault(task.rows.tensor, []).append(task)
+        with ExitStack() as opened:
+            folder, records = self._open_folder(missing, opened)
+            self._records = records
+            opened.enter_context(fast_products(plan.device.type))
+            nothing = Work(0, 0, 0, (0,) * plan.network.n_all_layers, 0)
+            work = work_of(plan.options, plan.probe, plan.text) if missing else nothing
+            meter = Meter(work, self._options.calibrating)
+            gradients = self._gradients(missing, meter, opened)
+            workers = opened.enter_context(_workers(self._options.threads, plan.device.type, meter.computed))
+            tensors = opened.enter_context(open_partial_model(self._job.outputs, partials, self._tensors))
+            for task in (task for group in missing.values() for task in group):
+                tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
+            files = {number: opened.enter_context(PartialFile(path)) for number, path in partials.items()}
+            writer = Writer(self._tensors, tensors, missing, files, done, records)
+            method = plan.options.rounding
+            factors = GradientFactors(gradients if method.needs_gradients else None, plan.trust)
+            strips = opened.enter_context(self._strips(folder, workers, meter))
+            encoder = Encoder(strips, factors, workers, writer)
+            if gradients is not None:
+                with meter.embeddings():
+                    self._make_embeddings(gradients, missing, encoder, workers)
+            context = self._context(folder, tensors, encoder, factors, opened)
+            saver = StateSaver(folder, context.models)
+            for layer in range(folder.done + 1, plan.network.n_all_layers):
+                with meter.layer(layer):
+                    LayerRun.of(context, layer).run()
+                    if layer == plan.network.n_layers:
+                        self._make_draft_output(context)
+                    self._make_unseen(context, [name for name in missing if layer_of(name) == layer])
+                    if layer < plan.network.n_layers:  # the states before the MTP layer are wanted behind it
+                        saver.after(layer)
+            with meter.end():
+                self._make_output(context)
+                self._make_unseen(context, list(missing))
+                n_threads = threads_on(plan.device, self._options.threads)
+                divergence = final_divergence(context, plan.network, plan.text, n_threads)
+            n_cols = {name: plan.n_cols(info) for name, info in plan.made.items()}
+            self._report = Report.of(n_cols, records, context.holdout, divergence, plan.quality)
+        for finding in class_findings(self._report.classes):
+            self._options.tell(finding)
+
+    def _gradients(self, missing: Iterable[str], meter: Meter, opened: ExitStack) -> Gradients | None:
+        """Collect the gradients that the options need for the tensors that are missing."""
+        plan = self._plan
+        if not missing:
+            return None
+        vocab = Vocabulary(plan.metadata, plan.path)
+        source = ModelSource(
+            plan.path, plan.network, self._tensors, lambda: vocab, self._job.inputs, ExitStack()
+        )
+        at_once = plan.shapes.chunks_at_once(plan.text.chunk_size, self._options.threads)
+        passes = plan.options, source, plan.text, plan.path, meter.gradients, at_once
+        opened.enter_context(torch_threads(self._options.threads))
+        return opened.enter_context(open_gradients(*passes, restart=self._options.restart))
+
+    def _open_folder(self, missing: Iterable[str], opened: ExitStack) -> tuple[WorkFolder, Records]:
+        """Open the work folder and its records; start over where chunks of an earlier layer are missing."""
+        path, restart = self._plan.path, self._options.restart
+        about: dict[str, Any] = {"run": f"{self.digest:016x}", **self.about}
+        with ExitStack() as first:
+            folder = WorkFolder(path, about, restart=restart, watch=self._watch, may_skip=True)
+            first.enter_context(folder)
+            expected = folder.done > EMBEDDING
+            records = Records(folder.folder / _RECORDS, about["run"], expected=expected)
+            first.callback(records.close)
+            layers = [layer_of(name) for name in missing]
+            if all(layer is None or layer > folder.done for layer in layers):
+                opened.push(first.pop_all())
+                return folder, records
+        folder = WorkFolder(path, about, restart=True, watch=self._watch, may_skip=True)
+        opened.enter_context(folder)
+        kept, records = records, Records(folder.folder / _RECORDS, about["run"])
+        opened.callback(records.close)
+        records.take_over(kept)
+        return folder, records
+
+    def _strips(
+        self, folder: WorkFolder, workers: Workers, meter: Meter
+    ) -> AbstractContextManager[StripExecutor]:
+        """Give what encodes strips: threads, or the workers of a scheduler."""
+        method, sources, scheduler = self._plan.options.rounding, self._job.sources, self._options.scheduler
+        if scheduler is None:
+            return nullcontext(ThreadStrips(method, sources, workers))
+        job = StripsJob.of(method, sources, self._plan.device.type)
+        return open_cluster_strips(scheduler, job, folder.folder, meter.computed)
+
+    def _context(
+        self,
+        folder: WorkFolder,
+        tensors: Mapping[str, PartialTensor],
+        encoder: Encoder,
+        factors: GradientFactors,
+        opened: ExitStack,
+    ) -> RunContext:
+        plan = self._plan
+        network, text, forward = plan.network, plan.text, plan.options.forward
+        original = Loader(plan.path, self._tensors, plan.device, plan.dtype)
+        loaders = [original]
+        if plan.options.sequential:
+            loaders.append(replace(original, tensors=tensors))
+        streams = open_streams(loaders, text, network, folder, forward.memory_bytes, opened)
+        rotate = network.rope.rotation(text.chunk_size, plan.device)
+        models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
+        return RunContext(
+            models=tuple(models),
+            holdout=HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes),
+            device=plan.device,
+            dtype=plan.dtype,
+            wanted=plan.made,
+            real_cols=plan.real_cols,
+            encoder=encoder,
+            workers=encoder.workers,
+            tokens=to_torch(text.inputs).flatten(),
+            trust=plan.trust,
+            weights=TokenWeights(factors, gradient_chunks(text), text.chunk_size, text.inputs.size),
+        )
+
+    def _make_embeddings(
+        self, gradients: Gradients, missing: Iterable[str], encoder: Encoder, workers: Workers
+    ) -> None:
+        """Encode the embeddings under the covariance of the gradients there."""
+        info = self._plan.made.get(EMBEDDINGS)
+        if info is None or EMBEDDINGS not in missing:
+            return
+        statistics = [(embedding_statistics(gradients), None)]
+        n_real = self._plan.real_cols.get(EMBEDDINGS)
+        (conditions,) = conditions_of(statistics, EMBEDDINGS, workers, self._plan.trust, n_real)
+        encoder.make([RowGroup(info, 0, info.n_rows, conditions)])
+
+    def _make_unseen(self, context: RunContext, names: Iterable[str]) -> None:
+        """Encode the tensors that the forward pass never reaches, as if there were no importances."""
+        for name in names:
+            if context.is_missing(name):
+                info = self._plan.made[name]
+                context.encoder.make([RowGroup(info, 0, info.n_rows, Conditions.nothing())])
+
+    def _make_output(self, context: RunContext) -> None:
+        """Encode the output matrix."""
+        network = self._plan.network
+        if context.is_missing(OUTPUT):
+            last = network.n_layers - 1
+            heads = (Head.of(network, each.load, each.stream.after(last)) for each in context.models)
+            _make_head(context, OUTPUT, list(heads))
+
+    def _make_draft_output(self, context: RunContext) -> None:
+        """Encode the MTP layer's own output matrix, if it has one."""
+        network = self._plan.network
+        last = network.n_layers
+        heads = [draft_head(network, each.load, each.stream.after(last)) for each in context.models]
+        if heads[0].matrix != network.output and context.is_missing(heads[0].matrix):
+            _make_head(context, heads[0].matrix, heads)
+
+    def damaged_row(self, tensor: str, path: Path) -> int | None:
+        """See `quantize.fill.job.Calibrator`."""
+        chunks = self._table.tensors[tensor]
+        numbers = chunks.numbers
+        sample = sorted({numbers[(len(numbers) - 1) * part // 7] for part in range(8)}) if numbers else []
+        with path.open("rb") as file:
+            for task in map(chunks.task, sample):
+                expected = None if self._records is None else self._records.chunks.get(task.number)
+                data = read_at(file.fileno(), task.n_bytes, task.offset)
+                if expected is not None and xxhash.xxh3_64_intdigest(data) != expected:
+                    return task.rows.start
+        return None
+
+    @cached_property
+    def _table(self) -> ChunkTable:
+        return self._job.table()
+
+    def lines(self) -> Iterator[str]:
+        """See `quantize.fill.job.Calibrator`."""
+        yield from report_lines(self._report)
+
+
+def _make_head(context: RunContext, name: str, heads: Sequence[Head]) -> None:
+    """Encode an output matrix under what it multiplies; `heads` are those of the context's models."""
+    size = context.holdout.chunk_size
+
+    def take(chunk: int) -> list[Activations]:
+        tokens = torch.arange(chunk * size, (chunk + 1) * size)
+        return [{(name,): head.inputs(tokens)[:, None]} for head in heads]
+
+    inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
+    context.make(inputs, (name,), (name,))
+
+
+@contextmanager
+def _workers(n_threads: int, device: str, computed: Callable[[float], object]) -> Iterator[Workers]:
+    """Give threads that take whole tasks, each of which is computed by one thread, however many there are.
+
+    computed  called with the seconds that each task took its thread
+    """
+    with torch_threads(1), ONE_BLAS_THREAD, Workers(threads_on(device, n_threads), computed) as workers:
+        yield workers

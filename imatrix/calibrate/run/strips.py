@@ -1,0 +1,169 @@
+"""A strip: some rows of a tensor, and how they are encoded under what they multiply.
+
+A strip is encoded twice, by the method and by the stock encoder, and both are tried on held-out rows. Its
+bytes depend on nothing but the strip, so strips may be encoded in any order and anywhere: by threads
+(`ThreadStrips`), or by the workers of a scheduler (cluster.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from gguf_tools.format.tensors import TensorInfo
+from imatrix.calibrate.run.held_errors import HeldErrors
+from imatrix.calibrate.statistics.conditions import Conditions
+from imatrix.calibrate.statistics.gradient_factors import OutputBlock
+from imatrix.forward.device import to_torch
+from imatrix.forward.workers import Workers
+from quantize.fill.chunks import RowRange
+from quantize.fill.encode import RowSources, encode_strip
+from quantize.formats import get_format
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.codecs import requires_importances
+from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.methods import Matrix, Method
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Rows to be encoded together.
+
+    start, stop  the rows, counted through the tensor's matrices
+    conditions   of the rows
+    block        the gradients at their outputs; None where only the inputs count
+    """
+
+    info: TensorInfo
+    start: int
+    stop: int
+    conditions: Conditions
+    block: OutputBlock | None
+
+    def __str__(self) -> str:
+        return str(self.rows)
+
+    @property
+    def rows(self) -> RowRange:
+        return RowRange(self.info.name, self.start, self.stop)
+
+    @property
+    def n_weights(self) -> int:
+        return (self.stop - self.start) * self.info.n_cols
+
+    def matrix(self, rows: Floats32) -> Matrix:
+        """Return the method's task, given the source's rows."""
+        return Matrix(self.conditions.aim(rows), None if self.block is None else self.block.factor)
+
+    def goes_with(self, other: Strip) -> bool:
+        """Whether both can be encoded side by side."""
+        return (
+            self.block is not None
+            and other.block is not None
+            and self.info.type == other.info.type
+            and self.conditions.factor is other.conditions.factor
+        )
+
+
+@dataclass(frozen=True)
+class EncodedStrip:
+    """A strip, encoded both ways.
+
+    data    by the method; None where it can't
+    stock   by the stock encoder
+    errors  on held-out rows, of the method's bytes and of the stock encoder's
+    """
+
+    data: Bytes | None
+    stock: Bytes
+    errors: tuple[HeldErrors, HeldErrors] = (HeldErrors(), HeldErrors())
+
+
+class StripExecutor(Protocol):
+    """Encodes strips."""
+
+    @property
+    def n_at_once(self) -> int:
+        """How many batches are encoded at the same time."""
+        ...
+
+    def each(self, batches: Iterable[Sequence[Strip]]) -> Iterator[list[EncodedStrip]]:
+        """Yield the strips of every batch, encoded, in their order.
+
+        batches  of strips that go with each other
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ThreadStrips:
+    """Encodes strips in threads of this process."""
+
+    method: Method
+    sources: RowSources
+    workers: Workers
+
+    @property
+    def n_at_once(self) -> int:
+        return self.workers.n_threads
+
+    def each(self, batches: Iterable[Sequence[Strip]]) -> Iterator[list[EncodedStrip]]:
+        """See `StripExecutor`."""
+        return self.workers.each(partial(encode_strips, self.method, self.sources), batches)
+
+
+def encode_strips(method: Method, sources: RowSources, strips: Sequence[Strip]) -> list[EncodedStrip]:
+    """Encode strips that go with each other; torch must have one thread.
+
+    raises  BadWeights for a NaN or an infinity in the source, BlockRefused for what the type can't hold
+    """
+    info, factor = strips[0].info, strips[0].conditions.factor
+    read = [sources.tensors[each.info.name].read_rows(each.start, each.stop) for each in strips]
+    stocks = [_stock(each, sources, rows) for each, rows in zip(strips, read, strict=True)]
+    if factor is None or not method.can_encode(info.type):
+        return [EncodedStrip(None, stock) for stock in stocks]
+    rows = [each.astype(np.float32) for each in read]
+    del read
+    matrices = [strip.matrix(own) for strip, own in zip(strips, rows, strict=True)]
+    encoded = method.encode(matrices, info.type, factor)
+    return [
+        EncodedStrip(data, stock, _held_out_errors(strip, own, data, stock))
+        for strip, own, data, stock in zip(strips, rows, encoded, stocks, strict=True)
+    ]
+
+
+def _stock(strip: Strip, sources: RowSources, rows: Rows) -> Bytes:
+    """Return the stock encoder's bytes, under the importances that are given or were observed."""
+    info, observed = strip.info, strip.conditions.importances
+    if observed is None and requires_importances(info.type.name):
+        observed = np.ones(info.n_cols, np.float32)
+    weighting = sources.weighting_of(strip.rows)
+    if weighting is None and observed is not None:
+        weighting = ColumnWeights(observed)
+    return encode_strip(rows, strip.start, info.name, info.type, weighting)
+
+
+def _held_out_errors(
+    strip: Strip, rows: Floats32, data: Bytes, stock: Bytes
+) -> tuple[HeldErrors, HeldErrors]:
+    """Return the squared errors of two encodings on the held-out rows.
+
+    rows  of the source, float32 (n_rows, n_cols)
+    """
+    held, info = strip.conditions.held, strip.info
+    if held is None:
+        return HeldErrors(), HeldErrors()
+    decode = get_format(info.type).decode
+    weights = to_torch(rows)
+    moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
+    found = []
+    for encoded in (data, stock):
+        errors = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
+        if moved is not None:
+            errors += moved
+        found.append(HeldErrors.of(errors, held.places, strip.block))
+    return found[0], found[1]

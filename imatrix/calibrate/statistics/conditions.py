@@ -1,0 +1,163 @@
+"""What rows are encoded under: the statistics of their inputs, factored, and the correction for drift.
+
+Held-out chunks show whether a tensor has become better on text that it was not encoded under. A text of one
+chunk leaves none, and those of nonsense are more of the same. Then drift is not corrected: unchecked, the
+correction would fit the noise of the text.
+
+Drift is how far inputs have moved away from the original's. The original computes W t and the model V x,
+where x has moved away from t. The V that makes the sum of |W t - V x|^2 least is W C H^-1, with H the sum of
+x x^T and C the sum of t x^T. Where little text was seen, V must stay near W, so the sum of d |W - V|^2 is
+added:
+
+    V = W + W T,   T = (C - H) (H + d I)^-1
+
+Rounding then aims at V instead of W. T has an unknown for each pair of columns, and must hold on other texts,
+too. So d is larger than what H is damped by where weights are rounded under it. That is done under the lifted
+moments of `other_texts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+
+from gguf_tools.errors import BadActivation, BadMoments
+from imatrix.calibrate.statistics.inputs import Held, Statistics
+from imatrix.calibrate.statistics.other_texts import lifted
+from imatrix.calibrate.statistics.trust import Trust
+from imatrix.forward.device import to_numpy, to_torch
+from imatrix.forward.workers import Workers
+from quantize.formats.base import Floats32
+from quantize.rounding.factor import Factor, damped_inverse
+
+_STRIP_ROWS = 512
+"""Rows of T that are computed at a time."""
+
+
+def correction(statistics: Statistics, inverse: Floats32, mean: float, workers: Workers) -> Floats32 | None:
+    """Return T, float32 (n_cols, n_cols); None where the inputs are the original's.
+
+    inverse  (H / mean + d I)^-1, float32 (n_real, n_real): columns behind are padding, and not changed
+    """
+    own, cross = statistics.own, statistics.cross
+    if cross is None:
+        return None
+    n_real = len(inverse)
+    on_device = to_torch(inverse)
+    change = np.zeros(own.shape, np.float32)
+
+    def take(start: int) -> None:
+        rows, real = slice(start, min(start + _STRIP_ROWS, n_real)), slice(n_real)
+        moved = to_torch(((cross[rows, real] - own[rows, real]) / mean).astype(np.float32))
+        change[rows, real] = to_numpy(moved @ on_device)
+
+    for _ in workers.each(take, range(0, n_real, _STRIP_ROWS)):
+        pass
+    return change
+
+
+def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Floats32:
+    """Return W + a W T of some rows, float32 (n_rows, n_cols).
+
+    held  held-out rows: a, from 0 to 1, is what makes up best for the drift of those that count. Where
+          little text was seen, T is mostly noise, and a is small. None: a is 1
+    """
+    weights = to_torch(rows)
+    product = weights @ to_torch(change)
+    if held is not None:
+        x, roots = held.x, held.places.shares.sqrt()[:, None]
+        moved = (held.originals - x) @ weights.T * roots
+        made_up = x @ product.T * roots
+        total = float(made_up.double().square().sum())
+        share = float((moved.double() * made_up).sum()) / total if total else 0.0
+        product *= min(1.0, max(0.0, share))
+    aimed: Floats32 = to_numpy(weights + product)
+    return aimed
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions of some rows.
+
+    importances  of the columns, see `Statistics.importances`; None where nothing was seen
+    n_seen       rows of their own inputs that were seen
+    factor       of the second moments; None where these can't be used
+    correction   T, float32 (n_cols, n_cols): rounding aims at W + a W T. None: no correction
+    held         held-out rows, on which encodings are compared; None: there are none
+    """
+
+    importances: Floats32 | None
+    n_seen: int
+    factor: Factor | None
+    correction: Floats32 | None
+    held: Held | None
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """Return empty conditions, for rows whose inputs were never observed."""
+        return cls(None, 0, None, None, None)
+
+    def aim(self, rows: Floats32) -> Floats32:
+        """Return what rounding aims at: rows with the correction, float32 (n_rows, n_cols)."""
+        return rows if self.correction is None else corrected(rows, self.correction, self.held)
+
+
+def conditions_of(
+    inputs: Iterable[tuple[Statistics, Held | None]],
+    name: str,
+    workers: Workers,
+    trust: Trust,
+    n_real: int | None = None,
+) -> Iterator[Conditions]:
+    """Yield the conditions that follow from statistics, each with its held-out rows.
+
+    name    of a matrix, for messages
+    n_real  its columns without padding; None: all
+    raises  BadActivation for NaN or infinity in the matrix's input
+    """
+
+    def inverted(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, _Inverse]:
+        statistics, held = each
+        if not statistics.is_finite:
+            raise BadActivation(f"{name}: its input has NaN or infinity")
+        if statistics.cross is None:
+            return statistics, held, None
+        damp = trust.drift_damp(statistics.n_rows, n_real or len(statistics.own))
+        own = statistics.own[:n_real, :n_real]
+        return statistics, held, _if_usable(statistics, lambda: damped_inverse(own, damp))
+
+    def with_change() -> Iterator[tuple[Statistics, Held | None, Floats32 | None]]:
+        for statistics, held, inverse in workers.each(inverted, inputs):
+            change = None if inverse is None else correction(statistics, *inverse, workers)
+            del inverse  # as large as the moments, and there is more to come
+            yield statistics, held, change
+
+    def finished(each: tuple[Statistics, Held | None, Floats32 | None]) -> Conditions:
+        statistics, held, change = each
+        damp = trust.input_damp(statistics.n_rows, n_real or len(statistics.own))
+        factor = _if_usable(
+            statistics, lambda: Factor.of(lifted(statistics.own, n_real), damp, n_real, overwrite=True)
+        )
+        importances = statistics.importances() if statistics.n_rows else None
+        return Conditions(importances, statistics.n_seen, factor, None if factor is None else change, held)
+
+    yield from workers.each(finished, with_change())
+
+
+_Inverse = tuple[Floats32, float] | None
+"""What `damped_inverse` returns; None where nothing has to be corrected."""
+
+_Made = TypeVar("_Made")
+
+
+def _if_usable(statistics: Statistics, make: Callable[[], _Made]) -> _Made | None:
+    """Return what is made of second moments; None where nothing was seen, or they can't be used."""
+    if not statistics.n_rows:
+        return None
+    try:
+        return make()
+    except BadMoments:
+        return None
