@@ -21,7 +21,7 @@ from gguf_tools.findings import tell_all
 from imatrix.forward.logits import SCORED, Head, Perplexity, measure
 from imatrix.forward.mtp import own_embeddings
 from imatrix.forward.network import OUTPUT
-from imatrix.forward.observe import Accumulator, Sums, sums_of
+from imatrix.forward.observe import Accumulator, TensorSums, sums_of
 from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
 from imatrix.forward.work.work_folder import WorkFolder, run_identity
@@ -106,7 +106,7 @@ def _run(
     scored = SCORED * source.head_layers if options.perplexity else 0.0
     report.start(source.network.n_all_layers + scored, max(0, folder.done + 1))
 
-    def contents(output: Mapping[str, Sums] = MappingProxyType({})) -> ImportanceFile:
+    def contents(output: Mapping[str, TensorSums] = MappingProxyType({})) -> ImportanceFile:
         """Return the importances of finished layers, which take no memory until they are read here."""
         entries = {name: sums.importance() for name, sums in output.items()}
         for layer in range(folder.done + 1):

@@ -92,7 +92,8 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     speeds = []
     for dtype in args.dtype:
         words = [
-            sys.executable, "-m", "gguf_tools.commands.evaluate", str(base), *map(str, files), "-f", str(text),
+            sys.executable, "-m", "gguf_tools.commands.evaluate", str(base), *map(str, files),
+            "-f", str(text),
             "--chunks", str(args.chunks), "--threads", threads, "--dtype", dtype,
             "--force", "--json", str(folder / f"{dtype}.json"),
         ]  # fmt: skip

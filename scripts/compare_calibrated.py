@@ -38,7 +38,6 @@ import gguf_tools
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import convert
-import gguf_tools
 import quantize
 from gguf_tools.format.shards import open_gguf
 from imatrix.collecting import collect

@@ -5,8 +5,9 @@
 
 A base is examples/small-llama, its first layers, with matrices on the grid of a format that checkpoints are
 stored in, or on that of a GGUF type. `clean` makes files of it by the plain encoder, with importances, and
-calibrated: nothing in them is wrong. `faults` puts every fault of tests/imatrix/evaluate/auditing/faults.py into such
-files; one that is found and called otherwise is printed, and not missed. docs/audit.md has the counts.
+calibrated: nothing in them is wrong. `faults` puts every fault of
+tests/imatrix/evaluate/auditing/faults.py into such files; one that is found and called otherwise is printed,
+and not missed. docs/audit.md has the counts.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ pytest_plugins = ("tests.imatrix.evaluate.trained_files",)
 
 LARGE = (
     "attack",
-    "calibrate",
     "contract",
     "convert/card",
     "convert/checkpoint/test_hub.py",
@@ -32,19 +31,21 @@ LARGE = (
     "convert/weights/test_packed_weights.py",
     "convert/weights/test_recorded_checkpoints.py",
     "end_to_end",
-    "forward",
     "fuzz",
     "hostile",
     "gguf_tools/commands/cook",
-    "gguf_cli/test_imatrix.py",
+    "gguf_tools/commands/test_imatrix.py",
     "gguf_tools/cluster",
+    "imatrix/calibrate",
+    "imatrix/evaluate",
+    "imatrix/forward",
+    "imatrix/sensitivities",
     "imatrix/test_arch.py",
     "imatrix/test_collect.py",
     "imatrix/test_collect_decoders.py",
     "imatrix/test_collect_deepseek4.py",
     "imatrix/test_device.py",
     "imatrix/test_memory.py",
-    "quality",
     "gguf_tools/edit/test_in_place.py",
     "gguf_tools/hub/test_upload.py",
     "gguf_tools/scan/test_scan_templates.py",
@@ -57,7 +58,9 @@ LARGE = (
     "quantize/mla_layout",
     "quantize/plan/test_any_architecture.py",
     "quantize/plan/test_layouts.py",
+    "quantize/rounding",
     "quantize/simd",
+    "quantize/size",
 )
 """Tests that go through whole commands, models or files, or compile kernels of their own; below tests/."""
 
@@ -76,7 +79,7 @@ OUTSIDE = frozenset(
 )
 """Names by which a test reaches what is outside of this process, or takes seconds to load."""
 
-GRIDS = "calibrate/rounding/test_grid_rounders.py"
+GRIDS = "quantize/rounding/test_grid_rounders.py"
 
 SAMPLED = {
     f"{GRIDS}::test_a_read_block_has_the_values_that_it_decodes_to": 3,

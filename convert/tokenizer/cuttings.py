@@ -212,6 +212,6 @@ _NAMED_BY = keys.TOKENIZER_MODEL, keys.TOKENIZER_PRE
 def cutting_of(vocab: Metadata) -> Cutting | None:
     """Return how a BPE cuts text; None for another kind of tokenizer, or a name that llama.cpp lacks."""
     model, pre = (None if (value := vocab.get(key)) is None else value.data for key in _NAMED_BY)
-    if model not in BYTE_PAIRS:
+    if model is None or model not in BYTE_PAIRS:
         return None
     return CUTTINGS.get(BYTE_PAIRS[model] or (DEFAULT if pre is None else pre))

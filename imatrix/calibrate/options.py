@@ -39,7 +39,7 @@ class Coverage:
         """Build the network of a model.
 
         path    for messages
-        raises  as `imatrix.forward.rehearsal.network_of_tensors`; BadRequest for a model whose weights have scales
+        raises  as `network_of_tensors`; BadRequest for a model whose weights have scales
         """
         from imatrix.forward.rehearsal import network_of_tensors
 

@@ -1,9 +1,9 @@
 """What a model's MTP layer drafts: how far from the base's drafts, and how often the model itself agrees.
 
-At a position, the draft predicts the same token as the model, from a hidden state less; see imatrix/forward/mtp.py.
-It is accepted if its most likely token is the model's own. So does llama.cpp's speculative decoding accept
-the first draft of each step when it decodes greedily. The figure is about a given text: while a model writes
-its own, shares are higher.
+At a position, the draft predicts the same token as the model, from a hidden state less; see
+imatrix/forward/mtp.py. It is accepted if its most likely token is the model's own. So does llama.cpp's
+speculative decoding accept the first draft of each step when it decodes greedily. The figure is about a given
+text: while a model writes its own, shares are higher.
 """
 
 from __future__ import annotations

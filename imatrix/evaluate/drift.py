@@ -49,7 +49,7 @@ class LayerDrift:
         return cls(layer, drift, None if math.isnan(changed) else changed)
 
 
-class Routes(Silent):
+class RouteObserver(Silent):
     """An Observer that keeps which experts each token went to, in the order of the tokens."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def drift_of(
     """Measure how far the hidden states after `layer` of a model are from those of its base.
 
     n_cols  of the hidden states; what is handed on behind them counts for nothing
-    base_routes, model_routes  as `Routes.arrays` returns them
+    base_routes, model_routes  as `RouteObserver.arrays` returns them
     """
     difference = norm = 0.0
     for chunk in range(positions.n_chunks):

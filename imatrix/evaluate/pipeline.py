@@ -80,11 +80,11 @@ def evaluating(
     models = [*paths, options.against, *_needed(base, options)]
     refuse_early([options.logits], [None if text is None else Path(text)], models)
     require_torch("evaluating models")
-    from imatrix.evaluate.run import evaluated
+    from imatrix.evaluate.run import open_evaluation
     from imatrix.evaluate.texts import OneText
 
     one = OneText(None if text is None else Path(text), options.cut)
-    with evaluated(_base(base), one, paths, options, report, check) as (evaluation,):
+    with open_evaluation(_base(base), one, paths, options, report, check) as (evaluation,):
         yield evaluation
 
 
@@ -142,11 +142,11 @@ def evaluating_suite(
     whole = suite if isinstance(suite, Suite) else read_suite(suite)
     refuse_early(models=[*paths, options.against, *_needed(base, options)])
     require_torch("evaluating models")
-    from imatrix.evaluate.run import evaluated
+    from imatrix.evaluate.run import open_evaluation
     from imatrix.evaluate.suite.result import SuiteEvaluation
     from imatrix.evaluate.texts import SuiteTexts
 
-    with evaluated(Path(base), SuiteTexts(whole), paths, options, report, check) as found:
+    with open_evaluation(Path(base), SuiteTexts(whole), paths, options, report, check) as found:
         names = (each.name for each in whole.classes)
         yield SuiteEvaluation(whole, dict(zip(names, found, strict=True)))
 

@@ -37,7 +37,7 @@ from imatrix.texts.quality import judge
 
 
 @contextmanager
-def evaluated(
+def open_evaluation(
     base: Path | LogitsFile,
     texts: Texts,
     quants: Sequence[AnyPath],

@@ -172,7 +172,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Sums:
+class TensorSums:
     """What one tensor has seen.
 
     squares  float64 (n_mats, n_cols)
@@ -275,10 +275,10 @@ class Accumulator:
             for squares, _ in stack.seen.values():
                 _refuse_nonfinite(name, squares)
 
-    def sums(self) -> dict[str, Sums]:
+    def sums(self) -> dict[str, TensorSums]:
         """Return the sums by tensor, in the order in which tensors were first seen."""
         sums = {
-            name: Sums(to_numpy(matrices.squares), np.array([matrices.count], np.int64))
+            name: TensorSums(to_numpy(matrices.squares), np.array([matrices.count], np.int64))
             for name, matrices in self._matrices.items()
         }
         for name, stack in self._experts.items():
@@ -286,7 +286,7 @@ class Accumulator:
             counts = np.zeros(stack.n_experts, np.int64)
             for expert, (row, count) in stack.seen.items():
                 squares[expert], counts[expert] = to_numpy(row), count
-            sums[name] = Sums(squares, counts)
+            sums[name] = TensorSums(squares, counts)
         return sums
 
     def arrays(self) -> Arrays:
@@ -296,10 +296,10 @@ class Accumulator:
         return squares | {f"counts:{name}": tensor.counts for name, tensor in sums.items()}
 
 
-def sums_of(arrays: Arrays) -> dict[str, Sums]:
+def sums_of(arrays: Arrays) -> dict[str, TensorSums]:
     """Return the sums by tensor; the inverse of `Accumulator.arrays`."""
     names = [name.removeprefix("sums:") for name in arrays if name.startswith("sums:")]
-    return {name: Sums(arrays[f"sums:{name}"], arrays[f"counts:{name}"]) for name in names}
+    return {name: TensorSums(arrays[f"sums:{name}"], arrays[f"counts:{name}"]) for name in names}
 
 
 def _refuse_nonfinite(name: str, squares: torch.Tensor) -> None:

@@ -86,7 +86,7 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
     """
     base, budget = _base_and_budget(planner, request)
     with planner(_mixture(base)) as run:
-        frame = _Frame.of(run.preparation, request, base)
+        frame = _FixedPart.of(run.preparation, request, base)
     chosen = frame.choose(_shares(request, budget, frame))
     types = {name: by_name(type_) for name, type_ in chosen.types.items()}
     mixture = Mixture(f"{base}-sized", find_recipe(base), PlanOptions(types=types))
@@ -121,7 +121,7 @@ def size_padded(
     same_bytes = replace(request, size=request.size and Size("bytes", budget), base=base)
     found: list[tuple[Sized, PadChoice | None]] = []
     refusals = []
-    for keys in (None, *_ways(planner_of, base)):
+    for keys in (None, *_padded_choices(planner_of, base)):
         try:
             found.append((size_mixture(planner_of(keys), same_bytes), keys))
         except BadRequest as error:  # too few bytes for the zeros, or for what rows fall back to without
@@ -131,7 +131,9 @@ def size_padded(
     return min(found, key=lambda each: each[0].chosen.predicted)
 
 
-def _ways(planner_of: Callable[[PadChoice | None], Planner], base: str) -> Iterator[tuple[str, ...]]:
+def _padded_choices(
+    planner_of: Callable[[PadChoice | None], Planner], base: str
+) -> Iterator[tuple[str, ...]]:
     """Yield the keys of inner sizes that zeros would change, in all combinations but none."""
     try:
         with planner_of(None)(_mixture(base)) as plain, planner_of("256")(_mixture(base)) as padded:
@@ -148,7 +150,7 @@ def curve(
 ) -> list[tuple[int, float]]:
     """Return (bytes of the file, predicted divergence) for sizes from the smallest file to the largest."""
     with planner(_mixture(sized.base)) as run:
-        frame = _Frame.of(run.preparation, request, sized.base)
+        frame = _FixedPart.of(run.preparation, request, sized.base)
     sizes = {
         name: [
             frame.padded(by_name(type_).tensor_bytes(each.shape))
@@ -168,7 +170,7 @@ def curve(
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _FixedPart:
     """The rest of the file around the tensors that can be chosen, and what they are chosen by.
 
     n_bytes     of header, padding and the tensors that can't be chosen
@@ -186,7 +188,7 @@ class _Frame:
     calibrated: bool
 
     @classmethod
-    def of(cls, preparation: Preparation, request: SizeRequest, base: str) -> _Frame:
+    def of(cls, preparation: Preparation, request: SizeRequest, base: str) -> _FixedPart:
         """Return the frame of a file planned as `base`.
 
         raises  BadRequest for sensitivities of another model
@@ -295,7 +297,7 @@ def _budget(request: SizeRequest, preparation: Preparation) -> int:
     return preparation.total_bytes
 
 
-def _shares(request: SizeRequest, budget: int, frame: _Frame) -> list[Share]:
+def _shares(request: SizeRequest, budget: int, frame: _FixedPart) -> list[Share]:
     if request.size is not None:
         return [Share(lambda name: True, budget, "the file", frame.n_bytes)]
     assert request.vram is not None

@@ -12,16 +12,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-_ALL = (
-    "gguf_tools", "quantize", "convert", "imatrix.texts", "forward", "imatrix.forward", "imatrix", "quality",
-    "imatrix.evaluate", "imatrix.sensitivities", "calibrate", "imatrix.calibrate", "gguf_tools.commands",
-    "gguf_cli",
+FLOORS = (
+    "gguf_tools", "quantize", "convert", "imatrix.texts", "imatrix.forward", "imatrix", "imatrix.evaluate",
+    "imatrix.sensitivities", "imatrix.calibrate", "gguf_tools.commands",
 )  # fmt: skip
-
-FLOORS = tuple(name for name in _ALL if ROOT.joinpath(*name.split(".")).is_dir())
 """Packages, and rooms of packages, from the ground up: a module imports those of its floor and below."""
 
-SIDE_BY_SIDE = frozenset({"imatrix", "imatrix.evaluate", "imatrix.sensitivities", "quality"})
+SIDE_BY_SIDE = frozenset({"imatrix", "imatrix.evaluate", "imatrix.sensitivities"})
 """Rooms on the same floor: none imports another."""
 
 ROOF = FLOORS[-1]

@@ -30,8 +30,12 @@ FILES_OF_TESTS = {name_of(path): path for path in TESTS}
 COMMANDS = [home.partition(":")[0] for home in COMMAND_HOMES]
 HEAVY = ["numba", "torch", "transformers", "llvmlite", "huggingface_hub"]
 
-FLOOR_OF_TESTS = {"support": "gguf_tools", "naive": "quantize"}
-"""Floors of folders of tests that are not named after theirs."""
+FLOOR_OF_TESTS = {
+    "tests.support": "gguf_tools",
+    "tests.naive": "quantize",
+    "tests.imatrix.sensitivities": "imatrix.calibrate",
+}
+"""Floors of folders of tests that are not named after theirs; sensitivities are judged by its gradients."""
 
 
 def above(floor: str | None) -> set[str]:
@@ -85,7 +89,9 @@ def test_tests_of_a_package_do_without_those_above_it() -> None:
     """Its command is how a user reaches a package, so any test may call one."""
     up = {}
     for path in TESTS:
-        floor = FLOOR_OF_TESTS.get(path.parts[1]) or floor_of(".".join(path.parent.parts[1:]))
+        folder = f"{name_of(path.parent)}."
+        named = (floor for other, floor in FLOOR_OF_TESTS.items() if folder.startswith(f"{other}."))
+        floor = next(named, None) or floor_of(folder.removeprefix("tests."))
         if floor is not None:
             found = on_floors(reached_by_test(path, {path}), above(floor) - {ROOF})
             if found:

@@ -10,12 +10,10 @@ import sys
 import pytest
 
 import gguf_tools
-from tests.contract.import_graph import PACKAGES, ROOF, ROOT
-
-PUBLIC = [name for name in PACKAGES if name not in ("forward", ROOF)]
+from tests.contract.import_graph import PACKAGES, ROOT
 
 
-@pytest.mark.parametrize("package", PUBLIC)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_completion_and_help_show_public_names(package: str) -> None:
     code = f"import {package}, sys; print(*dir({package})); print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -34,7 +32,7 @@ def test_names_are_there_without_torch() -> None:
     code = f"""
 import importlib, pydoc, sys
 sys.modules["torch"] = None
-for package in {PUBLIC}:
+for package in {PACKAGES}:
     pydoc.render_doc(importlib.import_module(package))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -47,7 +45,7 @@ def test_all_errors_are_public() -> None:
     assert raised <= set(gguf_tools.__all__)
 
 
-@pytest.mark.parametrize("package", PUBLIC)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_python_m_is_the_command(package: str) -> None:
     command = [sys.executable, "-m", package, "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

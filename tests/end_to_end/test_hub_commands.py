@@ -59,7 +59,8 @@ def test_headers_of_a_model_on_the_hub_are_enough(
 ) -> None:
     """Lint and checkpoint say of it what they say of the folder, and fetch no weights."""
     for main, *words in (
-        (gguf_tools.commands.quantize.main, "lint", "Q4_K_M"), (gguf_tools.commands.quantize.main, "lint", "IQ2_XS", "--json"),
+        (gguf_tools.commands.quantize.main, "lint", "Q4_K_M"),
+        (gguf_tools.commands.quantize.main, "lint", "IQ2_XS", "--json"),
         (gguf_tools.commands.main.main, "checkpoint"),
     ):  # fmt: skip
         told = []

@@ -223,7 +223,7 @@ def encode_strips(*args):
         os.kill(os.getpid(), signal.{signal_name})
     yield from encode(*args)
 quantize.fill.filling.encode_strips = encode_strips
-import gguf_cli.{"quantize" if "quantize" in COMMANDS[command] else "convert"} as cli
+import gguf_tools.commands.{"quantize" if "quantize" in COMMANDS[command] else "convert"} as cli
 sys.exit(cli.main(sys.argv[1:]))
 """
     words = made.words(command, folder, 2)[1:]
@@ -304,7 +304,7 @@ def test_a_second_run_is_refused_and_the_first_is_undisturbed(
         name, *words = made.words(command, trial.folder, 1)
         for more in ([], ["--restart"]):
             done = subprocess.run(
-                [sys.executable, "-m", f"gguf_cli.{name}", *more, *words],
+                [sys.executable, "-m", f"gguf_tools.commands.{name}", *more, *words],
                 cwd=ROOT, capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert done.returncode == 1

@@ -14,7 +14,7 @@ import pytest
     [
         ("convert.py", ["-m", "quantize", "--help"]),
         ("quantize.py", ["-m", "gguf_tools", "--help"]),
-        ("forward.py", ["-c", "import gguf_tools; gguf_tools.evaluate"]),
+        ("imatrix.py", ["-c", "import gguf_tools; gguf_tools.evaluate"]),
         ("convert.py", ["-c", "import quantize, gguf_tools; gguf_tools.quantize('a', 'b', 'Q4_0')"]),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -18,7 +18,6 @@ import gguf_tools
 pytest.importorskip("torch")
 
 import convert
-import gguf_tools
 import imatrix
 import quantize
 from gguf_tools.files.leftovers import forget

@@ -97,7 +97,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parent = tmp_path_factory.mktemp("dry")
     copy_tokenizer("tiny", micro_checkpoint(parent / "m", "v3", vocab_size=4096, num_hidden_layers=2))
     convert.convert(parent / "m", parent / "m.gguf", outtype="f32")
-    with gguf_cli_free(parent / "m.gguf") as file:
+    with gguf_tools.open_gguf(parent / "m.gguf") as file:
         entries = {
             name: Importance(*_ones(info.n_cols))
             for name, info in file.tensors.items()
@@ -105,12 +105,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     imatrix.save(parent / "x.imatrix", imatrix.ImportanceFile(entries))
     return parent
-
-
-def gguf_cli_free(path: Path) -> Any:
-    import gguf_tools
-
-    return gguf_tools.open_gguf(path)
 
 
 def _ones(n_cols: int) -> Any:

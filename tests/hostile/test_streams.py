@@ -91,7 +91,7 @@ def test_lost_lines_stop_no_work(
             assert "Traceback" not in capfd.readouterr().err
 
 
-RUN = "import sys; from gguf_cli.{} import main; sys.exit(main(sys.argv[1:]))"
+RUN = "import sys; from gguf_tools.commands.{} import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_of_a_whole_process(
 def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path: Path) -> None:
     """What a library or another process writes to standard output would end up in them."""
     code = (
-        "import os, sys; from gguf_cli import command\n"
+        "import os, sys; from gguf_tools.commands import command\n"
         "def body(args):\n"
         "    file = open('kept', 'w'); os.write(1, b'C'); os.write(2, b'C'); file.write(str(file.fileno()))\n"
         "sys.exit(command.run(command.make_parser('prog', 'd', version='1'), body, []))\n"
@@ -152,7 +152,7 @@ def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path: Path) -> None:
 
 def test_no_more_open_files_end_in_one_line() -> None:
     code = (
-        "import resource, sys; from gguf_cli import command\n"
+        "import resource, sys; from gguf_tools.commands import command\n"
         "parser = command.make_parser('prog', 'd', version='1')\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
         "sys.exit(command.run(parser, lambda args: print(open(sys.executable)), []))\n"

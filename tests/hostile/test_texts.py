@@ -13,7 +13,6 @@ from tests.support.trained_model import calibration_text, trained_model
 
 pytest.importorskip("torch")
 
-import gguf_tools
 import imatrix
 import quantize
 from gguf_tools.commands.evaluate import main as evaluate_main

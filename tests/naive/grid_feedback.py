@@ -1,7 +1,7 @@
 """Twins of the choice of grid points under feedback: one row, point by point, element by element.
 
 What is left of an element is in units of U[i, i], and an error takes error * ratios[i, j] off a later one,
-ratios[i, j] = U[i, j] / U[j, j], as in quantize.rounding.grids.walks.
+ratios[i, j] = U[i, j] / U[j, j], as in quantize.rounding.grids.tree_search.
 """
 
 from __future__ import annotations

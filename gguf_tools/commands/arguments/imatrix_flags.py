@@ -1,4 +1,4 @@
-"""Flags of llama-imatrix that mean nothing here, and those that are refused; see gguf_tools/commands/parser.py."""
+"""Flags of llama-imatrix that mean nothing here, and those that are refused; see commands/parser.py."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes, Floats32
+from quantize.rounding.grids.eight_weights import OCTET
 from quantize.rounding.grids.kernels import ELEMS
-from quantize.rounding.grids.octets import OCTET
 from quantize.rounding.grids.rounders import GRID_ROUNDERS, GridRounder
 from quantize.rounding.scalar.blocks import ScalarLayout
 from quantize.rounding.scalar.layouts import LAYOUTS

@@ -1,8 +1,9 @@
 """The divergence of a model's predictions from another's, and the way back from there to the last layer.
 
 KL(p || q) of p, the original's next-token probabilities, and q, the file's, has the gradient q - p at the
-file's logits. The vocabulary is swept in slices as in imatrix/forward/logits.py, so all logits of a text are never in
-memory. A first sweep finds the logarithm of the sum of exponentials of each position, a second all else.
+file's logits. The vocabulary is swept in slices as in imatrix/forward/logits.py, so all logits of a text are
+never in memory. A first sweep finds the logarithm of the sum of exponentials of each position, a second all
+else.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     embeddings -> layer 0 -> ... -> last hidden states -> divergence -> last layer -> ... -> embeddings
 
 Hidden states of all layers stay in memory, as a batch is small. On the way back each layer is computed again
-and differentiated (imatrix/forward/gradients/differentiate.py), and an observer turns what a matrix multiplied and
-the gradient at its product into derivatives by the matrix' scales.
+and differentiated (imatrix/forward/gradients/differentiate.py), and an observer turns what a matrix
+multiplied and the gradient at its product into derivatives by the matrix' scales.
 """
 
 from __future__ import annotations

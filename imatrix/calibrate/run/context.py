@@ -18,7 +18,7 @@ import torch
 
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
-from imatrix.calibrate.run.encode import Encoder, RowGroup
+from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
 from imatrix.calibrate.statistics.token_weights import TokenWeights
@@ -154,7 +154,7 @@ class RunContext:
     dtype: torch.dtype
     wanted: Mapping[str, TensorInfo]
     real_cols: Mapping[str, int]
-    encoder: Encoder
+    encoder: GroupEncoder
     workers: Workers
     tokens: torch.Tensor
     trust: Trust

@@ -55,7 +55,7 @@ class RowGroup:
         return Strip(self.info, start, stop, self.conditions, block)
 
 
-class Encoder:
+class GroupEncoder:
     """Encodes the groups of a run.
 
     strips     encodes their strips

@@ -48,7 +48,7 @@ _THREAD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExpertRows:
     """Numbers of tokens, ascending, and the weights of the expert's output for each."""
 
     tokens: torch.Tensor
@@ -95,12 +95,12 @@ class _Visit:
     """
 
     expert: int
-    rows: Sequence[Rows]
+    rows: Sequence[ExpertRows]
     held: torch.Tensor
     step: int
 
     @property
-    def own(self) -> Rows:
+    def own(self) -> ExpertRows:
         """The rows that count."""
         return self.rows[-1]
 
@@ -164,7 +164,7 @@ class ExpertRun:
             del order[:n_together]
 
     def _visit(self, expert: int) -> _Visit:
-        rows = [Rows.of(routes, expert) for routes in self._routes]
+        rows = [ExpertRows.of(routes, expert) for routes in self._routes]
         held = rows[-1].tokens[self._context.holdout.held_tokens(rows[-1].tokens)]
         step = max(1, -(-len(held) // HELD_ROWS))
         return _Visit(expert, rows, held[::step], step)
@@ -325,6 +325,6 @@ class ExpertRun:
             stream.after(self._number).add(tokens, output, weights)
 
 
-def _pieces(rows: Rows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _pieces(rows: ExpertRows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if len(rows.tokens):
         yield from zip(rows.tokens.split(PIECE_ROWS), rows.weights.split(PIECE_ROWS), strict=True)

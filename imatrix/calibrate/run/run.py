@@ -31,7 +31,7 @@ from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.run.by_class import class_findings
 from imatrix.calibrate.run.cluster import StripsJob, open_cluster_strips
 from imatrix.calibrate.run.context import Model, RunContext, open_streams
-from imatrix.calibrate.run.encode import Encoder, RowGroup
+from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.run.layers import LayerRun
 from imatrix.calibrate.run.meter import Meter
 from imatrix.calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
@@ -122,7 +122,7 @@ class CalibratedRun:
             method = plan.options.rounding
             factors = GradientFactors(gradients if method.needs_gradients else None, plan.trust)
             strips = opened.enter_context(self._strips(folder, workers, meter))
-            encoder = Encoder(strips, factors, workers, writer)
+            encoder = GroupEncoder(strips, factors, workers, writer)
             if gradients is not None:
                 with meter.embeddings():
                     self._make_embeddings(gradients, missing, encoder, workers)
@@ -195,7 +195,7 @@ class CalibratedRun:
         self,
         folder: WorkFolder,
         tensors: Mapping[str, PartialTensor],
-        encoder: Encoder,
+        encoder: GroupEncoder,
         factors: GradientFactors,
         opened: ExitStack,
     ) -> RunContext:
@@ -223,7 +223,7 @@ class CalibratedRun:
         )
 
     def _make_embeddings(
-        self, gradients: Gradients, missing: Iterable[str], encoder: Encoder, workers: Workers
+        self, gradients: Gradients, missing: Iterable[str], encoder: GroupEncoder, workers: Workers
     ) -> None:
         """Encode the embeddings under the covariance of the gradients there."""
         info = self._plan.made.get(EMBEDDINGS)

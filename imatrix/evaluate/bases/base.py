@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Protocol
 
 from gguf_tools.errors import BadActivation
-from imatrix.evaluate.drift import LayerDrift, Routes, drift_of
+from imatrix.evaluate.drift import LayerDrift, RouteObserver, drift_of
 from imatrix.forward.hidden_states import Rows
 from imatrix.forward.layer import Layer
 from imatrix.forward.layers.load import Loader
@@ -79,7 +79,7 @@ class LayeredBase(Protocol):
         ...
 
     def routes(self, layer: int) -> Arrays:
-        """Return the experts chosen in a layer, as `Routes.arrays` does."""
+        """Return the experts chosen in a layer, as `RouteObserver.arrays` does."""
         ...
 
     def head(self) -> LogitSource:
@@ -163,7 +163,7 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
 
     raises  BadActivation naming model, layer and tensor for NaN or infinity
     """
-    routes = Routes()
+    routes = RouteObserver()
     try:
         model.compute(layer, routes)
     except BadActivation as error:

@@ -2,7 +2,8 @@
 
 The colours of files are told apart with each kind of colour blindness: those of red and green were simulated
 (Machado, Oliveira and Fernandes, 2009), and twelve colours searched for that are far apart in OKLab for
-everybody, and that stand out from the background by 3 to 1. tests/imatrix/evaluate/test_charts.py measures it.
+everybody, and that stand out from the background by 3 to 1. tests/imatrix/evaluate/test_charts.py
+measures it.
 """
 
 from __future__ import annotations

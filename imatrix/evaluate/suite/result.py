@@ -29,7 +29,7 @@ ALL = "all"
 class SuiteEvaluation:
     """Files against a base, on every class of a suite.
 
-    by_class  for each class, in the suite's order, what `gguf_tools.evaluate` gives for a text of these chunks
+    by_class  for each class, in the suite's order, what `evaluate` gives for a text of these chunks
     """
 
     suite: Suite

@@ -26,8 +26,8 @@ from imatrix.forward.families.parts import (
 )
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
-from imatrix.forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
+from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
 from imatrix.forward.layers.experts import Groups
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, UNNORMED, Norm, RMSNorm, Scaled

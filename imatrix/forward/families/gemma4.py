@@ -18,17 +18,17 @@ from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.decoder import with_divisors
 from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
 from imatrix.forward.layer import Attention, Layer
-from imatrix.forward.layers.attention.gqa import HeadSizes, Projection, load_shared_key_attention
 from imatrix.forward.layers.attention.handed import HandedKeyAttention, HandedKeys
+from imatrix.forward.layers.attention.shared_keys import HeadSizes, Projection, load_shared_key_attention
 from imatrix.forward.layers.experts import load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from imatrix.forward.layers.gemma4 import (
     N_STRANDS,
-    BesideExperts,
+    DenseBesideExperts,
     DenseBlock,
-    FromStrands,
     LayerEmbedding,
-    Together,
+    StrandEntry,
+    StrandSum,
 )
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, RMSNorm, WithSidecar
@@ -163,13 +163,13 @@ class _Parts:
             self.norm("pre_ffw_norm_2"),
             None,
             replace(experts, gelu=True),
-            around_attention=FromStrands(before.together() if self.number else None),
-            around_block=BesideExperts(self.norm("ffn_norm"), block),
+            around_attention=StrandEntry(before.together() if self.number else None),
+            around_block=DenseBesideExperts(self.norm("ffn_norm"), block),
             router_norm=RMSNorm(scale, config.rms_norm_eps),
         )
 
-    def together(self) -> Together:
-        return Together(self.norm("post_ffw_norm_2"), self.norm("post_ffw_norm"), self.scale())
+    def together(self) -> StrandSum:
+        return StrandSum(self.norm("post_ffw_norm_2"), self.norm("post_ffw_norm"), self.scale())
 
     def block(self, width: int, post_norm: str) -> FeedForward:
         block = load_ffn(self.load, BlockNames.of(self.number), self.config.hidden_size, width)

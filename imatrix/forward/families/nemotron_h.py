@@ -10,8 +10,8 @@ from convert.architectures.nemotron_h import ATTENTION, EXPERTS, MAMBA, Nemotron
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.parts import mamba_sizes, network_of, routing_of
 from imatrix.forward.layer import Attention, Layer, NoAttention
-from imatrix.forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
+from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
 from imatrix.forward.layers.experts import Experts, Groups, load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from imatrix.forward.layers.load import Loader

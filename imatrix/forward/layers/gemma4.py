@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import gelu, linear
 
-from imatrix.forward.layers.attention.gqa import Projection
+from imatrix.forward.layers.attention.shared_keys import Projection
 from imatrix.forward.layers.ffn import FeedForward, through
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import ResidualStream, RMSNorm
@@ -29,7 +29,7 @@ N_STRANDS = 3
 
 
 @dataclass(frozen=True)
-class Together:
+class StrandSum:
     """What puts the strands of a layer with experts together.
 
     experts_norm  of the experts' sum
@@ -48,10 +48,10 @@ class Together:
 
 
 @dataclass(frozen=True)
-class FromStrands:
+class StrandEntry:
     """What goes around attention; `together` is that of the layer before, None for the first layer."""
 
-    together: Together | None
+    together: StrandSum | None
 
     def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         """Put the strands together; those of embeddings are all the same."""
@@ -60,7 +60,7 @@ class FromStrands:
 
 
 @dataclass(frozen=True)
-class BesideExperts:
+class DenseBesideExperts:
     """What goes around the experts: the dense block, whose output has a norm, and the norm before it."""
 
     norm: RMSNorm

@@ -1,7 +1,8 @@
 """What goes around a part of a layer: a norm before it, and hidden states that its output joins.
 
 In most models the part sees the hidden states, and its output is added to them. Others carry several strands
-of hidden states side by side, and mix them on the way in and out (imatrix/forward/layers/hyper_connections.py).
+of hidden states side by side, and mix them on the way in and out; see
+`hyper_connections.py`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.base import Floats32
-from quantize.rounding.grids.octets import (
+from quantize.rounding.grids.eight_weights import (
     OCTET,
     Lattice,
     Octet,
@@ -35,7 +35,7 @@ from quantize.rounding.grids.octets import (
     round_free_8,
     round_shifted,
 )
-from quantize.rounding.grids.walks import STRIDE
+from quantize.rounding.grids.tree_search import STRIDE
 from quantize.simd.floats import INFINITY, ONE, TWO, ZERO, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store, tail
@@ -78,7 +78,7 @@ class Terms(NamedTuple):
     window: int
 
 
-class Choices(NamedTuple):
+class RowChoices(NamedTuple):
     """What the kernels choose for rows, whose number is padded to a multiple of LANES: flat arrays.
 
     d        float32 (n_rows,), given: the scale of the scales
@@ -213,7 +213,7 @@ def try_scales(round_octet: Any, terms: Terms, start: Start, work: SubBlockTrial
 
 
 @inlined
-def round_rows(round_octet: Any, terms: Terms, source: Floats32, choices: Choices) -> None:
+def round_rows(round_octet: Any, terms: Terms, source: Floats32, choices: RowChoices) -> None:
     """Fill `choices` for a block of each row.
 
     source  float32 (n * 256,), the weights with the feedback of earlier columns; where `choices` has more
@@ -385,12 +385,12 @@ def refine_rows(round_octet: Any, terms: Terms, ground: GridGround, state: GridS
 class Kernels(NamedTuple):
     """The kernels of a kind of octet."""
 
-    round: Callable[[Terms, Floats32, Choices], None]
+    round: Callable[[Terms, Floats32, RowChoices], None]
     refine: Callable[[Terms, GridGround, GridState], None]
 
 
 @kernel
-def _round_eights(terms: Terms, source: Floats32, choices: Choices) -> None:
+def _round_eights(terms: Terms, source: Floats32, choices: RowChoices) -> None:
     round_rows(round_free_8, terms, source, choices)
 
 
@@ -400,7 +400,7 @@ def _refine_eights(terms: Terms, ground: GridGround, state: GridState) -> None:
 
 
 @kernel
-def _round_even_eights(terms: Terms, source: Floats32, choices: Choices) -> None:
+def _round_even_eights(terms: Terms, source: Floats32, choices: RowChoices) -> None:
     round_rows(round_even_8, terms, source, choices)
 
 
@@ -410,7 +410,7 @@ def _refine_even_eights(terms: Terms, ground: GridGround, state: GridState) -> N
 
 
 @kernel
-def _round_fours(terms: Terms, source: Floats32, choices: Choices) -> None:
+def _round_fours(terms: Terms, source: Floats32, choices: RowChoices) -> None:
     round_rows(round_free_4, terms, source, choices)
 
 
@@ -420,7 +420,7 @@ def _refine_fours(terms: Terms, ground: GridGround, state: GridState) -> None:
 
 
 @kernel
-def _round_even_fours(terms: Terms, source: Floats32, choices: Choices) -> None:
+def _round_even_fours(terms: Terms, source: Floats32, choices: RowChoices) -> None:
     round_rows(round_even_4, terms, source, choices)
 
 
@@ -430,7 +430,7 @@ def _refine_even_fours(terms: Terms, ground: GridGround, state: GridState) -> No
 
 
 @kernel
-def _round_shifted_eights(terms: Terms, source: Floats32, choices: Choices) -> None:
+def _round_shifted_eights(terms: Terms, source: Floats32, choices: RowChoices) -> None:
     round_rows(round_shifted, terms, source, choices)
 
 
@@ -440,7 +440,7 @@ def _refine_shifted_eights(terms: Terms, ground: GridGround, state: GridState) -
 
 
 @kernel
-def _round_eights_by_shift(terms: Terms, source: Floats32, choices: Choices) -> None:
+def _round_eights_by_shift(terms: Terms, source: Floats32, choices: RowChoices) -> None:
     round_rows(round_either_shift, terms, source, choices)
 
 

@@ -28,9 +28,9 @@ from quantize.importances.weighting import ColumnWeights
 from quantize.rounding.base import Effort
 from quantize.rounding.factor import Panel
 from quantize.rounding.grids import kernels
-from quantize.rounding.grids.kernels import ELEMS, Choices, Form, GridGround, GridState, Kernels, Terms
-from quantize.rounding.grids.octets import Lattice
-from quantize.rounding.grids.walks import tree
+from quantize.rounding.grids.eight_weights import Lattice
+from quantize.rounding.grids.kernels import ELEMS, Form, GridGround, GridState, Kernels, RowChoices, Terms
+from quantize.rounding.grids.tree_search import tree
 from quantize.rounding.scalar.blocks import as_half, halves
 from quantize.simd.floats import halves_to_float32
 from quantize.simd.lanes import LANES
@@ -253,14 +253,14 @@ class GridRounder:
 
     def attempt(
         self, rows: Floats32, upper: Floats32, window: int, d: Floats32, scales: npt.NDArray[np.integer]
-    ) -> Choices:
+    ) -> RowChoices:
         """Round blocks with these d, float32 (n_rows,), and scales up to `window` from those given.
 
         returns  an array with one item, or one row of items, per row
         """
         n_rows, n_codes = len(rows), 32 * self.form.codes
         padded = n_rows + -n_rows % LANES
-        choices = Choices(
+        choices = RowChoices(
             d=_padded(d),
             scales=_padded(scales.T.astype(np.int32)).reshape(-1),
             codes=np.empty(n_codes * padded, np.int32),
@@ -270,7 +270,7 @@ class GridRounder:
         )
         diagonal = np.diag(upper)
         self.kernels.round(self._terms(upper / diagonal, diagonal, window), as_source(rows), choices)
-        return Choices(
+        return RowChoices(
             choices.d[:n_rows],
             _by_row(choices.scales, n_rows),
             _by_row(choices.codes, n_rows),
@@ -311,7 +311,7 @@ class GridRounder:
         lattice = Lattice(tree(self.grid), self._values, ratios.reshape(-1))
         return Terms(self.form, lattice, np.float32(1) / diagonal, window)
 
-    def _scales_for(self, attempt: Choices, d: Floats32) -> npt.NDArray[np.int32]:
+    def _scales_for(self, attempt: RowChoices, d: Floats32) -> npt.NDArray[np.int32]:
         """Compute the scales, int32 (n_rows, sub-blocks), that with other d come nearest to an attempt's."""
         offset, slope, top = self.form.offset, self.form.slope, self.form.top
         ratio = np.divide(attempt.d, d, out=np.ones_like(d), where=d > 0)
@@ -342,14 +342,14 @@ class GridRounder:
         return indices
 
 
-def _cheaper(one: Choices, other: Choices) -> Choices:
+def _cheaper(one: RowChoices, other: RowChoices) -> RowChoices:
     """Take the cheaper of two attempts, row by row."""
     better = other.costs < one.costs
 
     def pick(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.where(better[:, None] if ours.ndim > 1 else better, theirs, ours)
 
-    return Choices(*(pick(ours, theirs) for ours, theirs in zip(one, other, strict=True)))
+    return RowChoices(*(pick(ours, theirs) for ours, theirs in zip(one, other, strict=True)))
 
 
 def _local_ratios(uppers: Floats32, size: int) -> tuple[Floats32, Floats32]:

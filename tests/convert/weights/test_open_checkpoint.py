@@ -87,7 +87,7 @@ def test_an_unreadable_checkpoint_is_one_line(folder: Path, capsys: pytest.Captu
 
 def test_listing_loads_neither_numba_nor_torch(folder: Path) -> None:
     probe = (
-        f"import sys; from gguf_cli import main; main.main(['checkpoint', {str(folder)!r}]);"
+        f"import sys; from gguf_tools.commands import main; main.main(['checkpoint', {str(folder)!r}]);"
         "print([name for name in ('numba', 'torch') if name in sys.modules])"
     )
     command = [sys.executable, "-c", probe]

@@ -13,14 +13,14 @@ import gguf_tools.commands.main
 from gguf_tools.commands.roof import COMMANDS, Command
 from tests.gguf_tools.sample_files import TENSORS, write_file
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-command.md"
+PAGE = Path(__file__).parents[3] / "docs" / "add-a-command.md"
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     page = PAGE.read_text(encoding="utf-8")
     code, row = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    module = ModuleType("gguf_cli.largest")
+    module = ModuleType("gguf_tools.commands.largest")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, PAGE, "exec"), vars(module))
     monkeypatch.setattr(gguf_tools.commands.main, "COMMANDS", (*COMMANDS, eval(row, {"Command": Command})))

@@ -14,7 +14,7 @@ import pytest
 from gguf_tools.commands import command
 from gguf_tools.errors import FormatError, ToolkitError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def end(body: Callable[[], int | None], *argv: str) -> int:
@@ -70,7 +70,7 @@ def test_arguments_refused_by_the_body_exit_with_2(capsys: pytest.CaptureFixture
 
 def test_reader_that_stops_reading_is_no_error() -> None:
     code = (
-        "import sys; from gguf_cli import command\n"
+        "import sys; from gguf_tools.commands import command\n"
         "def body(args):\n"
         "    for i in range(100000): print('line', i)\n"
         "parser = command.make_parser('prog', 'd', version='1')\n"
@@ -91,7 +91,7 @@ def test_reader_that_stops_reading_is_no_error() -> None:
 
 def test_output_survives_an_encoding_that_lacks_the_text() -> None:
     code = (
-        "from gguf_cli import command\n"
+        "from gguf_tools.commands import command\n"
         "command.run(command.make_parser('prog', 'd', version='1'), lambda args: print('\\u6df1'), [])\n"
     )
     ascii_only = {"PYTHONIOENCODING": "ascii"}

@@ -11,7 +11,7 @@ import pytest
 
 import gguf_tools as gt
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODEL, TEXT = ROOT / "examples/tiny-deepseek-v3", ROOT / "examples/tiny-deepseek-v3/calibration.txt"
 
 CALLS: dict[str, Callable[[Any], object]] = {

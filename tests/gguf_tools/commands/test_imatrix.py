@@ -7,7 +7,7 @@ import pytest
 
 from gguf_tools.commands.imatrix import main
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "imatrix"
+GOLDEN = Path(__file__).parents[2] / "golden" / "imatrix"
 GGUF, DAT = GOLDEN / "tiny-deepseek-v3.imatrix.gguf", GOLDEN / "tiny-deepseek-v3.imatrix.dat"
 
 

@@ -28,7 +28,7 @@ def test_one_line_says_what_to_install(words: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("A text.")
     (tmp_path / "model").symlink_to(ROOT / "examples" / "tiny-deepseek-v3")
     done = subprocess.run(
-        [sys.executable, "-m", "gguf_cli", *words.split()],
+        [sys.executable, "-m", "gguf_tools", *words.split()],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True,

@@ -12,7 +12,6 @@ import gguf_tools
 
 pytest.importorskip("torch")
 
-import gguf_tools
 from gguf_tools.choices import with_choices
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut

@@ -19,7 +19,7 @@ from quantize.rounding.methods import METHODS, Method
 from tests.imatrix.calibrate import powers as example
 from tests.imatrix.calibrate.powers import POWERS
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
+PAGE = Path(__file__).parents[3] / "docs" / "add-a-method.md"
 CUT = gguf_tools.Cut(64, n_chunks=6)
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 
-FOLDER = Path(__file__).parents[2] / "examples" / "small-llama"
+FOLDER = Path(__file__).parents[3] / "examples" / "small-llama"
 SENTENCES = (
     "Съешь же ещё этих мягких французских булок, да выпей чаю.",
     "Всички хора се раждат свободни и равни по достойнство и права.",

@@ -16,7 +16,7 @@ from tests.support.tokenizer_files import copy_tokenizer
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZES = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 512,
     "n_routed_experts": 8, "max_position_embeddings": 256,

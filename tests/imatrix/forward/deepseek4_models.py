@@ -12,7 +12,7 @@ from convert.architectures.deepseek4 import V4Config
 from tests.convert.architectures.deepseek4_weights import weights_of
 from tests.support.checkpoints import Tensors, write_checkpoint
 
-TOKENIZER = Path(__file__).parents[1] / "golden" / "arch" / "models" / "deepseek-v3.2"
+TOKENIZER = Path(__file__).parents[2] / "golden" / "arch" / "models" / "deepseek-v3.2"
 
 CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "hidden_act": "silu",

@@ -27,7 +27,7 @@ from imatrix.forward.run import forward_pass  # noqa: E402
 from imatrix.forward.work.work_folder import WorkFolder  # noqa: E402
 from imatrix.texts.tokens import Text  # noqa: E402
 
-MODEL = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
+MODEL = Path(__file__).parents[3] / "examples" / "tiny-deepseek-v3"
 TOKENS = np.random.RandomState(3).randint(0, 500, (4, 24))
 
 

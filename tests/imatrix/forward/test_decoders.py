@@ -20,8 +20,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import imatrix.forward.layers.attention.delta_net as delta_net  # noqa: E402
-import imatrix.forward.layers.attention.gqa as gqa  # noqa: E402
 import imatrix.forward.layers.attention.mamba2 as mamba2  # noqa: E402
+import imatrix.forward.layers.attention.shared_keys as gqa  # noqa: E402
 from tests.imatrix.forward.test_differentiate import WeightGradients, differentiate, directions  # noqa: E402
 
 CASES = ("glm4moe-air", "llama-r1-distill", "mixtral", "qwen2-r1-distill", "qwen3-r1-0528", "qwen3moe")

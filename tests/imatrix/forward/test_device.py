@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from imatrix.forward.device import CPU, choose_device, is_cpu, threads_on, to_bytes, to_numpy, to_torch  # noqa: E402
 from tests.imatrix.forward.pretended_device import pretended  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-device.md"
+PAGE = Path(__file__).parents[3] / "docs" / "add-a-device.md"
 
 
 def test_the_page_lists_what_a_device_must_answer() -> None:

@@ -17,7 +17,7 @@ from imatrix.texts.quality import PASSAGE, TextQuality, admit, judge
 from imatrix.texts.tokens import Text
 
 Encode = Callable[[str], np.ndarray]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

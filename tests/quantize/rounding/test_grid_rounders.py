@@ -14,7 +14,7 @@ from quantize.formats.iq import grids
 from quantize.rounding.base import Effort
 from quantize.rounding.factor import Factor
 from quantize.rounding.grids.rounders import GRID_ROUNDERS, LAYOUTS
-from quantize.rounding.grids.walks import tree
+from quantize.rounding.grids.tree_search import tree
 from quantize.rounding.products import errors_of
 from tests.naive import grid_feedback as naive
 from tests.quantize.codecs import decode, encode

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad, silu, softplus
 
-from imatrix.forward.layers.attention.gqa import Projection
+from imatrix.forward.layers.attention.shared_keys import Projection
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.observe import Observer

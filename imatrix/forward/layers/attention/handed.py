@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from imatrix.forward.layers.attention.gqa import SharedKeyAttention
+from imatrix.forward.layers.attention.shared_keys import SharedKeyAttention
 from imatrix.forward.observe import Observer
 
 

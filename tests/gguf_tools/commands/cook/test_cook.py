@@ -23,7 +23,7 @@ from tests.support.trained_model import EXAMPLE, calibration_text
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 N_KILLS = 6
 
 

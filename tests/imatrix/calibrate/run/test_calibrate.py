@@ -57,7 +57,7 @@ def base(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text of another kind than the one that calibrates."""
     path = tmp_path_factory.mktemp("text") / "other.txt"
-    path.write_bytes((Path(__file__).parents[3] / "README.md").read_bytes())
+    path.write_bytes((Path(__file__).parents[4] / "README.md").read_bytes())
     return path
 
 

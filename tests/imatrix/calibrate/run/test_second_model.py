@@ -19,7 +19,7 @@ from imatrix.forward.open import open_model  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 from tests.imatrix.forward.small_models import run_all_layers  # noqa: E402
 
-FOLDER = Path(__file__).parents[3] / "examples" / "small-llama"
+FOLDER = Path(__file__).parents[4] / "examples" / "small-llama"
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,8 @@ def test_little_is_read_of_a_base_on_the_hub(
 
 
 def test_tensors_are_compared_without_torch(base: Base, made: Make) -> None:
-    code = "import sys; sys.modules['torch'] = None; from gguf_tools.commands.main import main; exit(main(sys.argv[1:]))"
+    run = "from gguf_tools.commands.main import main; exit(main(sys.argv[1:]))"
+    code = f"import sys; sys.modules['torch'] = None; {run}"
     words = ["audit", str(made("llama", "Q4_K_M")), str(base("llama")), "-q"]
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -35,7 +35,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the first two layers of a small model, as F32."""
     folder = tmp_path_factory.mktemp("exact")
     whole, first = folder / "whole.gguf", folder / "f32.gguf"
-    convert.convert(Path(__file__).parents[3] / "examples" / "small-llama", whole, outtype="f32")
+    convert.convert(Path(__file__).parents[4] / "examples" / "small-llama", whole, outtype="f32")
     quantize.quantize(whole, first, "F32", types=PlanOptions(prune_layers=(2, 3, 4, 5)))
     return first
 

@@ -18,7 +18,7 @@ from convert.tokenizer.vocab import TokenType
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "chat"
+GOLDEN = Path(__file__).parents[3] / "golden" / "chat"
 TEMPLATES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(GOLDEN.glob("*.jinja"))}
 
 BOS, EOS = "<s>", "</s>"

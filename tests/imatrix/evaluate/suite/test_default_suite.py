@@ -13,7 +13,7 @@ from imatrix.texts.tokenise import tokenise
 from scripts import build_suite
 from tests.imatrix.evaluate.suite.chats import TEMPLATES, vocabulary
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CLASSES = ("prose", "docs", "code", "chat", "tools", "maths", "scripts", "long")
 
 

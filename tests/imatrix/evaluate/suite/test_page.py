@@ -14,7 +14,7 @@ from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "suite-texts.md").read_text(encoding="utf-8")
 
 

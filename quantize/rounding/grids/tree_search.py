@@ -74,7 +74,7 @@ def tree(grid: Grid) -> Tree:
     )
 
 
-class Group(NamedTuple):
+class RoundedGroup(NamedTuple):
     """What a walk rounds to.
 
     tree    the grid
@@ -126,7 +126,7 @@ def _one_way_leaf(size: int, signed: bool) -> Any:
     depth = size - 1
 
     @inlined
-    def step(group: Group, way: Way, best: Best, node: int) -> None:
+    def step(group: RoundedGroup, way: Way, best: Best, node: int) -> None:
         tree, steps = group.tree, group.steps
         rest, cost = way.rests[8 * depth + depth], way.costs[depth]
         if signed:
@@ -142,7 +142,7 @@ def _one_way_step(size: int, depth: int, signed: bool, deeper: Any) -> Any:
     prunes = depth == size // 2 - 1
 
     @inlined
-    def step(group: Group, way: Way, best: Best, node: int) -> None:
+    def step(group: RoundedGroup, way: Way, best: Best, node: int) -> None:
         tree = group.tree
         rest = way.rests[8 * depth + depth]
         for child in range(tree.starts[node], tree.starts[node + 1]):
@@ -182,7 +182,7 @@ def _even_leaf(size: int) -> Any:
     depth = size - 1
 
     @inlined
-    def step(group: Group, even: Way, odd: Way, best: Best, node: int) -> None:
+    def step(group: RoundedGroup, even: Way, odd: Way, best: Best, node: int) -> None:
         tree = group.tree
         rest, cost = even.rests[8 * depth + depth], even.costs[depth]
         rest_odd, cost_odd = odd.rests[8 * depth + depth], odd.costs[depth]
@@ -195,7 +195,7 @@ def _even_leaf(size: int) -> Any:
 
 
 @inlined
-def go(group: Group, depth: int, size: int, level: Floats, way: Way, other: Way, to: Way) -> Mask:
+def go(group: RoundedGroup, depth: int, size: int, level: Floats, way: Way, other: Way, to: Way) -> Mask:
     """Go to a node of depth + 1 in `to`; return where by a plus sign from `way`, else minus from `other`."""
     plus = way.rests[8 * depth + depth] - level
     minus = other.rests[8 * depth + depth] + level
@@ -213,7 +213,7 @@ def _even_step(size: int, depth: int, deeper: Any) -> Any:
     prunes = depth == size // 2 - 1
 
     @inlined
-    def step(group: Group, even: Way, odd: Way, best: Best, node: int) -> None:
+    def step(group: RoundedGroup, even: Way, odd: Way, best: Best, node: int) -> None:
         tree = group.tree
         for child in range(tree.starts[node], tree.starts[node + 1]):
             level = group.steps[LEVELS * depth + tree.levels[child]]

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quantize.rounding.grids.walks import (
+from quantize.rounding.grids.tree_search import (
     LEVELS,
     STRIDE,
     Best,
-    Group,
+    RoundedGroup,
     Tree,
     Way,
     even_walk_of_4,
@@ -91,8 +91,8 @@ def _fill_steps(
 
 
 @inlined
-def _group(lattice: Lattice, octet: Octet, start: int, steps: FloatTile) -> Group:
-    return Group(lattice.tree, steps, lattice.ratios, (STRIDE + 1) * (octet.first + start))
+def _group(lattice: Lattice, octet: Octet, start: int, steps: FloatTile) -> RoundedGroup:
+    return RoundedGroup(lattice.tree, steps, lattice.ratios, (STRIDE + 1) * (octet.first + start))
 
 
 @inlined
@@ -194,7 +194,7 @@ class Signed(NamedTuple):
 
 @inlined
 def _go_both(
-    lattice: Lattice, octet: Octet, group: Group, i: int, level: Floats, even: Signed, odd: Signed
+    lattice: Lattice, octet: Octet, group: RoundedGroup, i: int, level: Floats, even: Signed, odd: Signed
 ) -> None:
     """Go on from element i, at a level, to the cheaper way with either count of minus signs."""
     to_even = go(group, i, OCTET, level, even.way, odd.way, even.way)
@@ -244,7 +244,7 @@ def round_even_8(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoi
 def _begin(
     lattice: Lattice,
     octet: Octet,
-    group: Group,
+    group: RoundedGroup,
     wanted: Way,
     other: Way,
     best: Best,
@@ -280,7 +280,7 @@ def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoi
     for i in range(4, 8):
         kept.way.rests[32 + i] = odd.way.rests[32 + i]
     _begin(lattice, octet, group, even.way, odd.way, best, even, odd)
-    second = Group(lattice.tree, tail(steps, 4 * LEVELS), lattice.ratios, group.at + 4 * (STRIDE + 1))
+    second = RoundedGroup(lattice.tree, tail(steps, 4 * LEVELS), lattice.ratios, group.at + 4 * (STRIDE + 1))
     # the walk of 4 sees the second half of the ways as ways of its own
     to_even, to_odd = Way(float_tile(40), float_tile(5)), Way(float_tile(40), float_tile(5))
     for i in range(4):
