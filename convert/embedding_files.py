@@ -47,7 +47,7 @@ _WITHOUT_EFFECT = ("Transformer", "Normalize", "Dropout")
 
 @dataclass(frozen=True)
 class EmbeddingFiles:
-    """What the files say.
+    """Contents of the files.
 
     pooling_type  a number of llama.cpp's; None where they name no pooling that it knows
     notes         one line for each thing that is not carried over
@@ -64,7 +64,7 @@ class EmbeddingFiles:
 
 
 def read_embedding_files(folder: Path, architecture: str, family: Metadata) -> EmbeddingFiles:
-    """Return what the files in a checkpoint's folder say. Without a modules.json there are no embeddings.
+    """Return the contents of a checkpoint folder's files. Without a modules.json there are no embeddings.
 
     family  the keys of the model's family, for the length of its context
     raises  BadConfig for a file that can't be read, or has another form than sentence-transformers writes

@@ -167,7 +167,7 @@ _HUB_URL = re.compile(r"https?://huggingface\.co/([^/]+/[^/]+)")
 
 @dataclass(frozen=True)
 class GeneralMetadata:
-    """What is known of a model, by metadata key; under BASE_MODELS and DATASETS lists of objects.
+    """Known facts about a model, by metadata key; under BASE_MODELS and DATASETS lists of objects.
 
     type  general.type: "model", or "mmproj" for a vision tower
     """
@@ -363,7 +363,7 @@ def _read_override(path: Path | None) -> tuple[dict[str, Any], list[str]]:
 
 
 def _expected(key: str, value: object) -> str | None:
-    """Return what `key` wants in place of `value`: "" when it is fine, None when the key is unknown."""
+    """Return the form that `key` wants for `value`: "" when it is fine, None when the key is unknown."""
     if key in _SCALARS:
         return "" if _suits(value, _SCALARS[key]) else _IN_WORDS[_SCALARS[key]]
     if key in _LISTS:

@@ -1,4 +1,4 @@
-"""What the user chooses about a conversion, as a value and as keyword arguments."""
+"""Options of a conversion, as a value and as keyword arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantize.run_options import RunChoices
 
 @dataclass(frozen=True)
 class ConvertOptions(CheckedFields):
-    """What to make of a checkpoint; the defaults are those of the command.
+    """Options of a conversion; the defaults are those of the command.
 
     outtype          "f32", "f16", "bf16", "q8_0", or "auto": the checkpoint's own 16-bit type, BF16 for a
                      quantized checkpoint. Or a file type of the quantizer (Q4_K_M ...), a recipe file or its

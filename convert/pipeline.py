@@ -341,7 +341,7 @@ def _decider(
     decoded: bool,
     allow_problems: bool,
 ) -> Decide:
-    """Return what decides about the file: like the converter, or like converting to F32 and quantizing.
+    """Return the decider for the file: like the converter, or like converting to F32 and quantizing.
 
     decoded         whether the checkpoint is quantized
     allow_problems  see `build_plan`

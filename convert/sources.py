@@ -28,7 +28,7 @@ from quantize.run_options import QuantizeChoices
 
 @dataclass(frozen=True)
 class SourceOptions(QuantizeOptions):
-    """What to make of a model, be it a GGUF file or a folder: QuantizeOptions, and two choices for a folder.
+    """Options for a model that is a GGUF file or a folder: QuantizeOptions, and two choices for a folder.
 
     mla, program               see ConvertOptions; `mla` is refused for a file, whose layout is what it is
     keep_split, kv_overrides   refused for a folder

@@ -75,7 +75,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
-"""What is wrong with names that no file can have; Path.exists raises it, as for no other name."""
+"""Errors of names that no file can have; Path.exists raises them, as for no other name."""
 
 
 def _parameters(
@@ -89,7 +89,7 @@ def _parameters(
 
 @functools.cache
 def fields_of(options: Any) -> Mapping[str, _Expected]:
-    """Return what the fields of options may be; a field is declared in one of the bases' modules."""
+    """Return the values that fields of options may have; a field is declared in one of the bases' modules."""
     homes = {
         name: vars(sys.modules[base.__module__])
         for base in reversed(options.__mro__)
@@ -102,7 +102,7 @@ def fields_of(options: Any) -> Mapping[str, _Expected]:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What an annotation allows.
+    """Values that an annotation allows.
 
     hints  classes, numbers, words, None: whichever of them the value is
     names  classes that are imported for type checkers alone, by name
@@ -182,13 +182,13 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _members(protocol: Any) -> list[str]:
-    """Return what a value of a protocol has; nothing for what is none."""
+    """Return the names that a value of a protocol has; none for a class that is no protocol."""
     is_protocol = getattr(protocol, "_is_protocol", False)
     return [name for name in dir(protocol) if not name.startswith("_")] if is_protocol else []
 
 
 def _words(hint: Any) -> str:
-    """Return what a hint allows, for a message."""
+    """Return the values that a hint allows, in words, for a message."""
     if get_origin(hint) is Annotated:
         return " and ".join(map(str, get_args(hint)[1:]))
     if get_origin(hint) is Literal:

@@ -74,7 +74,7 @@ class Finding:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """What a finding of a plan is about: tensors, by their names in the output."""
+        """Tensors that a finding of a plan is about, by their names in the output."""
         return self.about
 
     @property

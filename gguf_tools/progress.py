@@ -109,12 +109,12 @@ class RichBars(Protocol):
 
 
 Shown = bool | Callable[[ProgressState], object] | TqdmBar | RichBars | None
-"""What `progress` may be: see above."""
+"""Values that `progress` may have: see above."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a bar counts.
+    """Unit in which a bar counts.
 
     name     as tqdm prints it
     scaled   whether large numbers are printed as 1.5M, in powers of 1024

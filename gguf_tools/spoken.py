@@ -1,4 +1,4 @@
-"""What messages call an option: a flag in a command, an argument in Python.
+"""Names of options in messages: a flag in a command, an argument in Python.
 
 Messages of the library are written with flags. A command prints them as they are. Everywhere else an error or
 a finding says `force=True` for --force, and n_chunks for --chunks. A whole command line, such as

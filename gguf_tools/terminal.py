@@ -1,4 +1,4 @@
-"""What is printed: the way out of all text, where it loses what would control a terminal.
+"""Printing: the way out of all text, where it loses what would control a terminal.
 
 Names and texts of strangers are in many lines, so none is printed but through here. Bars and pages, which
 are drawn, and tables, whose columns would be as wide as the escapes, call `printable` themselves.

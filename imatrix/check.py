@@ -1,4 +1,4 @@
-"""What is wrong with an importance matrix: by itself, for a model, and for a recipe."""
+"""Faults of an importance matrix: by itself, for a model, and for a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to collect, who is told how far it has come, and what comes out."""
+"""Options of a collection, reporters of its progress, and its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CollectOptions(CheckedFields):
-    """What to collect, and how.
+    """Options of a collection.
 
     cut             the part of the text that is used
     process_output  collect for output.weight, too

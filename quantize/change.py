@@ -19,7 +19,7 @@ from quantize.run_options import RunOptions
 
 
 class Change(Protocol):
-    """What is decided about a file before a weight is read."""
+    """Change of a file, decided before a weight is read."""
 
     @property
     def preparation(self) -> Preparation: ...
@@ -35,7 +35,7 @@ AnyChange = TypeVar("AnyChange", bound=Change)
 
 @dataclass(frozen=True)
 class Changed(Generic[AnyChange]):
-    """What a run has done.
+    """Result of a run.
 
     written   None when nothing was written, because no change was needed or the outputs were there already
     is_found  the outputs were there already, as asked

@@ -28,7 +28,7 @@ from quantize.run import Run
 
 @dataclass(frozen=True)
 class LintReport:
-    """What linting found.
+    """Result of linting.
 
     preparation  the plan and the layout of the output; None when not even those can be made
     """

@@ -1,4 +1,4 @@
-"""What the user chooses about a quantized file, apart from its source and its file type."""
+"""Options of a quantized file, apart from its source and its file type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quantize.plan.recipe_files import Mixture
 
 @dataclass(frozen=True)
 class QuantizeOptions(CheckedFields):
-    """What the user chooses about a file; the defaults are llama-quantize's.
+    """Options of a quantized file; the defaults are llama-quantize's.
 
     importances   a path, what `imatrix.load` returns, or a mapping tensor name -> Importance or array
     types         types set by hand, on top of the recipe file's

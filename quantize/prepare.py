@@ -1,4 +1,4 @@
-"""What every front shares: deciding a file, laying it out, and what the chunks of a plan refer to.
+"""Steps that all fronts share: deciding a file, laying it out, and what the chunks of a plan refer to.
 
 A front (quantize/pipeline.py, convert/pipeline.py, mla_layout/pipeline.py) knows where tensors come from.
 From there on a plan becomes a file in the same way for all of them.
@@ -75,7 +75,7 @@ TYPES_CHOSEN_KEY = "gguf_tools.types_chosen"
 _TYPES_CHOSEN = "for a size"
 
 TYPES_CHOSEN_BYTES = 8 + len(TYPES_CHOSEN_KEY) + 4 + 8 + len(_TYPES_CHOSEN)
-"""What the key takes in the header: two lengths, two texts, and the number of a kind."""
+"""Bytes of the key in the header: two lengths, two texts, and the number of a kind."""
 
 
 def decide_file(

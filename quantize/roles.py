@@ -1,4 +1,4 @@
-"""What the name of a tensor says about it.
+"""Meaning of the names of tensors.
 
 This is the only module that reads tensor names. Everything else asks for a `TensorRole`: which part of the
 model the tensor is, which layer it belongs to, and, if it must not be quantized, why.
@@ -188,7 +188,7 @@ _IN_GROUPS = ("attn_output_a.weight",)
 
 @dataclass(frozen=True)
 class TensorRole:
-    """What a tensor's name, number of dimensions and architecture say about it.
+    """Role of a tensor, as its name, number of dimensions and architecture tell it.
 
     layer    the N of `blk.N.`, or None outside the layers
     kept_as  why it is never quantized, in a phrase; None when it may be quantized

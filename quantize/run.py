@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has done.
+    """Result of a run.
 
     replaced  outputs in whose place other files were
     is_found  the outputs were there already, as asked, and nothing was written
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def plain_job(self) -> FillJob:
-        """What is to be filled, without what makes its calibrated tensors."""
+        """Job to be filled, without the calibrator of its calibrated tensors."""
         return FillJob(self.preparation.outputs, self.sources, self.inputs)
 
     @property

@@ -1,4 +1,4 @@
-"""What a model family is, and the one function that turns a checkpoint of it into tensors and metadata.
+"""Definition of a model family, and the one function that turns its checkpoints into tensors and metadata.
 
 A family is two tables, a configuration reader and the options that it declares:
 

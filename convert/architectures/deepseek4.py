@@ -55,7 +55,7 @@ _FIXED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class V4Config:
-    """What a model is made of; names as in config.json.
+    """Configuration of a model; names as in config.json.
 
     compress_ratios  per layer how many positions are compressed to one; 0 where none are
     mtp_ratios       the same for what comes after the model's own layers, as far as config.json goes
@@ -193,7 +193,7 @@ class V4Config:
 
     @property
     def hc_rows(self) -> int:
-        """What a hyper-connection mixes: one weight a stream before and after, and streams with streams."""
+        """Weights of a hyper-connection: one a stream before and after, and those of streams with streams."""
         return (2 + self.hc_mult) * self.hc_mult
 
     @property

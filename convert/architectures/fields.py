@@ -1,4 +1,4 @@
-"""What becomes of every field of config.json: read by the family, without meaning for inference, or told.
+"""Fate of every field of config.json: read by the family, without meaning for inference, or told.
 
 A family reads the fields that it has a place for. Which ones it asked for is recorded, also where it goes
 through copies and objects inside; so a family needs no second list of them. `unread_notes` tells of the

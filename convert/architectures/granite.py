@@ -59,7 +59,7 @@ HYBRID = "GraniteMoeHybridForCausalLM"
 
 @dataclass(frozen=True)
 class GraniteConfig(MambaConfig):
-    """What a model is made of; names as in config.json.
+    """Configuration of a model; names as in config.json.
 
     is_hybrid  whether it is of Granite 4's class, with Mamba 2 or without
     """

@@ -33,7 +33,7 @@ LONG_CONTEXT = 2**20
 
 @dataclass(frozen=True)
 class MambaConfig(DecoderConfig):
-    """What a model with Mamba 2 is made of; names as in Granite's config.json.
+    """Configuration of a model with Mamba 2; names as in Granite's config.json.
 
     mamba_layers  layers that are a Mamba 2
     """

@@ -1,4 +1,4 @@
-"""What MLX changes in the weights of models with convolutions, undone.
+"""Changes of MLX to the weights of models with convolutions, undone.
 
 When mlx-lm first reads such a model, it moves the last axis of its kernels: (rows, 1, size) become
 (rows, size, 1). In the same pass it adds one to the norms that are stored less one, those of Qwen3-Next and

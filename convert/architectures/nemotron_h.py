@@ -82,7 +82,7 @@ _MTP_PROJECTION = f"{_MTP_ATTENTION}eh_proj.weight"
 
 @dataclass(frozen=True)
 class NemotronConfig(MambaConfig):
-    """What a model is made of; names as in config.json.
+    """Configuration of a model; names as in config.json.
 
     kinds            a letter of hybrid_override_pattern for each layer
     moe_latent_size  columns that experts work in; None: those of the hidden states

@@ -20,8 +20,8 @@ from gguf_tools.errors import CheckpointError, MissingTensor
 _WRAPPERS = re.compile(
     r"^(?:base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|model\.(?=(?:model|backbone|lm_head)\.))+"
 )
-"""What stands before the names of a model inside a wrapper: that of PEFT, of torch's DDP, FSDP or compile, or
-a training module of Lightning."""
+"""Start of the names of a model inside a wrapper: that of PEFT, of torch's DDP, FSDP or compile, or a
+training module of Lightning."""
 
 _INNER_WRAPPERS = re.compile(
     r"(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)\."
@@ -29,7 +29,7 @@ _INNER_WRAPPERS = re.compile(
 """The same around a part of the model. PEFT calls what it adds an adapter to `base_layer`."""
 
 _TEXT_PART = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?(?=(lm_head\.)?)")
-"""What stands before the names of a text part, in transformers 4 and 5 and in MLX."""
+"""Start of the names of a text part, in transformers 4 and 5 and in MLX."""
 
 _STACKS = (
     (re.compile(r"\.switch_(?:mlp|glu)\.fc1\."), ".experts.up_proj."),
@@ -45,7 +45,7 @@ _IS_OTHER = re.compile(
     r"^(?:base_model|module|model\.(?:model|backbone|lm_head))\.|_mod\.|_module\.|base_layer|language_model"
     r"|switch_|experts\.(?!\d)"
 )
-"""What every such name has somewhere; most names are the published ones, and there may be 50,000."""
+"""Parts of which every such name has one; most names are the published ones, and there may be 50,000."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class StoredNames:
 
 
 def stored_names(rules: Iterable[Rule], own: Callable[[str], str] | None) -> StoredNames:
-    """Return what brings stored names to those of a family's rules.
+    """Return the translation of stored names to those of a family's rules.
 
     own  the family's other spellings -> the rules' names
     """

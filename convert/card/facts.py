@@ -1,4 +1,4 @@
-"""What a card tells: facts of each file, where the model comes from, and the measured quality.
+"""Contents of a card: facts of each file, where the model comes from, and the measured quality.
 
 The origin is the model's name on the Hub, and what its own card says. The quality is what `evaluate --json`
 has written.
@@ -146,7 +146,7 @@ def read_all(paths: Iterable[Path], tell: Tell = tell_nobody) -> tuple[FileFacts
 
 
 class _Said:
-    """What a file says of itself, by type; it is a stranger's, so any key may hold anything."""
+    """Statements of a file about itself, by type; it is a stranger's, so any key may hold anything."""
 
     def __init__(self, file: GGUFSet, tell: Tell) -> None:
         self._file, self._tell = file, tell

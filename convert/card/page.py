@@ -26,7 +26,7 @@ _FENCE = "```"
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says.
+    """Contents of a card.
 
     files         in the order of the table
     commands      file name -> the command that made it, as typed

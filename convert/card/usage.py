@@ -1,4 +1,4 @@
-"""What a card tells people who use files: which one fits their memory, and how to get and run it."""
+"""Advice of a card to people who use files: which one fits their memory, and how to get and run it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _LINK = re.compile(r"^\| \[(?:\\.|[^\]\\])*\]\(([^()|]*\.gguf)\)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class CardRequest:
-    """What is known besides the files.
+    """Facts for a card, besides the files.
 
     source        folder or file that the files were made of, None: not known
     repo          OWNER/NAME of the model, None: what the source or an older card says

@@ -43,7 +43,7 @@ MAX_SMALL_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is needed of a model.
+    """Files of a model that are needed.
 
     weights       False: only config.json and the tokenizer
     allow_pickle  .bin and .pt files, where there are no safetensors

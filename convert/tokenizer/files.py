@@ -74,7 +74,7 @@ merges, is counted as 289 MiB, and takes half of that."""
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a folder's JSON files say about its tokenizer. A file is read when it is first asked for.
+    """JSON files of a folder that describe its tokenizer. A file is read when it is first asked for.
 
     config      config.json
     quirks      of the model's family

@@ -78,7 +78,7 @@ class Normalizer:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a tokenizer.model says.
+    """Contents of a tokenizer.model.
 
     special_ids     kind ("bos", "eos", "unk", "pad") -> id, of those that the model has
     denormalizer    how text is changed that was put together from pieces

@@ -43,7 +43,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class _Named:
-    """What the files say of special tokens as texts, and what the post-processor adds."""
+    """Special tokens that the files name as texts, and which of these the post-processor adds."""
 
     texts: Mapping[str, str]
     adds: Mapping[str, bool]

@@ -53,7 +53,7 @@ _TYPES: Mapping[Kind, TokenType] = {
 
 @dataclass(frozen=True)
 class SentencePieceVocab:
-    """What a tokenizer.model and its neighbours say.
+    """Vocabulary of a tokenizer.model and its neighbours.
 
     special_ids       ids that the model file itself names: bos, eos, unk, pad
     add_space_prefix  whether a text gets a leading space

@@ -58,7 +58,7 @@ class BlockWeight(Weight, SourceTensor, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What weights that are decoded have in common: they are read as float32.
+    """Base of weights that are decoded, and so are read as float32.
 
     A class whose rows lie in columns of what is stored sets by_rows to False.
     """
@@ -92,7 +92,7 @@ class Weights(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about how they are stored."""
+        """Remarks for the user on how the weights are stored."""
         ...
 
     def weight(self, name: str) -> Weight:

@@ -28,7 +28,7 @@ _SHOWN_BY_TENSORS = """
     fmt scale_fmt expert_dtype include_input_output_embeddings untie_embedding_weights quantize_embeddings
     is_marlin_format global_compression_ratio transform_config pre_quant_scale awq_block_size quant_mode
 """
-"""What they say shows in names, types and sizes of stored tensors; what can't be read is refused there."""
+"""Keys that show in names, types and sizes of stored tensors; what can't be read is refused there."""
 
 _OF_ACTIVATIONS = """
     activation_scheme activation_scale_ub activations act_bits act_data_type act_dynamic act_group_size

@@ -92,7 +92,7 @@ class Settings:
 
     @property
     def described(self) -> str:
-        """What the checkpoint calls its format, for messages."""
+        """Name that the checkpoint gives to its format, for messages."""
         if self.method is None:
             return "no quantization_config"
         key = next((key for key in _METHOD_KEYS if key in self.values), None)

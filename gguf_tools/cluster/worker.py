@@ -1,4 +1,4 @@
-"""What a worker does when it is asked: it opens a job once, and does items of it.
+"""Functions that a worker is asked to call: it opens a job once, and does items of it.
 
 These functions are called by Dask in the worker's process; several threads of it may be at work at once. What
 goes wrong comes back as text: an exception of one process may not be one that another can load.
@@ -20,7 +20,7 @@ from gguf_tools.errors import ToolkitError
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What became of some items.
+    """Outcome of some items.
 
     worker   address of who did them
     results  of the items that were done, in their order

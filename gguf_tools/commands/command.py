@@ -358,7 +358,7 @@ def _say_trace(error: BaseException) -> None:
 
 
 NO_THREAD = "can't start new thread"
-"""What Python says in a RuntimeError where the system gives no thread."""
+"""Message of Python's RuntimeError where the system gives no thread."""
 
 
 def one_line(error: BaseException) -> str:

@@ -183,7 +183,7 @@ def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    """What the command line asks for.
+    """Request of the command line.
 
     named     MODEL_DIR
     outfile   None: into MODEL_DIR, or here for a model of the Hub

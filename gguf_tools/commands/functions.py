@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class CalibrateChoices(SourceChoices, CalibrationChoices, total=False):
-    """What `calibrate` takes as keyword arguments: what `quantize` does, and how to calibrate."""
+    """Keyword arguments of `calibrate`: those of `quantize`, and how to calibrate."""
 
 
 class CookChoices(TypedDict, total=False):

@@ -70,7 +70,7 @@ _EXAMPLES = {
         "repair": "repair lite.imatrix.gguf -o whole.imatrix.gguf --model DeepSeek-V2-Lite",
     }.items()
 }
-"""What the help of each command ends with."""
+"""Examples that the help of each command ends with."""
 
 _KINDS_OF_MODEL = "folder, GGUF file, or OWNER/NAME on the Hub"
 
@@ -261,7 +261,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _CollectRequest:
-    """What the command line asks for: importances of a model on a text, in a file.
+    """Request of the command line: importances of a model on a text, in a file.
 
     named     MODEL
     earlier   files of importances to add to

@@ -67,7 +67,7 @@ def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class _Request:
-    """What the command line asks for: what TYPE would do to MODEL."""
+    """Request of the command line: what TYPE would do to MODEL."""
 
     file_type: str
     named: str

@@ -1,4 +1,4 @@
-"""What other tools call our options: a command that meets such a word answers with its own.
+"""Names of our options in other tools: a command that meets such a word answers with its own.
 
 The words are those of AutoGPTQ, AutoRound, EXL2, MLX, vLLM, Unsloth, curl and rsync, and what people guess.
 """

@@ -181,7 +181,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class _Request:
-    """What the command line asks for.
+    """Request of the command line.
 
     named     INPUT
     output    None: beside INPUT

@@ -86,7 +86,7 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class _Request:
-    """What the command line asks for: the losses of a model (MODEL) on a text, in a file."""
+    """Request of the command line: the losses of a model (MODEL) on a text, in a file."""
 
     named: str
     text: Path

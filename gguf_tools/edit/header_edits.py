@@ -191,7 +191,7 @@ def _value_json(value: Value | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Edited:
-    """What an edit makes of a header.
+    """Result of an edit of a header.
 
     metadata   all metadata, changed or not
     new_names  tensor name -> new name, for those that change

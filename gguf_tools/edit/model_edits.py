@@ -40,7 +40,7 @@ How = Literal["unchanged", "in place", "rewritten", "written"]
 
 @dataclass(frozen=True)
 class FileEdit:
-    """What happens to one file.
+    """Edit of one file.
 
     path     path of the result
     how      "unchanged"; "in place": a new header over the old one; "rewritten": a new file in its place;
@@ -73,7 +73,7 @@ class FileEdit:
 
 @dataclass(frozen=True)
 class EditOutcome:
-    """What an edit changed, and how each file was changed."""
+    """Changes of an edit, and how each file was changed."""
 
     changes: tuple[Change, ...]
     files: tuple[FileEdit, ...]

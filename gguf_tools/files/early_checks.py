@@ -1,4 +1,4 @@
-"""What is looked at before hours of work: whether outputs can be written, and whether a disk has the room."""
+"""Checks before hours of work: whether outputs can be written, and whether a disk has the room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encoding a text looks like that is not UTF-8."""
+"""Guesses of the encoding of a text that is not UTF-8."""
 
 from __future__ import annotations
 

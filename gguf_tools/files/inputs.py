@@ -77,7 +77,7 @@ AnyInput = str | os.PathLike[str]
 
 
 class Status(NamedTuple):
-    """What a file system says of a file; the same as long as nobody writes to it or replaces it."""
+    """Status of a file in a file system; the same as long as nobody writes to the file or replaces it."""
 
     device: int
     inode: int
@@ -152,7 +152,7 @@ class InputWatch:
 
     @property
     def state(self) -> bytes:
-        """What the file system says of all files: other bytes where one may have changed meanwhile."""
+        """Status of all files, as bytes: other ones where a file may have changed meanwhile."""
         return repr([tuple(self._seen[file.path]) for file in self._inputs]).encode()
 
     def refuse_changed(self) -> None:

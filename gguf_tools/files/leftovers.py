@@ -1,4 +1,4 @@
-"""What runs have left that were interrupted or killed: what has our marks, and no process holds it.
+"""Leftovers of runs that were interrupted or killed: what has our marks, and no process holds it.
 
     NAME.partial        an output that is not whole; NAME.1f2e...8a9b.partial: a small one
     NAME.journal        which chunks of an output are done
@@ -161,7 +161,7 @@ def _journal_of(job: str) -> str:
 
 
 def _runs(folder: OpenFolder) -> list[dict[str, bool]]:
-    """Return what runs have left in a folder; of each, name -> whether it is a folder."""
+    """Return the leftovers of runs in a folder; of each run, name -> whether it is a folder."""
     runs: dict[str, dict[str, bool]] = {}
     journals: dict[bytes, str] = {}
     partials: list[tuple[bytes, str]] = []

@@ -1,4 +1,4 @@
-"""What a command may write over: no input, nobody else's file, no finished output without --force.
+"""Rules for writing over files: no input, nobody else's file, no finished output without --force.
 
 - A file that is named as an output and as something else is refused before anything is opened, whatever it is
   named as: `refuse_shared` compares files, not names, so links and other spellings count.

@@ -159,7 +159,7 @@ class FolderKind:
 
     @property
     def mark(self) -> dict[str, str]:
-        """What the JSON file has, beside other things."""
+        """Entry that the JSON file has, beside others."""
         return {MARK: self.kind}
 
     def is_ours(self, folder: Path) -> bool:

@@ -36,7 +36,7 @@ _MARK = b"gguf-tools PART\n"
 """How a partial begins; with the name of its run it takes as many bytes as the shortest header."""
 
 NO_RUN = bytes(8)
-"""What stands for the name of a run in the mark of a partial that belongs to none yet."""
+"""Stand-in for the name of a run, in the mark of a partial that belongs to none yet."""
 
 
 class GGUFWriter:

@@ -1,4 +1,4 @@
-"""What work folders of runs are called, and the files in them.
+"""Names of the work folders of runs, and of the files in them.
 
 Nothing is computed here, so who only looks for what runs have left needs no torch.
 """

@@ -204,7 +204,7 @@ _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 
 @dataclass(frozen=True)
 class Header:
-    """What a header says.
+    """Contents of a header.
 
     offsets     where each tensor's data begin, counted from `data_start`, in the tensors' order
     n_bytes     size of the header itself, without padding

@@ -53,7 +53,7 @@ def _as_flags(data: tuple[int, ...] | int) -> Flags:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a key may hold, and what the caller gets of it."""
+    """Kind of data that a key may hold, and what the caller gets of them."""
 
     expected: str
     fits: Callable[[object], bool]

@@ -48,7 +48,7 @@ _OPTIONAL = frozenset({
     keys.VALUE_LENGTH, keys.ROPE_DIMENSION_COUNT, keys.KEY_LENGTH_SWA, keys.VALUE_LENGTH_SWA,
     keys.ROPE_DIMENSION_COUNT_SWA,
 })  # fmt: skip
-"""What load_hparams reads for all architectures."""
+"""Keys that load_hparams reads for all architectures."""
 
 _EPS = {keys.LAYERNORM_RMS_EPS}
 _WINDOW = {keys.SLIDING_WINDOW_PATTERN, keys.ROPE_FREQ_BASE_SWA}
@@ -146,7 +146,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         {keys.SWIGLU_CLAMP_SHEXP},
     ),
 }  # fmt: skip
-"""What load_arch_hparams reads besides: what is required, and what is not."""
+"""Keys that load_arch_hparams reads besides: those that are required, and those that are not."""
 
 
 def _blocks(kind: str = "") -> set[str]:

@@ -66,7 +66,7 @@ class GGUFSource(Protocol):
 
 
 class Opened(ABC):
-    """What an open file and an open set of files do alike."""
+    """Base of an open file and of an open set of files."""
 
     metadata: dict[str, Value]
     tensors: dict[str, TensorInfo]

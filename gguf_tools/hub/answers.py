@@ -1,4 +1,4 @@
-"""What a server may answer, checked before the Hub's client sees it.
+"""Checks of a server's answers, before the Hub's client sees them.
 
 The client believes what it is told: it makes file names of ETags and commits, keeps an answer of any size in
 memory, unpacks what is packed, and waits as long as it is asked to. So every request and answer of its

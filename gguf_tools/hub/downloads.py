@@ -42,7 +42,7 @@ _HEX_DIGITS = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True)
 class ListedFile:
-    """What the Hub says of a file.
+    """File as the Hub describes it.
 
     n_bytes  None: it doesn't say
     sha256   of a large file's content, in hex; None for a small one

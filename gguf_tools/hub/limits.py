@@ -75,7 +75,7 @@ def body_begins(response: Any) -> None:
 
 
 class _Around:
-    """What is not changed here is as it was."""
+    """Wrapper that leaves as it was all that is not changed here."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -65,7 +65,7 @@ _SECRET = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\A\s*PuTTY-User-Key-File|\A\s*hf_\w{20,}\s*\Z"
     rb"|\b(?:hf_[A-Za-z0-9]{30,}|gh[opsu]_[A-Za-z0-9]{36}|AKIA[0-9A-Z]{16})\b"
 )
-"""What private keys and well-known tokens look like."""
+"""Pattern of private keys and well-known tokens."""
 
 _START_BYTES = 4096
 

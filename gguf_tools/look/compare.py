@@ -1,4 +1,4 @@
-"""What `gguf-tools diff` finds: metadata and tensors that differ between two files."""
+"""Findings of `gguf-tools diff`: metadata and tensors that differ between two files."""
 
 from __future__ import annotations
 

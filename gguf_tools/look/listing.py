@@ -1,4 +1,4 @@
-"""What `gguf-tools show` prints: a file's metadata, tensors and totals, as plain data and as text.
+"""Output of `gguf-tools show`: a file's metadata, tensors and totals, as plain data and as text.
 
 The totals are computed here: weights with their size label, and bytes of KV cache for each token of context.
 """

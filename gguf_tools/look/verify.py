@@ -1,4 +1,4 @@
-"""What `gguf-tools verify` finds in a file that can be opened, and the SHA-256 that `gguf-tools hash` prints.
+"""Findings of `gguf-tools verify` in a file that can be opened, and the SHA-256 of `gguf-tools hash`.
 
 Opening a file refuses a header that contradicts itself (see header.py). What remains are data that would make
 a model compute nonsense, and things that llama.cpp refuses although the file is readable.

@@ -1,4 +1,4 @@
-"""What is suspicious about an untrusted GGUF file, before anyone loads it.
+"""Search for suspicious things in an untrusted GGUF file, before anyone loads it.
 
     with open_gguf(path) as source:
         for finding in scan(source):

@@ -1,4 +1,4 @@
-"""What llama.cpp would make of a header: kinds and sizes of metadata, tensors, the vocabulary.
+"""Checks of a header as llama.cpp would read it: kinds and sizes of metadata, tensors, the vocabulary.
 
 Its loader refuses a number of another width or sign than it asks for, so a file with a key of another kind
 was never loaded, or was made for another program. It counts the tensors that it has used and refuses a file

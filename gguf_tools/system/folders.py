@@ -32,7 +32,7 @@ class OpenFolder:
     fd: int
 
     def entries(self) -> list[os.DirEntry[str]]:
-        """Return what is in it, in order; raises OSError."""
+        """Return the entries of the folder, in order; raises OSError."""
         with os.scandir(self.fd if _BY_FD else self.path) as found:
             return sorted(found, key=lambda each: each.name)
 

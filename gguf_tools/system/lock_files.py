@@ -29,7 +29,7 @@ from gguf_tools.system.locks import try_lock, unlock
 LOCK_SUFFIX = ".lock"
 
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
-"""What flock answers where the file system has no locks."""
+"""Errors of flock where the file system has no locks."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

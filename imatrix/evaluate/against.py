@@ -26,7 +26,7 @@ class FileComparison:
 
     @property
     def words(self) -> str:
-        """What was found, in one or two sentences."""
+        """Result of the comparison, in one or two sentences."""
         overall, classes = self.found.overall, self.found.by_class
         said = f"{self.path.name} {_SAID[overall.verdict]} {self.stock.name}"
         if overall.verdict is not Verdict.NOT_TOLD_APART and overall.is_below_floor:
@@ -155,7 +155,7 @@ def _number(value: float) -> str:
 
 
 def comparisons_json(comparisons: Sequence[FileComparison]) -> dict[str, Any]:
-    """Return what an evaluation's JSON has of comparisons; nothing where there are none."""
+    """Return the fields of comparisons in an evaluation's JSON; none without comparisons."""
     return {"comparisons": [each.to_json() for each in comparisons]} if comparisons else {}
 
 

@@ -50,7 +50,7 @@ _SKEWNESS = (_Z**4 + 2 * _Z**2 - 3) / 18
 
 
 class Verdict(Enum):
-    """What can be said of a file that is compared with another one."""
+    """Verdict on a file that is compared with another one."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """What can be said of this file's mean divergence."""
+        """Verdict on this file's mean divergence."""
         if not self.p < 1 - LEVEL:
             return Verdict.NOT_TOLD_APART
         return Verdict.BETTER if self.kld_difference.value < 0 else Verdict.WORSE
@@ -164,7 +164,7 @@ def compare(
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """What is compared of two files on a class."""
+    """Sums of the figures in which two files are compared on a class."""
 
     kld: ChunkSums
     same_top: ChunkSums

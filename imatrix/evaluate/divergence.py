@@ -55,7 +55,7 @@ CONFIDENT = 0.9
 
 @dataclass(frozen=True, eq=False)
 class TokenValues:
-    """What is known of each prediction that is measured; all arrays are (n_measured,).
+    """Values of each prediction that is measured; all arrays are (n_measured,).
 
     chunk                    number of the chunk
     position                 place in the chunk of the token after which the prediction is made, from 0

@@ -1,4 +1,4 @@
-"""What a model's MTP layer drafts: how far from the base's drafts, and how often the model itself agrees.
+"""Drafts of a model's MTP layer: how far from the base's drafts, and how often the model itself agrees.
 
 At a position, the draft predicts the same token as the model, from a hidden state less; see
 imatrix/forward/mtp.py. It is accepted if its most likely token is the model's own. So does llama.cpp's
@@ -55,7 +55,7 @@ class Drafts:
 
 
 DRAFTS_ARE = "drafts of the MTP layer, one token further; accepted if the model itself would choose it"
-"""What a table of drafts shows."""
+"""Explanation of a table of drafts."""
 
 DRAFT_HEADINGS = ("model", "KLD", "median", "99%", "same draft", "accepted", "base's")
 

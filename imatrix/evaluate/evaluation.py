@@ -61,7 +61,7 @@ class EvaluatedText:
 
 @dataclass(frozen=True)
 class TensorSize:
-    """What a tensor of a file takes."""
+    """Size of a tensor of a file."""
 
     name: str
     type: GGMLType

@@ -1,4 +1,4 @@
-"""What no file can avoid: the divergence of the base from itself, once it is computed as other files are.
+"""Divergence that no file can avoid: that of the base from itself, once it is computed as other files are.
 
 A difference between two files that is smaller than this can't be seen by whoever runs them: their engine's
 rounding moves predictions by more.
@@ -33,7 +33,7 @@ class NoiseFloor:
 
     @property
     def parts(self) -> tuple[tuple[str, Divergence], ...]:
-        """What was rounded, and what that costs."""
+        """Name of each rounding, and the divergence that it causes."""
         measured = (("8-bit activations", self.activations), ("BF16 weights", self.weights))
         return tuple((name, found) for name, found in measured if found is not None)
 

@@ -1,4 +1,4 @@
-"""What to evaluate, and how."""
+"""Options of an evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LogitsFile:
 
 @dataclass(frozen=True)
 class EvaluateOptions(CheckedFields):
-    """What to evaluate, and how.
+    """Options of an evaluation.
 
     cut      the part of the text that is used
     forward  how models are computed; `memory_bytes` is shared by all of them

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from imatrix.evaluate.suite.result import SuiteEvaluation
 
 LABEL = "evaluating"
-"""What the bar of an evaluation says."""
+"""Label of the bar of an evaluation."""
 
 
 @checked

@@ -1,4 +1,4 @@
-"""What models are measured on, read as a model's tokens: one text, or the classes of a suite."""
+"""Texts that models are measured on, read as a model's tokens: one text, or the classes of a suite."""
 
 from __future__ import annotations
 

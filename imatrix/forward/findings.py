@@ -1,4 +1,4 @@
-"""What a user should know of a model before it is computed on a text."""
+"""Findings about a model, for a user to know before the model is computed on a text."""
 
 from __future__ import annotations
 

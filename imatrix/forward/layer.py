@@ -15,7 +15,7 @@ from imatrix.forward.observe import Observer
 
 
 class LayerEntry(Protocol):
-    """What makes a layer's rows of the hidden states before it, where these alone are not enough."""
+    """Function that makes a layer's rows of the hidden states before it, where these alone are not enough."""
 
     def __call__(self, hidden: torch.Tensor, tokens: torch.Tensor, observer: Observer, /) -> torch.Tensor:
         """Make the rows of one chunk, which has these tokens, int64 (n_tokens,)."""
@@ -72,7 +72,7 @@ class Layer:
     entry: LayerEntry | None = None
 
     def enter(self, hidden: torch.Tensor, tokens: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what the layer begins with, as wide as `hidden`.
+        """Return the rows that the layer begins with, as wide as `hidden`.
 
         hidden  one chunk's hidden states before the layer
         tokens  the chunk's, int64 (n_tokens,)
@@ -135,7 +135,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a layer makes of a chunk before its routed experts.
+    """Results of a layer for a chunk, before its routed experts.
 
     hidden   float32 (n_tokens, n_strands * hidden_size): the sum so far
     x        (n_tokens, hidden_size): what the routed experts multiply

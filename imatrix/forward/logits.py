@@ -78,7 +78,7 @@ class Head:
         return self.rule(linear(self.inputs(tokens), weight).float())
 
     def inputs(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what the matrix multiplies after some tokens, (n_tokens, n_cols)."""
+        """Return the inputs of the matrix after some tokens, (n_tokens, n_cols)."""
         hidden = self.states.rows(tokens).to(self.load.device)
         return self.norm(hidden).to(self.load.dtype)
 

@@ -54,7 +54,7 @@ class MTPNames:
 
 @dataclass(frozen=True)
 class MTPEntry:
-    """What makes the rows that an MTP layer begins with.
+    """Function that makes the rows that an MTP layer begins with.
 
     load        reads the embeddings of a chunk's tokens, from the tensor `embeddings`
     name        of the projection

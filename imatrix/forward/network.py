@@ -22,7 +22,7 @@ BuildLayer = Callable[[Loader, int, Rotation], Layer]
 
 @dataclass(frozen=True)
 class LogitRule:
-    """What becomes of the product of the output matrix before it counts as logits.
+    """Rule that makes logits of the product of the output matrix.
 
     scale    what it is multiplied by
     softcap  the size that logits can't reach: softcap * tanh(logit / softcap); None for no bound

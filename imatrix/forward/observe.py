@@ -28,7 +28,7 @@ from imatrix.forward.layers.kernels import sums_of_squares
 from quantize.importances.entries import Importance
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-"""What an observer has kept, as named arrays that can be written to a file."""
+"""Named arrays that an observer has kept, and that can be written to a file."""
 
 
 class Observer(Protocol):
@@ -173,7 +173,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class TensorSums:
-    """What one tensor has seen.
+    """TensorSums over all rows that one tensor has seen.
 
     squares  float64 (n_mats, n_cols)
     counts   int64: rows per expert, (n_mats,); for any other tensor rows per matrix, (1,)

@@ -33,7 +33,7 @@ PIECE_ROWS = 1024
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to compute: a model's layers over the chunks of a text.
+    """Computation of a model's layers over the chunks of a text.
 
     build        layer number -> the layer, with its weights
     device       where layers are computed

@@ -42,7 +42,7 @@ class SensitivityOptions(CheckedFields):
 
     @property
     def hidden_facts(self) -> dict[str, bool]:
-        """What is recorded of `pad_hidden`: nothing without it."""
+        """Recorded facts about `pad_hidden`: none without it."""
         return {"pad_hidden": True} if self.pad_hidden else {}
 
 

@@ -90,6 +90,6 @@ def _build(ids: dict[str, int], merges: tuple[str, ...], cutting: Cutting) -> An
 
 
 def _halves(merge: str) -> tuple[str, str]:
-    """Return what a merge joins; the first half may begin with a space."""
+    """Return the two halves that a merge joins; the first may begin with a space."""
     space = merge.find(" ", 1)
     return merge[:space], merge[space + 1 :]

@@ -31,7 +31,7 @@ from imatrix.texts.conversations import ANSWERING, Conversation
 from imatrix.texts.templates import Template
 
 DATE = datetime(2024, 7, 26)
-"""What templates are told that the day is: the one that those of Llama 3 name where there is no clock."""
+"""Date that templates get as today's: the one that those of Llama 3 name where there is no clock."""
 
 MAX_CHARS = 4 << 20
 """Characters at which a rendering that grows is given up."""
@@ -191,7 +191,7 @@ class Renderer:
         return len(prompt), len(ended if ended.endswith(tuple(self._control)) else answered)
 
     def _around(self, messages: Sequence[Mapping[str, Any]], conversation: Conversation) -> tuple[str, str]:
-        """Return what is rendered before and after the stand-in; "" twice where it is not there once."""
+        """Return the text before and after the stand-in as rendered; "" twice where it is not there once."""
         stand_in = self._answer["content"]
         before, _, after = (self._try(messages, conversation) or "").partition(stand_in)
         return ("", "") if stand_in in after or not before else (before, after)

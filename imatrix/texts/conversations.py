@@ -31,7 +31,7 @@ _MESSAGE_KEYS = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is said, and with which tools.
+    """Messages of a conversation, and the tools that come with it.
 
     place     file and line, for messages
     messages  objects with a role, see ROLES, and a content

@@ -62,7 +62,7 @@ _ORDER_TOKENS, _LEAST_ORDER = 8192, 0.6
 
 @dataclass(frozen=True)
 class TextQuality:
-    """What the tokens of a text say about it.
+    """Quality of a text, as its tokens show it.
 
     n_tokens    of all chunks
     n_distinct  different ones among them

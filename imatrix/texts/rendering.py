@@ -134,7 +134,7 @@ def _ending(process: subprocess.Popen[bytes], line: bytes) -> str:
 
 
 def _checked(said: Mapping[str, Any], talk: Conversation, template: Template) -> Rendered | str:
-    """Return what is a rendering, or why there is none; raises BadRequest for all else."""
+    """Return the rendering, or why there is none; raises BadRequest for all else."""
     match said:
         case {"refused": str(why)}:
             return printable(why)

@@ -1,4 +1,4 @@
-"""What tokens spell: the bytes of each token of a vocabulary, and the text of tokens in a row."""
+"""Spelling of tokens: the bytes of each token of a vocabulary, and the text of tokens in a row."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ DEFAULT = "default"
 PLAIN, CHAT = "plain", "chat"
 SECOND_HALF, ALL, ASSISTANT = "second-half", "all", "assistant"
 SCORED: Mapping[str, tuple[str, ...]] = {PLAIN: (SECOND_HALF, ALL), CHAT: (ASSISTANT, ALL)}
-"""What can be scored of a class, by how it is read; the first is the default."""
+"""Choices of scored tokens for a class, by how it is read; the first is the default."""
 
 MODELS_OWN = "model"
 """The word that stands for a model's own template."""
@@ -162,7 +162,7 @@ def _read_yaml(path: Path, quick: bool) -> Suite:
 
 @dataclass(frozen=True)
 class _Given:
-    """What is said of a suite.
+    """Description of a suite.
 
     path     the YAML file, or the folder without one, for messages
     name     of the suite, if it isn't said

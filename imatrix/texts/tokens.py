@@ -119,7 +119,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
 
 
 ReadText = Callable[[Path, Metadata, int, Cut], Text]
-"""What reads a text as `read_text` does."""
+"""Function that reads a text as `read_text` does."""
 
 
 def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:

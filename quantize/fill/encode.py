@@ -69,7 +69,7 @@ class RowSources:
 
 @dataclass(frozen=True)
 class Target:
-    """What rows become in one output.
+    """Form that rows take in one output.
 
     sources  where the rows come from, and the importances that weigh them
     endian   byte order of the output

@@ -1,4 +1,4 @@
-"""What one run fills: its outputs, and all that goes into them.
+"""Job of one run: its outputs, and all that goes into them.
 
 The bytes of a calibrated tensor depend on the whole model and a text, not on its own rows alone. Whoever
 makes them (a `Calibrator`) has to see activations, which is above this package. The fill hands it the chunks
@@ -62,7 +62,7 @@ class Calibrator(Protocol):
 
 @dataclass(frozen=True)
 class FillJob:
-    """What one run fills: a file, or the files of a split set.
+    """Job of one run: to fill a file, or the files of a split set.
 
     sources     where the rows of their tensors come from
     inputs      files that are being read, which no output may replace, and which must not change meanwhile

@@ -155,7 +155,7 @@ def _by_tensor(groups: Iterable[tuple[RowRange, list[Member]]]) -> Iterator[list
 
 @dataclass(frozen=True)
 class Written:
-    """What `write_outputs` has done.
+    """Result of `write_outputs`.
 
     n_chunks         of all outputs
     n_resumed        of these, how many an earlier run had done

@@ -34,7 +34,7 @@ _SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from quantize.fill.precom
 
 @dataclass(frozen=True)
 class Encoding:
-    """What decides which kernels a tensor needs.
+    """Facts that decide which kernels a tensor needs.
 
     source, target  names of ggml types
     is_weighted     whether the search uses importances

@@ -74,7 +74,7 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was checked, and is good.
+    """Result of a check that has found nothing wrong.
 
     n_weights  weights that were read back
     n_tensors  tensors that they belong to

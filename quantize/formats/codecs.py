@@ -21,7 +21,7 @@ Machine = Literal["cpu", "gpu"]
 
 
 class ImportanceUse(Enum):
-    """What a codec does with column importances.
+    """Use that a codec makes of column importances.
 
     NEEDED    it can encode without, and llama-quantize refuses to, but for token_embd and output
               (llama-quant.cpp: tensor_requires_imatrix)

@@ -133,7 +133,7 @@ ImportanceFormat = Literal["gguf", "dat"]
 
 @dataclass(frozen=True)
 class ImportanceFile:
-    """What an importance matrix file holds.
+    """Contents of an importance matrix file.
 
     entries      by name of the weight. From `.dat`: one row each, the experts end to end, counted in chunks
     datasets     names of the calibration texts

@@ -47,4 +47,4 @@ class ColumnWeights:
 
 
 Weighting = ColumnWeights
-"""What an encoder weighs errors by; None where a caller has nothing to tell, and all columns count alike."""
+"""Weights of errors for an encoder; None where a caller has nothing to tell, and all columns count alike."""

@@ -60,7 +60,7 @@ from quantize.run_options import RunChoices, RunOptions, merge_choices
 
 @dataclass(frozen=True)
 class LayoutOptions(CheckedFields):
-    """What the user chooses about a layout.
+    """Options of a change of layout.
 
     overrides    types for the tensors that have to be made, from `parse_overrides`. Otherwise rows that stay
                  as they are keep their type, and quantized values that are encoded again become Q8_0

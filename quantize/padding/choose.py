@@ -54,7 +54,7 @@ Decide = Callable[[Metadata, Sequence[TensorInfo]], tuple[Plan, Metadata]]
 
 @dataclass(frozen=True)
 class PaddedPlan:
-    """What a file becomes with some of its sizes changed.
+    """Plan of a file with some of its sizes changed.
 
     plan, metadata  of the output
     padding         what changes about the input

@@ -44,7 +44,7 @@ def without_padding(metadata: Metadata, tensors: Sequence[TensorInfo]) -> Paddin
 
 
 def whole_padding(metadata: Metadata, tensors: Sequence[TensorInfo], *, hidden: bool) -> Padding:
-    """What pads all inner sizes of a model, those that can be; nothing where unknown.
+    """Return the padding of all inner sizes of a model that can be padded; of none where unknown.
 
     hidden  pad the hidden size, too
     raises  BadRequest with `hidden`, for a model whose hidden size can't be padded

@@ -1,4 +1,4 @@
-"""What the sizes of a model become: a value that changes metadata, shapes and rows in step."""
+"""Change of the sizes of a model: a value that changes metadata, shapes and rows in step."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Resize:
-    """What changes about a tensor.
+    """Change of a tensor's sizes and values.
 
     rows    size of each run of rows: a matrix, or each half of one that holds two; None: they stay
     cols    length of a row; None: it stays

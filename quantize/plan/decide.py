@@ -56,7 +56,7 @@ class KeptGrid:
 
 @dataclass(frozen=True)
 class PlanOptions(CheckedFields):
-    """What a user may decide besides the recipe; the defaults are llama-quantize's.
+    """Options of a plan besides the recipe; the defaults are llama-quantize's.
 
     overrides         --tensor-type; the first that matches wins
     fallbacks         --fallback, types for rows that do not fit; the first that matches wins
@@ -103,7 +103,7 @@ class Candidate:
 
 
 class Decider(Enum):
-    """What decided the type of a tensor."""
+    """Source of the decision about a tensor's type."""
 
     KEPT = "kept"
     OPTION = "option"
@@ -318,7 +318,7 @@ def _with_remarks(names: Mapping[str, Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """What becomes of one tensor.
+    """Plan of one tensor.
 
     name, shape   in the output, rows first, without leading dimensions of 1 (ggml counts none: ggml_n_dims)
     source_name   in the input; another layer's number when layers are pruned

@@ -34,7 +34,7 @@ _WITHOUT_DATA = "Q4_K"
 
 
 class Kind(StrEnum):
-    """What a finding is about; stable words for programs."""
+    """Subject of a finding; stable words for programs."""
 
     RULE_WITHOUT_EFFECT = "rule without effect"
     RULE_SHADOWED = "rule shadowed"

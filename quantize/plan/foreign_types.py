@@ -17,7 +17,7 @@ _BY_BITS = {
 _LARGE = {
     "Q2_K": "Q2_K", "Q3_K": "Q3_K_L", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q6_K": "Q6_K", "Q8_K": "Q8_0",
 }  # fmt: skip
-"""What a name ending in _L or _XL grew from, and the file type nearest to it."""
+"""Type that a name ending in _L or _XL grew from, and the file type nearest to it."""
 
 _FORMATS = {
     "AWQ": ("AutoAWQ's format of 4 bits", "Q4_K_M"),
@@ -47,7 +47,7 @@ _INTERLEAVED = re.compile(r"(.+)_R\d+")
 
 
 def foreign_type(text: str) -> tuple[str, str] | None:
-    """Return what a name means in another project, and the nearest file type here; None for any other name.
+    """Return a name's meaning in another project, and the nearest file type here; None for any other name.
 
     >>> foreign_type("UD-Q4_K_XL")[1], foreign_type("int4")[1], foreign_type("xyz")
     ('Q4_K_M', 'Q4_K_M', None)

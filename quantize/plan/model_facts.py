@@ -21,7 +21,7 @@ LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the choice of types depends on, besides the tensors themselves.
+    """Facts that the choice of types depends on, besides the tensors themselves.
 
     Where layers differ, the numbers of heads are those of the first.
 

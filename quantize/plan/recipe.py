@@ -19,7 +19,7 @@ from quantize.roles import Program, Role
 
 @dataclass(frozen=True)
 class Situation:
-    """What a rule may know about a tensor.
+    """Facts that a rule may know about a tensor.
 
     role             a tied `token_embd` counts as the output
     n_visited        tensors of its kind that the rules decide before this one, in file order

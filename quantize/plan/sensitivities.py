@@ -39,7 +39,7 @@ _FORMAT, _VERSION = "gguf-tools losses", 1
 
 @dataclass(frozen=True)
 class TensorSensitivity:
-    """What one tensor costs.
+    """Cost of one tensor.
 
     shape   rows first
     by_type  type name -> nats per token that stock encoding adds

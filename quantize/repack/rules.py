@@ -33,7 +33,7 @@ _WITHOUT_BASE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class RepackOptions(CheckedFields):
-    """What is to be regrouped.
+    """Options of a regrouping.
 
     to          interleaved types to make, by name, and no others; empty: ik_llama.cpp's choice
     undo        take interleaved rows apart instead
@@ -49,7 +49,7 @@ class RepackOptions(CheckedFields):
 
 @dataclass(frozen=True)
 class Regrouping:
-    """What becomes of one tensor.
+    """Regrouping of one tensor.
 
     info    as it is in the output
     origin  its type in the input
@@ -65,7 +65,7 @@ class Regrouping:
 
 @dataclass(frozen=True)
 class Regroupings:
-    """What becomes of all tensors, in the order of the input, and why some stay that could be regrouped."""
+    """Regroupings of all tensors, in the order of the input, and why some stay that could be regrouped."""
 
     tensors: tuple[Regrouping, ...]
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a type provides so that its blocks can be rounded with feedback.
+"""Protocols that a type provides so that its blocks can be rounded with feedback.
 
 A rounder chooses the bytes of up to PANEL columns at a time. feedback.py gives it weights that already make
 up for the errors of earlier columns, and carries its errors on to later ones.

@@ -30,7 +30,7 @@ DAMP = 0.01
 """The share of the mean diagonal that is added to the diagonal: what the text did not show counts too."""
 
 _NOTHING = 1e-6
-"""What a column of padding costs, in units of the mean diagonal: 0 could not be factorized."""
+"""Cost of a column of padding, in units of the mean diagonal: 0 could not be factorized."""
 
 _SMALL = 128
 """Size up to which a triangular matrix is inverted at once."""

@@ -1,4 +1,4 @@
-"""What encodings cost under second moments, and whether feedback's bytes are kept or the stock encoder's.
+"""Costs of encodings under second moments, and whether feedback's bytes are kept or the stock encoder's.
 
 The stock encoder of a type is its codec in quantize.formats, which weighs each column's error by itself.
 """

@@ -131,7 +131,7 @@ class _SealedFiles(IndexDataCacheFile):
         self._write(self._data_path(name), data)
 
     def _read(self, path: str) -> Any:
-        """Return what a file has; None for one that is missing, stale, damaged or not to be trusted."""
+        """Return the content of a file; None for one that is missing, stale, damaged or not to be trusted."""
         try:
             with open(open_file(path, os.O_RDONLY | NO_WAIT), "rb") as file:
                 status = os.fstat(file.fileno())
@@ -148,7 +148,7 @@ class _SealedFiles(IndexDataCacheFile):
             file.write(self._digest(data) + data)
 
     def _digest(self, data: bytes) -> bytes:
-        """Return what a file begins with; another one under another version, or of other sources."""
+        """Return the digest at a file's start; another one under another version, or of other sources."""
         return xxhash.xxh3_128_digest(f"{self._version} {self._source_stamp} ".encode() + data)
 
 
@@ -194,7 +194,7 @@ class KernelCache(FunctionCache):
 
 
 class _NoCache(NullCache):
-    """What a kernel has that is kept nowhere."""
+    """Cache of a kernel that is kept nowhere."""
 
     def load_overload(self, sig: Any, target_context: Any) -> None:
         rtsys.initialize(target_context)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scripts.check.house import what_docstrings
 from tests.contract.import_graph import (
     COMMAND_HOMES,
     PACKAGES,
@@ -57,6 +58,10 @@ def test_functions_are_short_and_take_few_values() -> None:
                 if len(names) > MAX_PARAMETERS:
                     too_many[f"{path}: {node.name}"] = len(names)
     assert (too_long, too_many) == ({}, {})
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    assert what_docstrings() == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,4 @@
-"""What ordinary decoders have in common: plain attention, norms, and dense blocks or experts.
+"""Parts that ordinary decoders have in common: plain attention, norms, and dense blocks or experts.
 
     config    what config.json says of such a model
     rope      how it scales its rotation, and the order in which the file's architecture rotates

@@ -22,7 +22,7 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What a model is made of and how it computes; names as in config.json, or as most families have them.
+    """Configuration of a model; names as in config.json, or as most families have them.
 
     head_dim               columns of a head
     stated_head_dim        the same where transformers' configuration has it, None where it has not
@@ -216,7 +216,7 @@ def gemma_windows(n_layers: int) -> tuple[int, ...]:
 
 
 def gemma_attention_scale(config: DecoderConfig) -> int:
-    """Return what a Gemma 3 divides scores by, before the root. llama.cpp knows the 27B by its layers."""
+    """Return the divisor of a Gemma 3's scores, before the root. llama.cpp knows the 27B by its layers."""
     if config.num_hidden_layers == 62:
         return config.hidden_size // config.num_attention_heads
     return config.head_dim

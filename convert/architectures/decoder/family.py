@@ -14,9 +14,9 @@ from convert.architectures.decoder.rules import INV_FREQ
 from convert.architectures.rules import Rule
 
 WINDOWS, LLAMA3, RAMP = "windows", "llama3", "ramp"
-"""What the files of some families say and those of others don't: which positions a layer sees; the rotation
-of Llama 3, as a tensor; beta_fast and beta_slow, whose keys the loader reads in src/models/mistral3.cpp and
-grok.cpp alone."""
+"""Facts that the files of some families state and those of others don't: which positions a layer sees; the
+rotation of Llama 3, as a tensor; beta_fast and beta_slow, whose keys the loader reads in
+src/models/mistral3.cpp and grok.cpp alone."""
 
 
 def decoder(

@@ -49,7 +49,7 @@ def _yarn(name: str) -> Any:
 ATTENTION_FACTOR = Key(
     keys.ROPE_SCALING_ATTN_FACTOR, _f32, lambda c, o: c.rope.yarn and c.rope.yarn.remaining_factor
 )
-"""What the rotated columns of a YaRN are multiplied by; llama.cpp's converter leaves it out."""
+"""Factor of the rotated columns of a YaRN; llama.cpp's converter leaves it out."""
 
 
 GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func])
@@ -280,7 +280,7 @@ _CHANGES: Mapping[str, Callable[[DecoderConfig, HParams], DecoderConfig]] = {
     "gemma3": _with_gemma,
     "mistral3": _with_sharpness,
 }
-"""What some architectures have besides, by their names."""
+"""Functions that add what some architectures have besides, by their names."""
 
 
 def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

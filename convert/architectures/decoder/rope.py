@@ -64,7 +64,7 @@ class Yarn:
 
     @property
     def rotary_factor(self) -> float:
-        """What transformers multiplies the rotated part of queries and of keys by."""
+        """Factor of the rotated part of queries and of keys in transformers."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -73,7 +73,7 @@ class Yarn:
 
     @property
     def remaining_factor(self) -> float | None:
-        """What is left of it beside what llama.cpp multiplies by itself; None where nothing is."""
+        """Part of this factor that llama.cpp does not multiply by itself; None where nothing is left."""
         factor = self.rotary_factor / self.sharpness(1.0) * self.sharpness(self.log_multiplier or 0.0)
         return None if abs(factor - 1.0) < 1e-6 else factor
 
@@ -114,7 +114,7 @@ class RopeConfig:
 
     @property
     def slowed(self) -> float:
-        """What all frequencies are divided by; YaRN divides some of them."""
+        """Divisor of all frequencies; YaRN divides some of them."""
         return 1.0 if self.kind in ("none", "yarn") else self.factor or 1.0
 
     @property
@@ -228,7 +228,7 @@ def _divisors(name: str, weights: Sequence[Weight], config: Any) -> Computed:
 
 
 LLAMA3_ROTATION = Rule(_stretched, (Output("rope_freqs.weight", "", "", _divisors),))
-"""What becomes of the rotation of Llama 3 in families whose loader reads the tensor."""
+"""Rule for the rotation of Llama 3 in families whose loader reads the tensor."""
 
 
 @dataclass(frozen=True)

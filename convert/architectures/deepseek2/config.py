@@ -67,7 +67,7 @@ _FIXED: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class DeepseekConfig:
-    """What a model is made of and how it computes; names as in config.json.
+    """Configuration of a model; names as in config.json.
 
     architecture     what config.json calls it
     q_lora_rank      None when queries are not compressed
@@ -175,7 +175,7 @@ class DeepseekConfig:
 
     @property
     def indexer(self) -> Indexer | None:
-        """What chooses the positions that tokens attend to; None where they attend to all."""
+        """Indexer that chooses the positions that tokens attend to; None where they attend to all."""
         return None
 
     @property
@@ -195,7 +195,7 @@ class DeepseekConfig:
 
 @dataclass(frozen=True)
 class Indexer:
-    """What chooses the positions that tokens attend to.
+    """Indexer that chooses the positions that tokens attend to.
 
     n_chosen  how many it chooses
     layers    per layer whether it has an indexer of its own; others use the choice of a layer before them

@@ -96,7 +96,7 @@ class IndexedConfig(DeepseekConfig):
 
     @property
     def indexer(self) -> Indexer:
-        """What chooses the positions that tokens attend to, in all layers but those of MTP."""
+        """Indexer that chooses the positions that tokens attend to, in all layers but those of MTP."""
         layers = tuple(bool(self.has_indexer(layer)) for layer in range(self.num_hidden_layers))
         return Indexer(self.index_n_heads, self.index_head_dim, self.index_topk, layers)
 

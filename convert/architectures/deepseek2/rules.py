@@ -105,7 +105,7 @@ def _biased(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | No
 
 _ATTENTION = "model.layers.{layer}.self_attn."
 _MLX_KEYS, _MLX_VALUES = f"{_ATTENTION}embed_q.weight", f"{_ATTENTION}unembed_out.weight"
-"""What MLX makes of kv_b_proj: the two tensors of the layout split, ready made."""
+"""Tensors that MLX makes of kv_b_proj: the two of the layout split, ready made."""
 
 
 def _kv_b(mla: str, *parts: tuple[str, Any]) -> Rule:

@@ -60,7 +60,7 @@ def negative_power(numbers: np.ndarray) -> np.ndarray:
 
 
 def decay(arrange: Arrange) -> Arrange:
-    """Return what makes of A_log the factors of a state's decay, -exp(A_log), whose heads `arrange` moves."""
+    """Return a maker of the factors of a state's decay, -exp(A_log), whose heads `arrange` moves."""
 
     def made(name: str, weights: Sequence[Weight], config: DeltaNetConfig) -> OutputTensor:
         moved = arrange(name, weights, config)
@@ -106,7 +106,7 @@ def squeezed(name: str, weights: Sequence[Weight], config: DeltaNetConfig) -> Ou
 
 
 def run_of_key_heads(first: bool) -> Arrange:
-    """Return what picks queries, keys and values (`first`), or the gate, of Qwen3-Next's in_proj_qkvz."""
+    """Return a picker of queries, keys and values (`first`), or the gate, of Qwen3-Next's in_proj_qkvz."""
 
     def picked(name: str, weights: Sequence[Weight], config: DeltaNetConfig) -> OutputTensor:
         (weight,) = weights

@@ -25,7 +25,7 @@ MROPE_SECTION = (11, 11, 10)
 
 @dataclass(frozen=True)
 class DeltaNetConfig(DecoderConfig):
-    """What a model is made of; names as in config.json.
+    """Configuration of a model; names as in config.json.
 
     linear_layers           layers that are delta nets; the others are attention with a gate
     full_attention_interval one layer in so many is attention, if layer_types says nothing

@@ -1,4 +1,4 @@
-"""What the families with gated delta nets have in common: MTP layers, notes, and what is left out."""
+"""Parts that the families with gated delta nets have in common: MTP layers, notes, and what is left out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def family(
 
 
 _EPS = 1e-6
-"""What transformers adds before a delta net's queries and keys are divided by their lengths (l2norm)."""
+"""Epsilon that transformers adds before a delta net's queries and keys are divided by lengths (l2norm)."""
 
 
 def _norm_notes(config: DeltaNetConfig) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from gguf_tools.format.values import Value
 
 @dataclass(frozen=True)
 class Phi3Config(DecoderConfig):
-    """What a model is made of.
+    """Configuration of a model.
 
     short_factor, long_factor  divisors of the frequencies; empty where the context is the original one
     """

@@ -68,7 +68,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
 
 
 def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
-    """Return what a file of the text part leaves out."""
+    """Return the weights that a file of the text part leaves out."""
     drop = Drop(
         lambda name: name.removeprefix("model.").startswith(_OTHER_PARTS),
         "part for images or sound; the file holds the text part",

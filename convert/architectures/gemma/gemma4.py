@@ -59,12 +59,12 @@ from gguf_tools.format.values import Metadata, Value
 
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
 _UNROTATED = 1e30
-"""What llama.cpp divides the frequencies of columns by that are not rotated."""
+"""Divisor of the frequencies of columns that llama.cpp shall not rotate."""
 
 
 @dataclass(frozen=True)
 class Gemma4Config(DecoderConfig):
-    """What a model is made of; names as in config.json. Heads and keys of DecoderConfig are those of layers
+    """Configuration of a model; names as in config.json. Heads and keys of DecoderConfig are those of layers
     with a window.
 
     global_head_dim     columns of a head of full layers

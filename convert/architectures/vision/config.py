@@ -14,7 +14,7 @@ from gguf_tools.errors import UnsupportedCheckpoint
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """What a vision tower is made of; names as in `vision_config`, or as most models have them.
+    """Configuration of a vision tower; names as in `vision_config`, or as most models have them.
 
     projection_dim  columns of the text model's hidden states, which the tower's last matrix makes
     image_size      pixels of a side of the images that positions were learned for
@@ -53,7 +53,7 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class AudioConfig:
-    """What an audio tower is made of; names as in `audio_config`, or as most models have them.
+    """Configuration of an audio tower; names as in `audio_config`, or as most models have them.
 
     projection_dim  columns of the text model's hidden states
     n_mels          bands of a spectrum

@@ -30,7 +30,7 @@ _USUAL_POOL = 4
 
 @dataclass(frozen=True)
 class Gemma3TowerConfig(TowerConfig):
-    """What the tower of a Gemma 3 is made of.
+    """Configuration of the tower of a Gemma 3.
 
     pool  patches of a side that become one token, rounded down
     """

@@ -32,7 +32,7 @@ IMAGE_SIZE = 224
 
 @dataclass(frozen=True)
 class Gemma4TowerConfig(TowerConfig):
-    """What the tower of a Gemma 4 is made of.
+    """Configuration of the tower of a Gemma 4.
 
     q_rows, kv_rows  rows of queries, and of keys and values
     head_dim         columns of a head

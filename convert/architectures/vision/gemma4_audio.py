@@ -28,7 +28,7 @@ _CHANNELS = range(4, 2**20)
 
 @dataclass(frozen=True)
 class Gemma4AudioConfig(AudioConfig):
-    """What the audio tower of a Gemma 4 is made of.
+    """Configuration of the audio tower of a Gemma 4.
 
     outer, inner      channels that the first and the second convolution make
     output_dim        columns of what the tower gives to the projection

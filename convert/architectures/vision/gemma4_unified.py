@@ -1,4 +1,4 @@
-"""What the Gemma 4 of 12B has in place of towers: patches and sound are projected, and go through no layer.
+"""Projections in place of towers, of the Gemma 4 of 12B: patches and sound go through no layer.
 
 A row of the checkpoint's matrix has a patch pixel by pixel. llama.cpp hands it a patch channel by channel, so
 the columns change places, and the numbers of the norm before it with them.

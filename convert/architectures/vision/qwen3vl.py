@@ -34,7 +34,7 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Qwen3VLConfig(TowerConfig):
-    """What a tower of Qwen3-VL is made of.
+    """Configuration of a tower of Qwen3-VL.
 
     positions        rows of the table of positions
     merge            patches of a side that become one token
@@ -98,7 +98,7 @@ def _mergers(config: Qwen3VLConfig, options: Any) -> Iterable[_Merger]:
 
 
 def _frame(number: int) -> Arrange:
-    """Return what makes the kernel of one frame, (rows, channels, patch, patch), of one over all frames."""
+    """Return a picker of one frame's kernel, (rows, channels, patch, patch), from one over all frames."""
 
     def picked(name: str, weights: Sequence[Weight], config: Qwen3VLConfig) -> OutputTensor:
         (weight,) = weights

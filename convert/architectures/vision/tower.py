@@ -1,4 +1,4 @@
-"""What vision towers have in common: they are families of the architecture `clip`, and leave the text out.
+"""Base of vision towers, which are families of the architecture `clip`, and leave the text out.
 
 A tower is an `Architecture` like a text model. Its rules have the names of the checkpoint without what says
 where in the whole model the tower stands.

@@ -85,7 +85,7 @@ def refuse_early_of(args: argparse.Namespace, output: Path | None) -> None:
 
 @dataclass(frozen=True)
 class Divergence:
-    """What --evaluate measures of an output: how far it is from its source on another text."""
+    """Measurement of an output for --evaluate: how far it is from its source on another text."""
 
     text: Path
     options: EvaluateOptions

@@ -1,4 +1,4 @@
-"""What steps take, for a dry run.
+"""Costs of steps, for a dry run.
 
 Sizes of file types are right but for a few bytes of the header. Times come from what `Probe` measures of this
 machine, and from the rates below. Starting and compiling are not in them.
@@ -38,7 +38,7 @@ _HASH_RATE = 1e9
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step takes.
+    """Cost of a step.
 
     n_bytes   of its outputs
     seconds   on all threads
@@ -52,7 +52,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What the steps of a request take.
+    """Costs of the steps of a request.
 
     runs  the plan of each file by its label
     """
@@ -119,7 +119,7 @@ class Estimates:
         return (layers + logit_seconds(probe, text)) / self.n_threads
 
     def _probe(self, text: Text) -> Probe:
-        """What measures this machine with chunks as long as a text's."""
+        """Return the probe that measures this machine with chunks as long as a text's."""
         size = text.chunk_size
         if size not in self._probes:
             self._probes[size] = Probe(self._shapes, size, self.request.forward)

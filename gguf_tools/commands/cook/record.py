@@ -1,4 +1,4 @@
-"""What has been made in a folder, and of what: one file, `.cook/record.json`, written anew after each step.
+"""Record of what was made in a folder, and of what: `.cook/record.json`, written anew after each step.
 
 A step begins with a note of what decides its outputs, when none of them is there. All outputs appear whole
 under their names. So an output that is there, of a step that was begun with the same decisions, is finished,

@@ -1,4 +1,4 @@
-"""What is to be cooked: a model, texts, and the files that are wanted."""
+"""Request to cook: a model, texts, and the files that are wanted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WantedFile:
 
 @dataclass(frozen=True)
 class CookRequest:
-    """What is to be made, and how.
+    """Request to cook: what is to be made, and how.
 
     source         Hugging Face folder or GGUF file
     text           UTF-8 text, or folder of classes of texts, for importances, losses and calibration
@@ -106,7 +106,7 @@ class CookRequest:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What the run reads, by what the record calls it."""
+        """Inputs of the run, by their names in the record."""
         return {"model": str(absolute(self.source)), "text": str(absolute(self.text))}
 
     def output(self, wanted: WantedFile) -> Path:

@@ -52,7 +52,7 @@ class Cooking:
 
     @cached_property
     def of_text(self) -> Mapping[str, Any]:
-        """What decides what a model makes of the calibration text."""
+        """Facts that decide the results of a model on the calibration text."""
         cut = self.request.cut
         return {
             "model": self.model, "text": mixture_sha256(self.request.text), "context": cut.chunk_size,

@@ -57,7 +57,7 @@ examples:
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """What the command line asks for.
+    """Request of the command line.
 
     base     a path, or a name on the Hub
     options  how to audit

@@ -46,7 +46,7 @@ def add_to(commands: command.Subcommands) -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    """What the command line asks for: to list what is left in `path`, and perhaps to remove it."""
+    """Request of the command line: to list what is left in `path`, and perhaps to remove it."""
 
     path: Path
     remove: bool

@@ -146,7 +146,7 @@ def show(path: str, *, full: bool, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class _Diff:
-    """What `diff` asks for.
+    """Request of `diff`.
 
     data    compare the tensors' data, too
     values  decode tensors, too, and print errors
@@ -184,7 +184,7 @@ def diff(request: _Diff, compare_values: CompareValues) -> int:
 
 @dataclass(frozen=True)
 class Against:
-    """What `verify` compares a file with: the file or folder that it was made of."""
+    """Source that `verify` compares a file with: the file or folder that it was made of."""
 
     source: str
     allow_pickle: bool

@@ -73,7 +73,7 @@ def add_to(commands: command.Subcommands) -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    """What the command line asks for.
+    """Request of the command line.
 
     output   None: a dry run
     to       layout that the output shall have

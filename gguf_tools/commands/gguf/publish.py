@@ -60,7 +60,7 @@ def add_card(commands: command.Subcommands) -> None:
 
 @dataclass(frozen=True)
 class _Card:
-    """What `card` asks for; `output` None: beside the files."""
+    """Request of `card`; `output` None: beside the files."""
 
     files: tuple[Path, ...]
     output: Path | None
@@ -122,7 +122,7 @@ def add_upload(commands: command.Subcommands) -> None:
 
 @dataclass(frozen=True)
 class _Upload:
-    """What `upload` asks for.
+    """Request of `upload`.
 
     name     repository, and the branch
     include  patterns of more files to take from folders

@@ -45,7 +45,7 @@ examples:
 
 @dataclass(frozen=True)
 class RefineRequest:
-    """What the command line asks for; `base` is a path, or a name on the Hub."""
+    """Request of the command line; `base` is a path, or a name on the Hub."""
 
     file: Path
     base: str

@@ -66,7 +66,7 @@ def add_to(commands: command.Subcommands) -> None:
 
 @dataclass(frozen=True)
 class RepackRequest:
-    """What the command line asks for.
+    """Request of the command line.
 
     output   None: a dry run
     options  what to regroup

@@ -31,7 +31,7 @@ _SECOND_QUESTION = "And through Prague?"
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a template is given, apart from the special tokens.
+    """Input of a template, apart from the special tokens.
 
     name                   in words, for messages
     said                   what the prompt has to repeat: the last thing that the user said

@@ -1,4 +1,4 @@
-"""What a chat template could do, judged by its syntax tree; nothing of it runs.
+"""Possible actions of a chat template, judged by its syntax tree; nothing of it runs.
 
 Runs in the worker process, because a hostile template can also be aimed at the parser.
 

@@ -35,7 +35,7 @@ _INSTALL = "pip install 'gguf-tools[scan]'"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker gets for one template.
+    """Limits of a worker for one template.
 
     cpu_seconds, memory_bytes  as the operating system counts them
     wall_seconds               in all, start included; matters only on a busy machine
@@ -154,7 +154,7 @@ def special_tokens(metadata: Metadata) -> dict[str, str]:
 
 @dataclass
 class Answer:
-    """What a worker answered, and how it ended.
+    """Answer of a worker, and how the worker ended.
 
     remarks   (level, text)
     broken    why the template can't be parsed, or ""

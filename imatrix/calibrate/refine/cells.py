@@ -1,4 +1,4 @@
-"""What the weights of a tensor can be under the scales that it has, and which of that is nearest.
+"""Values that the weights of a tensor can have under its scales, and which of these is nearest.
 
 A place is a weight in units of its sub-block's slope: a weight is slope * place - low. Some places have a
 code: levels, one for each weight, or points of a grid, one for four or eight weights, with signs. Around each

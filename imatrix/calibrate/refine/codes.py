@@ -26,7 +26,7 @@ _DECAY = 0.9
 """Decay of the running mean of squares."""
 
 _NO_SQUARE = np.float32(1e-30)
-"""What keeps a weight without a derivative, of a sub-block of zeros say, where it is."""
+"""Least divisor: it keeps a weight without a derivative, of a sub-block of zeros say, where it is."""
 
 
 class RecodedTensor(ChangedTensor):

@@ -125,7 +125,7 @@ class KeptCodes:
 
 @dataclass(frozen=True)
 class _Moved:
-    """What a rate has made of a layer.
+    """Result of a rate for a layer.
 
     error  mean squared relative error on the chunks held back
     rows   uint8 (n_rows, row bytes), by tensor

@@ -1,4 +1,4 @@
-"""What a refinement has done."""
+"""Result of a refinement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imatrix.evaluate.divergence import Estimate
 
 @dataclass(frozen=True)
 class Refinement:
-    """What a refinement has done.
+    """Result of a refinement.
 
     path      of the file; of a split set, of the first part
     before    mean divergence on the chunks held back, before the first step

@@ -165,13 +165,13 @@ class _Run:
 
     @cached_property
     def about_original(self) -> dict[str, Any]:
-        """What decides the original's hidden states."""
+        """Facts that decide the original's hidden states."""
         watch = self.base.watch
         return {"original": watch.recognised_by(), **run_identity(self.text.chunks, self.options.forward)}
 
     @cached_property
     def about_descent(self) -> dict[str, Any]:
-        """What decides where the scales go."""
+        """Facts that decide where the scales go."""
         options = self.options
         how = {"batch": options.batch, "rate": options.rate, "seed": options.seed}
         length = {"steps": options.steps, "minutes": options.minutes}
@@ -182,7 +182,7 @@ class _Run:
 
     @cached_property
     def about_codes(self) -> dict[str, Any]:
-        """What decides where the codes go."""
+        """Facts that decide where the codes go."""
         options = self.options
         how = {
             "passes": options.passes,
@@ -199,7 +199,7 @@ class _Run:
 
     @property
     def digest(self) -> str:
-        """What decides the file, in hexadecimal."""
+        """Digest of the facts that decide the file, in hexadecimal."""
         return hashlib.sha256(json.dumps(self.about_descent, sort_keys=True).encode()).hexdigest()[:16]
 
     def descend(self) -> tuple[dict[str, SourceTensor], _Best, int]:
@@ -399,7 +399,7 @@ class _Steps:
         return max(1, math.floor(seconds / of_step)), best
 
     def _looked(self, best: _Best) -> _Best:
-        """Return what is best now."""
+        """Return the best state so far, the present one included."""
         now = self._held()
         if now.mean() >= best.after.mean():
             return best

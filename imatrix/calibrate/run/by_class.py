@@ -1,4 +1,4 @@
-"""What a calibration is worth on each class of text, by the errors of its bytes on held-out chunks.
+"""Worth of a calibration on each class of text, by the errors of its bytes on held-out chunks.
 
 A matrix under the gradients at its outputs has errors in nats: half of tr(G E H E^T) for a token, about the
 divergence that they cause. Those of all such matrices add up. Where no gradients are known, as with one-sided

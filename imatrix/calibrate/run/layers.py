@@ -123,7 +123,7 @@ class LayerRun:
         return order.groups
 
     def _entered(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> torch.Tensor:
-        """Return what a layer begins with, for a chunk."""
+        """Return the rows of a chunk that a layer begins with."""
         start, stop = self._chunk_rows(chunk)
         hidden = model.stream.before(self.number).read(start, stop).to(self.context.device)
         return layer.enter(hidden, self.context.tokens[start:stop], observer)

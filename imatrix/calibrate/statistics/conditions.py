@@ -1,4 +1,4 @@
-"""What rows are encoded under: the statistics of their inputs, factored, and the correction for drift.
+"""Conditions of encoding rows: the statistics of their inputs, factored, and the correction for drift.
 
 Held-out chunks show whether a tensor has become better on text that it was not encoded under. A text of one
 chunk leaves none, and those of nonsense are more of the same. Then drift is not corrected: unchecked, the
@@ -101,7 +101,7 @@ class Conditions:
         return cls(None, 0, None, None, None)
 
     def aim(self, rows: Floats32) -> Floats32:
-        """Return what rounding aims at: rows with the correction, float32 (n_rows, n_cols)."""
+        """Return the aim of rounding: rows with the correction, float32 (n_rows, n_cols)."""
         return rows if self.correction is None else corrected(rows, self.correction, self.held)
 
 
@@ -148,13 +148,13 @@ def conditions_of(
 
 
 _Inverse = tuple[Floats32, float] | None
-"""What `damped_inverse` returns; None where nothing has to be corrected."""
+"""Result of `damped_inverse`; None where nothing has to be corrected."""
 
 _Made = TypeVar("_Made")
 
 
 def _if_usable(statistics: Statistics, make: Callable[[], _Made]) -> _Made | None:
-    """Return what is made of second moments; None where nothing was seen, or they can't be used."""
+    """Make a value of second moments; None where nothing was seen, or they can't be used."""
     if not statistics.n_rows:
         return None
     try:

@@ -75,7 +75,7 @@ class GradientFactors:
             self._open_layer(layer)
 
     def layer(self, layer: int) -> LayerGradients | None:
-        """Return what is known of a layer; None without any gradients."""
+        """Return the known gradients of a layer; None without any."""
         self._open_layer(layer)
         return self._covariances
 

@@ -37,7 +37,7 @@ from quantize.roles import MLALayout, Role, layer_of
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 
 MTP = ".nextn."
-"""What the names of tensors have that only layers for multi-token prediction have."""
+"""Part of the names of tensors that only layers for multi-token prediction have."""
 
 
 @dataclass(frozen=True)

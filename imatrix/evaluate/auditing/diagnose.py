@@ -1,4 +1,4 @@
-"""What is wrong with a tensor: hypotheses tried on its bad rows until one explains them.
+"""Diagnosis of a tensor's fault: hypotheses tried on its bad rows until one explains them.
 
 All bad rows are tried together. What no hypothesis explains is tried once more, matrix by matrix, where the
 tensor is a stack: each may have its own fault. What is left is told by where it is and how large.
@@ -48,7 +48,7 @@ STRANGE = 0.2
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with some rows of a tensor.
+    """Fault of some rows of a tensor.
 
     kind      a short name for programs
     text      in words that follow the tensor's name

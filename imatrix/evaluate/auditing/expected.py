@@ -1,4 +1,4 @@
-"""What a type makes of a tensor: rows of the base, encoded anew, beside what the file has of the same rows.
+"""Expected error of a type: rows of the base, encoded anew, beside what the file has of the same rows.
 
 The encoders write llama.cpp's bytes, so a file that was made without importances has the very bytes that
 encoding the base gives. Importances and calibration move errors to where they do less harm: other bytes, and
@@ -46,7 +46,7 @@ ROWS_TOGETHER = 4
 """Neighbouring rows of a sample, which are read at once."""
 
 NO_RANGE = ErrorRange(1.0, 0.0)
-"""What is allowed to a type that has no row in the table of codecs."""
+"""Errors that are allowed to a type without a row in the table of codecs."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ LEAST_COSINE_SHARE = 0.5
 
 
 Encoder = Literal["plain", "importances", "calibrated"]
-"""What a file seems to have been encoded with."""
+"""Way in which a file seems to have been encoded."""
 
 PLAIN_SHARE = 0.8
 """Share of tensors with the plain encoder's bytes from which a file is taken to be made by it alone."""
@@ -139,7 +139,7 @@ def rise_of(type_: GGMLType, encoder: Encoder) -> Rise:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the encoder makes of a sample of a tensor's rows, and what the file has there.
+    """Figures of a sample of a tensor's rows, as the encoder makes them and as the file has them.
 
     relative  error of the rows as the encoder makes them; the type's limit where there is no encoder
     usual     error that it makes of ordinary weights; 0 where that is not known

@@ -1,4 +1,4 @@
-"""What may be wrong with a tensor: a table of hypotheses, each with what the file would then hold.
+"""Possible faults of a tensor: a table of hypotheses, each with what the file would then hold.
 
 A hypothesis proposes candidates: for any rows of the file, the rows that they would be made of. Whoever tests
 them (diagnose.py) compares the file's bad rows with each, and the one that explains them wins.
@@ -38,7 +38,7 @@ from quantize.roles import in_layer, layer_of
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a tensor of the file may hold.
+    """Possible content of a tensor of the file.
 
     kind   a short name for programs
     text   what is wrong then, in words that follow the tensor's name

@@ -142,7 +142,7 @@ class RowSums:
 
 @dataclass(frozen=True)
 class Ordinary:
-    """What blocks of a tensor look like that hold what the base has.
+    """Limits that blocks of a tensor keep if they hold what the base has.
 
     relative  largest relative error
     cosine    least cosine of the angle between the base's weights and the file's

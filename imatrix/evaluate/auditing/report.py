@@ -1,4 +1,4 @@
-"""What an audit has found, as a value, as lines for a terminal, and as JSON."""
+"""Result of an audit, as a value, as lines for a terminal, and as JSON."""
 
 from __future__ import annotations
 

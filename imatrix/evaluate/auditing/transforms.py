@@ -1,4 +1,4 @@
-"""What goes wrong between a base's tensor and a file's: rows that change places, data cut anew, bytes turned.
+"""Mistakes between a base's tensor and a file's: rows that change places, data cut anew, bytes turned.
 
 A move says for every row of the file from which row of the base it came. Where a tensor is a vector, its
 elements move.

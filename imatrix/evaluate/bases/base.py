@@ -1,4 +1,4 @@
-"""What models are compared with: another model, states of it that an earlier run has kept, or its logits.
+"""Bases of comparisons: another model, states of it that an earlier run has kept, or its logits.
 
 All three have logits. The first two have hidden states after every layer, too, from which drift is measured.
 

@@ -59,7 +59,7 @@ class OpenBase(ABC):
 
     @property
     def known(self) -> KnownModel:
-        """What is known of the model."""
+        """The model, as far as it is known."""
         return KnownModel(self.path, self.facts, self.source)
 
     @abstractmethod
@@ -81,7 +81,7 @@ class OpenBase(ABC):
 
 @dataclass(frozen=True)
 class SharedPass:
-    """What the passes of all models of an evaluation share.
+    """Context that the passes of all models of an evaluation share.
 
     opened  closes what is opened on the way
     """
@@ -287,7 +287,7 @@ def _about_text(chunks: Chunks, options: EvaluateOptions) -> dict[str, Any]:
 
 
 def noise_entrants(base: OpenBase) -> tuple[Entrant, ...]:
-    """Return what the noise floor is measured on: the base as other files of it would be.
+    """Return the models that the noise floor is measured on: the base as other files of it would be.
 
     A file of rounded weights is left out where no weight changes: the base is BF16, or quantized.
 

@@ -31,7 +31,7 @@ _RECORDED = (keys.TOKENIZER_MODEL, keys.TOKENIZER_MERGES, keys.TOKENIZER_BOS_ID,
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What models that were made of one base have in common; None where a base doesn't say.
+    """Facts that models made of one base have in common; None where a base doesn't say.
 
     hidden_size  columns of hidden states, those of zeros too
     tokens       digest of the vocabulary's tokens
@@ -68,7 +68,7 @@ def _digest(texts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What is known of a model that others are compared with.
+    """Model that others are compared with, as far as it is known.
 
     source  None where it is gone, or only its logits are there
     """

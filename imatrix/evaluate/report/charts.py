@@ -333,7 +333,7 @@ _NEAR, _FAR = 9, (20, 30, 42, 56, 72, 90)
 """How far a name may be from its point, in points; a far one is joined to it by a line."""
 
 _AROUND_POINT, _AROUND_NAME, _AROUND_LINE = 6, 2, 1
-"""What is kept free around the middle of a point, around a name, and around a line, in points."""
+"""Margins around the middle of a point, around a name, and around a line, in points."""
 
 _ANGLES = (0, 90, 180, 270, 45, 225, 315, 135, 22, 67, 112, 157, 202, 247, 292, 337)
 """Directions in which a name may lie from its point, in degrees, the best first."""

@@ -52,7 +52,7 @@ Scale = Literal["log", "linear"]
 
 @dataclass(frozen=True)
 class Mark:
-    """What a file has in a row; an end that is NaN is not known.
+    """Value of a file in a row, with its interval; an end that is NaN is not known.
 
     is_sure  whether it is told apart from what it is compared with; it is drawn hollow if not
     """

@@ -62,5 +62,5 @@ class PageInputs:
 
 
 def evaluations_of(evaluation: Evaluation | SuiteEvaluation) -> Sequence[Evaluation]:
-    """Return what was measured on the one text, or on each class."""
+    """Return the evaluation on the one text, or that on each class."""
     return list(evaluation.by_class.values()) if isinstance(evaluation, SuiteEvaluation) else [evaluation]

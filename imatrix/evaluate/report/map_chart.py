@@ -79,7 +79,7 @@ def map_width(n_layers: int, canvas_width: int) -> int:
 
 @dataclass(frozen=True)
 class _Fill:
-    """What a box is filled with: a colour, and lines across it once all colours are taken."""
+    """Filling of a box: a colour, and lines across it once all colours are taken."""
 
     colour: str
     hatch: str = ""

@@ -1,4 +1,4 @@
-"""What a report draws of files: their sizes and divergences, and what each tensor costs at its type.
+"""Points that a report draws of files, by size and divergence, and prices of tensors at their types.
 
 Points are what an evaluation has measured, and what earlier ones have. Prices come from a losses file: what a
 tensor costs, and what more bytes for it would save.
@@ -37,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True)
 class EarlierText:
-    """What an earlier evaluation says of its text, or of a class of its suite.
+    """Facts of an earlier evaluation about its text, or about a class of its suite.
 
     name  of the class; None for a text that is alone
     """
@@ -217,7 +217,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Price:
-    """What a tensor costs.
+    """Cost of a tensor.
 
     damage   predicted for stock encoding, nats per token
     larger   the larger type that would save most for each byte; None where no larger one saves anything

@@ -1,4 +1,4 @@
-"""What an evaluation says, in words: which files are near to the base, and which are better than stock."""
+"""Summary of an evaluation, in words: which files are near to the base, and which are better than stock."""
 
 from __future__ import annotations
 

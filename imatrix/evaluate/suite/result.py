@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imatrix.texts.tokenise import ClassChunks
 
 ALL = "all"
-"""What the figures over all classes are called beside those of classes."""
+"""Name of the figures over all classes, beside those of classes."""
 
 
 @dataclass(frozen=True, repr=False)

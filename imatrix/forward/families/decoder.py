@@ -44,7 +44,7 @@ _CONTEXT_STEP = 256
 
 @dataclass(frozen=True)
 class _Style:
-    """What the tensors of a family's files don't show.
+    """Properties of a family that the tensors of its files don't show.
 
     halves     whether half of the rotated columns lie between the two of a pair; neighbours otherwise
     ffn_norm   name of the norm before the feed-forward block; "" where neither it nor attention has one

@@ -1,4 +1,4 @@
-"""What the networks of several families have in common: routing, blocks and experts, and the two ends."""
+"""Parts of the networks of several families: routing, blocks and experts, and the two ends."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ from imatrix.forward.workers import Workers, give_back
 from imatrix.texts.chunks import Chunks
 
 _SLACK = 1 - 2.0**-20
-"""What random numbers are multiplied by. The p of a token add up to one but for the rounding of logits, and a
-number above their sum would have no label."""
+"""Factor of random numbers. The p of a token add up to one but for the rounding of logits, and a number above
+their sum would have no label."""
 
 
 @dataclass(frozen=True)

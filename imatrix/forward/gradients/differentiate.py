@@ -39,7 +39,7 @@ again."""
 
 @dataclass(frozen=True)
 class BackwardStates:
-    """What there is per token while a layer is differentiated.
+    """Values of each token while a layer is differentiated.
 
     Hidden states and their gradients have (n_tokens, n_strands * hidden_size), the scratch has (n_tokens,
     hidden_size).

@@ -1,4 +1,4 @@
-"""What goes around the parts of a Gemma 4's layer, besides attention: several strands, and more than a sum.
+"""Parts of a Gemma 4's layer besides attention, and what goes around them: several strands, more than a sum.
 
 In the 26B, a dense block stands beside routed experts. A layer adds norm(norm_1(block's output) + norm_2(sum
 of the experts' outputs)), and multiplies all by a factor. Experts are added up one by one, so the norm of
@@ -30,7 +30,7 @@ N_STRANDS = 3
 
 @dataclass(frozen=True)
 class StrandSum:
-    """What puts the strands of a layer with experts together.
+    """Rule that puts the strands of a layer with experts together.
 
     experts_norm  of the experts' sum
     norm          of what the layer adds
@@ -49,7 +49,7 @@ class StrandSum:
 
 @dataclass(frozen=True)
 class StrandEntry:
-    """What goes around attention; `together` is that of the layer before, None for the first layer."""
+    """Residual around attention; `together` is that of the layer before, None for the first layer."""
 
     together: StrandSum | None
 
@@ -61,7 +61,7 @@ class StrandEntry:
 
 @dataclass(frozen=True)
 class DenseBesideExperts:
-    """What goes around the experts: the dense block, whose output has a norm, and the norm before it."""
+    """Residual around the experts: the dense block, whose output has a norm, and the norm before it."""
 
     norm: RMSNorm
     block: FeedForward
@@ -96,7 +96,7 @@ class LayerEmbedding:
     first: int
 
     def __call__(self, hidden: torch.Tensor, beside: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what is added, float32 (n_tokens, hidden_size).
+        """Return the rows that are to be added, float32 (n_tokens, hidden_size).
 
         beside  what stands beside the hidden states: embeddings, ids of tokens, and more
         """
@@ -120,7 +120,7 @@ class LayerEmbedding:
 
 @dataclass(frozen=True)
 class DenseBlock:
-    """What stands in a layer's second half: norm, block, embedding and factor; nothing goes past it.
+    """Second half of a layer: norm, block, embedding and factor; nothing goes past it.
 
     added  None in models without such embeddings
     scale  what the hidden states are multiplied by, float32 (1,)

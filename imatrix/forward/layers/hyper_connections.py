@@ -22,7 +22,7 @@ from imatrix.forward.observe import Observer, watch
 
 @dataclass(frozen=True)
 class StrandSizes:
-    """What the hyper-connections of a model have in common.
+    """Settings that the hyper-connections of a model have in common.
 
     n_rounds  times that rows and columns of a mixing matrix are divided by their sums
     eps       what is added to weights and sums
@@ -38,7 +38,7 @@ class StrandSizes:
 
 @dataclass(frozen=True)
 class HyperConnection:
-    """What goes around one part of a layer.
+    """Residual around one part of a layer.
 
     name   of the matrix
     fn     float32 ((2 + n_strands) * n_strands, n_strands * hidden): rows for what the part sees, for what
@@ -88,7 +88,7 @@ def _weighted_sum(strands: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class StrandsEnd:
-    """What the output matrix multiplies: the norm of a weighted sum of the last strands.
+    """Input of the output matrix: the norm of a weighted sum of the last strands.
 
     fn     float32 (n_strands, n_strands * hidden)
     base   float32 (n_strands,)

@@ -30,7 +30,7 @@ from quantize.fill.sources import SourceTensor
 from quantize.roles import tensor_role
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
-"""What is done to float32 activations, (..., n_cols), before a matrix multiplies them."""
+"""Function that rounds float32 activations, (..., n_cols), before a matrix multiplies them."""
 
 
 def round_q8_k(x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ ROUNDINGS: Mapping[str, Rounding | None] = {
     **dict.fromkeys(_Q8_K_TYPES, round_q8_k),
     **dict.fromkeys(_Q8_0_TYPES, round_q8_0),
 }
-"""What llama.cpp's CPU kernels do to what a matrix of a type multiplies."""
+"""Rounding of the input of a matrix in llama.cpp's CPU kernels, by the matrix's type; None: no rounding."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class _Kept:
 
 
 class SharedWeights:
-    """What some models have decoded for each other.
+    """Weights that some models have decoded for each other.
 
     models     the tensors of each, by name
     max_bytes  of what is kept; beyond it, rows are decoded again

@@ -1,4 +1,4 @@
-"""What goes around a part of a layer: a norm before it, and hidden states that its output joins.
+"""Residual around a part of a layer: a norm before it, and hidden states that its output joins.
 
 In most models the part sees the hidden states, and its output is added to them. Others carry several strands
 of hidden states side by side, and mix them on the way in and out; see
@@ -37,7 +37,7 @@ class Unnormed:
 UNNORMED = Unnormed()
 
 Norm = RMSNorm | Unnormed
-"""What the input of a part goes through."""
+"""Kinds of norms that the input of a part goes through."""
 
 
 def unit_rows(x: torch.Tensor, eps: float) -> torch.Tensor:

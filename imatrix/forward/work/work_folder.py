@@ -1,4 +1,4 @@
-"""What an interrupted run leaves behind so that the next one can resume: a folder beside the output.
+"""Folder beside the output, which an interrupted run leaves behind so that the next one can resume.
 
     OUT.work/
       run.json              what decides the run's numbers: model, text, options
@@ -247,5 +247,5 @@ class WorkParts:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """What to open the work folder of each part with."""
+        """Path with which to open the work folder, for each part."""
         return tuple(work_path(self.output) / name for name in self.names)

@@ -1,4 +1,4 @@
-"""What Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 share: 32 weights and one scale a block.
+"""Scales of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0, which share a layout: 32 weights and one scale a block.
 
 Without importances the scale follows from the largest weight (Q4_0, Q5_0: `fit_symmetric`) or from the range
 (Q4_1, Q5_1: `fit_range`). With importances a search finds it, and an error in a weight x counts by

@@ -1,4 +1,4 @@
-"""What IQ1, IQ2 and IQ3 share around their searches: signs off, codes of scales and words of halves.
+"""Steps that IQ1, IQ2 and IQ3 share around their searches: signs off, codes of scales and words of halves.
 
 A super-block is 256 weights, coded as points of a grid. In IQ2 and IQ3 a sub-block is searched by its
 magnitudes; signs are stored apart, a byte or seven bits for each eight weights. Where they are seven, the

@@ -211,7 +211,7 @@ _MINUS_TOP_STEP = MINUS_MIDDLE * MINUS_MIDDLE - MINUS_HIGH * MINUS_HIGH
 
 
 class Found(NamedTuple):
-    """What was found for each of 32 groups (points, lows) or 16 sub-blocks (scales)."""
+    """Results for each of 32 groups (points, lows) or 16 sub-blocks (scales)."""
 
     points: IntTile
     lows: FloatTile

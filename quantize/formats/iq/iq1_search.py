@@ -1,4 +1,4 @@
-"""What IQ1_S and IQ1_M share: levels -1, 0, 1 with a shift, cuts through sorted weights, points of a grid.
+"""Search of IQ1_S and IQ1_M: levels -1, 0, 1 with a shift, cuts through sorted weights, points of a grid.
 
 A weight is scale * (code - 1 + shift), code in 0 .. 2, shift 1/8 or -1/8. The codes of a group of 8 are a
 point of the grid IQ1. Which codes are best for a sub-block, regardless of the grid, is searched exhaustively:

@@ -1,4 +1,4 @@
-"""What IQ2_XXS, IQ2_XS and IQ2_S share: signs apart, levels from a grid, and the search for a scale.
+"""Parts that IQ2_XXS, IQ2_XS and IQ2_S share: signs apart, levels from a grid, and the search for a scale.
 
 A super-block is 256 weights in sub-blocks of 16 or 32, a sub-block is groups of 8. A weight is
 +-scale * (1, 3 or 5), and the levels of a group are a point of the format's grid. Signs are taken off first;

@@ -1,4 +1,4 @@
-"""What IQ3_XXS and IQ3_S share: signs apart, levels from a grid, and the search for a scale.
+"""Parts that IQ3_XXS and IQ3_S share: signs apart, levels from a grid, and the search for a scale.
 
 A super-block is 256 weights in sub-blocks of 32, a sub-block is groups of 4. A weight is about +-scale times
 an odd number from 1 to 15, 2 * level + 1, and the levels of a group are a point of the format's grid. Signs

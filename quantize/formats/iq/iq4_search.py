@@ -1,4 +1,4 @@
-"""What IQ4_NL and IQ4_XS share: sixteen levels, closer together near zero, and the search for a scale.
+"""Parts that IQ4_NL and IQ4_XS share: sixteen levels, closer together near zero, and the search for a scale.
 
 A code q of 4 bits stands for LEVELS[q], and a weight is scale * LEVELS[q]. A number counts as the level it is
 nearest to, the upper one of equals; a NaN as the last.

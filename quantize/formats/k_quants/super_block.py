@@ -1,4 +1,4 @@
-"""What the K-quants share around their searches: weights of errors, fits of sub-blocks, codes of scales.
+"""Steps that K-quants share around their searches: weights of errors, fits of sub-blocks, codes of scales.
 
 A super-block is 256 weights in sub-blocks of 16 or 32. Each sub-block has a scale, and in Q2_K, Q4_K and
 Q5_K a minimum; these are in turn coded with one float16 per super-block.
@@ -31,7 +31,7 @@ ELEMS = 256
 
 
 class AffineFit(NamedTuple):
-    """What `search_affine` found for each sub-block: Tiles of Floats, one vector per sub-block."""
+    """Result of `search_affine` for each sub-block: Tiles of Floats, one vector per sub-block."""
 
     scales: FloatTile
     minus_lows: FloatTile

@@ -40,7 +40,7 @@ SHIFT = np.float32(0.125)
 
 
 class Lattice(NamedTuple):
-    """What all octets of a block share.
+    """Values that all octets of a block share.
 
     tree    the grid
     values  float32 (16,): what each level decodes to, before the scale
@@ -66,7 +66,7 @@ class Octet(NamedTuple):
 
 
 class OctetChoice(NamedTuple):
-    """What an octet is rounded to: Tiles.
+    """Points that an octet is rounded to, and the errors: Tiles.
 
     codes   of the points: one vector, or two for groups of 4
     signs   one vector: bit i is set where element i is negative; of IQ1, all are where the shift is -1/8

@@ -66,7 +66,7 @@ class Form(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What all sub-blocks of a block share.
+    """Values that all sub-blocks of a block share.
 
     inverses  float32 (256,), 1 / U[i, i]
     window    how many steps a scale may leave the one given
@@ -79,7 +79,7 @@ class Terms(NamedTuple):
 
 
 class RowChoices(NamedTuple):
-    """What the kernels choose for rows, whose number is padded to a multiple of LANES: flat arrays.
+    """RowChoices of the kernels for rows, whose number is padded to a multiple of LANES: flat arrays.
 
     d        float32 (n_rows,), given: the scale of the scales
     scales   int32 (n_subs * n_rows,), given as those to start from, and replaced
@@ -99,7 +99,7 @@ class RowChoices(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the search for a sub-block's scale starts from.
+    """Start of the search for a sub-block's scale.
 
     at     the sub-block's first element
     d      of the block
@@ -265,7 +265,7 @@ _LEAST_GAIN = np.float32(1e-6)
 
 
 class GridGround(NamedTuple):
-    """What the columns of a block cost: flat arrays.
+    """Costs of the columns of a block: flat arrays.
 
     It goes with Terms of the factors of the sub-blocks by themselves, whose ratios are 1 on the diagonal.
 
@@ -278,7 +278,7 @@ class GridGround(NamedTuple):
 
 
 class GridState(NamedTuple):
-    """What a block of each row is: flat arrays. All but the first two are replaced.
+    """State of a block of each row: flat arrays. All but the first two are replaced.
 
     pulls   float32 (n * 256,), the pulls on the columns of the block
     values  float32 (n * 256,), what the block stands for

@@ -330,7 +330,7 @@ class GridRounder:
 
     @cached_property
     def _values(self) -> Floats32:
-        """What the levels decode to, by the bits of a code: float32 (16,)."""
+        """Values of the levels, by the bits of a code: float32 (16,)."""
         values = np.zeros((16 >> self.grid.code_bits, 1 << self.grid.code_bits), np.float32)
         values[:, : self.grid.base] = self.grid.values
         return values.reshape(-1)

@@ -75,7 +75,7 @@ def tree(grid: Grid) -> Tree:
 
 
 class RoundedGroup(NamedTuple):
-    """What a walk rounds to.
+    """Points that a walk rounds a group of elements to.
 
     tree    the grid
     steps   Tile: steps[LEVELS * i + level] is what that level of element i stands for

@@ -1,4 +1,4 @@
-"""What a calibration method is: a rounding algorithm with a name, its needs, and what it takes.
+"""Definition of a calibration method: a rounding algorithm with a name, its needs, and what it takes.
 
 The life of a method in a run:
 

@@ -1,4 +1,4 @@
-"""What the blocks of a type store, as arrays: scales, minimums and codes."""
+"""Contents of the blocks of a type, as arrays: scales, minimums and codes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ WORDS = PANEL // 4
 
 
 class Levels(NamedTuple):
-    """What weights are rounded to. Kernels are compiled for either kind.
+    """Levels that weights are rounded to. Kernels are compiled for either kind.
 
     values  float32, ascending
     ends    the lowest and the highest where they are successive integers, so that rounding needs no search;
@@ -84,7 +84,7 @@ class Lines(NamedTuple):
 
 
 class Picks(NamedTuple):
-    """What kernels fill.
+    """Arrays that kernels fill.
 
     codes    (n_rows * n,), the number of each weight's level
     numbers  (sub-blocks * padded n_rows,), the candidate of each sub-block
@@ -112,7 +112,7 @@ class Columns(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """What becomes of a sub-block's weights: Tiles.
+    """Result of rounding a sub-block's weights: Tiles.
 
     errors  in units of U[i, i]
     levels  the level that each takes
@@ -261,7 +261,7 @@ _SINGULAR = 1e-6
 
 
 class ScalarGround(NamedTuple):
-    """What the columns of a block cost: flat arrays.
+    """Costs of the columns of a block: flat arrays.
 
     hessian  (n * n,), their moments, n <= PANEL a multiple of LANES
     uppers   (n * size,), the factor of each sub-block's own moments
@@ -276,7 +276,7 @@ class ScalarGround(NamedTuple):
 
 
 class ScalarState(NamedTuple):
-    """What a block of each row is: (n_rows * n,) each.
+    """State of a block of each row: (n_rows * n,) each.
 
     values  what the bytes decode to
     pulls   errors of whole rows times the moments; changed as the errors change

@@ -279,7 +279,7 @@ class CompressorSizes:
 
 @dataclass(frozen=True)
 class Compressor:
-    """What makes one key of each window.
+    """Compressor of each window of tokens into one key.
 
     names   of the matrices, kv and gate
     rotate  for the first position of each window
@@ -346,7 +346,7 @@ class WindowIndexerSizes:
 
 @dataclass(frozen=True)
 class WindowIndexer:
-    """What chooses windows in one layer.
+    """Indexer that chooses windows in one layer.
 
     compress  makes the keys
     rotate    for queries

@@ -149,7 +149,7 @@ def _unit(heads: torch.Tensor) -> torch.Tensor:
 def delta_rule(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, beta: torch.Tensor, fading: torch.Tensor
 ) -> torch.Tensor:
-    """Return what every token reads from the states, float32 (n_tokens, n_heads, n_value_cols).
+    """Return the values that every token reads from the states, float32 (n_tokens, n_heads, n_value_cols).
 
     query, key    (n_heads, n_tokens, n_key_cols), of unit length; value  (n_heads, n_tokens, n_value_cols)
     beta, fading  (n_tokens, n_heads): how far a state is corrected, and the logarithm of how it fades
@@ -170,7 +170,7 @@ def _block(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, beta: torch.Tensor, fading: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return what a block's tokens read, and the state after it; arguments as in `delta_rule`.
+    """Return the values that a block's tokens read, and the state after it; arguments as in `delta_rule`.
 
     A token writes beta * (v - k S), and S has faded since the tokens before it wrote, so what they all write
     solves (I + A) written = beta * (value - key S), with A strictly lower triangular.

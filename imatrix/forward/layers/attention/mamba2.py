@@ -120,7 +120,7 @@ class Mamba2:
 
 
 def scan(out: torch.Tensor, into: torch.Tensor, values: torch.Tensor, fading: torch.Tensor) -> torch.Tensor:
-    """Return what every token reads from the states, float32 (n_tokens, n_heads, n_cols).
+    """Return the values that every token reads from the states, float32 (n_tokens, n_heads, n_cols).
 
     out, into  C and B, (n_heads, n_tokens, n_state); values  what is written, (n_heads, n_tokens, n_cols)
     fading     (n_tokens, n_heads): the logarithm of how a state fades

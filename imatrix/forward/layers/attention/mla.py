@@ -44,7 +44,7 @@ given back to the system and asked for again."""
 
 @dataclass(frozen=True)
 class LatentModel:
-    """What the latent attention of all layers of a model has in common.
+    """Settings of latent attention that all layers of a model have in common.
 
     nope, rope  columns of a head's key that are not rotated, and that are
     value       columns of a head's value

@@ -125,7 +125,7 @@ class SharedKeyAttention:
         return self.attend(query, *self.keys_and_values(key, value), observer)
 
     def normed(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what the matrices of queries, keys and values multiply."""
+        """Return the input of the matrices of queries, keys and values."""
         x = self.norm(hidden).to(self.output.weight.dtype)
         observer.rows(tuple(each.name for each in (self.q, self.k, self.v) if each is not None), x)
         return x
@@ -133,7 +133,7 @@ class SharedKeyAttention:
     def heads(
         self, x: torch.Tensor, observer: Observer
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return what the matrices make of `x`, (n_tokens, n_heads, n_cols) each; None for keys of others."""
+        """Make queries, keys and values of `x`, (n_tokens, n_heads, n_cols) each; None for keys of others."""
         n_heads, n_kv_heads = self.sizes.n_heads, self.sizes.n_kv_heads
         if self.sizes.fused:
             every = self.q.heads(x, observer, n_heads + 2 * n_kv_heads)

@@ -56,7 +56,7 @@ class Integers(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """What is made of a sub-block x, a Tile of Floats, of given scale and set: functions of kernels.
+    """Functions of kernels for a sub-block x, a Tile of Floats, of given scale and set.
 
     error_of(x, importances, column, scale, second) -> Floats
         the sum of importance * error**2, for set 0 or 1, a float32; NaN or infinite where the scale is 0
@@ -74,7 +74,7 @@ class Coding(NamedTuple):
 
 
 class ScaleTrials(NamedTuple):
-    """What is tried for one type.
+    """Trials for one type.
 
     size      weights of a sub-block
     sets      number of sets of levels
@@ -116,7 +116,7 @@ class Fitted(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What `fit_group` returns.
+    """Result of `fit_group`.
 
     d      as a reader finds it, infinite if it is too large
     power  what x is multiplied by

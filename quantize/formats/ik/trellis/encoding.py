@@ -18,7 +18,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Choices:
-    """What the search has chosen, by block of 256 weights.
+    """Choices of the search, by block of 256 weights.
 
     codes    (n_blocks, 8)  numbers of the sub-blocks' levels
     starts   (n_blocks, 8)  numbers of their starts

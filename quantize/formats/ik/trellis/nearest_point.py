@@ -126,7 +126,7 @@ _UPPER_BYTES = 0xFF00FF00
 
 
 class Targets(NamedTuple):
-    """What points are sought for, by lane.
+    """Weights for which points are sought, by lane.
 
     wholes  Ints: fours of bytes, the weights in levels plus 128, halved
     pairs   Ints: pairs, the weights in levels times the roots of their weights

@@ -44,7 +44,7 @@ _PATIENCE = 0.4
 
 @dataclass(frozen=True)
 class Trellis:
-    """What distinguishes a trellis type from the others.
+    """Properties that distinguish a trellis type from the others.
 
     type         its id, name and sizes
     bits         of an index
@@ -107,7 +107,7 @@ class Measured(NamedTuple):
 
 
 class Trials(NamedTuple):
-    """What is tried for each sub-block: the level nearest to factor * goal, with the points of a tree."""
+    """Trials for each sub-block: the level nearest to factor * goal, with the points of a tree."""
 
     levels: Floats32
     factors: Floats32
@@ -115,7 +115,7 @@ class Trials(NamedTuple):
 
 
 class RowCodes(NamedTuple):
-    """What a search fills.
+    """Arrays that a search fills.
 
     scales         float32 (n_rows,)
     codes, starts  int32 (n_rows * sub-blocks,): numbers of levels and of starts
@@ -129,7 +129,7 @@ class RowCodes(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What `encode_rows` is called with."""
+    """Arguments of `encode_rows`."""
 
     measured: Measured
     trials: Trials

@@ -1,4 +1,4 @@
-"""What the trellis types (KT) share: levels that are not stored but come out of a generator.
+"""Levels of the trellis types (KT), which are not stored but come out of a generator.
 
 A number starts a walk of 32-bit numbers, each the last one times a constant. Each step gives one level: the
 lower 6 bits of the four bytes, added up, less 126. Four such sums of uniform numbers are almost normal.
@@ -15,7 +15,7 @@ from quantize.simd.kernel import inlined
 from quantize.simd.lanes import Floats, Ints, shift_right_logical, to_float
 
 START = 4096
-"""What is added to a stored index to start a walk."""
+"""Offset that is added to a stored index to start a walk."""
 
 _FACTOR = np.uint32(0xCBAC1FED)
 _SIX_BITS = np.uint32(0x3F3F3F3F)

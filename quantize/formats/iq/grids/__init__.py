@@ -105,7 +105,7 @@ NOWHERE = -1
 
 
 class GridTables(NamedTuple):
-    """What kernels look up.
+    """Tables in which kernels look up points.
 
     entries   int32 (n_lattice,), by number: the point's code if it is on the grid, else a negative number
               that tells where its list is
