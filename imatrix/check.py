@@ -16,8 +16,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from imatrix.stats import entry_stats, gap_text
 from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances, resolve
-from quantize.padding.counterparts import without_padding
-from quantize.padding.matrix import fit_importances
+from quantize.padding.counterparts import fit_importances, without_padding
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture

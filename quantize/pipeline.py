@@ -150,8 +150,9 @@ def prepare(
         weights = {info.name: GGUFTensor(source, info.name) for info in tensors}
         options = replace(options, types=with_grids(options.types, weights))
     decide = partial(decide_file, mixture=mixture, options=options, allow_problems=allow_problems)
-    sizes = source.metadata, tensors, options.pad, decide, str(source.path)
-    made = decide_padded(*sizes, hidden=options.pad_hidden)
+    made = decide_padded(
+        source.metadata, tensors, options.pad, decide, str(source.path), hidden=options.pad_hidden
+    )
     refuse_overridden_sizes(made.padding, options.kv_overrides)
     plan, metadata = made.plan, made.metadata
     if source.endian == "big":

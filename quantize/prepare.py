@@ -30,8 +30,7 @@ from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.grids import GridSources, keep_grids
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 from quantize.options import QuantizeOptions
-from quantize.padding.counterparts import count_weights
-from quantize.padding.matrix import fit_importances
+from quantize.padding.counterparts import count_weights, fit_importances
 from quantize.padding.padding import NO_PADDING, Padding
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts

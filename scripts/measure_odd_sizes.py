@@ -1,7 +1,7 @@
 """What padding does to models whose sizes are no multiple of 256: the tables of docs/odd-sizes.md.
 
     python scripts/measure_odd_sizes.py sizes                real shapes: bytes with padding and without
-    python scripts/measure_odd_sizes.py errors               errors of types, for quantize/padding/choose.py
+    python scripts/measure_odd_sizes.py errors               errors of types, for quantize/formats/codecs.py
     python scripts/measure_odd_sizes.py cut F32.gguf OUT.gguf KEY=N ...     inner channels left out
     python scripts/measure_odd_sizes.py quality MODEL.gguf MATRIX LOSSES TEXT ...    at equal bytes
 

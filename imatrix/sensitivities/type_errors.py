@@ -20,15 +20,19 @@ from gguf_tools.format.tensors import TensorInfo
 from imatrix.forward.device import to_numpy, to_torch
 from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder, get_format
-from quantize.formats.codecs import requires_importances
+from quantize.formats.codecs import CODECS, requires_importances
 from quantize.importances.entries import Importances, ResolvedImportance, resolve
 from quantize.importances.weighting import ColumnWeights, Weighting
 from quantize.roles import Role, tensor_role
 
-CANDIDATES = (
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K", "IQ4_XS", "IQ4_NL",
-    "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0",
-)  # fmt: skip
+
+def _order(name: str) -> tuple[str, str, float]:
+    """Few bits come first, as names count them; of as many, IQ types from small to large, then the others."""
+    family, bits = name[0], name.lstrip("IQ")[0]
+    return bits, family, by_name(name).bits_per_weight if family == "I" else 0
+
+
+CANDIDATES = tuple(sorted((name for name, codec in CODECS.items() if codec.is_candidate), key=_order))
 """Types that llama.cpp's recipes use, from few bits to many."""
 
 _KEPT_EXPERTS = 24

@@ -35,7 +35,7 @@ from quantize.fill.job import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import describe_run
-from quantize.fill.reuse import OldFiles, OldTensor, Reuse
+from quantize.fill.reuse import OldFiles, Reuse
 from quantize.fill.session import Session
 from quantize.fill.verify import Verification, merge_verifications
 from quantize.importances.files import stored_inputs
@@ -298,16 +298,15 @@ class _OpenJob:
             self.session.n_chunks,
             self._n_resumed,
             reused=self.reused.counts,
-            notes=(*self._old.notes, *(_damage_note(tensor) for tensor in self.reused.damaged)),
+            notes=(
+                *self._old.notes,
+                *(f"{old.path}: {old.info.name} is damaged; it was made anew" for old in self.reused.damaged),
+            ),
             compile_seconds=compile_seconds,
             limit=limit,
             verification=merge_verifications(checked) if self._options.verify else None,
             calibration=() if calibrator is None else tuple(calibrator.lines()),
         )
-
-
-def _damage_note(tensor: OldTensor) -> str:
-    return f"{tensor.path}: {tensor.info.name} is damaged; it was made anew"
 
 
 _LONG_SECONDS = 2.0

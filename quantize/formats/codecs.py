@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Literal
 
 from quantize.roles import Program
@@ -68,6 +69,8 @@ class Codec:
                    a dot
     use            what it does with importances
     error_range    how far it may move weights
+    typical_error  squared error that it makes of normally distributed weights, over their squares; all
+                   columns weighed alike. `scripts/measure_odd_sizes.py errors` measures it anew
     falls_back_to  the type of smaller blocks that takes its place where a row is no whole number of its
                    blocks (llama-quant.cpp: tensor_type_fallback; for ik_llama.cpp's types its
                    change_type_if_necessary); None: there is no such type
@@ -76,15 +79,18 @@ class Codec:
                    matrix product for IQ1_M (mmq.cu: ggml_cuda_should_use_mmq)
     lacked_by      the program that does not know the type; None: what its id says (plan/recipe_files.py)
     otherwise      what ik_llama.cpp has in the place of `falls_back_to`, where that is another type
+    is_candidate   whether it is tried where sensitivities are measured: a type that llama.cpp's recipes use
     """
 
     module: str
     use: ImportanceUse
     error_range: ErrorRange
+    typical_error: float
     falls_back_to: str | None = None
     slow_on: frozenset[Machine] = frozenset()
     lacked_by: Program | None = None
     otherwise: str | None = None
+    is_candidate: bool = False
 
     def fallback(self, program: Program) -> str | None:
         """The type of smaller blocks that a program takes instead; None: there is none."""
@@ -99,53 +105,61 @@ _IK: Program = "ik_llama.cpp"
 _IGNORED, _OPTIONAL = ImportanceUse.IGNORED, ImportanceUse.OPTIONAL
 _NEEDED, _REQUIRED = ImportanceUse.NEEDED, ImportanceUse.REQUIRED
 
+_candidate = partial(Codec, is_candidate=True)
+
 CODECS: Mapping[str, Codec] = {
-    "F32": Codec(".floats", _IGNORED, ErrorRange(0.0, 0.0)),
-    "F16": Codec(".floats", _IGNORED, ErrorRange(2.0**-11, _HALF_STEP)),
-    "BF16": Codec(".floats", _IGNORED, ErrorRange(2.0**-8, 2.0**-134)),
-    "Q4_0": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.24, 8)),
-    "Q4_1": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.21, 15 + 1)),
-    "Q5_0": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.12, 16)),
-    "Q5_1": Codec(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.11, 31 + 1)),
-    "Q8_0": Codec(".blocks_of_32.q8_0", _IGNORED, _halves(0.015, 127)),
-    "Q2_K": Codec(".k_quants.affine", _OPTIONAL, _halves(1.00, 15 * 3 + 15), "Q4_0", otherwise="IQ4_NL"),
-    "Q3_K": Codec(".k_quants.symmetric", _OPTIONAL, _halves(0.38, 32 * 4), "Q4_0", otherwise="IQ4_NL"),
-    "Q4_K": Codec(".k_quants.affine", _OPTIONAL, _halves(0.22, 63 * 15 + 63), "Q5_0"),
-    "Q5_K": Codec(".k_quants.affine", _OPTIONAL, _halves(0.10, 63 * 31 + 63), "Q5_1", otherwise="Q6_0"),
-    "Q6_K": Codec(".k_quants.symmetric", _OPTIONAL, _halves(0.05, 128 * 32), "Q8_0"),
-    "Q8_K": Codec(".k_quants.q8_k", _IGNORED, ErrorRange(0.025, 2.0**-120)),
-    "IQ1_S": Codec(".iq.iq1", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL", _CPU),
-    "IQ1_M": Codec(".iq.iq1", _NEEDED, _halves(1.50, 15 * 1.125), "IQ4_NL", _CPU | _GPU),
-    "IQ2_XXS": Codec(".iq.iq2", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), "IQ4_NL", _CPU),
-    "IQ2_XS": Codec(".iq.iq2", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), "IQ4_NL", _CPU),
-    "IQ2_S": Codec(".iq.iq2", _NEEDED, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL", _CPU),
-    "IQ3_XXS": Codec(".iq.iq3", _NEEDED, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL", _CPU),
-    "IQ3_S": Codec(".iq.iq3", _OPTIONAL, _halves(0.40, 31 * 15), "IQ4_NL", _CPU),
-    "IQ4_NL": Codec(".iq.iq4", _OPTIONAL, _halves(0.19, 127)),
-    "IQ4_XS": Codec(".iq.iq4", _OPTIONAL, _halves(0.19, 32 * 127), "IQ4_NL"),
-    "TQ1_0": Codec(".few_bits", _IGNORED, _halves(1.00, 1), "Q4_0", _GPU, _IK),
-    "TQ2_0": Codec(".few_bits", _IGNORED, _halves(1.00, 2), "Q4_0", _GPU, _IK),
-    "MXFP4": Codec(".fp4", _IGNORED, ErrorRange(0.34, 2.0**-120)),
-    "NVFP4": Codec(".fp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9), lacked_by=_IK),
-    "Q1_0": Codec(".few_bits", _IGNORED, _halves(1.00, 1)),
-    "Q2_0": Codec(".few_bits", _IGNORED, _halves(1.00, 2), "Q4_0", lacked_by=_IK),
-    "Q6_0": Codec(".ik.q6_0", _OPTIONAL, _halves(0.06, 32)),
-    "Q8_KV": Codec(".ik.q8_kv", _OPTIONAL, _singles(0.05)),
-    "IQ2_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.60, 8 * 31), "IQ4_NL"),
-    "IQ2_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _halves(0.70, 16 * 31), "IQ4_NL"),
-    "IQ2_KL": Codec(".ik.levels.iq2_kl", _OPTIONAL, _halves(0.50, 32 * 63), "IQ4_NL"),
-    "IQ3_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.32, 31 * 63), "IQ4_NL"),
-    "IQ3_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _halves(0.36, 16 * 63), "IQ4_NL"),
-    "IQ4_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.16, 32 * 127), "Q5_0"),
-    "IQ4_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _singles(0.18), "IQ4_NL"),
-    "IQ4_KSS": Codec(".ik.levels.iq4_kss", _OPTIONAL, _singles(0.22), "IQ4_NL"),
-    "IQ5_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.08, 32 * 126), "Q6_0"),
-    "IQ5_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _singles(0.10), "Q5_0"),
-    "IQ6_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.04, 128 * 127), "Q8_0"),
-    "IQ1_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.95), "IQ4_NL"),
-    "IQ2_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.75), "IQ4_NL"),
-    "IQ3_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.40), "IQ4_NL"),
-    "IQ4_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.22), "IQ4_NL"),
+    "F32": Codec(".floats", _IGNORED, ErrorRange(0.0, 0.0), 0.0),
+    "F16": Codec(".floats", _IGNORED, ErrorRange(2.0**-11, _HALF_STEP), 4e-8),
+    "BF16": Codec(".floats", _IGNORED, ErrorRange(2.0**-8, 2.0**-134), 2.7e-6),
+    "Q4_0": _candidate(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.24, 8), 0.00671),
+    "Q4_1": _candidate(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.21, 15 + 1), 0.00491),
+    "Q5_0": _candidate(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.12, 16), 0.00165),
+    "Q5_1": _candidate(".blocks_of_32.q4_q5", _OPTIONAL, _halves(0.11, 31 + 1), 0.00115),
+    "Q8_0": _candidate(".blocks_of_32.q8_0", _IGNORED, _halves(0.015, 127), 2.8e-5),
+    "Q2_K": _candidate(
+        ".k_quants.affine", _OPTIONAL, _halves(1.00, 15 * 3 + 15), 0.0724, "Q4_0", otherwise="IQ4_NL"
+    ),
+    "Q3_K": _candidate(
+        ".k_quants.symmetric", _OPTIONAL, _halves(0.38, 32 * 4), 0.0211, "Q4_0", otherwise="IQ4_NL"
+    ),
+    "Q4_K": _candidate(".k_quants.affine", _OPTIONAL, _halves(0.22, 63 * 15 + 63), 0.00503, "Q5_0"),
+    "Q5_K": _candidate(
+        ".k_quants.affine", _OPTIONAL, _halves(0.10, 63 * 31 + 63), 0.00126, "Q5_1", otherwise="Q6_0"
+    ),
+    "Q6_K": _candidate(".k_quants.symmetric", _OPTIONAL, _halves(0.05, 128 * 32), 0.000302, "Q8_0"),
+    "Q8_K": Codec(".k_quants.q8_k", _IGNORED, ErrorRange(0.025, 2.0**-120), 5.0e-5),
+    "IQ1_S": _candidate(".iq.iq1", _REQUIRED, _halves(1.00, 15 * 1.125), 0.237, "IQ4_NL", _CPU),
+    "IQ1_M": _candidate(".iq.iq1", _NEEDED, _halves(1.50, 15 * 1.125), 0.205, "IQ4_NL", _CPU | _GPU),
+    "IQ2_XXS": _candidate(".iq.iq2", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), 0.119, "IQ4_NL", _CPU),
+    "IQ2_XS": _candidate(".iq.iq2", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), 0.0903, "IQ4_NL", _CPU),
+    "IQ2_S": _candidate(".iq.iq2", _NEEDED, _halves(0.68, 15.5 * 43 / 4), 0.0623, "IQ4_NL", _CPU),
+    "IQ3_XXS": _candidate(".iq.iq3", _NEEDED, _halves(0.64, 15.5 * 62 / 2), 0.0333, "IQ4_NL", _CPU),
+    "IQ3_S": _candidate(".iq.iq3", _OPTIONAL, _halves(0.40, 31 * 15), 0.0189, "IQ4_NL", _CPU),
+    "IQ4_NL": _candidate(".iq.iq4", _OPTIONAL, _halves(0.19, 127), 0.00564),
+    "IQ4_XS": _candidate(".iq.iq4", _OPTIONAL, _halves(0.19, 32 * 127), 0.00574, "IQ4_NL"),
+    "TQ1_0": Codec(".few_bits", _IGNORED, _halves(1.00, 1), 0.655, "Q4_0", _GPU, _IK),
+    "TQ2_0": Codec(".few_bits", _IGNORED, _halves(1.00, 2), 0.655, "Q4_0", _GPU, _IK),
+    "MXFP4": Codec(".fp4", _IGNORED, ErrorRange(0.34, 2.0**-120), 0.0133),
+    "NVFP4": Codec(".fp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9), 0.00901, lacked_by=_IK),
+    "Q1_0": Codec(".few_bits", _IGNORED, _halves(1.00, 1), 0.360),
+    "Q2_0": Codec(".few_bits", _IGNORED, _halves(1.00, 2), 0.518, "Q4_0", lacked_by=_IK),
+    "Q6_0": Codec(".ik.q6_0", _OPTIONAL, _halves(0.06, 32), 0.000391),
+    "Q8_KV": Codec(".ik.q8_kv", _OPTIONAL, _singles(0.05), 6.8e-5),
+    "IQ2_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.60, 8 * 31), 0.0737, "IQ4_NL"),
+    "IQ2_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _halves(0.70, 16 * 31), 0.0914, "IQ4_NL"),
+    "IQ2_KL": Codec(".ik.levels.iq2_kl", _OPTIONAL, _halves(0.50, 32 * 63), 0.0497, "IQ4_NL"),
+    "IQ3_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.32, 31 * 63), 0.0167, "IQ4_NL"),
+    "IQ3_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _halves(0.36, 16 * 63), 0.0220, "IQ4_NL"),
+    "IQ4_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.16, 32 * 127), 0.00376, "Q5_0"),
+    "IQ4_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _singles(0.18), 0.00510, "IQ4_NL"),
+    "IQ4_KSS": Codec(".ik.levels.iq4_kss", _OPTIONAL, _singles(0.22), 0.00746, "IQ4_NL"),
+    "IQ5_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.08, 32 * 126), 0.000903, "Q6_0"),
+    "IQ5_KS": Codec(".ik.levels.iq_ks", _OPTIONAL, _singles(0.10), 0.00122, "Q5_0"),
+    "IQ6_K": Codec(".ik.levels.iq_k", _OPTIONAL, _halves(0.04, 128 * 127), 0.000202, "Q8_0"),
+    "IQ1_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.95), 0.140, "IQ4_NL"),
+    "IQ2_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.75), 0.0860, "IQ4_NL"),
+    "IQ3_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.40), 0.0231, "IQ4_NL"),
+    "IQ4_KT": Codec(".ik.trellis.iq_kt", _OPTIONAL, _singles(0.22), 0.00733, "IQ4_NL"),
 }
 """The rows by the name of the type."""
 
@@ -186,6 +200,14 @@ INTERLEAVED: Mapping[str, str] = {
 
 REGROUPED: Mapping[str, str] = {**INTERLEAVED, "Q8_KV_R8": "Q8_KV"}
 """All types that regroup their base type's rows; Q8_KV_R8 lacks sums that follow from the codes."""
+
+LOOSE_BASES: Mapping[str, str] = {
+    "IQ1_S_R4": "IQ1_S",
+    "IQ1_M_R4": "IQ1_M",
+    "Q8_K_R8": "Q8_0",
+}
+"""The types that interleave rows and are no regrouping of another, by the type that ik_llama.cpp takes for
+their base (llama-quantize.cpp: interleaved_properties)."""
 
 
 def codec_of(name: str) -> Codec | None:

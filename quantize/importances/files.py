@@ -61,9 +61,9 @@ from quantize.importances.entries import (
     Importance,
     ImportanceEntry,
     ImportanceFile,
+    ResizedImportance,
     checked_weights,
 )
-from quantize.importances.resized import ResizedImportance
 
 
 class OpenFile:

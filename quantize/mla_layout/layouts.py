@@ -154,9 +154,9 @@ def tensors_by_layer(tensors: Iterable[TensorInfo], sizes: HeadSizes, path: Path
         n_rows, n_cols = sizes.head_shape(role)
         if (info.n_rows, info.n_cols) != (sizes.n_heads * n_rows, n_cols):
             raise BadRequest(
-                f"{path}: {info.name} has shape {_shape_text(info.shape)}, expected {sizes.n_heads} heads of"
-                f" {n_rows} x {n_cols} by the metadata (head_count, key_length, value_length, kv_lora_rank,"
-                " rope.dimension_count)"
+                f"{path}: {info.name} has shape {' x '.join(map(str, info.shape))}, expected {sizes.n_heads}"
+                f" heads of {n_rows} x {n_cols} by the metadata (head_count, key_length, value_length,"
+                " kv_lora_rank, rope.dimension_count)"
             )
         layers.setdefault(layer, {})[role] = info
     if not layers:
@@ -182,10 +182,6 @@ def layout_of(layers: Mapping[int, LayerTensors], sizes: HeadSizes) -> MLALayout
 def _is_in(layout: MLALayout, tensors: LayerTensors, sizes: HeadSizes) -> bool:
     expected = {role: sizes.shape(role, layout) for role in roles_in(layout)}
     return {role: info.shape for role, info in tensors.items()} == expected
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 # ---- metadata

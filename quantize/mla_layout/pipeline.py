@@ -172,6 +172,7 @@ def prepare(
     origins = ((move.info, move.moved[0].origin.name) for move in moves)
     parts = parts_of(source, origins, keep_split=options.keep_split)
     outputs = lay_out(output, metadata, parts, source.endian)
+    read = {rows.origin.name: rows.origin.n_bytes for move in moves for rows in move.moved}
     return LayoutChange(
         source=source.path,
         found=found,
@@ -183,7 +184,7 @@ def prepare(
         new_metadata=metadata,
         importances=weighed,
         notes=tuple(_notes(moves, overrides, entries, weighed)),
-        preparation=Preparation(plan, outputs, _source_bytes(moves)),
+        preparation=Preparation(plan, outputs, sum(read.values())),
     )
 
 
@@ -256,11 +257,6 @@ def _notes(
         yield "the importance matrix has no effect: nothing is encoded to a type that looks at importances"
     elif without:
         yield f"no data in the importance matrix: {', '.join(in_layer_ranges(without))}"
-
-
-def _source_bytes(moves: Iterable[Move]) -> int:
-    origins = {rows.origin.name: rows.origin for move in moves for rows in move.moved}
-    return sum(origin.n_bytes for origin in origins.values())
 
 
 # ---- filling

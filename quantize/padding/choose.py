@@ -2,7 +2,7 @@
 
 Padding costs bytes, and the types that fit the padded rows may be smaller or larger than those that they
 replace. Files of different sizes are compared as if one could be given the other's bytes. A type's error
-falls by a factor of 4 with each bit of a weight: over the types below, the logarithm of the error is a
+falls by a factor of 4 with each bit of a weight: over all types, the logarithm of the error is a
 straight line of that slope. So of two plans the better one has the smaller sum of errors, times 4 to the
 power of its bits per weight. It does not know which tensors matter more. `quantize --size` does, and compares
 files by what was measured.
@@ -21,6 +21,7 @@ from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import counted
+from quantize.formats.codecs import codec_of
 from quantize.padding.hidden_size import cost_text, hidden_padding, pads_hidden_size
 from quantize.padding.padding import (
     NO_PADDING,
@@ -33,20 +34,6 @@ from quantize.padding.padding import (
 from quantize.plan.decide import TensorPlan
 from quantize.plan.fallback import without_interleaving
 from quantize.plan.plan import Plan
-
-TYPICAL_ERRORS: Mapping[str, float] = {
-    "Q1_0": 0.360, "IQ1_S": 0.237, "TQ1_0": 0.655, "IQ1_M": 0.205, "IQ1_KT": 0.140, "IQ2_XXS": 0.119,
-    "TQ2_0": 0.655, "IQ2_KT": 0.0860, "IQ2_KS": 0.0914, "Q2_0": 0.518, "IQ2_XS": 0.0903, "IQ2_K": 0.0737,
-    "IQ2_S": 0.0623, "Q2_K": 0.0724, "IQ2_KL": 0.0497, "IQ3_XXS": 0.0333, "IQ3_KT": 0.0231, "IQ3_KS": 0.0220,
-    "Q3_K": 0.0211, "IQ3_S": 0.0189, "IQ3_K": 0.0167, "IQ4_KSS": 0.00746, "IQ4_KT": 0.00733,
-    "IQ4_XS": 0.00574, "MXFP4": 0.0133, "IQ4_KS": 0.00510, "Q4_0": 0.00671, "Q4_K": 0.00503,
-    "IQ4_NL": 0.00564, "NVFP4": 0.00901, "IQ4_K": 0.00376, "Q4_1": 0.00491, "IQ5_KS": 0.00122,
-    "Q5_0": 0.00165, "Q5_K": 0.00126, "IQ5_K": 0.000903, "Q5_1": 0.00115, "Q6_0": 0.000391, "Q6_K": 0.000302,
-    "IQ6_K": 0.000202, "Q8_KV": 6.8e-5, "Q8_0": 2.8e-5, "Q8_K": 5.0e-5, "F16": 4e-8, "BF16": 2.7e-6,
-    "F32": 0.0,
-}  # fmt: skip
-"""Squared error that each type makes of normally distributed weights, over their squares; all columns weighed
-alike. `scripts/measure_odd_sizes.py errors` measures it anew."""
 
 Decide = Callable[[Metadata, Sequence[TensorInfo]], tuple[Plan, Metadata]]
 """(metadata, tensors) -> the plan and the metadata of the file that they become."""
@@ -157,7 +144,8 @@ def badness(plan: Plan, n_real: Mapping[str, int]) -> float:
 
 def typical_error(type_: GGMLType) -> float:
     """The squared error that a type makes of ordinary weights, over their squares; 0 for whole numbers."""
-    return TYPICAL_ERRORS.get(without_interleaving(type_).name, 0.0)
+    codec = codec_of(without_interleaving(type_).name)
+    return 0.0 if codec is None else codec.typical_error
 
 
 # ---- what the user is told

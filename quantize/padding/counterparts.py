@@ -1,4 +1,4 @@
-"""The sizes of a padded file beside those of the model, and of another file of it."""
+"""Sizes and importances of a padded file beside those of the model, and of another file of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from quantize.importances.entries import ImportanceEntry, Importances, ResizedImportance
 from quantize.padding.hidden_size import hidden_padding, hidden_size_without, pads_hidden_size
 from quantize.padding.inner_sizes import UNPADDED, inner_sizes
 from quantize.padding.padding import NO_PADDING, Padding, is_padded, paddings, value_range
@@ -77,3 +78,49 @@ def padding_like(metadata: Metadata, tensors: Sequence[TensorInfo], other: Metad
         for size in sizes
     )
     return hidden.then(Padding.of(sizes, values))
+
+
+# ---- importances
+
+
+def fit_importances(entries: Importances, metadata: Metadata, tensors: Sequence[TensorInfo]) -> Importances:
+    """Give entries the length of their tensors' rows, where only zeros make the difference.
+
+    So the matrix of a model serves a padded file, and the other way round. Columns of zeros multiply
+    activations that are exactly 0, so the sums of both are the same but for zeros at the end of every row.
+    Hidden states are as large as before where the hidden size is padded: norms see to that.
+
+    Entries that fit are left alone, and so are those that don't fit for another reason.
+    """
+    known = [info for info in tensors if info.name in entries]
+    unfit = {
+        info.name: info
+        for info in known
+        if entries[info.name].n_values not in (info.n_cols, info.n_mats * info.n_cols)
+    }
+    if not unfit:
+        return entries
+    real = without_padding(metadata, tensors).resized
+    fitted = dict(entries)
+    for name, info in unfit.items():
+        resize = real.get(name)
+        n_real = info.n_cols if resize is None or resize.cols is None else resize.cols.new
+        fitted[name] = _fitted(entries[name], info, n_real)
+    return fitted
+
+
+def _fitted(entry: ImportanceEntry, info: TensorInfo, n_real: int) -> ImportanceEntry:
+    """Give an entry the length of a tensor's rows if zeros make the difference; otherwise return it as it is.
+
+    n_real  columns of the tensor without padding
+    """
+    for n_mats in (1, info.n_mats):
+        n_cols, rest = divmod(entry.n_values, n_mats)
+        if rest:
+            continue
+        resized = ResizedImportance.of(entry, n_cols, info.n_cols)
+        if n_cols == n_real < info.n_cols:
+            return resized
+        if n_cols > info.n_cols and not entry.read().reshape(n_mats, n_cols)[:, info.n_cols :].any():
+            return resized
+    return entry

@@ -76,11 +76,6 @@ def outtype_plan(
     return Plan("MXFP4_MOE" if keeps_mxfp4 else wanted.name, plans, findings=tuple(fallbacks(plans)))
 
 
-def _kept_reason(name: str) -> str | None:
-    """Return why the converter alone keeps a tensor in F32, None for one that it doesn't."""
-    return next((reason for part, reason in _KEPT_PARTS if part in name), None)
-
-
 def _on_grid(plan: TensorPlan, grid: KeptGrid | None) -> TensorPlan:
     """Return the plan with the type of the tensor's grid, unless the tensor stays as it is in any case."""
     if grid is None or plan.decider is Decider.KEPT:
@@ -93,7 +88,8 @@ def _tensor_plan(
 ) -> TensorPlan:
     target, decider, reason = wanted, Decider.OPTION, f"--outtype {wanted.name.lower()}"
     fell_from = None
-    delicate = float32_reason(tensor.name, tensor.shape) or _kept_reason(tensor.name)
+    kept_reason = next((reason for part, reason in _KEPT_PARTS if part in tensor.name), None)
+    delicate = float32_reason(tensor.name, tensor.shape) or kept_reason
     if tensor.type in kept:
         target, decider, reason = tensor.type, Decider.KEPT, f"{tensor.type.name} in the checkpoint"
     elif is_settled and not tensor.n_cols % wanted.block_elems:

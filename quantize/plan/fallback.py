@@ -16,21 +16,12 @@ and under its own file types. A matrix whose rows fill no group of an interleave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gguf_tools.format.ggml_types import F16, GGMLType, by_name
-from quantize.formats.codecs import CODECS, REGROUPED, codec_of
+from quantize.formats.codecs import CODECS, LOOSE_BASES, REGROUPED, codec_of
 from quantize.plan.overrides import Override
 from quantize.roles import Program
-
-_LOOSE_BASES: Mapping[str, str] = {
-    "IQ1_S_R4": "IQ1_S",
-    "IQ1_M_R4": "IQ1_M",
-    "Q8_K_R8": "Q8_0",
-}
-"""Interleaved type that is no regrouping of another type -> the type that ik_llama.cpp takes for its base
-(llama-quantize.cpp: interleaved_properties)."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ def describe_misfit(type_: GGMLType, n_cols: int, n_rows: int) -> str:
 
 def without_interleaving(type_: GGMLType) -> GGMLType:
     """Return the base type of an interleaved type, and any other type as it is."""
-    name = REGROUPED.get(type_.name) or _LOOSE_BASES.get(type_.name)
+    name = REGROUPED.get(type_.name) or LOOSE_BASES.get(type_.name)
     return type_ if name is None else by_name(name)
 
 

@@ -76,7 +76,11 @@ def find_all(
     mtp_layers  layers of the input for multi-token prediction
     """
     return (
-        *_unfit_data(plans),
+        *(
+            Finding.stopping(Kind.UNFIT_DATA, plan.unfit_data, BadImportance, (plan.name,))
+            for plan in plans
+            if plan.unfit_data
+        ),
         *_quantized_already(plans, options),
         *_missing_data(plans, bool(importances), mtp_layers),
         *_no_program(plans),
@@ -115,12 +119,6 @@ def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
 
 
 # ---- what stops a run
-
-
-def _unfit_data(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
-    for plan in plans:
-        if plan.unfit_data:
-            yield Finding.stopping(Kind.UNFIT_DATA, plan.unfit_data, BadImportance, (plan.name,))
 
 
 def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Iterator[Finding]:

@@ -197,13 +197,11 @@ def idle_overrides(overrides: Sequence[Override], names: Sequence[str]) -> Itera
     """
     for number, override in enumerate(overrides):
         matching = tuple(name for name in names if override.matches(name))
-        deciders = {_number_of_first(overrides, name) for name in matching}
+        deciders = {
+            next(first for first, other in enumerate(overrides) if other.matches(name)) for name in matching
+        }
         if number not in deciders:
             yield IdleOverride(override, matching, tuple(overrides[i] for i in sorted(deciders)))
-
-
-def _number_of_first(overrides: Sequence[Override], name: str) -> int:
-    return next(number for number, override in enumerate(overrides) if override.matches(name))
 
 
 def find_override(overrides: Sequence[Override], name: str) -> Override | None:

@@ -184,11 +184,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-_FIRST_OF_IK = 97
-"""The lowest id that ik_llama.cpp chose to stay out of llama.cpp's way."""
-
 LACKED_BY: Mapping[Program, frozenset[str]] = {
-    "llama.cpp": frozenset(type_.name for type_ in TYPES if type_.id >= _FIRST_OF_IK) | {"I2_S"},
+    "llama.cpp": frozenset(type_.name for type_ in TYPES if type_.is_only_in_ik),
     "ik_llama.cpp": frozenset(name for name, codec in CODECS.items() if codec.lacked_by == "ik_llama.cpp"),
 }
 """Names of the types that a program does not know."""

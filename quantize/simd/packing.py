@@ -6,8 +6,6 @@ LANES codes of one block from bytes (`codes_at`), or all of an array's outside o
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -42,17 +40,6 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int, group_bytes: int) -> npt.ND
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(-1, 1)
     parts: npt.NDArray[np.uint8] = (groups >> shifts) & np.uint8((1 << bits) - 1)
     return parts.reshape(n_blocks, n_bytes * 8 // bits)
-
-
-def packed(codes: npt.NDArray[Any], bits: int, group_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return codes, uint8 (n_blocks, n_codes), as `pack` lays them out in bytes, outside of kernels."""
-    n_blocks, n_codes = codes.shape
-    per_byte = 8 // bits
-    groups = codes.reshape(n_blocks, n_codes // (per_byte * group_bytes), per_byte, group_bytes)
-    data: npt.NDArray[np.uint8] = groups[:, :, 0].copy()
-    for part_ in range(1, per_byte):
-        data |= groups[:, :, part_] << np.uint8(bits * part_)
-    return data.reshape(n_blocks, n_codes // per_byte)
 
 
 @inlinable
@@ -91,27 +78,6 @@ def unpack_scale(words: IntTile, field: int, j: int) -> Ints:
         return words[field] >> 8 * j & 63
     upper = words[field] >> 8 * (j - 4) + 6 & 3
     return words[2] >> 8 * (j - 4) + 4 * field & 0xF | upper << 4
-
-
-def packed_scales(
-    scales: npt.NDArray[np.integer], minimums: npt.NDArray[np.integer]
-) -> npt.NDArray[np.uint8]:
-    """Return 8 scales and 8 minimums of 6 bits, (n_blocks, 8) each, as the 12 bytes of `pack_scales`."""
-    uppers = [field[:, :4] | field[:, 4:] >> 4 << 6 for field in (scales, minimums)]
-    lower = scales[:, 4:] & 0xF | (minimums[:, 4:] & 0xF) << 4
-    return np.concatenate([*uppers, lower], axis=1).astype(np.uint8)
-
-
-def unpacked_scales(
-    data: npt.NDArray[np.uint8],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return scales and minimums, int32 (n_blocks, 8) each, of bytes (n_blocks, 12) of `pack_scales`."""
-    parts = data.astype(np.int32).reshape(-1, 3, 4)
-    scales, minimums = (
-        np.concatenate([parts[:, field] & 63, parts[:, 2] >> 4 * field & 0xF | parts[:, field] >> 6 << 4], 1)
-        for field in (0, 1)
-    )
-    return scales, minimums
 
 
 @inlinable

@@ -7,10 +7,10 @@ import pytest
 
 from gguf_tools.errors import FormatError
 from gguf_tools.format import ggml_types as types
-from gguf_tools.format.block_layouts import _SWAPPED, can_swap, swap_bytes
+from gguf_tools.format.block_layouts import can_swap, swap_bytes
 
 
-@pytest.mark.parametrize("name", sorted(_SWAPPED))
+@pytest.mark.parametrize("name", sorted(types.SWAPPED))
 def test_swapping_twice_changes_nothing(name: str) -> None:
     type_ = types.by_name(name)
     data = np.arange(3 * type_.block_bytes).astype(np.uint8).reshape(3, -1)

@@ -1,7 +1,8 @@
-"""A new type is one file and one row: a toy codec goes through everything that a real one does."""
+"""A new type is a module and two rows: a toy codec goes through everything that a real one does."""
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
 from quantize.plan.recipe import Recipe
 from quantize.roles import Role
+from tests.contract.import_graph import PACKAGES, ROOT, files_of
 from tests.quantize import toy_codec
 from tests.quantize.codecs import decode, encode
 
@@ -150,12 +152,16 @@ def test_what_it_refuses_is_named() -> None:
 
 # ---- the pages that say how to add a type and a file type
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
+
+
+def read(page: str) -> str:
+    return (DOCS / page).read_text()
 
 
 def code_of(page: str) -> str:
     """Return the one block of code of a page."""
-    (code,) = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", read(page), re.DOTALL | re.MULTILINE)
     return str(code)
 
 
@@ -174,11 +180,30 @@ def test_the_file_type_of_the_page_is_planned(
     assert types == {STACK.name: "Q5_1", MATRIX.name: "Q8_0", ODD_ROWS.name: "Q4_0"}
 
 
+def test_no_table_of_types_is_missing_on_the_page() -> None:
+    """Modules that name many types, but those of file types, are the places of the page."""
+    page = read("add-a-type.md")
+    assert "A type is told in three places, and in a fourth if" in page
+    table = page.split("|---|---|---|\n")[1].split("\n\n")[0]
+    rows = [row.split(" | ")[0] for row in table.splitlines()]
+    assert len(rows) == 4
+    told = set(re.findall(r"`([\w/]+\.py)`", " ".join(rows)))
+    modules = [path for package in PACKAGES for path in files_of(package)]
+    assert told == {str(path) for path in modules if len(types_in(path)) >= 7 and path.parent.name != "plan"}
+
+
+def types_in(path: Path) -> set[str]:
+    """Return the types with a codec that a module names, but for those of floats."""
+    nodes = list(ast.walk(ast.parse((ROOT / path).read_text())))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return (names | texts) & (set(CODECS) - {"F32", "F16", "BF16"})
+
+
 @pytest.mark.parametrize("page", ["add-a-type.md", "add-a-file-type.md"])
 def test_what_the_pages_name_is_there(page: str) -> None:
-    text = (DOCS / page).read_text()
-    root = DOCS.parent
+    text = read(page)
     for path in re.findall(r"`((?:quantize|gguf_tools|tests|scripts|calibrate)/[\w/.]*)`", text):
-        assert (root / path).exists(), path
+        assert (ROOT / path).exists(), path
     for name, path in re.findall(r"`(_?[A-Z_]{4,})` in `([\w/]+/[\w/.]+\.py)`", text):
-        assert re.search(rf"^{name}\b", (root / path).read_text(), re.MULTILINE), (name, path)
+        assert re.search(rf"^{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)

@@ -19,7 +19,7 @@ from quantize.formats.codecs import Codec, ErrorRange, ImportanceUse
 from quantize.importances.weighting import Weighting
 
 TYPE = by_name("Q8_KV_R8")
-ROW = Codec("tests.quantize.toy_codec", ImportanceUse.OPTIONAL, ErrorRange(0.015, 2.0**-120), "Q8_0")
+ROW = Codec("tests.quantize.toy_codec", ImportanceUse.OPTIONAL, ErrorRange(0.015, 2.0**-120), 6.8e-5, "Q8_0")
 
 _TOP = np.float32(127)
 

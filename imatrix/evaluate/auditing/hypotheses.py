@@ -32,6 +32,7 @@ from imatrix.evaluate.auditing.transforms import (
     within,
 )
 from quantize.fill.sources import HeadRows, SourceTensor, TransposedHeads
+from quantize.formats.codecs import CODECS, needs_importances
 from quantize.mla_layout.layouts import HeadSizes
 from quantize.roles import in_layer, layer_of
 
@@ -274,7 +275,16 @@ def _other_order(suspect: Suspect) -> Iterator[Candidate]:
         yield Candidate("columns-moved", text, lambda wanted: read_rows(base, wanted)[:, columns])
 
 
-_LOWER_TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "IQ4_NL", "Q3_K", "Q2_K")
+_LOWER_TYPES = sorted(
+    (
+        name
+        for name, codec in CODECS.items()
+        if name in ("F16", "BF16")
+        or (codec.is_candidate and not codec.slow_on and not needs_importances(name))
+    ),
+    key=lambda name: CODECS[name].typical_error,
+)
+"""Types that files are made from which are encoded again, from small errors to large."""
 
 
 def _requantized(suspect: Suspect) -> Iterator[Candidate]:

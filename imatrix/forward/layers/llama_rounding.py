@@ -25,8 +25,9 @@ import torch
 from torch.nn.functional import linear
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType, by_name
 from quantize.fill.sources import SourceTensor
+from quantize.formats.codecs import CODECS
 from quantize.roles import tensor_role
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -70,20 +71,13 @@ def _quotient(number: float, divisors: torch.Tensor) -> torch.Tensor:
     return torch.where(divisors != 0, torch.full_like(divisors, number) / divisors, 0.0)
 
 
-_Q8_K_TYPES = (
-    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
-    "IQ3_S", "IQ4_XS", "TQ1_0", "TQ2_0",
-)  # fmt: skip
-_Q8_0_TYPES = (
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
-)  # fmt: skip
+_OF_LLAMA = [type_ for type_ in map(by_name, CODECS) if not (type_.is_only_in_ik or type_.is_internal)]
 
 ROUNDINGS: Mapping[str, Rounding | None] = {
+    **{each.name: round_q8_k if each.block_elems == 256 else round_q8_0 for each in _OF_LLAMA},
     "F32": None,
     "F16": round_f16,
     "BF16": round_bf16,
-    **dict.fromkeys(_Q8_K_TYPES, round_q8_k),
-    **dict.fromkeys(_Q8_0_TYPES, round_q8_0),
 }
 """Rounding of the input of a matrix in llama.cpp's CPU kernels, by the matrix's type; None: no rounding."""
 

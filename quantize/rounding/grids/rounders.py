@@ -9,7 +9,7 @@ under quantize.formats.iq has the layout of its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,9 +20,9 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source, block_dtype
+from quantize.formats.bits import numbers_of
 from quantize.formats.iq import grids
 from quantize.formats.iq.grids import Grid
-from quantize.formats.iq.iq2 import IQ2_XXS_BLOCK
 from quantize.formats.iq.iq2_search import with_even_signs
 from quantize.importances.weighting import ColumnWeights
 from quantize.rounding.base import Effort
@@ -34,14 +34,6 @@ from quantize.rounding.grids.tree_search import tree
 from quantize.rounding.scalar.blocks import as_half, halves
 from quantize.simd.floats import halves_to_float32
 from quantize.simd.lanes import LANES
-from quantize.simd.packing import packed, unpack
-
-Array = npt.NDArray[Any]
-
-Block = np.dtype[Any]
-
-Path = tuple[str, ...]
-"""Names of fields, each in the one before it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,159 +57,48 @@ class GridBlocks:
 class GridLayout:
     """The two directions of a type.
 
-    read   uint8 (n, bytes of a block) to blocks
-    write  the inverse
+    Of the signs of eight weights a type stores all, seven, from which the eighth follows, or none: IQ1 has a
+    shift there, for eight weights or for 32.
     """
 
     type: GGMLType
-    read: Callable[[Bytes], GridBlocks]
-    write: Callable[[GridBlocks], Bytes]
+
+    def read(self, data: Bytes) -> GridBlocks:
+        """Take blocks, uint8 (n, bytes of a block), apart."""
+        numbers = numbers_of(self.type)
+        stored = {name: each.read(data) for name, each in numbers.items()}
+        signs = stored["signs"]
+        if numbers["signs"].highest == 127:
+            signs = with_even_signs(signs)
+        elif numbers["signs"].highest == 1:
+            signs = np.repeat(signs * np.uint8(255), 32 // signs.shape[1], axis=1)
+        if "d" in stored:
+            d = (stored["d"].astype(np.uint16) << 4 * np.arange(4, dtype=np.uint16)).sum(1, dtype=np.uint16)
+        else:
+            d = np.ascontiguousarray(data).view(block_dtype(self.type))["d"][:, 0]
+        scales, indices = stored["scales"].astype(np.int64), stored["codes"].astype(np.int64)
+        return GridBlocks(halves_to_float32(d), scales, indices, signs)
+
+    def write(self, parts: GridBlocks) -> Bytes:
+        """Pack blocks: the inverse of `read`."""
+        numbers = numbers_of(self.type)
+        blocks = np.zeros(len(parts.d), block_dtype(self.type))
+        data = blocks.view(np.uint8).reshape(len(blocks), -1)
+        d = halves(parts.d)
+        if "d" in numbers:
+            numbers["d"].write(data, d[:, None] >> 4 * np.arange(4, dtype=np.uint16))
+        else:
+            blocks["d"] = d
+        signs = parts.signs
+        if numbers["signs"].highest == 1:
+            signs = signs[:, :: 32 // len(numbers["signs"].positions)]
+        numbers["signs"].write(data, signs)
+        numbers["scales"].write(data, parts.scales)
+        numbers["codes"].write(data, parts.indices)
+        return data
 
 
-def _blocks(data: Bytes, block: Block) -> Array:
-    return np.ascontiguousarray(data).view(block)[:, 0]
-
-
-def _at(blocks: Array, path: Path) -> Array:
-    """Show a field of blocks, to read or to write."""
-    for name in path:
-        blocks = blocks[name]
-    return blocks
-
-
-def _bytes(blocks: Array) -> Bytes:
-    return blocks.view(np.uint8).reshape(len(blocks), -1)
-
-
-def _fields(d: Array, scales: Array, indices: Array, signs: Array) -> GridBlocks:
-    n = len(d)
-    return GridBlocks(
-        halves_to_float32(d.astype(np.uint16)),
-        scales.reshape(n, -1).astype(np.int64),
-        indices.reshape(n, -1).astype(np.int64),
-        signs.reshape(n, -1).astype(np.uint8),
-    )
-
-
-def _bits(values: Array, width: int, count: int) -> Array:
-    """Take `count` numbers of `width` bits out of each value, the lowest first: one more axis."""
-    return values[..., None].astype(np.int64) >> width * np.arange(count) & (1 << width) - 1
-
-
-def _to_bits(numbers: Array, width: int) -> Array:
-    """Put the numbers of the last axis side by side in one, the first one lowest: int64."""
-    return (numbers.astype(np.int64) << width * np.arange(numbers.shape[-1])).sum(axis=-1)
-
-
-# ---- IQ2 and IQ3
-
-
-def _with_packed_signs(type_: GGMLType, block: Block, indices: Path, words: Path) -> GridLayout:
-    """The layout of IQ2_XXS and IQ3_XXS: 32 bits for 32 weights, seven signs of each eight and the scale.
-
-    indices  where the indices are in a block
-    words    where the 32 bits are
-    """
-
-    def read(data: Bytes) -> GridBlocks:
-        blocks = _blocks(data, block)
-        bits = _at(blocks, words)
-        return _fields(blocks["d"], bits >> 28, _at(blocks, indices), with_even_signs(_bits(bits, 7, 4)))
-
-    def write(parts: GridBlocks) -> Bytes:
-        blocks = np.empty(len(parts.d), block)
-        blocks["d"] = halves(parts.d)
-        to = _at(blocks, indices)
-        to[...] = parts.indices.reshape(to.shape)
-        _at(blocks, words)[...] = _to_bits(parts.signs.reshape(-1, 8, 4) & 127, 7) | parts.scales << 28
-        return _bytes(blocks)
-
-    return GridLayout(type_, read, write)
-
-
-def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> GridLayout:
-    """The layout of IQ2_S and IQ3_S: eight signs of each eight weights, and `width` high bits of an index."""
-    count = 8 // width
-
-    def read(data: Bytes) -> GridBlocks:
-        blocks = _blocks(data, block)
-        high = _bits(blocks["qh"], width, count).reshape(blocks["qs"].shape)
-        return _fields(blocks["d"], unpack(blocks["scales"], 4, 1), blocks["qs"] | high << 8, blocks["signs"])
-
-    def write(parts: GridBlocks) -> Bytes:
-        blocks = np.empty(len(parts.d), block)
-        blocks["d"] = halves(parts.d)
-        blocks["qs"] = parts.indices & 255
-        blocks["qh"] = _to_bits(parts.indices.reshape(-1, 8, count) >> 8, width)
-        blocks["signs"] = parts.signs
-        blocks["scales"] = packed(parts.scales, 4, 1)
-        return _bytes(blocks)
-
-    return GridLayout(type_, read, write)
-
-
-def _read_iq2_xs(data: Bytes) -> GridBlocks:
-    blocks = _blocks(data, block_dtype(IQ2_XS))
-    signs = with_even_signs(blocks["qs"] >> 9)
-    return _fields(blocks["d"], unpack(blocks["scales"], 4, 1), blocks["qs"] & 511, signs)
-
-
-def _write_iq2_xs(parts: GridBlocks) -> Bytes:
-    blocks = np.empty(len(parts.d), block_dtype(IQ2_XS))
-    blocks["d"] = halves(parts.d)
-    blocks["qs"] = parts.indices | (parts.signs & 127).astype(np.int64) << 9
-    blocks["scales"] = packed(parts.scales, 4, 1)
-    return _bytes(blocks)
-
-
-# ---- IQ1
-
-
-def _read_iq1_s(data: Bytes) -> GridBlocks:
-    blocks = _blocks(data, block_dtype(IQ1_S))
-    indices = blocks["qs"] | _bits(blocks["qh"], 3, 4).reshape(-1, 32) << 8
-    shifts = np.repeat(blocks["qh"] >> 15, 4, axis=1) * 255
-    return _fields(blocks["d"], blocks["qh"] >> 12 & 7, indices, shifts)
-
-
-def _write_iq1_s(parts: GridBlocks) -> Bytes:
-    blocks = np.empty(len(parts.d), block_dtype(IQ1_S))
-    blocks["d"] = halves(parts.d)
-    blocks["qs"] = parts.indices & 255
-    shifts = parts.signs[:, ::4].astype(np.int64) & 1
-    blocks["qh"] = _to_bits(parts.indices.reshape(-1, 8, 4) >> 8, 3) | parts.scales << 12 | shifts << 15
-    return _bytes(blocks)
-
-
-def _read_iq1_m(data: Bytes) -> GridBlocks:
-    blocks = _blocks(data, block_dtype(IQ1_M))
-    high = unpack(blocks["qh"], 4, 1)
-    indices = blocks["qs"] | (high & 7).astype(np.int64) << 8
-    d = _to_bits(blocks["scales"] >> 12, 4)
-    return _fields(d, _bits(blocks["scales"], 3, 4), indices, (high >> 3) * 255)
-
-
-def _write_iq1_m(parts: GridBlocks) -> Bytes:
-    n = len(parts.d)
-    blocks = np.empty(n, block_dtype(IQ1_M))
-    blocks["qs"] = parts.indices & 255
-    blocks["qh"] = packed(parts.indices >> 8 | (parts.signs & 1).astype(np.int64) << 3, 4, 1)
-    blocks["scales"] = _to_bits(parts.scales.reshape(n, 4, 4), 3) | _bits(halves(parts.d), 4, 4) << 12
-    return _bytes(blocks)
-
-
-LAYOUTS = {
-    layout.type.name: layout
-    for layout in (
-        _with_packed_signs(IQ2_XXS, IQ2_XXS_BLOCK, ("qs", "indices"), ("qs", "signs_scale")),
-        GridLayout(IQ2_XS, _read_iq2_xs, _write_iq2_xs),
-        _with_whole_signs(IQ2_S, block_dtype(IQ2_S), 2),
-        _with_packed_signs(IQ3_XXS, block_dtype(IQ3_XXS), ("qs",), ("words",)),
-        _with_whole_signs(IQ3_S, block_dtype(IQ3_S), 1),
-        GridLayout(IQ1_S, _read_iq1_s, _write_iq1_s),
-        GridLayout(IQ1_M, _read_iq1_m, _write_iq1_m),
-    )
-}
+LAYOUTS = {type_.name: GridLayout(type_) for type_ in (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M)}
 """The layouts by the name of the type."""
 
 

@@ -35,7 +35,7 @@ from quantize.formats.base import (
 )
 from quantize.formats.codecs import INTERLEAVED, REGROUPED
 from quantize.formats.ik.interleaved import q8_r8
-from quantize.formats.ik.interleaved.group_layouts import GROUP_LAYOUTS
+from quantize.formats.ik.interleaved.group_layouts import GROUP_LAYOUTS, base_layout
 from quantize.formats.ik.rows import as_groups, read_only
 from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import kernel
@@ -239,14 +239,16 @@ class _Moves:
 @cache
 def _moves(type_: GGMLType) -> _Moves:
     layout, cell_bytes = GROUP_LAYOUTS[type_.name], _cell_bytes(type_)
+    cell_elems = layout.cell_elems or type_.block_elems
+    base = base_layout(base_of(type_), cell_elems)
     forward = np.full(8 * cell_bytes * type_.rows_interleaved, -1)
     for k in range(type_.rows_interleaved):
         row = layout.interleaved(k)
-        for field, positions in layout.base.items():
-            forward[8 * cell_bytes * k + positions] = row[field]
+        for name, positions in base.items():
+            forward[8 * cell_bytes * k + positions.ravel()] = row[name].ravel()
     bits = next(n for n in (8, 4, 2, 1) if _moves_together(forward, n))
     units = forward[::bits] // bits
-    return _Moves(bits, layout.cell_elems or type_.block_elems, cell_bytes, units, np.argsort(units))
+    return _Moves(bits, cell_elems, cell_bytes, units, np.argsort(units))
 
 
 def _moves_together(forward: Integers, bits: int) -> bool:
