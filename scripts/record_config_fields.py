@@ -24,7 +24,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from convert.architectures import ARCHITECTURES
+from convert.architectures import supported
 
 OUT = Path(__file__).parents[1] / "convert" / "architectures" / "config_fields.json"
 
@@ -96,7 +96,7 @@ def known(kind: type[PreTrainedConfig], common: set[str]) -> dict[str, Any]:
 def record() -> dict[str, Any]:
     common = inherited()
     families = {}
-    for name in ARCHITECTURES:
+    for name in supported():
         model = getattr(transformers, name, None)
         if model is None:
             print(f"{name}: no class in transformers {transformers.__version__}", file=sys.stderr)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from convert.architectures.config_reader import with_known_class
 from convert.architectures.fields import Fields, merged, unread_notes
@@ -24,7 +24,7 @@ from convert.architectures.stored_names import Renaming, StoredNames, stored_nam
 from convert.tokenizer.files import NO_QUIRKS, Quirks
 from convert.weights.base import Weights
 from gguf_tools.format.ggml_types import GGMLType
-from gguf_tools.format.values import Value
+from gguf_tools.format.values import Metadata, Value
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 """No choices: every option keeps its default."""
@@ -65,6 +65,22 @@ class Architecture:
     forced_type      (tensor, type asked for) -> the type that it has all the same, None where the one asked
                      for counts
     tells_unread     whether a field of config.json that the family doesn't read is told
+    reader           (the family, keys, tensor name -> shape, path) -> the configuration of a file, as
+                     llama.cpp takes it: the inverse of `metadata`. None where the forward pass computes no
+                     such model
+
+    An ordinary decoder (`convert.architectures.decoder`) has besides what its files don't show, and both
+    the reader and the forward pass ask for:
+
+    rotation      columns that are rotated together: neighbours, or those half of the rotated ones apart
+    unset_gating  the router's scoring function where no key names one
+    says_norm     whether the weights of experts are normalised where a key says so; else they always are
+    windows       how layers with a window rotate: "stretched" as the others, with a theta of their own;
+                  "unstretched"; "plain", with the theta of the others, too. "" where none has a window
+    window_theta  theta of those layers where no key says it; None for that of the others
+    gelu          whether dense blocks have GELU
+    clamped       whether experts have gpt-oss's gate
+    tiled         how heads of delta nets share keys: tiled, or grouped
     """
 
     hf_names: tuple[str, ...]
@@ -83,6 +99,29 @@ class Architecture:
     kept: frozenset[GGMLType] = frozenset()
     forced_type: Callable[[OutputTensor, GGMLType], GGMLType | None] = lambda tensor, wanted: None
     tells_unread: bool = True
+    reader: Callable[[Any, Metadata, Mapping[str, tuple[int, ...]], str | Path], Any] | None = None
+    rotation: Literal["pairs", "halves"] = "halves"
+    unset_gating: str = "softmax"
+    says_norm: bool = False
+    windows: Literal["", "stretched", "unstretched", "plain"] = ""
+    window_theta: float | None = None
+    gelu: bool = False
+    clamped: bool = False
+    tiled: bool = False
+
+    def read_file(self, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> Any:
+        """Return the configuration in the keys and tensors of a GGUF file of the family.
+
+        shapes  tensor name -> shape, rows first
+        path    the file, for messages
+        raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
+        """
+        assert self.reader is not None
+        return self.reader(self, metadata, shapes, path)
+
+    def makes(self, name: str) -> bool:
+        """Return whether files of the family may have a tensor: "blk.{layer}.attn_sinks.weight"."""
+        return any(output.name == name for rule in self.rules for output in rule.outputs)
 
     @property
     def stored_names(self) -> StoredNames:

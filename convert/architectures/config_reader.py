@@ -30,15 +30,19 @@ def architecture_name(config: Mapping[str, Any], path: str | Path, example: str)
     return listed[0]
 
 
-def with_head(name: str, known: Container[str]) -> str | None:
-    """Return the class among `known` that is `name`, or has that base class; None if there is none.
+def class_names(name: str) -> tuple[str, ...]:
+    """Return the class, and those that have it for a base class.
 
     transformers saves the model that it calls Qwen3ForCausalLM as a Qwen3Model when it has no output matrix.
     """
     stem = name.removesuffix("Model")
     heads = f"{stem}ForConditionalGeneration", f"{stem}ForCausalLM", f"{stem.removesuffix('Text')}ForCausalLM"
-    candidates = (name,) if stem == name else (name, *heads)
-    return next((candidate for candidate in candidates if candidate in known), None)
+    return (name,) if stem == name else (name, *heads)
+
+
+def with_head(name: str, known: Container[str]) -> str | None:
+    """Return the class among `known` that is `name`, or has that base class; None if there is none."""
+    return next((candidate for candidate in class_names(name) if candidate in known), None)
 
 
 def with_known_class(config: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:

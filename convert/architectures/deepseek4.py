@@ -1,7 +1,7 @@
 """DeepSeek V4 and V4-Flash as llama.cpp's `deepseek4`: names, types and keys of its own.
 
 V4Config is what config.json says, checked. The keys deepseek4.* are in the order of llama.cpp's converter,
-and `read_metadata` is the inverse.
+and the reader of files is the inverse.
 
 All tensors are renamed, and the experts of a layer stacked. Routing tables and stacks of experts stand first,
 layer by layer: llama.cpp's converter writes them before it goes through the checkpoint.
@@ -19,11 +19,18 @@ from typing import Any, ClassVar
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
+from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.family import yarn_notes
 from convert.architectures.decoder.metadata import (
+    COMMON,
+    EXPERT_NORM,
+    EXPERT_SCALE,
+    EXPERT_WIDTH,
     GATING_FUNCTIONS,
-    ROTATION,
-    SIZES,
+    ROTATED_COLS,
+    SHARED_EXPERTS,
+    SLIDING_WINDOW,
+    changed,
     read_rotation,
     read_theta,
     refuse_sizes_in_windows,
@@ -31,8 +38,7 @@ from convert.architectures.decoder.metadata import (
     scoring_function,
 )
 from convert.architectures.decoder.rope import RopeConfig, read_rope
-from convert.architectures.decoder.rules import gate_rows, once, tied, untied, up_rows
-from convert.architectures.deepseek4_names import published_name
+from convert.architectures.decoder.rules import gate_rows, layers, once, one, tied, untied, up_rows
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Output, OutputTensor, Rule, Where, stacked
 from gguf_tools.errors import BadConfig, FormatError, MissingTensor, UnsupportedCheckpoint
@@ -53,42 +59,24 @@ _FIXED: Mapping[str, Any] = {
 """Fields with one possible value: of the loader (src/models/deepseek4.cpp), or of transformers' model."""
 
 
-@dataclass(frozen=True)
-class V4Config:
-    """Configuration of a model; names as in config.json.
+@dataclass(frozen=True, kw_only=True)
+class V4Config(DecoderConfig):
+    """Configuration of a model; names as in config.json, or as other decoders have them.
 
     compress_ratios  per layer how many positions are compressed to one; 0 where none are
     mtp_ratios       the same for what comes after the model's own layers, as far as config.json goes
     heavy_ratio      the ratio of compressing layers without an indexer; 1 where there are none
-    intermediate_size  None where config.json has none, as in the published models
+    intermediate_size  0 where config.json has none, as in the published models
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int | None
-    moe_intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     q_lora_rank: int
     o_lora_rank: int
     o_groups: int
-    qk_rope_head_dim: int
-    max_position_embeddings: int
     sliding_window: int
-    rms_norm_eps: float
-    rope: RopeConfig
     compress_rope_theta: float
     compress_ratios: tuple[int, ...]
     heavy_ratio: int
-    n_routed_experts: int
-    n_shared_experts: int
-    num_experts_per_tok: int
     num_hash_layers: int
-    scoring_func: str
-    norm_topk_prob: bool
-    routed_scaling_factor: float
     swiglu_limit: float
     index_n_heads: int
     index_head_dim: int
@@ -96,7 +84,6 @@ class V4Config:
     hc_mult: int
     hc_sinkhorn_iters: int
     hc_eps: float
-    tie_word_embeddings: bool
     mtp_ratios: tuple[int, ...] = ()
 
     light_ratio: ClassVar[int] = OVERLAPPING
@@ -124,26 +111,28 @@ class V4Config:
         context = read.size("max_position_embeddings")
         rope = _read_rotation(read, context)
         return cls(
+            architecture=NAME,
             vocab_size=read.size("vocab_size"),
             hidden_size=read.size("hidden_size"),
-            intermediate_size=read.size_or_null("intermediate_size", None),
+            intermediate_size=read.size_or_null("intermediate_size", None) or 0,
             moe_intermediate_size=read.size("moe_intermediate_size"),
             num_hidden_layers=n_layers,
             num_attention_heads=heads,
             num_key_value_heads=read.size("num_key_value_heads", 1, most=1),
             head_dim=head_dim,
+            stated_head_dim=head_dim,
             q_lora_rank=read.size("q_lora_rank"),
             o_lora_rank=read.size("o_lora_rank"),
             o_groups=groups,
-            qk_rope_head_dim=read.size("qk_rope_head_dim", most=head_dim),
+            rotated_cols=read.size("qk_rope_head_dim", most=head_dim),
             max_position_embeddings=context,
             sliding_window=read.size("sliding_window"),
             rms_norm_eps=read.number("rms_norm_eps", 1e-6),
             rope=rope,
             compress_rope_theta=read.number("compress_rope_theta", 160000.0),
             **_ratios(read, n_layers),
-            n_routed_experts=n_experts,
-            n_shared_experts=1,
+            num_experts=n_experts,
+            num_shared_experts=1,
             num_experts_per_tok=read.size("num_experts_per_tok", most=n_experts),
             num_hash_layers=_hash_layers(read, n_layers),
             scoring_func="sqrtsoftplus",
@@ -160,8 +149,8 @@ class V4Config:
         )
 
     @property
-    def q_rows(self) -> int:
-        return self.num_attention_heads * self.head_dim
+    def n_routed_experts(self) -> int:
+        return self.num_experts
 
     @property
     def o_cols(self) -> int:
@@ -195,15 +184,6 @@ class V4Config:
     def hc_rows(self) -> int:
         """Weights of a hyper-connection: one a stream before and after, and those of streams with streams."""
         return (2 + self.hc_mult) * self.hc_mult
-
-    @property
-    def gate_up_rows(self) -> int:
-        """Rows of an expert's gate and up stored as one."""
-        return 2 * self.moe_intermediate_size
-
-    @property
-    def shared_intermediate_size(self) -> int:
-        return self.n_shared_experts * self.moe_intermediate_size
 
 
 def _read_rotation(read: ConfigReader, context: int) -> RopeConfig:
@@ -269,22 +249,14 @@ def _limits(config: Any, options: Any) -> tuple[float, ...]:
 
 
 METADATA: tuple[Key, ...] = (
-    Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
-    *SIZES,
-    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
-    *ROTATION,
-    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.n_routed_experts),
-    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok),
-    Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: _GATING_FUNCTIONS[c.scoring_func]),
-    Key(keys.KEY_LENGTH, _u32, lambda c, o: c.head_dim),
-    Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.head_dim),
-    Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.qk_rope_head_dim),
+    *changed(COMMON, Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: _GATING_FUNCTIONS[c.scoring_func])),
+    ROTATED_COLS,
     Key(keys.Q_LORA_RANK, _u32, lambda c, o: c.q_lora_rank),
-    Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window),
-    Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size),
-    Key(keys.EXPERT_SHARED_COUNT, _u32, lambda c, o: c.n_shared_experts),
-    Key(keys.EXPERT_WEIGHTS_SCALE, _f32, lambda c, o: c.routed_scaling_factor),
-    Key(keys.EXPERT_WEIGHTS_NORM, Value.bool_, lambda c, o: c.norm_topk_prob),
+    SLIDING_WINDOW,
+    EXPERT_WIDTH,
+    SHARED_EXPERTS,
+    EXPERT_SCALE,
+    EXPERT_NORM,
     Key(keys.SWIGLU_CLAMP_EXP, _f32s, _limits),
     Key(keys.SWIGLU_CLAMP_SHEXP, _f32s, _limits),
     Key(keys.INDEXER_HEAD_COUNT, _u32, lambda c, o: c.index_n_heads),
@@ -302,13 +274,15 @@ METADATA: tuple[Key, ...] = (
 )
 
 
-def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> V4Config:
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> V4Config:
     """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
-    hparams = read_hparams(metadata, "deepseek4", path)
+    hparams = read_hparams(metadata, family.gguf_name, path)
     refuse_unlike(hparams)
     refuse_sizes_in_windows(hparams)
     size = hparams.size
@@ -323,20 +297,21 @@ def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pat
             " expected a deepseek4 model"
         )
     ratios = _ratios_of(hparams)
-    intermediate = hparams.first("feed_forward_length")
     return V4Config(
+        architecture=family.hf_names[0],
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=size("embedding_length"),
-        intermediate_size=intermediate,
+        intermediate_size=hparams.first("feed_forward_length") or 0,
         moe_intermediate_size=size("expert_feed_forward_length"),
         num_hidden_layers=size("block_count"),
         num_attention_heads=heads,
         num_key_value_heads=size("head_count_kv", 1),
         head_dim=head_dim,
+        stated_head_dim=head_dim,
         q_lora_rank=size("q_lora_rank"),
         o_lora_rank=size("output_lora_rank"),
         o_groups=groups,
-        qk_rope_head_dim=rotated,
+        rotated_cols=rotated,
         max_position_embeddings=size("context_length", 0),
         sliding_window=size("sliding_window"),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
@@ -345,8 +320,8 @@ def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pat
         compress_rope_theta=theta,
         compress_ratios=ratios,
         heavy_ratio=next((ratio for ratio in ratios if ratio not in (0, OVERLAPPING)), 1),
-        n_routed_experts=size("expert_count"),
-        n_shared_experts=size("expert_shared_count"),
+        num_experts=size("expert_count"),
+        num_shared_experts=size("expert_shared_count"),
         num_experts_per_tok=size("expert_used_count"),
         num_hash_layers=size("hash_layer_count"),
         scoring_func=scoring_function(hparams, _GATING_FUNCTIONS),
@@ -391,10 +366,6 @@ _STACK = "layers.{layer}.ffn.experts"
 _EXPERT = f"{_STACK}.{{expert}}"
 
 
-def _layers(config: V4Config, options: Any) -> range:
-    return range(config.num_hidden_layers)
-
-
 def _hashed(config: V4Config, options: Any) -> range:
     """Return the layers whose experts follow from the token, by a table."""
     return range(config.num_hash_layers)
@@ -413,19 +384,15 @@ def _heavy(config: V4Config, options: Any) -> list[int]:
     return [layer for layer, ratio in enumerate(config.compress_ratios) if ratio not in (0, OVERLAPPING)]
 
 
-def _one(where: Where, name: str, source: str, sizes: str) -> Rule:
-    return Rule(where, (Output(name, source, sizes),))
-
-
 def _in_layer(where: Where, name: str, source: str, sizes: str) -> Rule:
-    return _one(where, f"blk.{{layer}}.{name}", f"layers.{{layer}}.{source}", sizes)
+    return one(where, f"blk.{{layer}}.{name}", f"layers.{{layer}}.{source}", sizes)
 
 
 def _hyper_connection(part: str) -> tuple[Rule, ...]:
     return (
-        _in_layer(_layers, f"hc_{part}_fn.weight", f"hc_{part}_fn", "hc_rows hc_cols"),
-        _in_layer(_layers, f"hc_{part}_base.weight", f"hc_{part}_base", "hc_rows"),
-        _in_layer(_layers, f"hc_{part}_scale.weight", f"hc_{part}_scale", "hc_scales"),
+        _in_layer(layers, f"hc_{part}_fn.weight", f"hc_{part}_fn", "hc_rows hc_cols"),
+        _in_layer(layers, f"hc_{part}_base.weight", f"hc_{part}_base", "hc_rows"),
+        _in_layer(layers, f"hc_{part}_scale.weight", f"hc_{part}_scale", "hc_scales"),
     )
 
 
@@ -443,7 +410,7 @@ RULES: tuple[Rule, ...] = (
         Output("blk.{layer}.ffn_gate_tid2eid.weight", "layers.{layer}.ffn.gate.tid2eid",
                "vocab_size num_experts_per_tok"),
     ), first=True),
-    Rule(_layers, (
+    Rule(layers, (
         Output("blk.{layer}.ffn_gate_exps.weight", f"{_EXPERT}.w1.weight",
                "moe_intermediate_size hidden_size", stacked),
         Output("blk.{layer}.ffn_down_exps.weight", f"{_EXPERT}.w2.weight",
@@ -451,7 +418,7 @@ RULES: tuple[Rule, ...] = (
         Output("blk.{layer}.ffn_up_exps.weight", f"{_EXPERT}.w3.weight",
                "moe_intermediate_size hidden_size", stacked),
     ), first=True, unless=(f"{_STACK}.gate_up_proj",)),
-    Rule(_layers, (
+    Rule(layers, (
         Output("blk.{layer}.ffn_gate_exps.weight", f"{_STACK}.gate_up_proj",
                "n_routed_experts gate_up_rows hidden_size", gate_rows),
         Output("blk.{layer}.ffn_down_exps.weight", f"{_STACK}.down_proj",
@@ -460,26 +427,26 @@ RULES: tuple[Rule, ...] = (
                "n_routed_experts gate_up_rows hidden_size", up_rows),
     ), first=True, when=(f"{_STACK}.gate_up_proj",)),
 
-    _one(once, "token_embd.weight", "embed.weight", "vocab_size hidden_size"),
-    _one(once, "output_norm.weight", "norm.weight", "hidden_size"),
-    _one(untied, "output.weight", "head.weight", "vocab_size hidden_size"),
-    replace(_one(tied, "output.weight", "head.weight", "vocab_size hidden_size"), optional=True),
-    replace(_one(tied, "output.weight", "embed.weight", "vocab_size hidden_size"), unless=("head.weight",)),
-    _one(once, "output_hc_fn.weight", "hc_head_fn", "hc_mult hc_cols"),
-    _one(once, "output_hc_base.weight", "hc_head_base", "hc_mult"),
-    _one(once, "output_hc_scale.weight", "hc_head_scale", "hc_head_scales"),
+    one(once, "token_embd.weight", "embed.weight", "vocab_size hidden_size"),
+    one(once, "output_norm.weight", "norm.weight", "hidden_size"),
+    one(untied, "output.weight", "head.weight", "vocab_size hidden_size"),
+    replace(one(tied, "output.weight", "head.weight", "vocab_size hidden_size"), optional=True),
+    replace(one(tied, "output.weight", "embed.weight", "vocab_size hidden_size"), unless=("head.weight",)),
+    one(once, "output_hc_fn.weight", "hc_head_fn", "hc_mult hc_cols"),
+    one(once, "output_hc_base.weight", "hc_head_base", "hc_mult"),
+    one(once, "output_hc_scale.weight", "hc_head_scale", "hc_head_scales"),
 
     *_hyper_connection("attn"),
     *_hyper_connection("ffn"),
-    _in_layer(_layers, "attn_norm.weight", "attn_norm.weight", "hidden_size"),
-    _in_layer(_layers, "attn_sinks.weight", "attn.attn_sink", "num_attention_heads"),
-    _in_layer(_layers, "attn_q_a.weight", "attn.wq_a.weight", "q_lora_rank hidden_size"),
-    _in_layer(_layers, "attn_q_a_norm.weight", "attn.q_norm.weight", "q_lora_rank"),
-    _in_layer(_layers, "attn_q_b.weight", "attn.wq_b.weight", "q_rows q_lora_rank"),
-    _in_layer(_layers, "attn_kv.weight", "attn.wkv.weight", "head_dim hidden_size"),
-    _in_layer(_layers, "attn_kv_a_norm.weight", "attn.kv_norm.weight", "head_dim"),
-    _in_layer(_layers, "attn_output_a.weight", "attn.wo_a.weight", "o_rows o_cols"),
-    _in_layer(_layers, "attn_output_b.weight", "attn.wo_b.weight", "hidden_size o_rows"),
+    _in_layer(layers, "attn_norm.weight", "attn_norm.weight", "hidden_size"),
+    _in_layer(layers, "attn_sinks.weight", "attn.attn_sink", "num_attention_heads"),
+    _in_layer(layers, "attn_q_a.weight", "attn.wq_a.weight", "q_lora_rank hidden_size"),
+    _in_layer(layers, "attn_q_a_norm.weight", "attn.q_norm.weight", "q_lora_rank"),
+    _in_layer(layers, "attn_q_b.weight", "attn.wq_b.weight", "q_rows q_lora_rank"),
+    _in_layer(layers, "attn_kv.weight", "attn.wkv.weight", "head_dim hidden_size"),
+    _in_layer(layers, "attn_kv_a_norm.weight", "attn.kv_norm.weight", "head_dim"),
+    _in_layer(layers, "attn_output_a.weight", "attn.wo_a.weight", "o_rows o_cols"),
+    _in_layer(layers, "attn_output_b.weight", "attn.wo_b.weight", "hidden_size o_rows"),
     *_compressor(_light, "attn_compressor", "attn.compressor", "light_ratio", "two_heads", "head_dim"),
     *_compressor(_heavy, "attn_compressor", "attn.compressor", "heavy_ratio", "head_dim", "head_dim"),
     _in_layer(_light, "indexer.attn_q_b.weight", "attn.indexer.wq_b.weight", "index_q_rows q_lora_rank"),
@@ -487,16 +454,60 @@ RULES: tuple[Rule, ...] = (
     *_compressor(_light, "indexer_compressor", "attn.indexer.compressor", "light_ratio", "two_index_heads",
                  "index_head_dim"),
 
-    _in_layer(_layers, "ffn_norm.weight", "ffn_norm.weight", "hidden_size"),
-    _in_layer(_layers, "ffn_gate_inp.weight", "ffn.gate.weight", "n_routed_experts hidden_size"),
+    _in_layer(layers, "ffn_norm.weight", "ffn_norm.weight", "hidden_size"),
+    _in_layer(layers, "ffn_gate_inp.weight", "ffn.gate.weight", "n_routed_experts hidden_size"),
     _in_layer(_scored, "exp_probs_b.bias", "ffn.gate.bias", "n_routed_experts"),
-    _in_layer(_layers, "ffn_gate_shexp.weight", "ffn.shared_experts.w1.weight",
+    _in_layer(layers, "ffn_gate_shexp.weight", "ffn.shared_experts.w1.weight",
               "shared_intermediate_size hidden_size"),
-    _in_layer(_layers, "ffn_down_shexp.weight", "ffn.shared_experts.w2.weight",
+    _in_layer(layers, "ffn_down_shexp.weight", "ffn.shared_experts.w2.weight",
               "hidden_size shared_intermediate_size"),
-    _in_layer(_layers, "ffn_up_shexp.weight", "ffn.shared_experts.w3.weight",
+    _in_layer(layers, "ffn_up_shexp.weight", "ffn.shared_experts.w3.weight",
               "shared_intermediate_size hidden_size"),
 )  # fmt: skip
+
+
+_PARTS = (
+    ("embed_tokens.", "embed."),
+    ("lm_head.", "head."),
+    ("hc_head.hc_", "hc_head_"),
+    (".self_attn.", ".attn."),
+    (".mlp.", ".ffn."),
+    (".input_layernorm.", ".attn_norm."),
+    (".post_attention_layernorm.", ".ffn_norm."),
+    (".attn_hc.", ".hc_attn_"),
+    (".ffn_hc.", ".hc_ffn_"),
+    (".sinks", ".attn_sink"),
+    (".compressor.indexer.scorer.weights_proj.", ".indexer.weights_proj."),
+    (".compressor.indexer.q_b_proj.", ".indexer.wq_b."),
+    (".compressor.indexer.", ".indexer.compressor."),
+    (".compressor.kv_norm.", ".compressor.norm."),
+    (".compressor.gate_proj.", ".compressor.wgate."),
+    (".position_bias", ".ape"),
+    (".kv_proj.", ".wkv."),
+    (".q_a_proj.", ".wq_a."),
+    (".q_a_norm.", ".q_norm."),
+    (".q_b_proj.", ".wq_b."),
+    (".o_a_proj.", ".wo_a."),
+    (".o_b_proj.", ".wo_b."),
+    (".attn.norm.", ".attn.kv_norm."),
+    (".e_score_correction_bias", ".bias"),
+    (".shared_experts.gate_proj.", ".shared_experts.w1."),
+    (".shared_experts.down_proj.", ".shared_experts.w2."),
+    (".shared_experts.up_proj.", ".shared_experts.w3."),
+)
+"""Parts of names in transformers 5 -> published parts, in the order in which they are replaced.
+
+The table is the inverse of the one that transformers 5.24 reads published checkpoints with ("deepseek_v4" in
+conversion_mapping.py). Its own inverse goes wrong for a few names, which it saves half-renamed.
+"""
+
+
+def _published_name(name: str) -> str:
+    """Return the published name of a weight; published names stay as they are."""
+    name = name.removeprefix("model.")
+    for part, published in _PARTS:
+        name = name.replace(part, published, 1)
+    return name
 
 
 def drops(config: V4Config, options: Any) -> tuple[Drop, ...]:
@@ -524,12 +535,14 @@ ARCHITECTURE = Architecture(
     hf_names=(NAME,),
     gguf_name="deepseek4",
     read_config=V4Config.from_dict,
-    n_experts=lambda config: config.n_routed_experts,
+    n_experts=lambda config: config.num_experts,
     rules=RULES,
     drops=drops,
     metadata=METADATA,
     notes=_notes,
-    canonical_name=published_name,
+    canonical_name=_published_name,
     kept=frozenset({MXFP4, I32}),
     forced_type=_forced_type,
+    reader=_read_file,
 )
+FAMILIES = (ARCHITECTURE,)

@@ -27,7 +27,7 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder, rope_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
-from convert.architectures.decoder.rules import attention, ends, in_layer, layers, stack_of
+from convert.architectures.decoder.rules import attention, ends, in_layer, layers, norm_of_blocks, stack_of
 from convert.architectures.fields import merged
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import (
@@ -253,7 +253,7 @@ def _apart() -> Iterator[Rule]:
         yield Rule(layers, (bias,), when=(_APART,))
 
 
-ARCHITECTURE = decoder(
+_GPT_OSS = decoder(
     "GptOssForCausalLM",
     gguf_name="gpt-oss",
     read_config=read_config,
@@ -261,7 +261,7 @@ ARCHITECTURE = decoder(
         *ends(needs_output=True),
         *attention(),
         in_layer(layers, "attn_sinks.weight", "self_attn.sinks", "num_attention_heads"),
-        in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        norm_of_blocks("post_attention_norm"),
         in_layer(layers, "ffn_gate_inp.weight", "mlp.router.weight", "num_experts hidden_size"),
         in_layer(layers, "ffn_gate_inp.bias", "mlp.router.bias", "num_experts"),
         *_published(),
@@ -272,4 +272,8 @@ ARCHITECTURE = decoder(
     notes=_notes,
     canonical_name=_router_name,
     kept=frozenset({MXFP4}),
+    windows="stretched",
+    clamped=True,
 )  # fmt: skip
+
+FAMILIES = (_GPT_OSS,)

@@ -8,7 +8,7 @@ Facts of transformers' modeling_granitemoehybrid.py and llama.cpp's converter (G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,15 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import LLAMA3, decoder
-from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE, read_decoder
+from convert.architectures.decoder.metadata import (
+    COMMON,
+    EXPERTS,
+    ROTATED_COLS,
+    USED_EXPERTS,
+    VOCAB_SIZE,
+    changed,
+    read_decoder,
+)
 from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
 from convert.architectures.decoder.rules import (
     attention,
@@ -34,6 +42,7 @@ from convert.architectures.decoder.rules import (
     in_layer,
     layers,
     moe_layers,
+    norm_of_blocks,
     stack_of,
     up_rows,
 )
@@ -187,7 +196,7 @@ def _published_name(name: str) -> str:
 def _blocks() -> tuple[Rule, ...]:
     down = "hidden_size shared_expert_intermediate_size"
     return (
-        in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        norm_of_blocks(),
         *(replace(rule, where=_plain) for rule in dense_blocks()),
         in_layer(moe_layers, "ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
                  "num_experts hidden_size"),
@@ -217,23 +226,22 @@ def _counts(key: Key) -> Key:
     return replace(key, value=lambda c, o: (key.value(c, o) or 0) if c.is_hybrid else key.value(c, o))
 
 
-_CHANGED: Mapping[str, Callable[[Key], Key]] = {
-    keys.CONTEXT_LENGTH: lambda key: replace(
-        key, value=lambda c, o: LONG_CONTEXT if c.mamba_layers else c.max_position_embeddings
-    ),
-    keys.HEAD_COUNT_KV: lambda key: Key(
-        key.name,
-        lambda value: Value.i32s(value) if isinstance(value, list) else _u32(value),
-        lambda c, o: [
-            0 if layer in c.mamba_layers else c.num_key_value_heads for layer in range(c.num_hidden_layers)
-        ] if c.is_hybrid else c.num_key_value_heads,
-    ),
-    keys.EXPERT_COUNT: _counts,
-    keys.EXPERT_USED_COUNT: _counts,
-}  # fmt: skip
-
 _METADATA: tuple[Key, ...] = (
-    *(_CHANGED.get(key.name, lambda key: key)(key) for key in COMMON),
+    *changed(
+        COMMON,
+        Key(keys.CONTEXT_LENGTH, _u32,
+            lambda c, o: LONG_CONTEXT if c.mamba_layers else c.max_position_embeddings),
+        Key(
+            keys.HEAD_COUNT_KV,
+            lambda value: Value.i32s(value) if isinstance(value, list) else _u32(value),
+            lambda c, o: [
+                0 if layer in c.mamba_layers else c.num_key_value_heads
+                for layer in range(c.num_hidden_layers)
+            ] if c.is_hybrid else c.num_key_value_heads,
+        ),
+        _counts(EXPERTS),
+        _counts(USED_EXPERTS),
+    ),
     VOCAB_SIZE,
     ROTATED_COLS,
     Key(keys.ATTENTION_SCALE, _f32, lambda c, o: c.attention_scale),
@@ -243,9 +251,33 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.shared_expert_intermediate_size or None),
     *mamba_keys(lambda c: c.is_hybrid),
     Key(keys.ROPE_SCALING_FINETUNED, Value.bool_, lambda c, o: not c.mamba_layers if c.is_hybrid else None),
-)
+)  # fmt: skip
 
-ARCHITECTURE = decoder(
+
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> GraniteConfig:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
+    is_hybrid = family.gguf_name == "granitehybrid"
+    plain = read_decoder(family, metadata, shapes, path, by_layer=("head_count_kv",) if is_hybrid else ())
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
+    if family.gguf_name != "granitemoe" and hparams.rope_scaling_finetuned is False:
+        known["unrotated_layers"] = tuple(range(plain.num_hidden_layers))
+    if not is_hybrid:
+        if not hparams.logit_scale:
+            raise FormatError(f"{path}: {hparams.key('logit_scale')} is 0: logits are divided by it")
+        return GraniteConfig(**known)
+    kv_heads = hparams.by_layer("head_count_kv", plain.num_hidden_layers)
+    return GraniteConfig(
+        **known,
+        is_hybrid=True,
+        mamba_layers=tuple(layer for layer, count in enumerate(kv_heads) if not count),
+        **read_mamba_sizes(hparams),
+    )
+
+
+_GRANITE = decoder(
     "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", HYBRID,
     gguf_name="granite",
     read_config=read_config,
@@ -263,40 +295,20 @@ ARCHITECTURE = decoder(
     says=frozenset({LLAMA3}),
     forced_type=float32_kernels,
     quirks=LLAMA_QUIRKS,
+    reader=_read_file,
 )  # fmt: skip
+
+
+_MIXTURE = replace(_GRANITE, gguf_name="granitemoe")
+_HYBRID = replace(_GRANITE, gguf_name="granitehybrid")
+FAMILIES = (_GRANITE, _MIXTURE, _HYBRID)
 
 
 def choose(config: Mapping[str, Any]) -> Architecture:
     """Return the family under the name that llama.cpp has for a model with this config.json."""
     name = config["architectures"][0]
     if name != HYBRID:
-        gguf_name = "granite" if name == "GraniteForCausalLM" else "granitemoe"
-        return replace(ARCHITECTURE, gguf_name=gguf_name)
+        return _GRANITE if name == "GraniteForCausalLM" else _MIXTURE
     has_mamba = {*map(str, _stated_kinds(config) or ["mamba"])} & {"mamba", "linear_attention"}
-    of_attention = "granitemoe" if config.get("num_experts_per_tok", 2) else "granite"
-    return replace(ARCHITECTURE, gguf_name="granitehybrid" if has_mamba else of_attention, quirks=NO_QUIRKS)
-
-
-def read_granite_file(
-    architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
-) -> GraniteConfig:
-    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
-    is_hybrid = architecture == "granitehybrid"
-    plain = read_decoder(
-        architecture, metadata, shapes, path, by_layer=("head_count_kv",) if is_hybrid else ()
-    )
-    hparams = read_hparams(metadata, architecture, path)
-    known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
-    if architecture != "granitemoe" and hparams.rope_scaling_finetuned is False:
-        known["unrotated_layers"] = tuple(range(plain.num_hidden_layers))
-    if not is_hybrid:
-        if not hparams.logit_scale:
-            raise FormatError(f"{path}: {hparams.key('logit_scale')} is 0: logits are divided by it")
-        return GraniteConfig(**known)
-    kv_heads = hparams.by_layer("head_count_kv", plain.num_hidden_layers)
-    return GraniteConfig(
-        **known,
-        is_hybrid=True,
-        mamba_layers=tuple(layer for layer, count in enumerate(kv_heads) if not count),
-        **read_mamba_sizes(hparams),
-    )
+    of_attention = _MIXTURE if config.get("num_experts_per_tok", 2) else _GRANITE
+    return replace(_HYBRID if has_mamba else of_attention, quirks=NO_QUIRKS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,14 +29,13 @@ _SIDE = re.compile(
 """Names of what belongs to those codes."""
 
 
-def nearest(name: str, modules: Iterable[str], weights: Iterable[str] | None) -> str:
+def nearest(name: str, families: Iterable[Architecture], weights: Iterable[str] | None) -> str:
     """Return words that name the family nearest to an architecture, and what that family lacks.
 
-    name     of the architecture in config.json
-    modules  of the families
-    weights  names of stored tensors; None where they aren't known
+    name      of the architecture in config.json
+    families  all that are known
+    weights   names of stored tensors; None where they aren't known
     """
-    families = [import_module(module).ARCHITECTURE for module in dict.fromkeys(modules)]
     name, stored = name[:_COMPARED], list(weights or ())
     best = max(families, key=lambda family: _likeness(family, name, stored))
     words = f"the nearest is {_closest_name(best, name)} ({best.gguf_name})"

@@ -336,7 +336,43 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, lambda c, o: n_mtp_layers(c, o) or None),
 )  # fmt: skip
 
-ARCHITECTURE = decoder(
+
+def _kinds_of_file(plain: DecoderConfig, hparams: HParams) -> str:
+    n_all = plain.num_hidden_layers + (plain.num_nextn_predict_layers or 0)
+    heads_of, width_of = (hparams.by_layer(name, n_all) for name in _BY_LAYER)
+    block = EXPERTS if plain.num_experts else DENSE
+    sizes_of_layers = zip(heads_of, width_of, strict=True)
+    kinds = (block if width else ATTENTION if heads else MAMBA for heads, width in sizes_of_layers)
+    return "".join(kinds)[: plain.num_hidden_layers]
+
+
+_BY_LAYER = ("head_count_kv", "feed_forward_length")
+"""Sizes that are 0 in layers of another kind."""
+
+
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> NemotronConfig:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`.
+
+    raises  FormatError for sizes by layer that don't fit the number of layers
+    """
+    plain = read_decoder(family, metadata, shapes, path, by_layer=_BY_LAYER)
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    kinds = _kinds_of_file(plain, hparams)
+    known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
+    return NemotronConfig(
+        **{**known, "unrotated_layers": tuple(range(len(kinds))), "scoring_func": "sigmoid",
+           "rms_norm_eps": eps if (eps := hparams.layer_norm_rms_epsilon) is not None
+           else hparams.number("layer_norm_epsilon", 1e-5)},
+        **read_mamba_sizes(hparams),
+        kinds=kinds,
+        mamba_layers=_layers_of(kinds, MAMBA),
+        moe_latent_size=hparams.size("moe_latent_size", 0) or None,
+    )  # fmt: skip
+
+
+_WITH_EXPERTS = decoder(
     "NemotronHForCausalLM",
     gguf_name="nemotron_h_moe",
     read_config=read_config,
@@ -361,47 +397,15 @@ ARCHITECTURE = decoder(
     drops=_drops,
     canonical_name=_published_name,
     forced_type=float32_kernels,
+    reader=_read_file,
+    says_norm=True,
 )
+_DENSE = replace(_WITH_EXPERTS, gguf_name="nemotron_h")
+FAMILIES = (_WITH_EXPERTS, _DENSE)
 
 
 def choose(config: Mapping[str, Any]) -> Architecture:
     """Return the family under the name that llama.cpp has for a model with this config.json."""
     kinds = config.get("hybrid_override_pattern") or config.get("layers_block_type")
     has_experts = isinstance(kinds, str | list) and (EXPERTS in kinds or "moe" in kinds)
-    return ARCHITECTURE if has_experts else replace(ARCHITECTURE, gguf_name="nemotron_h")
-
-
-def _kinds_of_file(plain: DecoderConfig, hparams: HParams) -> str:
-    n_all = plain.num_hidden_layers + (plain.num_nextn_predict_layers or 0)
-    heads_of, width_of = (hparams.by_layer(name, n_all) for name in _BY_LAYER)
-    block = EXPERTS if plain.num_experts else DENSE
-    sizes_of_layers = zip(heads_of, width_of, strict=True)
-    kinds = (block if width else ATTENTION if heads else MAMBA for heads, width in sizes_of_layers)
-    return "".join(kinds)[: plain.num_hidden_layers]
-
-
-_BY_LAYER = ("head_count_kv", "feed_forward_length")
-"""Sizes that are 0 in layers of another kind."""
-
-
-def read_nemotron_file(
-    architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
-) -> NemotronConfig:
-    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`.
-
-    raises  FormatError for sizes by layer that don't fit the number of layers
-    """
-    plain = read_decoder(architecture, metadata, shapes, path, by_layer=_BY_LAYER)
-    hparams = read_hparams(metadata, architecture, path)
-    kinds = _kinds_of_file(plain, hparams)
-    known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
-    return NemotronConfig(
-        **{**known, "unrotated_layers": tuple(range(len(kinds))), "scoring_func": "sigmoid",
-           "rms_norm_eps": eps if (eps := hparams.layer_norm_rms_epsilon) is not None
-           else hparams.number("layer_norm_epsilon", 1e-5),
-           "norm_topk_prob": bool(hparams.expert_weights_norm)},
-        **read_mamba_sizes(hparams),
-        kinds=kinds,
-        mamba_layers=_layers_of(kinds, MAMBA),
-        moe_latent_size=hparams.size("moe_latent_size", 0) or None,
-    )  # fmt: skip
+    return _WITH_EXPERTS if has_experts else _DENSE

@@ -8,7 +8,7 @@ A family's options are a frozen dataclass:
 
 The command line makes a flag of each field, --mtp, and describes it in --help with the field's annotation. A
 choice that the family of the checkpoint has not declared is refused. --help imports this module and no
-family's, so the dataclasses are here, and the table of families names them.
+family's, so the dataclasses are here: DECLARED.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class LatentOptions:
     def __post_init__(self) -> None:
         if self.mla not in LAYOUTS:
             raise BadRequest(f"MLA layout {self.mla!r}, expected {', '.join(LAYOUTS)}")
+
+
+DECLARED: tuple[type[Any], ...] = (LatentOptions, NoOptions, MTPOptions)
+"""The options of all families. Where several declare one, the first describes it."""
 
 
 def make_options(declared: type[Any], choices: Mapping[str, object], model: str) -> Any:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from convert.architectures import declared_options
-from convert.architectures.options import declared, flag
+from convert.architectures.options import DECLARED, declared, flag
 from gguf_tools import __version__
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.card import (
@@ -114,7 +113,7 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
         " between them are made at once; --outfile then needs {ftype}",
     )  # fmt: skip
     completes(outtype, ("auto", "f32", "f16", "bf16", "q8_0", *FILE_TYPES))
-    add_flags(parser, declared_options())
+    add_flags(parser, DECLARED)
     parser.add_argument(
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
     )
@@ -310,7 +309,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         outtype=args.outtype,
         importances=importances,
         types=types,
-        family=read_flags(args, declared_options()),
+        family=read_flags(args, DECLARED),
         model_name=args.model_name,
         metadata_file=args.metadata,
         pre_tokenizer=args.pre_tokenizer,

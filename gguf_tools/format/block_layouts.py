@@ -1,4 +1,4 @@
-"""What a type's bytes are: the fields of its blocks, read from the rows of ggml_types.py.
+"""The bytes of a type: the fields of its blocks, read from the rows of ggml_types.py.
 
 From here come the dtypes that the codecs read blocks by (quantize/formats/base.py: block_dtype), where the
 floating-point numbers are that must be finite (`SCALES`), and which numbers a byte order turns around

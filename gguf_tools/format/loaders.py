@@ -68,12 +68,12 @@ _NEMOTRON = (
     _EPS | _WEIGHTS | _SHARED_EXPERTS | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.MOE_LATENT_SIZE},
 )
 
+_ORDINARY = ("llama", "qwen2", "qwen3", "seed_oss", "smollm3")
+"""Architectures that read nothing besides but the epsilon of their norms."""
+
 _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
-    "llama": (_EPS, ()),
+    **dict.fromkeys(_ORDINARY, (_EPS, ())),
     "deepseek": (_EPS | _SHARED_EXPERTS, {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_WEIGHTS_SCALE}),
-    "smollm3": (_EPS, ()),
-    "qwen2": (_EPS, ()),
-    "qwen3": (_EPS, ()),
     "qwen3moe": (_EPS, {keys.EXPERT_FEED_FORWARD_LENGTH}),
     "glm4moe": (
         _EPS | _SHARED_EXPERTS,
@@ -83,7 +83,6 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "gpt-oss": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW}, _WINDOW),
     "minimax-m2": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH}, {keys.EXPERT_GATING_FUNC}),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
-    "seed_oss": (_EPS, ()),
     # The loader reads rope.freq_base_swa, too, but the graph rotates all layers with the one base.
     "olmo2": (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW}),
     "mistral3": (

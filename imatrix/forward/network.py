@@ -1,16 +1,13 @@
-"""Network: a model as the forward pass sees it; Family: what makes one of a folder or a file."""
+"""Network: a model as the forward pass sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from convert.checkpoint.checkpoint import Checkpoint
-from gguf_tools.format.values import Metadata
 from imatrix.forward.layer import Layer
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
@@ -134,20 +131,3 @@ class Network:
     def is_tied(self) -> bool:
         """Whether the embeddings are the output matrix, too."""
         return self.output == EMBEDDINGS
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model family.
-
-    read     (metadata, tensor name -> shape, path) -> the family's configuration
-    build    configuration -> the network
-    choices  options of the converter for a folder: "mla" "none" gives plain attention
-    has_mtp  whether a folder has an MTP layer, which the converter may leave out by default; None: it keeps
-             the layer where there is one
-    """
-
-    read: Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], Any]
-    build: Callable[[Any], Network]
-    choices: Mapping[str, object]
-    has_mtp: Callable[[Checkpoint], bool] | None = None

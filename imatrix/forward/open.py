@@ -20,6 +20,7 @@ import torch
 
 from convert.architectures import find_architecture
 from convert.architectures.base import build
+from convert.architectures.options import LatentOptions
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
@@ -156,10 +157,9 @@ def _open_folder(folder: Path) -> ModelSource:
     checkpoint = Checkpoint(folder)
     try:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
-        family = find_family(folder, architecture.gguf_name)
-        choices = dict(family.choices)
-        if family.has_mtp is not None:
-            choices["mtp"] = family.has_mtp(checkpoint)
+        find_family(folder, architecture.gguf_name)
+        latent = architecture.options is LatentOptions
+        choices = {"mla": "none", "mtp": _has_mtp(checkpoint)} if latent else {}
         conversion = build(architecture, open_weights(checkpoint), choices)
         tensors = {tensor.name: tensor for tensor in conversion.tensors}
         metadata = {keys.ARCHITECTURE: Value.string(architecture.gguf_name), **conversion.metadata}
@@ -177,6 +177,13 @@ def _open_folder(folder: Path) -> ModelSource:
     except BaseException:
         checkpoint.close()
         raise
+
+
+def _has_mtp(checkpoint: Checkpoint) -> bool:
+    """Return whether a folder has the MTP layer that its config.json promises, of a DeepSeek."""
+    config = checkpoint.config
+    n_mtp = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
+    return bool(n_mtp) and f"model.layers.{config.get('num_hidden_layers')}.enorm.weight" in checkpoint
 
 
 def _open_gguf(path: Path) -> ModelSource:

@@ -20,7 +20,7 @@ from gguf_tools.errors import UnexpectedTensors
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.values import Metadata
 from imatrix.forward.device import CPU
-from imatrix.forward.families import find_family
+from imatrix.forward.families import find_family, network_of_family
 from imatrix.forward.hidden_states import MemoryStates
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.mtp import draft_head, own_embeddings, with_mtp
@@ -43,7 +43,7 @@ def network_of_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Des
     architecture = architecture_of(metadata)
     family = find_family(path, architecture)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    network = with_mtp(family.build(family.read(metadata, shapes, path)), shapes)
+    network = with_mtp(network_of_family(family, family.read_file(metadata, shapes, path)), shapes)
     used = _used(network, path, tensors)
     used |= {side for name in used & tensors.keys() for side in sides_of(tensors[name])}
     left = [name for name in tensors if name not in used and not network.leaves_out(layer_of(name))]

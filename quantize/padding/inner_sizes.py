@@ -2,8 +2,9 @@
 
 llama.cpp refuses a file with a tensor of another size than its graph expects, and architectures take that
 size from different keys. DeepSeek's routed experts have expert_feed_forward_length, its shared experts the
-same number times expert_shared_count, and Mixtral's experts feed_forward_length. So there is a table, and an
-architecture that is not in it is refused (facts of llama.cpp, src/models: load_arch_tensors).
+same number times expert_shared_count, and Mixtral's experts feed_forward_length. The keys that a loader reads
+say which, but for those in a table, and an architecture that is in neither is refused (facts of llama.cpp,
+src/models: load_arch_tensors).
 
 A padded file keeps its sizes without padding in keys of its own: `gguf_tools.unpadded.` and the key's name.
 """
@@ -17,6 +18,7 @@ from math import gcd, lcm
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import architecture_of
+from gguf_tools.format.loaders import LOADERS
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import value_text
@@ -51,38 +53,31 @@ _GRANITE_EXPERTS = {**_MIXTRAL, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWA
 _MINIMAX = {"routed": SizeRule(keys.FEED_FORWARD_LENGTH, also=keys.EXPERT_FEED_FORWARD_LENGTH)}
 
 _RULES: Mapping[str, Mapping[str, SizeRule]] = {
-    "deepseek": _COUNTED,
-    "deepseek2": _COUNTED,
-    "deepseek32": _COUNTED,
-    "deepseek4": _COUNTED,
     "gemma": _DENSE,
     "gemma2": _DENSE,
-    "gemma3": _DENSE,
-    "gemma4": _ROUTED,
-    "glm-dsa": _COUNTED,
-    "glm4moe": _COUNTED,
-    "gpt-oss": _ROUTED,
     "granite": _DENSE,
     "granitehybrid": _GRANITE_EXPERTS,
     "granitemoe": _GRANITE_EXPERTS,
     "llama": _MIXTRAL,
     "minimax-m2": _MINIMAX,
-    "mistral3": _DENSE,
     "nemotron_h": _DENSE,
     "nemotron_h_moe": _OWN_SHARED,
-    "olmo2": _DENSE,
-    "phi3": _DENSE,
-    "qwen2": _DENSE,
     "qwen2moe": _OWN_SHARED,
-    "qwen3": _DENSE,
-    "qwen35": _DENSE,
-    "qwen35moe": _OWN_SHARED,
-    "qwen3moe": _ROUTED,
-    "qwen3next": _OWN_SHARED,
-    "seed_oss": _DENSE,
-    "smollm3": _DENSE,
 }
-"""The rules by architecture and part. All activations among them give 0 for 0."""
+"""The rules by architecture and part, where the keys that its loader reads don't say them, or no loader is
+known. All activations among those of LOADERS, too, give 0 for 0."""
+
+
+def rules_of(architecture: str) -> Mapping[str, SizeRule]:
+    """Return the rules of an architecture by part: experts have the sizes for which it reads a key."""
+    loader = LOADERS.get(architecture)
+    if architecture in _RULES or loader is None:
+        return _RULES.get(architecture, {})
+    if loader.reads(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH):
+        return _OWN_SHARED
+    if loader.reads(keys.EXPERT_SHARED_COUNT):
+        return _COUNTED
+    return _ROUTED if loader.reads(keys.EXPERT_FEED_FORWARD_LENGTH) else _DENSE
 
 
 @dataclass(frozen=True)
@@ -151,11 +146,12 @@ def inner_sizes(metadata: Metadata, tensors: Iterable[TensorInfo], path: str) ->
             or lack a size, and for tensors of feed-forward blocks that are unknown
     """
     architecture = architecture_of(metadata)
-    rules = _RULES.get(architecture or "")
-    if rules is None:
+    rules = rules_of(architecture or "")
+    if not rules:
         raise BadRequest(
             f"{path}: {keys.ARCHITECTURE} is {architecture}, and where its graph takes inner sizes from is"
-            f" not known here; sizes can be padded for {', '.join(_RULES)}"
+            f" not known here; sizes can be padded for"
+            f" {', '.join(sorted({*_RULES, *LOADERS}))}"
         )
     found: dict[str, list[InnerTensor]] = {}
     infos = list(tensors)

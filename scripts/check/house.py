@@ -189,6 +189,23 @@ def _foreign_names(path: Path) -> set[str]:
     }
 
 
+def family_lines() -> list[str]:
+    """Lines of an ordinary dense family, Seed-OSS: its block, and those elsewhere that name it."""
+    found = []
+    for path in FILES:
+        text = (ROOT / path).read_text()
+        block = re.search(r"^# ---- Seed-OSS.*?^\)$", text, re.DOTALL | re.MULTILINE)
+        first, last = (text.count("\n", 0, at) for at in (block.start(), block.end())) if block else (0, -1)
+        for number, line in enumerate(text.splitlines()):
+            if first <= number <= last or re.search("seed_?oss", line, re.IGNORECASE):
+                found.append(f"{path}:{number + 1}: {line}")
+    return found
+
+
+def family_files() -> list[str]:
+    return sorted({line.partition(":")[0] for line in family_lines()})
+
+
 _TRACED = """
 import json, sys, threading
 from importlib import import_module
@@ -268,6 +285,8 @@ ROWS: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "circles": ("circles between folders of a package", circles_of_folders),
     "short-functions": (f"private functions of up to {SHORT} lines with one caller", short_functions),
     "what-docstrings": ('docstrings that begin "What " or "Return what"', what_docstrings),
+    "family-files": ("library files to touch for an ordinary dense family", family_files),
+    "family-lines": ("lines of one (Seed-OSS)", family_lines),
     "private-names": ("private names of other libraries", private_names_of_others),
 }
 """What is counted, by the name for --list: a title, and what to count."""

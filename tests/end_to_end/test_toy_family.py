@@ -1,10 +1,10 @@
-"""A family is a folder and a row: one that the project doesn't know, registered here, goes all the way."""
+"""A family is a module with FAMILIES: one that the project doesn't know, registered, goes all the way."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +16,30 @@ import gguf_tools.commands.main
 import gguf_tools.commands.quantize
 import quantize
 from convert import architectures
-from convert.architectures import FamilyRow
-from convert.architectures.options import LatentOptions
+from convert.architectures.options import DECLARED
 from gguf_tools import open_gguf
 from gguf_tools.errors import MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.shards import GGUFSet
 from imatrix.forward.open import open_model
 from quantize import Importance
-from tests.end_to_end.arch_models import model
+from tests.contract.import_graph import PACKAGES, files_of
 from tests.end_to_end.toy_family.checkpoint import CONFIG, toy_checkpoint
 from tests.end_to_end.toy_family.family import NAME, ToyOptions
 from tests.support.checkpoints import STYLES, edit_config, edit_tensors, micro_checkpoint, read_tensors
+from tests.support.published_models import write as write_published
 from tests.support.tokenizer_files import copy_tokenizer
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the family's row to the table; nothing else knows of it."""
-    row = {NAME: FamilyRow("tests.end_to_end.toy_family.family", ToyOptions)}
-    monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
+    """Add the family's module and its options; nothing else knows of it."""
+    register("tests.end_to_end.toy_family.family", monkeypatch)
+    monkeypatch.setattr(gguf_tools.commands.convert, "DECLARED", (*DECLARED, ToyOptions))
+
+
+def register(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "MODULES", (*architectures.MODULES, module))
 
 
 @pytest.fixture
@@ -196,45 +200,68 @@ def test_the_code_of_the_page_is_the_code() -> None:
         assert text in (PAGE.parents[1] / name).read_text(), name
 
 
-def test_the_family_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registered under another name, it makes of a Qwen 2 what the project does."""
-    (text,) = (text for name, text in code_of_the_page() if name.endswith("/qwen2.py"))
-    (tmp_path / "family_of_the_page.py").write_text(text.replace("Qwen2ForCausalLM", "PageForCausalLM"))
-    monkeypatch.syspath_prepend(tmp_path)
-    row = {"PageForCausalLM": FamilyRow("family_of_the_page")}
-    monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
-    folder = Path(shutil.copytree(model("qwen2-r1-distill"), tmp_path / "model"))
-    convert.convert(folder, tmp_path / "expected.gguf", outtype="bf16")
+def convert_as_page(folder: Path, block: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register a block of the page under another name, and convert a folder with it and without.
+
+    block   name of the family in the block, which stands in the module `source`
+    """
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    (text,) = (text for path, text in code_of_the_page() if path.endswith(source))
+    head, *_ = (PAGE.parents[1] / "convert/architectures" / source).read_text().partition("# ----")
+    text = text.replace(name, "PageForCausalLM")
+    (folder.parent / "family_of_the_page.py").write_text(f"{head}{text}\nFAMILIES = ({block},)\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.delitem(sys.modules, "family_of_the_page", raising=False)
+    register("family_of_the_page", monkeypatch)
+    convert.convert(folder, folder / "expected.gguf", outtype="bf16")
     edit_config(folder, architectures=["PageForCausalLM"])
-    convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+    convert.convert(folder, folder / "out.gguf", outtype="bf16")
+    assert (folder / "out.gguf").read_bytes() == (folder / "expected.gguf").read_bytes()
+
+
+def test_the_family_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered under another name, it makes of a Seed-OSS what the project does, which is computed."""
+    folder = write_published("seed-oss", tmp_path / "model")
+    convert_as_page(folder, "_SEED_OSS", "dense.py", monkeypatch)
+    with open_model(folder / "out.gguf") as source:
+        assert source.network.n_layers == 3
 
 
 def test_the_relative_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered under another name, it makes of a Youtu what the project does."""
-    (text,) = (text for name, text in code_of_the_page() if name.endswith("/youtu.py"))
-    (tmp_path / "relative_of_the_page.py").write_text(text.replace("YoutuForCausalLM", "PageForCausalLM"))
-    monkeypatch.syspath_prepend(tmp_path)
-    row = {"PageForCausalLM": FamilyRow("relative_of_the_page", LatentOptions)}
-    monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
     folder = copy_tokenizer("tiny", micro_checkpoint(tmp_path / "model", "v3", vocab_size=4096))
     edit_config(folder, architectures=["YoutuForCausalLM"], routed_scaling_factor=None)
-    convert.convert(folder, tmp_path / "expected.gguf", outtype="bf16")
-    edit_config(folder, architectures=["PageForCausalLM"])
-    convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+    convert_as_page(folder, "_YOUTU", "deepseek2/relatives.py", monkeypatch)
+
+
+def test_the_page_names_every_place_of_an_ordinary_family() -> None:
+    """Those in the library that name Seed-OSS: it is in no table besides."""
+    root = PAGE.parents[1]
+    files = (path for package in PACKAGES for path in files_of(package))
+    naming = {str(path) for path in files if re.search("seed_?oss", (root / path).read_text(), re.IGNORECASE)}
+    places = PAGE.read_text().partition("## The two places")[2].partition("##")[0]
+    places = places.partition("The family has all")[0]
+    assert naming == set(re.findall(r"`((?:convert|gguf_tools)/\S+?\.py)`", places))
+    assert len(naming) == 2
 
 
 def test_its_lines_are_counted_right() -> None:
+    """A row is a module, a folder without the relatives that have rows, or the block under a heading."""
     folder = Path(architectures.__file__).parent
-    rows = re.findall(r"`(\w+)`[^|]*\| (\d+) ", PAGE.read_text().split("## How many lines")[1])
-    assert len(rows) == 18
+    blocks = [
+        block
+        for path in folder.glob("**/*.py")
+        for block in re.split("^(?=# ---- )|^(?=FAMILIES)", path.read_text(), flags=re.MULTILINE)
+    ]
+    rows = re.findall(r"\| ([\w`. -]+) \| (\d+) (?=\|)", PAGE.read_text().split("## How many lines")[1])
+    assert len(rows) == 16
+    modules = {name.strip("`") for name, _ in rows if "`" in name}
     for family, lines in rows:
-        relatives = {path.stem for path in folder.glob("deepseek2/*.py")} & {name for name, _ in rows}
-        files = [
-            path
-            for path in (*folder.glob(f"**/{family}.py"), *(folder / family).glob("*.py"))
-            if path.stem == family or path.stem not in relatives
-        ]
-        found = sum(len(path.read_text().splitlines()) for path in files)
-        assert abs(found - int(lines)) <= 0.1 * found, (family, found)
+        name = family.strip("`")
+        if name == family:
+            (found,) = (block.rstrip() for block in blocks if re.match(rf"# ---- {name}\b", block))
+        else:
+            inside = (path for path in (folder / name).glob("*.py") if path.stem not in modules)
+            found = "".join(path.read_text() for path in (*folder.glob(f"**/{name}.py"), *inside))
+        count = len(found.splitlines())
+        assert abs(count - int(lines)) <= 0.1 * count, (family, count)

@@ -205,23 +205,6 @@ def with_defaults(
     return ConfigReader(merged({**no_blocks, **defaults}, raw), path)
 
 
-def unrotated(n_layers: int) -> tuple[int, ...]:
-    """Return the layers of a SmolLM 3 that rotate nothing: every fourth, as llama.cpp computes."""
-    return tuple(range(3, min(n_layers, MAX_LAYERS), 4))
-
-
-def gemma_windows(n_layers: int) -> tuple[int, ...]:
-    """Return the layers of a Gemma 3 that have a window: all but every sixth, as llama.cpp computes."""
-    return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if (layer + 1) % 6)
-
-
-def gemma_attention_scale(config: DecoderConfig) -> int:
-    """Return the divisor of a Gemma 3's scores, before the root. llama.cpp knows the 27B by its layers."""
-    if config.num_hidden_layers == 62:
-        return config.hidden_size // config.num_attention_heads
-    return config.head_dim
-
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Values of layer_types."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.decoder.config import DecoderConfig
-from convert.architectures.decoder.metadata import COMMON
-from convert.architectures.decoder.rope import RopeConfig, Yarn
+from convert.architectures.decoder.metadata import COMMON, read_decoder
+from convert.architectures.decoder.rope import RopeConfig, Yarn, paired
 from convert.architectures.decoder.rules import INV_FREQ
 from convert.architectures.rules import Rule
 
@@ -28,7 +28,7 @@ def decoder(
     says: frozenset[str] = frozenset(),
     **differences: Any,
 ) -> Architecture:
-    """Return a family of ordinary decoders.
+    """Return a family of ordinary decoders, with the rotation for which `rules` arrange its queries and keys.
 
     says         of WINDOWS, LLAMA3 and RAMP: what llama.cpp reads in its files and does not read in others
     differences  other fields of Architecture
@@ -37,7 +37,10 @@ def decoder(
         "n_experts": lambda config: config.num_experts,
         "drops": lambda config, options: (INV_FREQ,),
         "notes": lambda config, options: decoder_notes(config, says),
-    }
+        "reader": read_decoder,
+        "rotation": "pairs" if any(output.arrange is paired for rule in rules for output in rule.outputs)
+        else "halves",
+    }  # fmt: skip
     return Architecture(hf_names, gguf_name, read_config, rules, metadata, **shared | differences)
 
 

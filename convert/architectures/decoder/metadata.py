@@ -2,24 +2,20 @@
 
 What a configuration lacks is left out: a dense model has no keys about experts. `read_decoder` is the inverse
 of COMMON. It takes the keys that llama.cpp reads for the architecture (`gguf_tools.format.loaders`), as that
-takes them. What keys and tensors leave open is what llama.cpp computes:
-
-    norm_topk_prob   true, but for glm4moe, whose files say it, and deepseek, which never does
-    scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
-    unrotated layers every fourth of smollm3
-    scores           of gemma3: see config.py
+takes them. What keys and tensors leave open is what llama.cpp computes: fields of the family's `Architecture`
+say it, and a family with more of that has a reader of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Key
+from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_LAYERS
-from convert.architectures.decoder.config import DecoderConfig, gemma_attention_scale, unrotated
+from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.decoder.rules import layers
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
@@ -52,14 +48,15 @@ ATTENTION_FACTOR = Key(
 """Factor of the rotated columns of a YaRN; llama.cpp's converter leaves it out."""
 
 
+EXPERTS = Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.num_experts or None)
+USED_EXPERTS = Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None)
 GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func])
 
-SIZES: tuple[Key, ...] = (
-    Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
-    Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
-    Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size or None),
-    Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
-)
+CONTEXT = Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings)
+EMBEDDING = Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size)
+WIDTH = Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size or None)
+HEADS = Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads)
+SIZES: tuple[Key, ...] = (CONTEXT, EMBEDDING, WIDTH, HEADS)
 """Sizes that have the same names in every family's configuration."""
 
 ROTATION: tuple[Key, ...] = (
@@ -82,8 +79,8 @@ COMMON: tuple[Key, ...] = (
     *SIZES,
     Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
     *ROTATION,
-    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.num_experts or None),
-    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
+    EXPERTS,
+    USED_EXPERTS,
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.n_group),
     Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.topk_group),
     GATING,
@@ -110,24 +107,24 @@ SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
 VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)
 
 
-def with_sliding_theta(metadata: Sequence[Key]) -> tuple[Key, ...]:
-    """Return the keys with that of the rotation of layers with a window behind the one of the others."""
-    at = next(number for number, key in enumerate(metadata) if key.name == keys.ROPE_FREQ_BASE) + 1
-    return *metadata[:at], Key(keys.ROPE_FREQ_BASE_SWA, _f32, lambda c, o: c.sliding_theta), *metadata[at:]
+SLIDING_THETA = Key(keys.ROPE_FREQ_BASE_SWA, _f32, lambda c, o: c.sliding_theta)
+"""Base of the rotation of layers with a window; stands behind that of the others."""
 
 
-_SIGMOID = ("glm4moe", "minimax-m2")
-"""Architectures whose routers have sigmoids where no key says otherwise."""
+def changed(metadata: Sequence[Key], *others: Key) -> tuple[Key, ...]:
+    """Return the keys with others in the places of those that have their names."""
+    by_name = {key.name: key for key in others}
+    return tuple(by_name.get(key.name, key) for key in metadata)
 
-_SAY_NORM = ("glm4moe", "deepseek")
-"""Architectures that normalise the weights of experts where expert_weights_norm says so."""
 
-_WINDOWED = ("gpt-oss", "olmo2", "gemma3")
-"""Architectures whose layers may have windows; Gemma 4 and DeepSeek V4 are read by readers of their own."""
+def inserted(metadata: Sequence[Key], key: Key, *, after: str) -> tuple[Key, ...]:
+    """Return the keys with another one behind that for `after`, a template of gguf_tools.format.keys."""
+    at = next(number for number, key in enumerate(metadata) if key.name == after) + 1
+    return *metadata[:at], key, *metadata[at:]
 
 
 def read_decoder(
-    architecture: str,
+    family: Architecture,
     metadata: Metadata,
     shapes: Mapping[str, tuple[int, ...]],
     path: str | Path,
@@ -136,13 +133,13 @@ def read_decoder(
 ) -> DecoderConfig:
     """Read the configuration out of the keys and tensors of a GGUF file, as llama.cpp's loader does.
 
-    architecture  what general.architecture says
-    shapes        tensor name -> shape, rows first
-    path          the file, for messages
-    by_layer      fields of HParams that may differ from layer to layer; of these, the first that isn't 0
-    raises        FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
+    family    whose `gguf_name` general.architecture says
+    shapes    tensor name -> shape, rows first
+    path      the file, for messages
+    by_layer  fields of HParams that may differ from layer to layer; of these, the first that isn't 0
+    raises    FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
-    hparams = read_hparams(metadata, architecture, path)
+    hparams = read_hparams(metadata, family.gguf_name, path)
     refuse_unlike(hparams, by_layer)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
@@ -150,13 +147,13 @@ def read_decoder(
     if not size("head_count") or not size("embedding_length") or n_layers < 1:
         raise FormatError(
             f"{path}: {n_layers} layers of {size('embedding_length')} columns and {size('head_count')} heads:"
-            f" expected a {architecture} model"
+            f" expected a {family.gguf_name} model"
         )
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
     rope = read_rotation(hparams)
-    config = DecoderConfig(
-        architecture=architecture,
+    return DecoderConfig(
+        architecture=family.gguf_name,
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=size("embedding_length"),
         intermediate_size=size("feed_forward_length", 0),
@@ -167,9 +164,8 @@ def read_decoder(
         rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
-        **_window_fields(hparams, n_layers, rope),
-        unrotated_layers=unrotated(n_layers) if architecture == "smollm3" else (),
-        **_expert_fields(hparams),
+        **_window_fields(family, hparams, n_layers, rope),
+        **expert_fields_of(family, hparams),
         attention_scale=hparams.attention_scale or None,
         embedding_scale=hparams.embedding_scale or None,
         residual_scale=hparams.residual_scale or None,
@@ -177,8 +173,6 @@ def read_decoder(
         final_logit_softcapping=hparams.final_logit_softcapping or None,
         num_nextn_predict_layers=n_mtp,
     )
-    change = _CHANGES.get(architecture)
-    return config if change is None else change(config, hparams)
 
 
 def refuse_unlike(hparams: HParams, by_layer: Container[str] = ()) -> None:
@@ -214,21 +208,20 @@ _SIZES_OF_LAYERS = (
 """Fields of HParams that llama.cpp reads as one number, or as one for each layer."""
 
 
-def _window_fields(hparams: HParams, n_layers: int, rope: RopeConfig) -> dict[str, Any]:
-    """Return the fields about layers with a window, where the architecture has any."""
-    if hparams.architecture not in _WINDOWED:
+def _window_fields(family: Architecture, hparams: HParams, n_layers: int, rope: RopeConfig) -> dict[str, Any]:
+    """Return the fields about layers with a window, where the family has any."""
+    if not family.windows:
         return {}
-    interval, window = WINDOW_PERIODS[hparams.architecture], hparams.size("sliding_window", 0)
-    if not window and keys.SLIDING_WINDOW in LOADERS[hparams.architecture].required:
+    interval, window = WINDOW_PERIODS[family.gguf_name], hparams.size("sliding_window", 0)
+    if not window and keys.SLIDING_WINDOW in LOADERS[family.gguf_name].required:
         raise FormatError(f"{hparams.path}: {hparams.key('sliding_window')} is 0, expected 1 or more")
     if not window:
         return {}
     refuse_sizes_in_windows(hparams)
-    unsaid = 10000.0 if hparams.architecture == "gemma3" else rope.theta
     return {
         "sliding_window": window,
         "sliding_layers": sliding_layers(hparams, n_layers, interval),
-        "sliding_theta": read_theta(hparams, "rope_freq_base_swa", unsaid),
+        "sliding_theta": read_theta(hparams, "rope_freq_base_swa", family.window_theta or rope.theta),
     }
 
 
@@ -265,24 +258,6 @@ def sliding_layers(hparams: HParams, n_layers: int, interval: int) -> tuple[int,
     return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if layer % step < step - 1)
 
 
-def _with_gemma(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
-    """Return the configuration with the scores of a Gemma 3."""
-    return replace(config, attention_scale=gemma_attention_scale(config) ** -0.5)
-
-
-def _with_sharpness(config: DecoderConfig, hparams: HParams) -> DecoderConfig:
-    """Return the configuration with what positions do to the scores of a Ministral 3."""
-    grows, length = hparams.temperature_scale, config.rope.original_context
-    return replace(config, sharpness=(grows, length) if grows and length else None)
-
-
-_CHANGES: Mapping[str, Callable[[DecoderConfig, HParams], DecoderConfig]] = {
-    "gemma3": _with_gemma,
-    "mistral3": _with_sharpness,
-}
-"""Functions that add what some architectures have besides, by their names."""
-
-
 def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     size = hparams.size
     heads = size("head_count")
@@ -315,10 +290,10 @@ def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -
     }
 
 
-def _expert_fields(hparams: HParams) -> dict[str, Any]:
-    size, architecture = hparams.size, hparams.architecture
+def expert_fields_of(family: Architecture, hparams: HParams) -> dict[str, Any]:
+    """Return the fields of DecoderConfig about experts."""
+    size = hparams.size
     n_experts = size("expert_count", 0)
-    unset = "sigmoid" if architecture in _SIGMOID else "softmax"
     return {
         "num_experts": n_experts,
         "num_experts_per_tok": size("expert_used_count", 0),
@@ -327,8 +302,10 @@ def _expert_fields(hparams: HParams) -> dict[str, Any]:
         "shared_expert_intermediate_size": size("expert_shared_feed_forward_length", 0),
         "first_k_dense_replace": size("leading_dense_block_count", 0),
         **group_fields(hparams),
-        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset) if n_experts else None,
-        "norm_topk_prob": bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
+        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, family.unset_gating)
+        if n_experts
+        else None,
+        "norm_topk_prob": bool(hparams.expert_weights_norm) if family.says_norm else True,
         # llama.cpp takes 0 for "no scaling" too.
         "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
     }

@@ -162,6 +162,29 @@ def dense_blocks(bias: str = "") -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def norm_of_blocks(name: str = "ffn_norm", arrange: Arrange = renamed) -> Rule:
+    """Return the rule of the norm before feed-forward blocks, which the file has under a `name`."""
+    return in_layer(layers, f"{name}.weight", "post_attention_layernorm.weight", "hidden_size", arrange)
+
+
+def dense_decoder(
+    rotated: Arrange = renamed, *, norm: str = "ffn_norm", bias: str = "", needs_output: bool = False
+) -> tuple[Rule, ...]:
+    """Return all rules of a decoder of attention and dense blocks, each with a norm before it.
+
+    rotated       see `attention`
+    norm          see `norm_of_blocks`
+    bias          see `dense_blocks`
+    needs_output  see `ends`
+    """
+    return (
+        *ends(needs_output=needs_output),
+        *attention(rotated),
+        norm_of_blocks(norm),
+        *dense_blocks(bias),
+    )
+
+
 _EXPERTS = "blk.{{layer}}.ffn_{}_exps.weight"
 _EXPERT_SIZES = {
     "down": "hidden_size moe_intermediate_size",

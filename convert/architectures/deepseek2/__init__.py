@@ -5,6 +5,6 @@ rules     which weights become which tensors, and which are left out
 metadata  the keys deepseek2.*, written and read back
 family    all of them together, and `relative`, which says what another family has otherwise
 
-Each relative is a module: youtu, kimi, glm4_moe_lite (GLM-4.7-Flash), mistral_large3; deepseek32, whose
-attention has an indexer, and glm_moe_dsa (GLM-5), its relative.
+relatives has a block for each relative; deepseek32 is the indexer of V3.2 and GLM-5, and mistral_large3 reads
+Mistral's own format.
 """

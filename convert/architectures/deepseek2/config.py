@@ -8,13 +8,14 @@ transformers does for that architecture: Defaults. A value that the architecture
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
-from convert.architectures.decoder.rope import Yarn, read_rope
+from convert.architectures.decoder.config import DecoderConfig
+from convert.architectures.decoder.rope import RopeConfig, Yarn, read_rope
 
 V2 = "DeepseekV2ForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
@@ -65,49 +66,27 @@ _FIXED: Mapping[str, tuple[Any, str]] = {
 """Keys with only one possible value, also when missing -> (value, why)."""
 
 
-@dataclass(frozen=True)
-class DeepseekConfig:
-    """Configuration of a model; names as in config.json.
+@dataclass(frozen=True, kw_only=True)
+class DeepseekConfig(DecoderConfig):
+    """Configuration of a model; names as in config.json, or as other decoders have them.
 
     architecture     what config.json calls it
+    head_dim         columns of a head's query and key: qk_nope_head_dim, then the rotated qk_rope_head_dim
     q_lora_rank      None when queries are not compressed
-    n_routed_experts 0 for a model whose layers are all dense
+    num_experts      0 for a model whose layers are all dense
     n_group          None when experts are not grouped
     norm_topk_prob   whether the model normalises the weights of the chosen experts (never for V2)
     norm_requested   what config.json says about it, whether or not the architecture obeys
-    yarn             None for plain RoPE
     lengths_first    whether llama.cpp's converter sees a head_dim: it writes the lengths of keys and values
                      among the first keys then
     """
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    moe_intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     q_lora_rank: int | None
     kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
     v_head_dim: int
-    n_routed_experts: int
-    n_shared_experts: int
-    num_experts_per_tok: int
-    first_k_dense_replace: int
-    n_group: int | None
-    topk_group: int | None
     topk_method: str
     scoring_func: str
-    norm_topk_prob: bool
     norm_requested: bool
-    routed_scaling_factor: float
-    rms_norm_eps: float
-    max_position_embeddings: int
-    rope_theta: float
-    yarn: Yarn | None
-    tie_word_embeddings: bool
     num_nextn_predict_layers: int
     lengths_first: bool = True
 
@@ -131,22 +110,21 @@ class DeepseekConfig:
         return self.architecture == V3
 
     @property
-    def num_experts(self) -> int:
-        return self.n_routed_experts
+    def n_routed_experts(self) -> int:
+        return self.num_experts
 
     @property
-    def gate_up_rows(self) -> int:
-        """Rows of an expert's gate and up stored as one."""
-        return 2 * self.moe_intermediate_size
+    def yarn(self) -> Yarn | None:
+        """None for plain RoPE."""
+        return self.rope.yarn
 
     @property
-    def qk_head_dim(self) -> int:
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
+    def qk_rope_head_dim(self) -> int:
+        return self.rotated_cols
 
     @property
-    def q_rows(self) -> int:
-        """Rows of q_proj or q_b_proj: every head's query."""
-        return self.num_attention_heads * self.qk_head_dim
+    def qk_nope_head_dim(self) -> int:
+        return self.head_dim - self.rotated_cols
 
     @property
     def kv_a_rows(self) -> int:
@@ -164,23 +142,8 @@ class DeepseekConfig:
         return self.num_attention_heads * self.v_head_dim
 
     @property
-    def shared_intermediate_size(self) -> int:
-        """Width of the shared experts, which are stored as one."""
-        return self.n_shared_experts * self.moe_intermediate_size
-
-    @property
-    def concat_size(self) -> int:
-        """Columns of the MTP layer's eh_proj: an embedding beside a hidden state."""
-        return 2 * self.hidden_size
-
-    @property
     def indexer(self) -> Indexer | None:
         """Indexer that chooses the positions that tokens attend to; None where they attend to all."""
-        return None
-
-    @property
-    def sharpness(self) -> tuple[float, int] | None:
-        """s and n: scores of position p are multiplied by 1 + s ln(1 + floor(p / n)); None where not."""
         return None
 
     @property
@@ -228,7 +191,7 @@ def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> 
             "num_key_value_heads", f"{heads} (num_attention_heads): every head has keys of its own"
         )
     context = read.size("max_position_embeddings")
-    theta, yarn = _read_rope(read, context)
+    rope = _read_rope(read, context)
     mtp_key = "num_mtp_layers" if "num_mtp_layers" in read.raw else "num_nextn_predict_layers"
     read.overruled("num_nextn_predict_layers")
     return {
@@ -238,16 +201,17 @@ def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> 
         "intermediate_size": read.size("intermediate_size"),
         "num_hidden_layers": read.size("num_hidden_layers", most=MAX_LAYERS),
         "num_attention_heads": heads,
+        "num_key_value_heads": heads,
         "q_lora_rank": read.size_or_null("q_lora_rank"),
         "kv_lora_rank": read.size("kv_lora_rank"),
-        "qk_nope_head_dim": read.size("qk_nope_head_dim"),
-        "qk_rope_head_dim": read.size("qk_rope_head_dim"),
+        "head_dim": read.size("qk_nope_head_dim") + read.size("qk_rope_head_dim"),
+        "stated_head_dim": None,
+        "rotated_cols": read.size("qk_rope_head_dim"),
         "v_head_dim": read.size("v_head_dim"),
         **_expert_fields(read, defaults),
         "rms_norm_eps": read.number("rms_norm_eps", defaults.eps),
         "max_position_embeddings": context,
-        "rope_theta": theta,
-        "yarn": yarn,
+        "rope": rope,
         "tie_word_embeddings": read.flag("tie_word_embeddings", defaults.tied),
         "num_nextn_predict_layers": read.size(mtp_key, 0, least=0, most=MAX_LAYERS),
         # transformers 4.57, which that converter reads config.json with, knows these two alone.
@@ -268,8 +232,8 @@ def _expert_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
     if not defaults.experts and read.raw.get("n_routed_experts") is None:
         return {
             **stated,
-            "n_routed_experts": 0,
-            "n_shared_experts": 0,
+            "num_experts": 0,
+            "num_shared_experts": 0,
             "num_experts_per_tok": 0,
             "moe_intermediate_size": read.size("intermediate_size"),
             "first_k_dense_replace": n_layers,
@@ -283,8 +247,8 @@ def _expert_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
     n_group, topk_group = _read_groups(read, n_experts, method, defaults)
     return {
         **stated,
-        "n_routed_experts": n_experts,
-        "n_shared_experts": read.size("n_shared_experts"),
+        "num_experts": n_experts,
+        "num_shared_experts": read.size("n_shared_experts"),
         "num_experts_per_tok": read.size("num_experts_per_tok", most=n_experts),
         "moe_intermediate_size": read.size("moe_intermediate_size"),
         "first_k_dense_replace": _n_dense(read, n_layers, defaults),
@@ -328,9 +292,9 @@ def _read_groups(
     return n_group, topk_group
 
 
-def _read_rope(read: ConfigReader, context: int) -> tuple[float, Yarn | None]:
-    """Return the base frequency and the scaling, from either spelling."""
+def _read_rope(read: ConfigReader, context: int) -> RopeConfig:
+    """Return the rotation, from either spelling."""
     rope = read_rope(read, context, kinds=("default", "yarn"))
     if rope.kind == "yarn" and rope.partial not in (None, 1.0):
         raise read.bad("partial_rotary_factor", "1.0")
-    return rope.theta, rope.yarn
+    return replace(rope, partial=None)

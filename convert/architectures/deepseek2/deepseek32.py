@@ -1,8 +1,8 @@
-"""DeepSeek V3.2 as llama.cpp's `deepseek32`: V3 whose layers attend only to what an indexer chooses."""
+"""Families whose layers attend only to what an indexer chooses; DeepSeek V3.2, llama.cpp's `deepseek32`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from convert.architectures.decoder.rules import layers, mtp_layers
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, Indexer, deepseek_fields
 from convert.architectures.deepseek2.family import common_notes, relative
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
-from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
+from convert.architectures.deepseek2.metadata import read_deepseek_file
 from convert.architectures.deepseek2.rules import RULES as DEEPSEEK_RULES
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Output, Rule
@@ -74,7 +74,7 @@ class IndexedConfig(DeepseekConfig):
         assert isinstance(defaults, IndexedDefaults)
         if fields["q_lora_rank"] is None:
             raise read.bad("q_lora_rank", "a whole number: the indexer sees compressed queries")
-        head_dim, rotated = read.size("index_head_dim", 128), fields["qk_rope_head_dim"]
+        head_dim, rotated = read.size("index_head_dim", 128), fields["rotated_cols"]
         if head_dim < rotated:
             raise read.bad("index_head_dim", f"at least qk_rope_head_dim ({rotated})")
         if head_dim % 64:
@@ -175,29 +175,21 @@ def _types(shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> tuple[bool, 
     return None if all(types) else types
 
 
-def metadata_reader(
-    gguf_name: str, architecture: str
-) -> Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], IndexedConfig]:
-    """Return a reader of the configuration in a GGUF file: the inverse of METADATA.
-
-    gguf_name     the family's name in general.architecture
-    architecture  its name in config.json
-    """
-
-    def read(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> IndexedConfig:
-        base = read_deepseek(metadata, shapes, path, gguf_name=gguf_name)
-        hparams = read_hparams(metadata, gguf_name, path)
-        values = {field.name: getattr(base, field.name) for field in fields(DeepseekConfig)}
-        return IndexedConfig(
-            **values | {"architecture": architecture},
-            index_n_heads=hparams.size("indexer_head_count"),
-            index_head_dim=hparams.size("indexer_key_length"),
-            index_topk=hparams.size("indexer_top_k"),
-            indexer_types=hparams.flags("indexer_types", base.num_hidden_layers)
-            or _types(shapes, base.num_hidden_layers),
-        )
-
-    return read
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> IndexedConfig:
+    """Return the configuration in a GGUF file: the inverse of METADATA; see `read_deepseek_file`."""
+    base = read_deepseek_file(family, metadata, shapes, path)
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    values = {field.name: getattr(base, field.name) for field in fields(DeepseekConfig)}
+    return IndexedConfig(
+        **values | {"architecture": family.hf_names[0]},
+        index_n_heads=hparams.size("indexer_head_count"),
+        index_head_dim=hparams.size("indexer_key_length"),
+        index_topk=hparams.size("indexer_top_k"),
+        indexer_types=hparams.flags("indexer_types", base.num_hidden_layers)
+        or _types(shapes, base.num_hidden_layers),
+    )
 
 
 def indexed(name: str, gguf_name: str, defaults: IndexedDefaults, **differences: Any) -> Architecture:
@@ -206,12 +198,13 @@ def indexed(name: str, gguf_name: str, defaults: IndexedDefaults, **differences:
         name,
         gguf_name=gguf_name,
         defaults=defaults,
-        config=IndexedConfig,
+        read=IndexedConfig.from_dict,
         keeps_mtp=True,
         rules=RULES,
         metadata=METADATA,
+        reader=_read_file,
         **{"notes": common_notes, **differences},
     )
 
 
-ARCHITECTURE = indexed(V32, "deepseek32", IndexedDefaults(), quirks=Quirks(adds_bos=True))
+DEEPSEEK_V32 = indexed(V32, "deepseek32", IndexedDefaults(), quirks=Quirks(adds_bos=True))

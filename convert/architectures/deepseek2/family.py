@@ -12,7 +12,7 @@ from convert.architectures.base import Architecture
 from convert.architectures.decoder.family import yarn_notes
 from convert.architectures.decoder.rules import check_mtp
 from convert.architectures.deepseek2.config import DEFAULTS, V2, V3, DeepseekConfig, Defaults
-from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA
+from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA, read_deepseek_file
 from convert.architectures.deepseek2.rules import RULES, drops
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Drop
@@ -107,7 +107,7 @@ ARCHITECTURE = Architecture(
     gguf_name=GGUF_NAME,
     options=LatentOptions,
     read_config=DeepseekConfig.from_dict,
-    n_experts=lambda config: config.n_routed_experts,
+    n_experts=lambda config: config.num_experts,
     rules=RULES,
     drops=drops,
     metadata=METADATA,
@@ -116,13 +116,16 @@ ARCHITECTURE = Architecture(
     resolve_options=resolve_options,
     # GigaChat3 alone of these cuts text as GPT-2 does; Kimi K2 and Moonlight have tiktoken.model.
     quirks=Quirks(pre_tokenizers={"gpt-2": "gigachat"}, tiktoken=True),
+    reader=read_deepseek_file,
+    says_norm=True,
 )
+FAMILIES = (ARCHITECTURE,)
 
 
 def relative(
     *hf_names: str,
     defaults: Defaults | None = None,
-    config: type[DeepseekConfig] = DeepseekConfig,
+    read: Callable[..., DeepseekConfig] = DeepseekConfig.from_dict,
     keeps_mtp: bool = False,
     is_vision: Callable[[str], bool] | None = None,
     **differences: Any,
@@ -130,7 +133,7 @@ def relative(
     """Return a family that is DeepSeek's but for what is named here.
 
     defaults     what holds where its config.json says nothing; None: as for V3
-    config       class that reads config.json
+    read         reads config.json, as DeepseekConfig.from_dict does
     keeps_mtp    whether llama.cpp's converter keeps its MTP layers
     is_vision    name of a weight -> whether it is of a part that a file of the text part does not have
     differences  other fields of Architecture
@@ -138,7 +141,7 @@ def relative(
     defaults_of = dict.fromkeys(hf_names, defaults or DEFAULTS[V3])
 
     def read_config(raw: Mapping[str, Any], path: Path) -> DeepseekConfig:
-        return config.from_dict(raw, path, defaults_of)
+        return read(raw, path, defaults_of)
 
     def drops_with_vision(config: DeepseekConfig, options: LatentOptions) -> tuple[Drop, ...]:
         assert is_vision is not None

@@ -1,4 +1,5 @@
-"""The keys deepseek2.*: METADATA writes them from a configuration, and `read_metadata` is its inverse.
+"""The keys deepseek2.*: METADATA writes them from a configuration, and `read_deepseek_file` is its
+inverse.
 
 What the keys say of the heads depends on the layout of attention:
 
@@ -19,7 +20,7 @@ Where this deliberately differs from llama.cpp's own converter:
     block_count          counts the MTP layers that are kept; the loader splits them off again by
                          nextn_predict_layers.
 
-The keys can't say everything that config.json says. `read_metadata` fills in what llama.cpp computes with:
+The keys can't say everything that config.json says. The reader fills in what llama.cpp computes with:
 
     architecture    V3 where a layer has a selection bias, V2 otherwise
     topk_method     V3's noaux_tc or V2's group_limited_greedy. V2's greedy is written as one group
@@ -36,16 +37,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Key
+from convert.architectures.base import Architecture, Key
 from convert.architectures.decoder.metadata import (
+    DENSE_LAYERS,
+    EXPERT_WIDTH,
+    EXPERTS,
     GATING_FUNCTIONS,
+    ROTATED_COLS,
+    SHARED_EXPERTS,
     SIZES,
-    group_fields,
+    USED_EXPERTS,
+    VOCAB_SIZE,
+    expert_fields_of,
     read_rotation,
     refuse_unlike,
     scoring_function,
 )
-from convert.architectures.decoder.rope import Yarn
+from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.decoder.rules import layers, mtp_layers
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
 from convert.architectures.options import LatentOptions
@@ -70,7 +78,7 @@ def _norm(config: DeepseekConfig, options: LatentOptions) -> bool | None:
 
 
 def _key_length(config: DeepseekConfig, options: LatentOptions) -> int:
-    return config.qk_head_dim if _uncompressed(options) else config.kv_a_rows
+    return config.head_dim if _uncompressed(options) else config.kv_a_rows
 
 
 def _value_length(config: DeepseekConfig, options: LatentOptions) -> int:
@@ -78,11 +86,11 @@ def _value_length(config: DeepseekConfig, options: LatentOptions) -> int:
 
 
 def _gating(config: DeepseekConfig, options: LatentOptions) -> int | None:
-    return GATING_FUNCTIONS[config.scoring_func] if config.n_routed_experts else None
+    return GATING_FUNCTIONS[config.scoring_func] if config.num_experts else None
 
 
 def _scale(config: DeepseekConfig, options: LatentOptions) -> float | None:
-    return config.routed_scaling_factor if config.n_routed_experts else None
+    return config.routed_scaling_factor if config.num_experts else None
 
 
 def _log_multiplier(config: DeepseekConfig, options: LatentOptions) -> float | None:
@@ -104,29 +112,29 @@ METADATA: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _f32, lambda c, o: c.yarn and c.yarn.attention_factor),
     Key(keys.ROPE_SCALING_YARN_BETA_FAST, _f32, lambda c, o: c.yarn and c.yarn.beta_fast),
     Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, lambda c, o: c.yarn and c.yarn.beta_slow),
-    Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope_theta),
+    Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
     Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
-    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.n_routed_experts or None),
-    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
+    EXPERTS,
+    USED_EXPERTS,
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[0]),
     Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[1]),
     Key(keys.EXPERT_GATING_FUNC, _u32, _gating),
     Key(keys.KEY_LENGTH, _u32, lambda c, o: _key_length(c, o) if c.lengths_first else None),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: _value_length(c, o) if c.lengths_first else None),
-    Key(keys.LEADING_DENSE_BLOCK_COUNT, _u32, lambda c, o: c.first_k_dense_replace),
-    Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size),
+    DENSE_LAYERS,
+    VOCAB_SIZE,
     Key(keys.Q_LORA_RANK, _u32, lambda c, o: c.q_lora_rank),
     Key(keys.KV_LORA_RANK, _u32, lambda c, o: c.kv_lora_rank),
     Key(keys.KEY_LENGTH, _u32, lambda c, o: None if c.lengths_first else _key_length(c, o)),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: None if c.lengths_first else _value_length(c, o)),
     # These two tell llama.cpp that the heads are compressed.
-    Key(keys.KEY_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.qk_head_dim),
+    Key(keys.KEY_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.head_dim),
     Key(keys.VALUE_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.v_head_dim),
-    Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size),
-    Key(keys.EXPERT_SHARED_COUNT, _u32, lambda c, o: c.n_shared_experts),
+    EXPERT_WIDTH,
+    SHARED_EXPERTS,
     Key(keys.EXPERT_WEIGHTS_SCALE, _f32, _scale),
     Key(keys.EXPERT_WEIGHTS_NORM, _bool, _norm),
-    Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.qk_rope_head_dim),
+    ROTATED_COLS,
     Key(keys.ROPE_SCALING_YARN_LOG_MUL, _f32, _log_multiplier),
     Key(keys.NEXTN_PREDICT_LAYERS, _u32, lambda c, o: len(mtp_layers(c, o)) or None),
 )
@@ -135,21 +143,16 @@ METADATA: tuple[Key, ...] = (
 # ---- reading them back
 
 
-def read_metadata(
-    metadata: Metadata,
-    shapes: Mapping[str, tuple[int, ...]],
-    path: str | Path,
-    *,
-    gguf_name: str = GGUF_NAME,
+def read_deepseek_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> DeepseekConfig:
     """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     path    the file, for messages
-    gguf_name  what the keys begin with
     raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
-    hparams = read_hparams(metadata, gguf_name, path)
+    hparams = read_hparams(metadata, family.gguf_name, path)
     refuse_unlike(hparams)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
@@ -157,31 +160,38 @@ def read_metadata(
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
     has_q_lora = any(name.endswith("attn_q_a.weight") for name in shapes)
+    # A bias for the choice of experts tells V3 from V2.
+    has_bias = any(name.endswith("exp_probs_b.bias") for name in shapes)
+    heads, experts = _head_fields(hparams, n_layers), expert_fields_of(family, hparams)
+    unset = _unset_scoring(family, n_layers, shapes["token_embd.weight"][0])
     return DeepseekConfig(
+        architecture=V3 if has_bias else V2,
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=size("embedding_length"),
         intermediate_size=size("feed_forward_length", 0),
         num_hidden_layers=n_layers,
-        **_head_fields(hparams, n_layers),
+        **heads,
         q_lora_rank=size("q_lora_rank") if has_q_lora else None,
         kv_lora_rank=size("kv_lora_rank"),
-        **_expert_fields(hparams, has_bias=any(name.endswith("exp_probs_b.bias") for name in shapes)),
-        scoring_func=scoring_function(
-            hparams, GATING_FUNCTIONS, _unset_scoring(gguf_name, n_layers, shapes["token_embd.weight"][0])
-        ),
+        **experts | {"scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset)},
+        topk_method="noaux_tc" if has_bias else "group_limited_greedy",
+        norm_requested=experts["norm_topk_prob"],
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
         max_position_embeddings=size("context_length", 0),
-        rope_theta=hparams.number("rope_freq_base", 10000.0),
-        yarn=_read_yarn(hparams),
+        rope=_read_rope(hparams),
         tie_word_embeddings="output.weight" not in shapes,
         num_nextn_predict_layers=n_mtp,
+        # llama.cpp takes 0 for "none" too.
+        sharpness=(hparams.temperature_scale, size("temperature_length") or size("context_length", 0))
+        if hparams.temperature_scale
+        else None,
     )
 
 
-def _unset_scoring(gguf_name: str, n_layers: int, vocab_size: int) -> str:
-    """Return how experts are scored where no key says it: llama.cpp knows GLM by its name or its sizes."""
-    is_flash = n_layers in (47, 48) and vocab_size == 154880
-    return "sigmoid" if gguf_name == "glm-dsa" or (gguf_name == GGUF_NAME and is_flash) else "softmax"
+def _unset_scoring(family: Architecture, n_layers: int, vocab_size: int) -> str:
+    """Return how experts are scored where no key says it: llama.cpp knows GLM-4.7-Flash by its sizes."""
+    is_flash = family.gguf_name == GGUF_NAME and n_layers in (47, 48) and vocab_size == 154880
+    return "sigmoid" if is_flash else family.unset_gating
 
 
 def _head_fields(hparams: HParams, n_layers: int) -> dict[str, Any]:
@@ -196,33 +206,15 @@ def _head_fields(hparams: HParams, n_layers: int) -> dict[str, Any]:
         )
     return {
         "num_attention_heads": heads,
-        "qk_nope_head_dim": qk_head - rope,
-        "qk_rope_head_dim": rope,
+        "num_key_value_heads": heads,
+        "head_dim": qk_head,
+        "stated_head_dim": None,
+        "rotated_cols": rope,
         "v_head_dim": value_head,
     }
 
 
-def _expert_fields(hparams: HParams, *, has_bias: bool) -> dict[str, Any]:
-    """Return the fields about experts. A bias for their choice tells V3 from V2."""
-    size = hparams.size
-    normalised = bool(hparams.expert_weights_norm)
-    return {
-        "architecture": V3 if has_bias else V2,
-        "topk_method": "noaux_tc" if has_bias else "group_limited_greedy",
-        "moe_intermediate_size": size("expert_feed_forward_length", 0),
-        "n_routed_experts": size("expert_count", 0),
-        "n_shared_experts": size("expert_shared_count", 0),
-        "num_experts_per_tok": size("expert_used_count", 0),
-        "first_k_dense_replace": size("leading_dense_block_count", 0),
-        **group_fields(hparams),
-        "norm_topk_prob": normalised,
-        "norm_requested": normalised,
-        # llama.cpp takes 0 for "no scaling" too.
-        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
-    }
-
-
-def _read_yarn(hparams: HParams) -> Yarn | None:
+def _read_rope(hparams: HParams) -> RopeConfig:
     """Read what stretches the rotation, and what makes scores sharper: attention_factor, and mscale_all_dim.
 
     A factor that the file names beside a rotation that is not stretched is YaRN that stretches by one.
@@ -234,19 +226,20 @@ def _read_yarn(hparams: HParams) -> Yarn | None:
             f" has no other for {hparams.architecture}"
         )
     if rope.kind != "yarn" and rope.attention_factor == 1.0:
-        return None
+        return RopeConfig(rope.theta)
     log = rope.mscale_all_dim
     # What the converter has written a tenth of.
     mscale = None if log is None else 10 * log
-    yarn = Yarn(
+    stretched = replace(
+        rope,
+        kind="yarn",
         factor=rope.factor or 1.0 if rope.kind == "yarn" else 1.0,
         original_context=rope.original_context or 1,
-        beta_fast=rope.beta_fast or 32.0,
-        beta_slow=rope.beta_slow or 1.0,
         mscale=mscale if hparams.architecture == GGUF_NAME else 1.0,
         mscale_all_dim=mscale,
+        attention_factor=rope.attention_factor if rope.kind != "yarn" else None,
     )
-    if rope.kind != "yarn":
-        return replace(yarn, attention_factor=rope.attention_factor)
-    factor = yarn.rotary_factor * hparams.number("rope_scaling_attn_factor", 1.0)
-    return replace(yarn, attention_factor=factor)
+    if rope.kind != "yarn" or stretched.yarn is None:
+        return stretched
+    factor = stretched.yarn.rotary_factor * hparams.number("rope_scaling_attn_factor", 1.0)
+    return replace(stretched, attention_factor=factor)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, deepseek_fields
 from convert.architectures.deepseek2.family import relative
-from convert.architectures.deepseek2.metadata import GGUF_NAME
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
-from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
 from convert.checkpoint.json_files import MISTRAL_LARGE_3
 from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
-from gguf_tools.format.hparams import read_hparams
-from gguf_tools.format.values import Metadata, Value
+from gguf_tools.format.values import Value
 from gguf_tools.text import quoted
 
 _CONTEXT = 128_000
@@ -43,62 +38,39 @@ _SAME = ("architectures", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_
 _DEFAULTS = Defaults(("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0)
 
 
-@dataclass(frozen=True)
-class MistralConfig(DeepseekConfig):
-    """DeepSeek's configuration, and how attention grows sharper with the position.
+def _read_params(
+    raw: Mapping[str, Any], path: str | Path, defaults_of: Mapping[str, Defaults]
+) -> DeepseekConfig:
+    """Return the configuration in `raw`, the content of `path`: params.json.
 
-    temperature_scale   scores of position p are multiplied by 1 + scale * ln(1 + floor(p / length)); None for
-                        a model that doesn't do so
-    temperature_length  None without YaRN
+    raises  BadConfig naming file and key, under Mistral's names where they differ; UnsupportedCheckpoint
     """
-
-    temperature_scale: float | None = None
-    temperature_length: int | None = None
-
-    @property
-    def sharpness(self) -> tuple[float, int] | None:
-        """See DeepseekConfig."""
-        if self.temperature_scale is None:
-            return None
-        return self.temperature_scale, self.temperature_length or self.max_position_embeddings
-
-    @classmethod
-    def from_dict(
-        cls,
-        raw: Mapping[str, Any],
-        path: str | Path = "params.json",
-        defaults_of: Mapping[str, Defaults] = MappingProxyType({MISTRAL_LARGE_3: _DEFAULTS}),
-    ) -> MistralConfig:
-        """Return the configuration in `raw`, the content of `path`.
-
-        raises  BadConfig naming file and key, under Mistral's names where they differ; UnsupportedCheckpoint
-        """
-        read = ConfigReader(raw, path)
-        of_moe = ConfigReader(_inner(raw, path, "moe"), path, prefix="moe.")
-        n_groups = of_moe.size("num_expert_groups", 1)
-        fields = deepseek_fields(ConfigReader({
-            **{key: raw[key] for key in _SAME if key in raw},
-            **{theirs: read.size(ours) for ours, theirs in _SIZES.items()},
-            **{theirs: of_moe.size(ours) for ours, theirs in _MOE_SIZES.items()},
-            "first_k_dense_replace": of_moe.size("first_k_dense_replace", 0, least=0),
-            "moe_layer_freq": of_moe.size("route_every_n", 1),
-            "routed_scaling_factor": of_moe.number("routed_scale", 1.0),
-            "n_group": n_groups,
-            "topk_group": of_moe.size("num_expert_groups_per_tok", 1),
-            "topk_method": "group_limited_greedy" if n_groups > 1 else "greedy",
-            "norm_topk_prob": True,
-            "rms_norm_eps": read.number("norm_eps", 1e-6),
-            "max_position_embeddings": read.size("max_position_embeddings", _CONTEXT),
-            "hidden_act": raw.get("activation", "silu"),
-            "tie_word_embeddings": read.flag("tied_embeddings", False),
-            "rope_scaling": _rope_scaling(raw, path),
-        }, path), defaults_of)  # fmt: skip
-        scaling = ConfigReader(_inner(raw, path, "llama_4_scaling"), path, prefix="llama_4_scaling.")
-        return cls(
-            **fields,
-            temperature_scale=scaling.number("beta") if raw.get("llama_4_scaling") else None,
-            temperature_length=fields["yarn"] and fields["yarn"].original_context,
-        )
+    read = ConfigReader(raw, path)
+    of_moe = ConfigReader(_inner(raw, path, "moe"), path, prefix="moe.")
+    n_groups = of_moe.size("num_expert_groups", 1)
+    fields = deepseek_fields(ConfigReader({
+        **{key: raw[key] for key in _SAME if key in raw},
+        **{theirs: read.size(ours) for ours, theirs in _SIZES.items()},
+        **{theirs: of_moe.size(ours) for ours, theirs in _MOE_SIZES.items()},
+        "first_k_dense_replace": of_moe.size("first_k_dense_replace", 0, least=0),
+        "moe_layer_freq": of_moe.size("route_every_n", 1),
+        "routed_scaling_factor": of_moe.number("routed_scale", 1.0),
+        "n_group": n_groups,
+        "topk_group": of_moe.size("num_expert_groups_per_tok", 1),
+        "topk_method": "group_limited_greedy" if n_groups > 1 else "greedy",
+        "norm_topk_prob": True,
+        "rms_norm_eps": read.number("norm_eps", 1e-6),
+        "max_position_embeddings": read.size("max_position_embeddings", _CONTEXT),
+        "hidden_act": raw.get("activation", "silu"),
+        "tie_word_embeddings": read.flag("tied_embeddings", False),
+        "rope_scaling": _rope_scaling(raw, path),
+    }, path), defaults_of)  # fmt: skip
+    scaling = ConfigReader(_inner(raw, path, "llama_4_scaling"), path, prefix="llama_4_scaling.")
+    if raw.get("llama_4_scaling"):
+        yarn = fields["rope"].yarn
+        length = yarn.original_context if yarn else fields["max_position_embeddings"]
+        fields["sharpness"] = scaling.number("beta"), length
+    return DeepseekConfig(**fields)
 
 
 def _inner(raw: Mapping[str, Any], path: str | Path, key: str) -> Mapping[str, Any]:
@@ -177,30 +149,9 @@ _YARN = (
 METADATA: tuple[Key, ...] = (
     *(key for key in DEEPSEEK_METADATA if key.name not in _YARN),
     *(next(key for key in DEEPSEEK_METADATA if key.name == name) for name in _YARN),
-    Key(keys.TEMPERATURE_SCALE, Value.f32, lambda c, o: c.temperature_scale),
-    Key(keys.TEMPERATURE_LENGTH, Value.u32, lambda c, o: c.temperature_length),
+    Key(keys.TEMPERATURE_SCALE, Value.f32, lambda c, o: c.sharpness and c.sharpness[0]),
+    Key(keys.TEMPERATURE_LENGTH, Value.u32, lambda c, o: c.yarn and c.yarn.original_context),
 )
-
-
-def read_metadata(
-    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
-) -> DeepseekConfig:
-    """Read the configuration out of the keys and tensors of a GGUF file.
-
-    shapes  tensor name -> shape, rows first
-    path    the file, for messages
-    raises  FormatError, MissingTensor, UnsupportedCheckpoint, BadRequest, naming the file and the key
-    """
-    base = read_deepseek(metadata, shapes, path)
-    hparams = read_hparams(metadata, GGUF_NAME, path)
-    # llama.cpp takes 0 for "none" too.
-    if not hparams.temperature_scale:
-        return base
-    return MistralConfig(
-        **{field.name: getattr(base, field.name) for field in fields(DeepseekConfig)},
-        temperature_scale=hparams.temperature_scale,
-        temperature_length=hparams.size("temperature_length"),
-    )
 
 
 def _is_vision(name: str) -> bool:
@@ -208,11 +159,13 @@ def _is_vision(name: str) -> bool:
     return name.startswith(parts) or "mm_projector" in name
 
 
-ARCHITECTURE = relative(
+_MISTRAL_LARGE_3 = relative(
     MISTRAL_LARGE_3,
     defaults=_DEFAULTS,
-    config=MistralConfig,
+    read=_read_params,
     metadata=METADATA,
     canonical_name=canonical_name,
     is_vision=_is_vision,
 )
+
+FAMILIES = (_MISTRAL_LARGE_3,)

@@ -31,6 +31,7 @@ from convert.architectures.decoder.rules import (
     layers,
     moe_layers,
     mtp,
+    norm_of_blocks,
     once,
     one,
     shared_experts,
@@ -138,7 +139,7 @@ RULES: tuple[Rule, ...] = (
     ), when=(_MLX_KEYS,)),
     in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size attention_cols"),
 
-    in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+    norm_of_blocks(),
     *dense_blocks(),
 
     in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "n_routed_experts hidden_size"),

@@ -1,12 +1,14 @@
-"""DeltaNetConfig: what config.json says of a model with gated delta nets, checked and complete."""
+"""DeltaNetConfig: what config.json says of a model with gated delta nets, and the keys of its files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
+from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.config import (
     DecoderConfig,
@@ -15,6 +17,18 @@ from convert.architectures.decoder.config import (
     refuse_one_kind,
     with_defaults,
 )
+from convert.architectures.decoder.metadata import (
+    COMMON,
+    EXPERT_WIDTH,
+    ROTATED_COLS,
+    inserted,
+    read_decoder,
+)
+from convert.architectures.decoder.rules import layers, n_mtp_layers
+from gguf_tools.errors import FormatError
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import HParams, read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 LINEAR, FULL = "linear_attention", "full_attention"
 """Values of layer_types."""
@@ -133,3 +147,70 @@ def _linear_layers(read: ConfigReader, n_layers: int, interval: int) -> tuple[in
     if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {LINEAR, FULL}:
         raise read.bad("layer_types", f"{LINEAR!r} or {FULL!r} for each of the {n_layers} layers")
     return tuple(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
+
+
+# ---- the keys, written and read back
+
+_u32 = Value.u32
+
+
+def _sections(stated: bool) -> Key:
+    """Return the key of MRoPE's sections, padded to four; `stated`: for a config.json that has them."""
+    return Key(
+        keys.ROPE_DIMENSION_SECTIONS,
+        Value.i32s,
+        lambda c, o: (
+            (*c.mrope_section, 0, 0, 0, 0)[:4] if c.mrope_section and c.states_section == stated else None
+        ),
+    )
+
+
+METADATA: tuple[Key, ...] = (
+    *inserted(COMMON, _sections(True), after=keys.HEAD_COUNT_KV),
+    EXPERT_WIDTH,
+    Key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.shared_intermediate_size or None),
+    Key(keys.NEXTN_PREDICT_LAYERS, _u32, lambda c, o: n_mtp_layers(c, o) or None),
+    Key(keys.SSM_CONV_KERNEL, _u32, lambda c, o: c.linear_conv_kernel_dim),
+    Key(keys.SSM_STATE_SIZE, _u32, lambda c, o: c.linear_key_head_dim),
+    Key(keys.SSM_GROUP_COUNT, _u32, lambda c, o: c.linear_num_key_heads),
+    Key(keys.SSM_TIME_STEP_RANK, _u32, lambda c, o: c.linear_num_value_heads),
+    Key(keys.SSM_INNER_SIZE, _u32, lambda c, o: c.value_rows),
+    Key(keys.RECURRENT_LAYERS, Value.bools, lambda c, o: [n in c.linear_layers for n in layers(c, o)]),
+    Key(keys.FULL_ATTENTION_INTERVAL, _u32, lambda c, o: c.full_attention_interval),
+    ROTATED_COLS,
+    _sections(False),
+)
+
+
+def read_delta_net_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DeltaNetConfig:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
+    decoder = read_decoder(family, metadata, shapes, path)
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    n_key_heads, n_value_heads = hparams.size("ssm_group_count"), hparams.size("ssm_time_step_rank")
+    inner = hparams.size("ssm_inner_size")
+    if not n_key_heads or not n_value_heads or n_value_heads % n_key_heads or inner % n_value_heads:
+        raise FormatError(
+            f"{path}: {n_key_heads} heads of keys and {n_value_heads} of values, {inner} columns in all:"
+            f" expected delta nets of {family.gguf_name}"
+        )
+    return DeltaNetConfig(
+        **{field.name: getattr(decoder, field.name) for field in dataclass_fields(DecoderConfig)},
+        linear_layers=_flagged_layers(hparams, decoder.num_hidden_layers),
+        full_attention_interval=hparams.size("full_attention_interval", 4),
+        linear_num_key_heads=n_key_heads,
+        linear_num_value_heads=n_value_heads,
+        linear_key_head_dim=hparams.size("ssm_state_size"),
+        linear_value_head_dim=inner // n_value_heads,
+        linear_conv_kernel_dim=hparams.size("ssm_conv_kernel"),
+    )
+
+
+def _flagged_layers(hparams: HParams, n_layers: int) -> tuple[int, ...]:
+    """Return the numbers of the layers that are delta nets in a file."""
+    flags = hparams.flags("recurrent_layers", n_layers)
+    if flags is None:
+        interval = hparams.size("full_attention_interval", 4) or 1
+        flags = tuple(bool((layer + 1) % interval) for layer in range(n_layers))
+    return tuple(layer for layer, is_linear in enumerate(flags[:n_layers]) if is_linear)

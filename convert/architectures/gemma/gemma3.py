@@ -10,23 +10,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.config_reader import ConfigReader
+from convert.architectures.base import Architecture
+from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.arrange import plus_one
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
-    gemma_attention_scale,
-    gemma_windows,
     rotations_by_kind,
     with_defaults,
 )
 from convert.architectures.decoder.family import WINDOWS, decoder
-from convert.architectures.decoder.metadata import COMMON, SLIDING_WINDOW, with_sliding_theta
+from convert.architectures.decoder.metadata import (
+    COMMON,
+    SLIDING_THETA,
+    SLIDING_WINDOW,
+    inserted,
+    read_decoder,
+)
 from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer, layers
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Rule
 from convert.tokenizer.files import Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.format import keys
+from gguf_tools.format.values import Metadata
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
@@ -47,7 +54,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
             f"{path}: YaRN with attention_factor, or mscale, {yarn.rotary_factor:g}, expected"
             f" {yarn.sharpness(1.0):g}: llama.cpp's gemma3 would multiply layers with a window by it, too"
         )
-    windows = gemma_windows(fields["num_hidden_layers"])
+    windows = tuple(layer for layer in range(min(fields["num_hidden_layers"], MAX_LAYERS)) if (layer + 1) % 6)
     kinds = raw.get("layer_types")
     if kinds is not None and kinds != [
         "sliding_attention" if n in windows else "full_attention" for n in range(fields["num_hidden_layers"])
@@ -62,9 +69,25 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         sliding_layers=windows,
         sliding_theta=theta,
     )
-    scale = gemma_attention_scale(config)
+    scale = _attention_scale(config)
     read.fixed("query_pre_attn_scalar", scale, "llama.cpp's gemma3 divides scores by the root of head_dim")
     return replace(config, attention_scale=scale**-0.5)
+
+
+def _attention_scale(config: DecoderConfig) -> int:
+    """Return the divisor of a Gemma 3's scores, before the root. llama.cpp knows the 27B by its layers."""
+    if config.num_hidden_layers == 62:
+        return config.hidden_size // config.num_attention_heads
+    return config.head_dim
+
+
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DecoderConfig:
+    """Return the configuration in a file, see `read_decoder`, with what no key says."""
+    config = read_decoder(family, metadata, shapes, path)
+    scale = _attention_scale(config) ** -0.5
+    return replace(config, attention_scale=scale, embedding_scale=config.hidden_size**0.5)
 
 
 def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
@@ -87,7 +110,7 @@ def _norm(name: str, source: str) -> Rule:
     return in_layer(layers, f"{name}.weight", f"{source}.weight", "hidden_size", plus_one)
 
 
-ARCHITECTURE = decoder(
+_GEMMA3 = decoder(
     "Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration",
     gguf_name="gemma3",
@@ -100,8 +123,14 @@ ARCHITECTURE = decoder(
         _norm("post_ffw_norm", "post_feedforward_layernorm"),
         *dense_blocks(),
     ),
-    metadata=(*with_sliding_theta(COMMON), SLIDING_WINDOW),
+    metadata=(*inserted(COMMON, SLIDING_THETA, after=keys.ROPE_FREQ_BASE), SLIDING_WINDOW),
     drops=vision_drops,
     says=frozenset({WINDOWS}),
     quirks=Quirks(sentencepiece=True, space_prefix=False),
+    reader=_read_file,
+    windows="unstretched",
+    window_theta=10000.0,
+    gelu=True,
 )
+
+FAMILIES = (_GEMMA3,)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.architectures.base import Key
+from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_EXPERTS, ConfigReader, shown
 from convert.architectures.decoder.config import (
     FULL,
@@ -29,9 +29,15 @@ from convert.architectures.decoder.config import (
 )
 from convert.architectures.decoder.family import WINDOWS, decoder
 from convert.architectures.decoder.metadata import (
-    SIZES,
+    CONTEXT,
+    EMBEDDING,
+    EXPERT_WIDTH,
+    EXPERTS,
+    HEADS,
     SLIDING_PATTERN,
+    SLIDING_THETA,
     SLIDING_WINDOW,
+    USED_EXPERTS,
     read_decoder,
     read_theta,
     sliding_layers,
@@ -340,21 +346,22 @@ _u32, _f32 = Value.u32, Value.f32
 
 _METADATA: tuple[Key, ...] = (
     Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
-    *SIZES[:2],
+    CONTEXT,
+    EMBEDDING,
     Key(keys.FEED_FORWARD_LENGTH, lambda value: _per_layer(value), lambda c, o: [
         c.intermediate_size if layer < c.n_own_keys else c.double_intermediate_size
         for layer in range(c.num_hidden_layers)
     ] if c.use_double_wide_mlp else c.intermediate_size),
-    SIZES[3],
+    HEADS,
     Key(keys.HEAD_COUNT_KV, lambda value: _per_layer(value), lambda c, o: [
         c.num_key_value_heads if layer in c.sliding_layers else c.global_kv_heads
         for layer in range(c.num_hidden_layers)
     ] if c.states_global_kv else c.num_key_value_heads),
     Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
-    Key(keys.ROPE_FREQ_BASE_SWA, _f32, lambda c, o: c.sliding_theta),
+    SLIDING_THETA,
     Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
-    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.num_experts or None),
-    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
+    EXPERTS,
+    USED_EXPERTS,
     Key(keys.KEY_LENGTH, _u32, lambda c, o: c.global_head_dim),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.global_head_dim),
     Key(keys.FINAL_LOGIT_SOFTCAPPING, _f32, lambda c, o: c.final_logit_softcapping or 0.0),
@@ -364,7 +371,7 @@ _METADATA: tuple[Key, ...] = (
     SLIDING_PATTERN,
     Key(keys.KEY_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
     Key(keys.VALUE_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
-    Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size or None),
+    EXPERT_WIDTH,
     Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.global_head_dim),
     Key(keys.ROPE_DIMENSION_COUNT_SWA, _u32, lambda c, o: c.head_dim),
     Key(keys.TOKENIZER_SUPPRESS, Value.i32s, lambda c, o: c.suppress_tokens),
@@ -375,14 +382,12 @@ def _per_layer(value: int | list[int]) -> Value:
     return Value.i32s(value) if isinstance(value, list) else Value.u32(value)
 
 
-def read_gemma4_file(
-    architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> Gemma4Config:
     """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
-    plain = read_decoder(
-        architecture, metadata, shapes, path, by_layer=("head_count_kv", "feed_forward_length")
-    )
-    hparams = read_hparams(metadata, architecture, path)
+    plain = read_decoder(family, metadata, shapes, path, by_layer=("head_count_kv", "feed_forward_length"))
+    hparams = read_hparams(metadata, family.gguf_name, path)
     n_layers, kv_heads = plain.num_hidden_layers, hparams.head_count_kv
     by_layer = (plain.num_key_value_heads,) * n_layers
     if kv_heads:
@@ -397,7 +402,8 @@ def read_gemma4_file(
     if rotated != (plain.head_dim, head_dim):
         raise UnsupportedCheckpoint(
             f"{path}: {rotated[0]} columns of heads and {rotated[1]} of those with a window are rotated,"
-            f" expected all {plain.head_dim} and {head_dim}: the forward pass has no other for {architecture}"
+            f" expected all {plain.head_dim} and {head_dim}: the forward pass has no other for"
+            f" {family.gguf_name}"
         )
     fields = {field.name: getattr(plain, field.name) for field in dataclass_fields(DecoderConfig)} | {
         "head_dim": head_dim, "num_key_value_heads": by_layer[sliding[0] if sliding else full],
@@ -423,7 +429,7 @@ _VISIBLE = (
 )  # fmt: skip
 """Tokens that llama.cpp's programs print, so that answers can be taken apart."""
 
-ARCHITECTURE = decoder(
+_GEMMA4 = decoder(
     "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",
     _UNIFIED,
@@ -447,4 +453,7 @@ ARCHITECTURE = decoder(
     drops=vision_drops,
     says=frozenset({WINDOWS}),
     quirks=Quirks(merged_pieces=_VISIBLE),
+    reader=_read_file,
 )  # fmt: skip
+
+FAMILIES = (_GEMMA4,)

@@ -1,34 +1,47 @@
 """Model families that can be computed.
 
-A family is a row of FAMILIES: the name that GGUF files give it, what reads its configuration from a file's
-metadata, and what makes a `Network` of that configuration. Of a folder, the metadata are those that its
-conversion would have. All that follows sees the network alone.
+They are those of `convert.architectures` that read their configuration back from a file's metadata. Of a
+folder, the metadata are those that its conversion would have. A row of OWN makes a `Network` of a family's
+configuration; without one, a family is an ordinary decoder. All that follows sees the network alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from convert.architectures import families, find_by_gguf_name
+from convert.architectures.base import Architecture
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.text import quoted
-from imatrix.forward.families.decoder import DECODERS
-from imatrix.forward.families.deepseek2 import DEEPSEEK2
-from imatrix.forward.families.deepseek4 import DEEPSEEK4
-from imatrix.forward.families.gemma4 import GEMMA4
-from imatrix.forward.families.nemotron_h import NEMOTRON_H
-from imatrix.forward.network import Family
+from imatrix.forward.families.decoder import decoder_network
+from imatrix.forward.families.deepseek2 import deepseek2_network
+from imatrix.forward.families.deepseek4 import deepseek4_network
+from imatrix.forward.families.gemma4 import gemma4_network
+from imatrix.forward.families.nemotron_h import nemotron_network
+from imatrix.forward.network import Network
 
-FAMILIES: Mapping[str, Family] = {
-    **DEEPSEEK2, "deepseek4": DEEPSEEK4, "gemma4": GEMMA4, **NEMOTRON_H, **DECODERS,
-}  # fmt: skip
-"""Families that can be computed, by the name that general.architecture gives them."""
+OWN: Mapping[str, Callable[[Any], Network]] = {
+    **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2_network),
+    "deepseek4": deepseek4_network,
+    "gemma4": gemma4_network,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_network),
+}
+"""Makers of the networks of families that are no ordinary decoders, by the name in general.architecture."""
 
 
-def find_family(path: Path, name: object) -> Family:
+def find_family(path: Path, name: object) -> Architecture:
     """Find the family that GGUF files call `name`; UnsupportedCheckpoint if it can't be computed."""
-    family = FAMILIES.get(name) if isinstance(name, str) else None
-    if family is None:
-        known = " or ".join(map(repr, FAMILIES))
+    family = find_by_gguf_name(name) if isinstance(name, str) else None
+    if family is None or family.reader is None:
+        computed = dict.fromkeys(each.gguf_name for each in families() if each.reader is not None)
+        known = " or ".join(map(repr, computed))
         raise UnsupportedCheckpoint(f"{path}: general.architecture is {quoted(name)}, expected {known}")
     return family
+
+
+def network_of_family(family: Architecture, config: Any) -> Network:
+    """Build the network of a model of a family by its configuration."""
+    own = OWN.get(family.gguf_name)
+    return decoder_network(family, config) if own is None else own(config)

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek2.deepseek32 import V32, metadata_reader
-from convert.architectures.deepseek2.glm_moe_dsa import GLM_DSA
-from convert.architectures.deepseek2.mistral_large3 import read_metadata
-from convert.checkpoint.checkpoint import Checkpoint
+from convert.architectures.deepseek2.relatives import GLM_DSA
 from gguf_tools.errors import UnsupportedCheckpoint
-from imatrix.forward.families.parts import FeedForwards, network_of, routing_of
+from imatrix.forward.families.parts import FeedForwards, network_of, rope_of
 from imatrix.forward.layer import Layer
 from imatrix.forward.layers.attention.indexer import IndexerSizes, indexer_names, load_indexer
 from imatrix.forward.layers.attention.mla import LatentModel, load_latent_attention
 from imatrix.forward.layers.experts import Groups
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, Residual, RMSNorm, WithSidecar
-from imatrix.forward.layers.rope import Rope, Rotation
-from imatrix.forward.network import Family, Network
+from imatrix.forward.layers.rope import Rotation
+from imatrix.forward.network import Network
 
 _LATENT_NORM_EPS = 1e-6
 """Epsilon of the norms of compressed queries and latents in DeepSeek's code, whatever rms_norm_eps is."""
 
 
-def _network(config: DeepseekConfig) -> Network:
+def deepseek2_network(config: DeepseekConfig) -> Network:
     hidden, indexer = config.hidden_size, config.indexer
     n_handed = indexer.n_chosen if indexer is not None and indexer.hands_on else 0
     if indexer is not None and n_handed and not indexer.is_in(0):
         raise UnsupportedCheckpoint("blk.0: has no indexer, expected one: no layer before it has chosen")
     model, index = _latent_model(config, n_handed), _index_sizes(config)
-    feed_forwards, eps = _feed_forwards(config), config.rms_norm_eps
+    groups = Groups(*(config.expert_groups or (1, 1)), n_best=2)
+    feed_forwards = FeedForwards.of(config, config.first_k_dense_replace, groups)
+    eps = config.rms_norm_eps
     around_block: Residual = WithSidecar(hidden) if n_handed else PLAIN
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
@@ -49,7 +47,8 @@ def _network(config: DeepseekConfig) -> Network:
         return Layer(f"blk.{number}", attention, norm, block, experts, around_attention, around_block)
 
     n_chosen = None if indexer is None else indexer.n_chosen
-    return network_of(config, _rope(config), build, n_chosen=n_chosen, n_handed=n_handed)
+    rope = rope_of(config.rope, config.rotated_cols, halves=False)
+    return network_of(config, rope, build, n_chosen=n_chosen, n_handed=n_handed)
 
 
 def _latent_model(config: DeepseekConfig, n_handed: int) -> LatentModel:
@@ -57,7 +56,7 @@ def _latent_model(config: DeepseekConfig, n_handed: int) -> LatentModel:
         hidden=config.hidden_size,
         n_heads=config.num_attention_heads,
         nope=config.qk_nope_head_dim,
-        rope=config.qk_rope_head_dim,
+        rope=config.rotated_cols,
         value=config.v_head_dim,
         kv_lora=config.kv_lora_rank,
         q_lora=config.q_lora_rank,
@@ -75,7 +74,7 @@ def _index_sizes(config: DeepseekConfig) -> IndexerSizes | None:
     return IndexerSizes(
         n_heads=config.indexer.n_heads,
         n_cols=config.indexer.head_dim,
-        rotated=config.qk_rope_head_dim,
+        rotated=config.rotated_cols,
         # DeepSeek's indexer rotates otherwise than its attention; GLM's rotates alike.
         halves=config.architecture != GLM_DSA,
         n_chosen=config.indexer.n_chosen,
@@ -84,51 +83,11 @@ def _index_sizes(config: DeepseekConfig) -> IndexerSizes | None:
     )
 
 
-def _feed_forwards(config: DeepseekConfig) -> FeedForwards:
-    n_groups, n_used = config.expert_groups or (1, 1)
-    groups = Groups(n_groups, n_used, n_best=2)
-    return FeedForwards(
-        hidden=config.hidden_size,
-        n_dense=config.first_k_dense_replace,
-        dense_width=config.intermediate_size,
-        shared_width=config.shared_intermediate_size,
-        n_experts=config.n_routed_experts,
-        expert_width=config.moe_intermediate_size,
-        routing=routing_of(config, groups),
-    )
-
-
-def _rope(config: DeepseekConfig) -> Rope:
-    yarn, n_cols = config.yarn, config.qk_rope_head_dim
-    if yarn is None:
-        return Rope(n_cols, config.rope_theta)
-    return Rope(n_cols, config.rope_theta, yarn, yarn.rotary_factor)
-
-
 def _softmax_scale(config: DeepseekConfig) -> float:
     """Compute what scores are multiplied by before the softmax, those of columns that don't rotate, too."""
-    scale = config.qk_head_dim**-0.5
+    scale = config.head_dim**-0.5
     yarn = config.yarn
     if yarn is None:
         return scale
     sharper = yarn.rotary_factor * yarn.sharpness(yarn.mscale_all_dim or 0.0)
     return scale * sharper * sharper
-
-
-_NO_LAYOUT = {"mla": "none"}
-"""Options of the converter for a folder that is computed: no layout of latent attention."""
-
-
-def _has_mtp(checkpoint: Checkpoint) -> bool:
-    """Tell whether a folder has the MTP layer that its config.json promises."""
-    config = checkpoint.config
-    n_mtp = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
-    return bool(n_mtp) and f"model.layers.{config.get('num_hidden_layers')}.enorm.weight" in checkpoint
-
-
-DEEPSEEK2: Mapping[str, Family] = {
-    "deepseek2": Family(read_metadata, _network, _NO_LAYOUT, has_mtp=_has_mtp),
-    "deepseek32": Family(metadata_reader("deepseek32", V32), _network, _NO_LAYOUT, has_mtp=_has_mtp),
-    "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _network, _NO_LAYOUT, has_mtp=_has_mtp),
-}
-"""DeepSeek V2 to V3.2 and their relatives, by the name that general.architecture gives them."""

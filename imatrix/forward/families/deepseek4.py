@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convert.architectures.deepseek4 import OVERLAPPING, V4Config, read_metadata
-from imatrix.forward.families.parts import FeedForwards, network_of, routing_of
+from convert.architectures.deepseek4 import OVERLAPPING, V4Config
+from imatrix.forward.families.parts import FeedForwards, network_of
 from imatrix.forward.layer import Layer
 from imatrix.forward.layers.attention.compressed import (
     CompressedSizes,
@@ -19,12 +19,13 @@ from imatrix.forward.layers.hyper_connections import StrandSizes, load_hyper_con
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rope, Rotation
-from imatrix.forward.network import Family, Network
+from imatrix.forward.network import Network
 
 
-def _network(config: V4Config) -> Network:
+def deepseek4_network(config: V4Config) -> Network:
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    strands, sizes, feed_forwards = _strands(config), _attention_sizes(config), _feed_forwards(config)
+    strands, sizes = _strands(config), _attention_sizes(config)
+    feed_forwards = FeedForwards.of(config, 0, None, limit=config.swiglu_limit or None)
     windows = _rope_of_windows(config)
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
@@ -52,7 +53,7 @@ def _network(config: V4Config) -> Network:
 
     return network_of(
         config,
-        Rope(config.qk_rope_head_dim, config.rope.theta),
+        Rope(config.rotated_cols, config.rope.theta),
         build,
         # Windows are chosen in chunks that have more of them.
         n_chosen=OVERLAPPING * config.index_topk if OVERLAPPING in config.compress_ratios else None,
@@ -93,24 +94,7 @@ def _indexer_sizes(config: V4Config, keys: CompressorSizes) -> WindowIndexerSize
     )
 
 
-def _feed_forwards(config: V4Config) -> FeedForwards:
-    return FeedForwards(
-        hidden=config.hidden_size,
-        n_dense=0,
-        dense_width=0,
-        shared_width=config.shared_intermediate_size,
-        n_experts=config.n_routed_experts,
-        expert_width=config.moe_intermediate_size,
-        routing=routing_of(config),
-        limit=config.swiglu_limit or None,
-    )
-
-
 def _rope_of_windows(config: V4Config) -> Rope:
     """Read the rotation in layers with windows. YaRN stretches theirs alone, and makes nothing sharper."""
     scaling = config.rope
-    return Rope(config.qk_rope_head_dim, config.compress_rope_theta, scaling.yarn, slowed=scaling.slowed)
-
-
-DEEPSEEK4 = Family(read_metadata, _network, {})
-"""DeepSeek V4 and V4-Flash."""
+    return Rope(config.rotated_cols, config.compress_rope_theta, scaling.yarn, slowed=scaling.slowed)

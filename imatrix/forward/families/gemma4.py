@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from convert.architectures.gemma.gemma4 import Gemma4Config, read_gemma4_file
+from convert.architectures.gemma.gemma4 import Gemma4Config
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.decoder import with_divisors
 from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
@@ -33,12 +33,12 @@ from imatrix.forward.layers.gemma4 import (
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, RMSNorm, WithSidecar
 from imatrix.forward.layers.rope import Rope, Rotation
-from imatrix.forward.network import End, Family, LogitRule, Network
+from imatrix.forward.network import End, LogitRule, Network
 
 _TOKEN_TABLE, _MODEL_PROJECTION = "per_layer_token_embd.weight", "per_layer_model_proj.weight"
 
 
-def _network(config: Gemma4Config) -> Network:
+def gemma4_network(config: Gemma4Config) -> Network:
     is_small = bool(config.hidden_size_per_layer_input or config.num_kv_shared_layers)
     if is_small and config.num_experts:
         raise UnsupportedCheckpoint("Gemma 4 with experts, and with embeddings or keys of other layers")
@@ -195,6 +195,3 @@ class _Parts:
             end=self.norm("post_norm"),
             first=first,
         )
-
-
-GEMMA4 = Family(partial(read_gemma4_file, "gemma4"), _network, {})

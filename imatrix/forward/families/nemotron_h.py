@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
-from convert.architectures.nemotron_h import ATTENTION, EXPERTS, MAMBA, NemotronConfig, read_nemotron_file
+from convert.architectures.nemotron_h import ATTENTION, EXPERTS, MAMBA, NemotronConfig
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.parts import mamba_sizes, network_of, routing_of
 from imatrix.forward.layer import Attention, Layer, NoAttention
@@ -17,10 +15,10 @@ from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import UNNORMED, RMSNorm
 from imatrix.forward.layers.rope import Rope, Rotation
-from imatrix.forward.network import Family, Network
+from imatrix.forward.network import Network
 
 
-def _network(config: NemotronConfig) -> Network:
+def nemotron_network(config: NemotronConfig) -> Network:
     if config.moe_latent_size:
         raise UnsupportedCheckpoint(
             "experts in latent columns (Nemotron 3 Super and Ultra): the forward pass has none; such a model"
@@ -65,9 +63,3 @@ def _feed_forward(
     routing = routing_of(config, Groups(config.n_group or 1, config.topk_group or 1, n_best=2))
     experts = load_experts(load, number, routing, config.num_experts, hidden, config.moe_intermediate_size)
     return block, replace(experts, names=experts.names.without_gate, gated=False)
-
-
-NEMOTRON_H: Mapping[str, Family] = {
-    name: Family(partial(read_nemotron_file, name), _network, {}) for name in ("nemotron_h", "nemotron_h_moe")
-}
-"""Families by the name that general.architecture gives them."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rope import RopeConfig
-from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek4 import V4Config
 from convert.architectures.mamba2 import MambaConfig
 from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
 from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
@@ -18,11 +16,8 @@ from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rope
 from imatrix.forward.network import EMBEDDINGS, OUTPUT, BuildLayer, Network
 
-ModelConfig = DeepseekConfig | V4Config | DecoderConfig
-"""The configuration of a model of any family."""
 
-
-def network_of(config: ModelConfig, rope: Rope, build: BuildLayer, **others: Any) -> Network:
+def network_of(config: DecoderConfig, rope: Rope, build: BuildLayer, **others: Any) -> Network:
     """Build the network of a model; `others` are those fields of Network that few families need."""
     return Network(
         n_layers=config.num_hidden_layers,
@@ -33,12 +28,12 @@ def network_of(config: ModelConfig, rope: Rope, build: BuildLayer, **others: Any
         rope=rope,
         build=build,
         trained_context=config.max_position_embeddings,
-        n_stored_mtp=getattr(config, "num_nextn_predict_layers", None) or 0,
+        n_stored_mtp=config.num_nextn_predict_layers or 0,
         **others,
     )
 
 
-def routing_of(config: ModelConfig, groups: Groups | None = None) -> Routing:
+def routing_of(config: DecoderConfig, groups: Groups | None = None) -> Routing:
     """Read how a model routes tokens; softmax where its configuration names no scoring."""
     return Routing(
         n_used=config.num_experts_per_tok,
@@ -104,6 +99,20 @@ class FeedForwards:
     post_norm_eps: float | None = None
     gelu: bool = False
     fused: bool = False
+
+    @classmethod
+    def of(cls, config: DecoderConfig, n_dense: int | None, groups: Groups | None, **others: Any) -> Self:
+        """Read the sizes of a model's blocks and experts; `others` are fields that few families need."""
+        return cls(
+            hidden=config.hidden_size,
+            n_dense=n_dense,
+            dense_width=config.intermediate_size,
+            shared_width=config.shared_intermediate_size,
+            n_experts=config.num_experts,
+            expert_width=config.moe_intermediate_size,
+            routing=routing_of(config, groups),
+            **others,
+        )
 
     def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
         """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""

@@ -80,7 +80,7 @@ def _bytes(fields: Fields) -> Bytes:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """What the layouts (scalar.blocks.ScalarLayout) share: a type, and what the table of bits says of it."""
+    """Part that all layouts (scalar.blocks.ScalarLayout) share: a type, and its bits by the table."""
 
     type: GGMLType
 

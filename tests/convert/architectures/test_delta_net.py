@@ -10,8 +10,8 @@ import pytest
 import convert
 from convert.architectures.delta_net.arrange import tiled_heads
 from convert.architectures.delta_net.config import DeltaNetConfig
-from convert.architectures.delta_net.qwen3_next import read_config as read_next
-from convert.architectures.delta_net.qwen35 import read_config as read_qwen35
+from convert.architectures.delta_net.family import read_qwen3_next as read_next
+from convert.architectures.delta_net.family import read_qwen35
 from gguf_tools import GGUFFile, open_gguf
 from gguf_tools.errors import BadConfig, BadRequest, UnsupportedCheckpoint
 from tests.convert.architectures.rows import assert_runs_are_those_of_the_whole

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.architectures.nemotron_h import choose, read_config, read_nemotron_file
+from convert.architectures.nemotron_h import FAMILIES, choose, read_config
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadRequest, FormatError, UnsupportedCheckpoint
 from gguf_tools.format.values import Value
@@ -100,7 +100,8 @@ def test_a_file_says_what_config_json_does(name: str, tmp_path: Path) -> None:
     with open_gguf(tmp_path / "out.gguf") as file:
         architecture = str(file.get("general.architecture"))
         shapes = {each: info.shape for each, info in file.tensors.items()}
-        found = read_nemotron_file(architecture, file.metadata, shapes, "out.gguf")
+        (family,) = (each for each in FAMILIES if each.gguf_name == architecture)
+        found = family.read_file(file.metadata, shapes, "out.gguf")
         same = ["kinds", "mamba_layers", "mamba_rows", "in_rows", "expert_cols", "head_dim", "rms_norm_eps"]
         if expected.num_experts:
             same += ["norm_topk_prob", "scoring_func", "routed_scaling_factor", "shared_intermediate_size"]
@@ -108,9 +109,9 @@ def test_a_file_says_what_config_json_does(name: str, tmp_path: Path) -> None:
             assert getattr(found, key) == pytest.approx(getattr(expected, key)), key
         heads = f"{architecture}.attention.head_count_kv"
         with pytest.raises(FormatError, match=r"head_count_kv .*expected \d"):
-            read_nemotron_file(architecture, {**file.metadata, heads: Value.u32s([2])}, shapes, "out.gguf")
-        one = read_nemotron_file(architecture, {**file.metadata, heads: Value.u32(2)}, shapes, "out.gguf")
+            family.read_file({**file.metadata, heads: Value.u32s([2])}, shapes, "out.gguf")
+        one = family.read_file({**file.metadata, heads: Value.u32(2)}, shapes, "out.gguf")
         assert set(one.kinds[: one.num_hidden_layers]) <= set("*-E"), "one number holds for all layers"
         groups = f"{architecture}.ssm.group_count"
         with pytest.raises(FormatError, match="12 heads in 5 groups have 192 columns"):
-            read_nemotron_file(architecture, {**file.metadata, groups: Value.u32(5)}, shapes, "out.gguf")
+            family.read_file({**file.metadata, groups: Value.u32(5)}, shapes, "out.gguf")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from convert.architectures import ARCHITECTURES, FamilyRow
+from convert.architectures import families
+from convert.architectures.base import Architecture
 from convert.tokenizer.files import LLAMA, Quirks
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from gguf_tools.errors import BadTokenizer
@@ -53,9 +53,9 @@ def test_types_scores_and_padding(tmp_path: Path) -> None:
     assert [note for note in tokenizer.notes if "has merges and no scores" in note]
 
 
-@pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
-def test_every_family_reads_it(row: FamilyRow, tmp_path: Path) -> None:
-    quirks = import_module(row.module).ARCHITECTURE.quirks
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.hf_names[0])
+def test_every_family_reads_it(family: Architecture, tmp_path: Path) -> None:
+    quirks = family.quirks
     tokenizer = read(write(tmp_path), quirks)
     has_merges = quirks.merged_pieces is not None
     assert tokenizer.model == ("gemma4" if has_merges else "llama")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from convert.architectures import ARCHITECTURES
+from convert.architectures import find_architecture, supported
 from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools.errors import BadTokenizer
 from tests.convert.tokenizer.small_tokenizers import put, small, tekken_json, write_vocab_file
@@ -21,14 +20,14 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
     "with a tokenizer.model": {"tokenizer_model": "of an older model"},
 }
-MISTRALS = tuple(name for name in ARCHITECTURES if "istral" in name or "Mixtral" in name)
+MISTRALS = tuple(name for name in supported() if "istral" in name or "Mixtral" in name)
 
 
 @pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE.keys())
 @pytest.mark.parametrize("family", [*MISTRALS, "LlamaForCausalLM"])
 def test_every_mistral_reads_it(family: str, beside: dict[str, Any], tmp_path: Path) -> None:
     put(tmp_path, tekken_json=tekken_json(), **beside)
-    quirks = import_module(ARCHITECTURES[family].module).ARCHITECTURE.quirks
+    quirks = find_architecture({"architectures": [family]}).quirks
     tokenizer = read_tokenizer(tmp_path, {"vocab_size": 320}, quirks=quirks)
     assert (tokenizer.model, tokenizer.pre, tokenizer.notes) == ("gpt2", "tekken", ())
     assert tokenizer.special.ids == {"bos": 1, "eos": 2, "unk": 0, "pad": 5}

@@ -164,3 +164,4 @@ ARCHITECTURE = Architecture(
     drops=drops,
     metadata=METADATA,
 )
+FAMILIES = (ARCHITECTURE,)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.architectures.deepseek4 import V4Config, read_metadata
+from convert.architectures.deepseek4 import ARCHITECTURE, V4Config
 from gguf_tools import open_gguf
 from gguf_tools.errors import FormatError, UnsupportedCheckpoint
 from imatrix.forward.open import open_model
@@ -109,7 +109,7 @@ def test_bfloat16_comes_near(folder: Path) -> None:
 def test_keys_say_what_the_configuration_does(folder: Path, tmp_path: Path) -> None:
     with open_gguf(as_file(folder, tmp_path / "model.gguf")) as file:
         shapes = {name: info.shape for name, info in file.tensors.items()}
-        found = read_metadata(file.metadata, shapes, tmp_path / "model.gguf")
+        found = ARCHITECTURE.read_file(file.metadata, shapes, tmp_path / "model.gguf")
     expected = V4Config.from_dict(CONFIG)
     assert replace(found, rope=expected.rope, hc_eps=1e-6, rms_norm_eps=1e-6) == expected
     assert found.rope.yarn == replace(expected.rope.yarn, mscale=1.0, attention_factor=1.0)

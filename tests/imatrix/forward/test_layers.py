@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.architectures.deepseek2.glm_moe_dsa import ARCHITECTURE as GLM5
+from convert.architectures.deepseek2.relatives import GLM5
 from gguf_tools.errors import UnsupportedCheckpoint
-from imatrix.forward.families import FAMILIES
+from imatrix.forward.families import network_of_family
 from imatrix.forward.open import open_model
 from tests.convert.f32_files import write_f32
 from tests.imatrix.forward.small_models import (
@@ -109,7 +109,7 @@ def test_the_older_spelling_and_fp8(tmp_path: Path) -> None:
 def test_a_first_layer_without_a_choice_is_refused() -> None:
     raw = INDEXED_STYLES["glm-5"] | SHARING | {"indexer_types": ["shared", "full", "full", "full"]}
     with pytest.raises(UnsupportedCheckpoint, match=r"^blk\.0: has no indexer"):
-        FAMILIES["glm-dsa"].build(GLM5.read_config(raw, Path("config.json")))
+        network_of_family(GLM5, GLM5.read_config(raw, Path("config.json")))
 
 
 def test_a_shared_choice_is_read_from_files_and_changes_what_is_computed(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def test_rope_scaling_wins_as_in_transformers() -> None:
         "v2", rope_scaling={"type": "yarn", "factor": 2.0, "mscale": 1, "mscale_all_dim": 1}, rope_theta=5.0
     )
     assert config.yarn is not None
-    assert (config.yarn.factor, config.rope_theta) == (2.0, 5.0)
+    assert (config.yarn.factor, config.rope.theta) == (2.0, 5.0)
     # Silent about the length before: the length of now.
     assert config.yarn.original_context == config.max_position_embeddings
 
 
 def test_rope_theta_defaults_to_ten_thousand() -> None:
-    assert DeepseekConfig.from_dict(without("v3", "rope_parameters")).rope_theta == 10000.0
+    assert DeepseekConfig.from_dict(without("v3", "rope_parameters")).rope.theta == 10000.0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_sizes_of_deepseek_v3() -> None:
         num_attention_heads=128, num_key_value_heads=128, qk_nope_head_dim=128, qk_rope_head_dim=64,
         v_head_dim=128, kv_lora_rank=512, moe_intermediate_size=2048, hidden_size=7168,
     )  # fmt: skip
-    assert (config.qk_head_dim, config.q_rows, config.kv_a_rows, config.kv_b_rows) == (192, 24576, 576, 32768)
+    assert (config.head_dim, config.q_rows, config.kv_a_rows, config.kv_b_rows) == (192, 24576, 576, 32768)
     assert (config.attention_cols, config.shared_intermediate_size, config.concat_size) == (
         16384,
         2048,

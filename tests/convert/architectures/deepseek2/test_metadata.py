@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert.architectures.base import metadata_of
-from convert.architectures.decoder.rope import Yarn
+from convert.architectures.decoder.rope import RopeConfig, Yarn
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek2.family import ARCHITECTURE
-from convert.architectures.deepseek2.metadata import read_metadata
 from convert.architectures.deepseek2.rules import RULES
 from convert.architectures.options import LatentOptions
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
@@ -45,7 +44,7 @@ def written(config: DeepseekConfig, options: LatentOptions) -> Metadata:
 
 
 def read_back(config: DeepseekConfig, options: LatentOptions) -> DeepseekConfig:
-    return read_metadata(written(config, options), shapes_of(config, options), "model.gguf")
+    return ARCHITECTURE.read_file(written(config, options), shapes_of(config, options), "model.gguf")
 
 
 def as_a_file_says(config: DeepseekConfig, options: LatentOptions) -> DeepseekConfig:
@@ -57,9 +56,13 @@ def as_a_file_says(config: DeepseekConfig, options: LatentOptions) -> DeepseekCo
         n_group=groups[0],
         topk_group=groups[1],
         norm_requested=config.norm_topk_prob,
-        yarn=config.yarn and as_llama_cpp_takes(config.yarn),
+        rope=rope_of(config.rope.theta, config.yarn and as_llama_cpp_takes(config.yarn)),
         num_nextn_predict_layers=config.num_nextn_predict_layers if options.mtp else 0,
     )
+
+
+def rope_of(theta: float, yarn: Yarn | None) -> RopeConfig:
+    return RopeConfig(theta) if yarn is None else RopeConfig(theta, "yarn", **asdict(yarn))
 
 
 def as_llama_cpp_takes(yarn: Yarn) -> Yarn:
@@ -83,16 +86,16 @@ def configs(draw: st.DrawFn) -> DeepseekConfig:
     per_group, n_group = draw(st.integers(2, 32)), draw(st.integers(1, 16))
     topk_group = draw(st.integers(1, n_group))
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
-             "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_shared_experts",
-             "max_position_embeddings")  # fmt: skip
-    requested = draw(st.booleans())
+             "kv_lora_rank", "v_head_dim", "num_shared_experts", "max_position_embeddings")  # fmt: skip
+    requested, rotated = draw(st.booleans()), 2 * draw(st.integers(1, 2**14))
     changes: dict[str, Any] = {
         **{name: draw(SIZES) for name in sizes},
         "num_hidden_layers": n_layers,
-        "qk_rope_head_dim": 2 * draw(st.integers(1, 2**14)),
+        "rotated_cols": rotated,
+        "head_dim": rotated + draw(SIZES),
         "first_k_dense_replace": draw(st.integers(0, n_layers - 1)),
         "q_lora_rank": draw(st.none() | SIZES),
-        "n_routed_experts": per_group * n_group,
+        "num_experts": per_group * n_group,
         "num_experts_per_tok": draw(st.integers(1, per_group * topk_group)),
         "n_group": n_group,
         "topk_group": topk_group,
@@ -100,8 +103,7 @@ def configs(draw: st.DrawFn) -> DeepseekConfig:
         "norm_topk_prob": base.is_v3 and requested,
         "routed_scaling_factor": draw(NUMBERS),
         "rms_norm_eps": draw(NUMBERS),
-        "rope_theta": draw(st.floats(2.0, 2.0**20, width=32)),
-        "yarn": draw(st.none() | yarns()),
+        "rope": rope_of(draw(st.floats(2.0, 2.0**20, width=32)), draw(st.none() | yarns())),
         "tie_word_embeddings": draw(st.booleans()),
         "num_nextn_predict_layers": draw(st.integers(1, 3)),
     }
@@ -109,7 +111,7 @@ def configs(draw: st.DrawFn) -> DeepseekConfig:
         changes["topk_method"] = draw(st.sampled_from(("greedy", "group_limited_greedy")))
         if changes["topk_method"] == "greedy" and draw(st.booleans()):
             changes |= {"n_group": None, "topk_group": None}
-    return replace(base, **changes)
+    return replace(base, **changes, num_key_value_heads=changes["num_attention_heads"])
 
 
 OPTIONS = st.builds(LatentOptions, st.sampled_from(LAYOUTS), st.booleans())
@@ -120,8 +122,9 @@ OPTIONS = st.builds(LatentOptions, st.sampled_from(LAYOUTS), st.booleans())
 def test_reading_is_the_inverse_of_writing(config: DeepseekConfig, options: LatentOptions) -> None:
     expected, found = as_a_file_says(config, options), read_back(config, options)
     for field in fields(DeepseekConfig):
-        if field.name != "yarn":
+        if field.name != "rope":
             assert getattr(found, field.name) == getattr(expected, field.name), field.name
+    assert found.rope.theta == expected.rope.theta
     # The file has a tenth of mscale_all_dim, as float32.
     assert numbers_of(found.yarn) == pytest.approx(numbers_of(expected.yarn))
 
@@ -152,7 +155,7 @@ def counting(metadata: Metadata) -> dict[str, Value]:
 def test_the_small_models_read_back_whole(style: str, mla: Any) -> None:
     config = DeepseekConfig.from_dict(STYLES[style])
     found, expected = read_back(config, LatentOptions(mla)), as_a_file_says(config, LatentOptions(mla))
-    exact = {"rms_norm_eps": float(np.float32(config.rms_norm_eps)), "yarn": found.yarn}
+    exact = {"rms_norm_eps": float(np.float32(config.rms_norm_eps)), "rope": found.rope}
     assert found == replace(expected, **exact)
 
 
@@ -169,9 +172,9 @@ def test_what_an_older_file_leaves_out_is_filled_in() -> None:
     for key in ("expert_gating_func", "expert_group_count", "expert_group_used_count", "rope.freq_base",
                 "rope.scaling.type", "rope.scaling.factor"):  # fmt: skip
         del metadata[f"deepseek2.{key}"]
-    config = read_metadata(metadata, shapes, "model.gguf")
+    config = ARCHITECTURE.read_file(metadata, shapes, "model.gguf")
     assert (config.scoring_func, config.norm_topk_prob, config.expert_groups) == ("softmax", False, (1, 1))
-    assert (config.rope_theta, config.yarn) == (10000.0, None)
+    assert (config.rope.theta, config.yarn) == (10000.0, None)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_a_missing_size_names_file_and_key(key: str, words: str) -> None:
     metadata, shapes = small()
     del metadata[f"deepseek2.{key}"]
     with pytest.raises(FormatError, match=re.escape("model.gguf: " + words.format(f"deepseek2.{key}"))):
-        read_metadata(metadata, shapes, "model.gguf")
+        ARCHITECTURE.read_file(metadata, shapes, "model.gguf")
 
 
 @pytest.mark.parametrize(
@@ -209,29 +212,29 @@ def test_a_senseless_value_names_file_and_key(
 ) -> None:
     metadata, shapes = small()
     with pytest.raises(error, match=words) as caught:
-        read_metadata(metadata | {f"deepseek2.{key}": value}, shapes, "model.gguf")
+        ARCHITECTURE.read_file(metadata | {f"deepseek2.{key}": value}, shapes, "model.gguf")
     assert str(caught.value).startswith("model.gguf: ")
 
 
 def test_one_number_per_layer_is_the_same_for_all() -> None:
     metadata, shapes = small()
     per_layer = metadata | {"deepseek2.attention.head_count": Value.u32s([4, 4, 4])}
-    assert read_metadata(per_layer, shapes, "model.gguf").num_attention_heads == 4
+    assert ARCHITECTURE.read_file(per_layer, shapes, "model.gguf").num_attention_heads == 4
     per_layer["deepseek2.attention.head_count"] = Value.u32s([0, 4, 4])
     with pytest.raises(UnsupportedCheckpoint, match="head_count differs from layer to layer"):
-        read_metadata(per_layer, shapes, "model.gguf")
+        ARCHITECTURE.read_file(per_layer, shapes, "model.gguf")
 
 
 def test_a_key_that_llama_cpp_does_not_read_means_nothing() -> None:
     metadata, shapes = small()
-    plain = read_metadata(metadata, shapes, "model.gguf")
+    plain = ARCHITECTURE.read_file(metadata, shapes, "model.gguf")
     other = {"deepseek2.rope.scaling.yarn_attn_factor": Value.bool_(True),
              "deepseek2.rope.scaling.yarn_beta_fast": Value.f32(7.0)}  # fmt: skip
-    assert read_metadata(metadata | other, shapes, "model.gguf") == plain
+    assert ARCHITECTURE.read_file(metadata | other, shapes, "model.gguf") == plain
 
 
 def test_a_file_without_an_embedding_is_refused() -> None:
     metadata, shapes = small()
     del shapes["token_embd.weight"]
     with pytest.raises(MissingTensor, match=r"model\.gguf: no tensor token_embd\.weight"):
-        read_metadata(metadata, shapes, "model.gguf")
+        ARCHITECTURE.read_file(metadata, shapes, "model.gguf")

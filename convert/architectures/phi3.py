@@ -18,7 +18,7 @@ from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, fix_head_dim, with_defaults
 from convert.architectures.decoder.family import decoder, window_notes
-from convert.architectures.decoder.metadata import SIZES
+from convert.architectures.decoder.metadata import CONTEXT, EMBEDDING, HEADS, WIDTH
 from convert.architectures.decoder.rules import ends, in_layer, layers
 from convert.architectures.rules import Arrange, Computed, Output, OutputTensor, Rule
 from convert.weights.base import Weight
@@ -97,9 +97,8 @@ def _stretched(config: Phi3Config, options: Any) -> Iterable[int | None]:
 
 
 _u32, _f32 = Value.u32, Value.f32
-_CONTEXT, _EMBEDDING, _WIDTH, _HEADS = SIZES
 
-ARCHITECTURE = decoder(
+_PHI3 = decoder(
     "Phi3ForCausalLM",
     gguf_name="phi3",
     read_config=read_config,
@@ -118,12 +117,12 @@ ARCHITECTURE = decoder(
     ),
     metadata=(
         Key(keys.ROPE_SCALING_ATTN_FACTOR, _f32, lambda c, o: c.rope.attention_factor),
-        _CONTEXT,
+        CONTEXT,
         Key(keys.ROPE_SCALING_ORIG_CTX_LEN, _u32, lambda c, o: c.rope.original_context),
-        _EMBEDDING,
-        _WIDTH,
+        EMBEDDING,
+        WIDTH,
         Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
-        _HEADS,
+        HEADS,
         Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
         Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
         Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.rotated_cols),
@@ -132,3 +131,5 @@ ARCHITECTURE = decoder(
     ),
     notes=lambda config, options: window_notes(config),
 )  # fmt: skip
+
+FAMILIES = (_PHI3,)

@@ -1,1 +1,0 @@
-"""Families without experts that are made of the parts of `convert.architectures.decoder`."""

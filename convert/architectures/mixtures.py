@@ -1,0 +1,283 @@
+"""Ordinary families with routed experts, a block for each: what the parts in `decoder` leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.base import Key
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    fix_head_dim,
+    with_defaults,
+)
+from convert.architectures.decoder.family import decoder, decoder_notes
+from convert.architectures.decoder.metadata import (
+    COMMON,
+    DENSE_LAYERS,
+    EXPERT_NORM,
+    EXPERT_SCALE,
+    EXPERT_WIDTH,
+    GATING,
+    ROTATED_COLS,
+    SHARED_EXPERTS,
+    VOCAB_SIZE,
+)
+from convert.architectures.decoder.rope import paired
+from convert.architectures.decoder.rules import (
+    INV_FREQ,
+    attention,
+    check_mtp,
+    dense_decoder,
+    drop_mtp,
+    ends,
+    expert_stacks,
+    in_layer,
+    keep_mtp_of,
+    layers,
+    moe_layers,
+    mtp,
+    n_mtp_layers,
+    norm_of_blocks,
+    shared_experts,
+    sparse_moe_experts,
+    sparse_moe_name,
+)
+from convert.architectures.options import MTPOptions, NoOptions
+from convert.architectures.rules import Drop
+from convert.tokenizer.files import GLM, Quirks
+from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
+from gguf_tools.text import quoted
+
+# ---- Qwen 3 with routed experts in every layer, which a checkpoint stores one by one or in two stacks
+
+
+def _read_qwen3moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a Qwen 3 with experts."""
+    read = with_defaults(raw, path)
+    read.fixed("decoder_sparse_step", 1, "llama.cpp's qwen3moe has experts in every layer")
+    read.fixed("mlp_only_layers", [], "llama.cpp's qwen3moe has experts in every layer")
+    read.fixed("use_sliding_window", False, "llama.cpp's qwen3moe has no sliding window")
+    read.overruled("sliding_window", "max_window_layers")
+    return DecoderConfig(
+        **decoder_fields(read),
+        **expert_fields(read),
+        moe_intermediate_size=read.size("moe_intermediate_size"),
+        norm_topk_prob=read.flag("norm_topk_prob", False),
+        attention_bias=read.flag("attention_bias", False),
+        qk_norm=True,
+    )
+
+
+def _qwen3moe_notes(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
+    if config.norm_topk_prob:
+        return decoder_notes(config)
+    return (
+        *decoder_notes(config),
+        "norm_topk_prob is false: llama.cpp's qwen3moe normalises the weights of experts all the same",
+    )
+
+
+_QWEN3MOE = decoder(
+    "Qwen3MoeForCausalLM",
+    gguf_name="qwen3moe",
+    read_config=_read_qwen3moe,
+    rules=(
+        *ends(),
+        *attention(),
+        norm_of_blocks(),
+        in_layer(layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
+        *expert_stacks(layers),
+    ),
+    metadata=(*COMMON, EXPERT_WIDTH),
+    notes=_qwen3moe_notes,
+)
+
+
+# ---- MiniMax-M2: partial RoPE, norms over the queries and keys of all heads, sigmoid routing with a bias
+
+
+def _read_minimax_m2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a MiniMax-M2."""
+    read = with_defaults(raw, path)
+    read.fixed("use_qk_norm", True, "llama.cpp's minimax-m2 always norms queries and keys")
+    read.fixed("qk_norm_type", "per_layer", "llama.cpp's minimax-m2 norms all heads together")
+    read.fixed("use_routing_bias", True, "llama.cpp's minimax-m2 always chooses with a bias")
+    read.fixed("scoring_func", "sigmoid", "the model computes with no other")
+    fields = {**decoder_fields(read, theta=5e6), **expert_fields(read)}
+    stated, head_dim = read.size_or_null("rotary_dim", None), fields["head_dim"]
+    if stated is not None:
+        # transformers takes partial_rotary_factor where it has both.
+        by_share = stated if fields["rope"].partial is None else fields["rotated_cols"]
+        if stated != by_share or stated > head_dim:
+            raise read.bad("rotary_dim", f"columns of head_dim ({head_dim}), as partial_rotary_factor has it")
+        fields["rotated_cols"] = stated
+    return DecoderConfig(
+        **fields,
+        qk_norm=True,
+        norms_all_heads=True,
+        moe_intermediate_size=fields["intermediate_size"],
+        scoring_func="sigmoid",
+    )
+
+
+_MINIMAX_M2 = decoder(
+    "MiniMaxM2ForCausalLM",
+    gguf_name="minimax-m2",
+    read_config=_read_minimax_m2,
+    rules=(
+        *ends(needs_output=True),
+        *attention(),
+        norm_of_blocks(),
+        in_layer(layers, "ffn_gate_inp.weight", "block_sparse_moe.gate.weight", "num_experts hidden_size"),
+        in_layer(layers, "exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", "num_experts"),
+        *sparse_moe_experts(layers),
+    ),
+    metadata=(*COMMON, EXPERT_WIDTH, ROTATED_COLS),
+    canonical_name=sparse_moe_name,
+    quirks=Quirks(pre_tokenizers={"gpt-4o": "minimax-m2"}),
+    unset_gating="sigmoid",
+)
+
+
+# ---- GLM-4.5 and its successors: partial RoPE, sigmoid routing with a bias, a shared expert, an MTP layer
+
+
+def _read_glm4moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a GLM-4 with experts."""
+    read = with_defaults(raw, path)
+    fields = {**decoder_fields(read), **expert_fields(read)}
+    mtp_key = "num_mtp_layers" if "num_mtp_layers" in raw else "num_nextn_predict_layers"
+    read.overruled("num_nextn_predict_layers")
+    return DecoderConfig(
+        **fields,
+        attention_bias=read.flag("attention_bias", False),
+        qk_norm=read.flag("use_qk_norm", False),
+        moe_intermediate_size=read.size("moe_intermediate_size"),
+        num_shared_experts=read.size("n_shared_experts"),
+        first_k_dense_replace=read.size("first_k_dense_replace", least=0),
+        n_group=read.size("n_group"),
+        topk_group=read.size("topk_group"),
+        scoring_func="sigmoid",
+        norm_topk_prob=read.flag("norm_topk_prob", True),
+        routed_scaling_factor=read.number("routed_scaling_factor", 1.0),
+        num_nextn_predict_layers=None if raw.get(mtp_key) is None else read.size(mtp_key, least=0),
+    )
+
+
+def _resolve_glm4moe(config: DecoderConfig, options: MTPOptions, names: Container[str] | None) -> MTPOptions:
+    """Return the options with `mtp` decided: kept where the checkpoint has the layer."""
+    projection = f"model.layers.{config.num_hidden_layers}.eh_proj.weight"
+    return keep_mtp_of(projection, config, options, names)
+
+
+def _glm4moe_drops(config: DecoderConfig, options: MTPOptions) -> tuple[Drop, ...]:
+    if options.mtp is not False:
+        return (INV_FREQ,)
+    return INV_FREQ, drop_mtp(config, "without --no-mtp")
+
+
+def _glm4moe_mtp(config: DecoderConfig, options: MTPOptions) -> int | None:
+    """Return how many MTP layers the file has; None, to leave the key out, where they are not kept."""
+    if options.mtp is False or config.num_nextn_predict_layers is None:
+        return None
+    return n_mtp_layers(config, options)
+
+
+_GLM4MOE = decoder(
+    "Glm4MoeForCausalLM",
+    gguf_name="glm4moe",
+    options=MTPOptions,
+    read_config=_read_glm4moe,
+    rules=(
+        *dense_decoder(norm="post_attention_norm"),
+        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
+        in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+        *expert_stacks(moe_layers),
+        *shared_experts(moe_layers),
+        *mtp(),
+    ),
+    drops=_glm4moe_drops,
+    metadata=(
+        *(key for key in COMMON if key is not GATING),
+        ROTATED_COLS, EXPERT_WIDTH, SHARED_EXPERTS, DENSE_LAYERS, GATING, EXPERT_SCALE, EXPERT_NORM,
+        Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, _glm4moe_mtp),
+    ),
+    check=check_mtp,
+    resolve_options=_resolve_glm4moe,
+    quirks=GLM,
+    unset_gating="sigmoid",
+    says_norm=True,
+)  # fmt: skip
+
+
+# ---- DeepSeek MoE: rotated rows change places, with shared and routed experts. Where this differs from
+# llama.cpp's converter: rope.scaling.type says "linear" for a model stretched so, where that one writes
+# "none" in any case.
+
+_SCALINGS = ("default", "linear", "dynamic")
+"""Kinds of RoPE that the model's own code has."""
+
+
+def _read_deepseek(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a DeepSeek MoE."""
+    read = ConfigReader(raw, path)
+    read.fixed("attention_bias", False, "llama.cpp's deepseek has no attention biases")
+    read.fixed("moe_layer_freq", 1, "every layer after the leading dense ones is a mixture of experts")
+    fields = decoder_fields(read)
+    fix_head_dim(read, fields, "deepseek")
+    if fields["rope"].kind not in _SCALINGS:
+        raise UnsupportedCheckpoint(
+            f"{path}: RoPE of type {quoted(fields['rope'].kind)}, expected one of {', '.join(_SCALINGS)}"
+        )
+    stated = raw.get("scoring_func") is not None
+    return DecoderConfig(
+        **fields,
+        **expert_fields(read),
+        moe_intermediate_size=read.size("moe_intermediate_size"),
+        num_shared_experts=read.size("n_shared_experts"),
+        first_k_dense_replace=read.size("first_k_dense_replace", 0, least=0),
+        scoring_func=read.choice("scoring_func", ("softmax",)) if stated else None,
+        norm_topk_prob=read.flag("norm_topk_prob", False),
+    )
+
+
+def _deepseek_notes(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
+    notes = list(decoder_notes(config))
+    if config.norm_topk_prob:
+        notes.append("norm_topk_prob is true: llama.cpp's deepseek doesn't normalise the weights of experts")
+    if config.rope.kind == "linear":
+        notes.append("rope.scaling.type is written as linear, where llama.cpp's converter writes none")
+    return tuple(notes)
+
+
+def _deepseek_scaling(config: DecoderConfig, options: NoOptions) -> str | None:
+    return None if config.rope.kind == "linear" else "none"
+
+
+_DEEPSEEK = decoder(
+    "DeepseekForCausalLM",
+    gguf_name="deepseek",
+    read_config=_read_deepseek,
+    rules=(
+        *dense_decoder(paired),
+        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
+        *expert_stacks(moe_layers),
+        *shared_experts(moe_layers),
+    ),
+    metadata=(
+        *COMMON, ROTATED_COLS, Key(keys.ROPE_SCALING_TYPE, Value.string, _deepseek_scaling), DENSE_LAYERS,
+        VOCAB_SIZE, EXPERT_WIDTH, EXPERT_SCALE, SHARED_EXPERTS,
+    ),
+    notes=_deepseek_notes,
+    says_norm=True,
+)  # fmt: skip
+
+
+FAMILIES = (_QWEN3MOE, _MINIMAX_M2, _GLM4MOE, _DEEPSEEK)
