@@ -30,6 +30,7 @@ from convert.options import ConvertChoices, ConvertOptions
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
 from gguf_tools.argument_types import checked
+from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format import keys
@@ -44,7 +45,6 @@ from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.sources import SourceTensor
 from quantize.grids import lost_grids, with_grids
-from quantize.options import QuantizeOptions
 from quantize.padding.choose import Decide, decide_padded
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, in_file_order
@@ -59,7 +59,7 @@ from quantize.prepare import (
     source_bytes,
 )
 from quantize.run import Result, Run
-from quantize.run_options import RunOptions, merge_choices
+from quantize.run_options import RunOptions
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 
@@ -154,7 +154,7 @@ def convert(
     choices  fields of both as keyword arguments; they replace those of `options` and `run`
     raises   ToolkitError. The old output then stays as it was, and finished work is kept for the next run
     """
-    options, run = merge_choices(options or ConvertOptions(), run, choices)
+    options, run = with_choices(choices, options or ConvertOptions(), run or RunOptions())
     if outtype is not None:
         options = replace(options, outtype=outtype)
     with plan_run(folder, outfile, options) as planned:
@@ -348,15 +348,9 @@ def _decider(
     """
     outtype = options.outtype
     if not isinstance(outtype, str) or not is_outtype(outtype):
-        choices = QuantizeOptions(
-            options.importances,
-            options.types,
-            provenance=options.provenance,
-            calibration=options.calibration,
-        )
         mixture = find_mixture(outtype) if isinstance(outtype, str) else outtype
         return lambda metadata, infos: decide_file(
-            metadata, in_file_order(infos), mixture, choices, allow_problems=allow_problems, as_if=F32
+            metadata, in_file_order(infos), mixture, options, allow_problems=allow_problems, as_if=F32
         )
     grids = {} if options.types is None else options.types.grids
 

@@ -15,6 +15,7 @@ from convert import pipeline
 from convert.checkpoint import hub
 from convert.checkpoint.streamed import StreamedFolder
 from convert.options import ConvertOptions
+from gguf_tools.choices import filled
 from gguf_tools.errors import BadArgument, BadRequest, HubError
 from gguf_tools.hub.client import is_unknown
 from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
@@ -68,18 +69,7 @@ def plan_source(
         return plan_file(source, output, mixture, options, allow_problems=allow_problems)
     if options.keep_split or options.kv_overrides:
         raise BadArgument("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
-    conversion = ConvertOptions(
-        outtype=mixture,
-        importances=options.importances,
-        types=options.types,
-        provenance=options.provenance,
-        calibration=options.calibration,
-        mla=options.mla,
-        program=options.program,
-        pad=options.pad,
-        pad_hidden=options.pad_hidden,
-        keep_grid=options.keep_grid,
-    )
+    conversion = filled(ConvertOptions, options, outtype=mixture)
     return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
 
 

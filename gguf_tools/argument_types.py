@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ForwardRef, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from gguf_tools.errors import BadArgument, WrongType
 from gguf_tools.text import MAX_CHARS, quoted
@@ -173,6 +173,8 @@ def _fits(value: object, hint: Any) -> bool:
         )
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
+    if isinstance(hint, ForwardRef):
+        return any(class_.__name__ == hint.__forward_arg__ for class_ in type(value).__mro__)
     class_ = _type_of(hint)
     if class_ is object:
         return all(hasattr(value, name) for name in _members(hint))
@@ -193,6 +195,8 @@ def _words(hint: Any) -> str:
         return " and ".join(map(str, get_args(hint)[1:]))
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
+    if isinstance(hint, ForwardRef):
+        return hint.__forward_arg__
     class_ = _type_of(hint)
     if class_ is Iterable:
         return "a list"

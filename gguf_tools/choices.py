@@ -1,39 +1,93 @@
-"""Options as keyword arguments: the fields of an options value, and those of the values in it.
+"""Options as values of dataclasses: what a field tells the command line, and how values are made of others.
 
-with_choices(EvaluateOptions(), {"n_chunks": 4, "device": "cpu"})    # of its `cut`, and of its `forward`
+keep_grid: bool = flag(False, "tensors whose weights are ...")    # --keep-grid, and what --help says
+
+options = with_choices({"n_chunks": 4, "device": "cpu"}, EvaluateOptions())    # its `cut` and `forward`
+conversion = filled(ConvertOptions, options, outtype="Q4_K_M")    # the fields that both have
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from gguf_tools.text import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    Options = TypeVar("Options", bound=DataclassInstance)
-else:
-    Options = TypeVar("Options")
+    A = TypeVar("A", bound=DataclassInstance)
+    B = TypeVar("B", bound=DataclassInstance)
+T = TypeVar("T")
 
 
-def with_choices(options: Options, choices: Mapping[str, Any]) -> Options:
-    """Return `options` with the fields that `choices` name in their place.
+@dataclass(frozen=True)
+class Flag:
+    """The flag of a field, as the command line has it.
 
-    A choice that is a field of a value in `options` goes there, also if that value is a choice itself.
-    raises  TypeError for a choice that is a field of neither, listing all
+    text     for --help; words in braces are the command's own: {type}
+    names    spellings; none: --keep-grid for keep_grid, --no-provenance for a field that is True
+    parse    reads the word behind it; None: it is a text, or of a bool there is no word
+    metavar  what that word is called
+    words    some that it may be, for completion
     """
-    own = _names(options)
-    inner = {name: _names(value) for name in own if is_dataclass(value := getattr(options, name))}
-    refuse_unknown(choices, [*own, *(name for names in inner.values() for name in names)])
-    chosen = replace(options, **{name: value for name, value in choices.items() if name in own})
-    changed = {
-        name: replace(getattr(chosen, name), **{each: choices[each] for each in names if each in choices})
-        for name, names in inner.items()
-    }
-    return replace(chosen, **changed)
+
+    text: str
+    names: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    words: tuple[str, ...] = ()
+
+
+def flag(default: Any, text: str, *names: str, **how: Any) -> Any:
+    """Declare a field that the command line has a flag for; see Flag."""
+    return field(default=default, metadata={Flag: Flag(text, names, **how)})
+
+
+def flags_of(options: Any) -> list[tuple[Field[Any], Flag]]:
+    """Return the fields of options that have a flag, each with it, in their order."""
+    return [(each, each.metadata[Flag]) for each in fields(options) if Flag in each.metadata]
+
+
+def filled(options: type[T], source: object, /, **given: Any) -> T:
+    """Make a value of what `source` has under the names of its fields; what is `given` comes first.
+
+    options  the dataclass
+    source   other options that have some fields of these, or the arguments of a command line
+    """
+    names = [each.name for each in fields(options) if each.init]  # type: ignore[arg-type]
+    return options(**{name: getattr(source, name) for name in names if hasattr(source, name)} | given)
+
+
+@overload
+def with_choices(choices: Mapping[str, Any], options: A, /) -> A: ...
+@overload
+def with_choices(choices: Mapping[str, Any], options: A, run: B, /) -> tuple[A, B]: ...
+def with_choices(choices: Mapping[str, Any], *options: Any) -> Any:
+    """Return options, one value or two, with the fields that `choices` name in their place.
+
+    A choice may also be a field of options within one of these, such as its `cut`; it goes there, also if
+    that value is a choice itself.
+    raises  TypeError for a choice that is a field of none, listing all
+    """
+    own = [each for value in options for each in fields(value)]
+    made_by: dict[str, Any] = {each.name: each.default_factory for each in own}
+    parts = {name: fields(options) for name, options in made_by.items() if is_dataclass(options)}
+    refuse_unknown(choices, [each.name for each in (*own, *chain(*parts.values()))])
+
+    def changed(value: Any) -> Any:
+        chosen = _changed(value, choices)
+        inner = {each.name: getattr(chosen, each.name) for each in fields(value) if each.name in parts}
+        return replace(chosen, **{name: _changed(part, choices) for name, part in inner.items()})
+
+    made = tuple(map(changed, options))
+    return made if len(made) > 1 else made[0]
+
+
+def _changed(value: Any, choices: Mapping[str, Any]) -> Any:
+    return replace(value, **{each.name: choices[each.name] for each in fields(value) if each.name in choices})
 
 
 def refuse_unknown(choices: Iterable[str], known: Iterable[str]) -> None:
@@ -43,7 +97,3 @@ def refuse_unknown(choices: Iterable[str], known: Iterable[str]) -> None:
     if unknown:
         near = did_you_mean(unknown[0], known)
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}{near}; expected {', '.join(known)}")
-
-
-def _names(options: Any) -> list[str]:
-    return [field.name for field in fields(options)]

@@ -54,7 +54,7 @@ def collect(
     """
     from imatrix.store import save
 
-    options = with_choices(options or CollectOptions(), choices)
+    options = with_choices(choices, options or CollectOptions())
     report = CollectBar(0, _save_nothing, progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)

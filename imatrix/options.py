@@ -12,8 +12,9 @@ from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
 from imatrix.forward.choices import CutChoices, ForwardChoices
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut, ReadText, read_text
+from quantize.importances import ImportanceSource
 from quantize.importances.entries import ImportanceFile
-from quantize.importances.files import ImportanceSource, importance_file
+from quantize.importances.files import importance_file
 
 if TYPE_CHECKING:
     from imatrix.forward.logits import Perplexity

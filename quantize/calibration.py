@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from gguf_tools.errors import BadImportance
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quantize.fill.job import Calibrator, FillJob, Output
-from quantize.fill.options import FillOptions
-from quantize.importances.entries import ImportanceEntry, ImportanceFile
-from quantize.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from quantize.fill.job import Calibrator, FillJob, Output
+    from quantize.fill.options import FillOptions
+    from quantize.importances.entries import ImportanceFile
+    from quantize.plan.plan import Plan
 
 METHOD_KEY = "gguf_tools.calibration.method"
 """Metadata key: how a file was calibrated. Its text is in the keys of text_sketch.py."""
@@ -53,32 +50,3 @@ class Calibrating(Protocol):
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterable[str]:
         """Tell what a run will need: memory, disk and time."""
         ...
-
-
-@dataclass(frozen=True)
-class PromisedImportance(ImportanceEntry):
-    """An entry whose numbers will be known when its tensor is encoded.
-
-    counts  float32 (n_mats,), ones
-    """
-
-    n_cols: int
-    counts: npt.NDArray[np.float32]
-
-    @classmethod
-    def of(cls, tensor: TensorInfo) -> PromisedImportance:
-        """Promise one row for each matrix of a tensor."""
-        return cls(tensor.n_cols, np.ones(tensor.n_mats, np.float32))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.counts), self.n_cols
-
-    def read(self) -> NoReturn:
-        raise BadImportance("importances were asked for before a calibration could know them")
-
-    def row(self, index: int) -> PromisedImportance:
-        return PromisedImportance(self.n_cols, self.counts[index : index + 1])
-
-    def in_rows(self, counts: npt.NDArray[np.float32]) -> PromisedImportance:
-        return PromisedImportance(self.n_values // len(counts), counts)

@@ -12,10 +12,10 @@ from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadRequest, PlanError, QuantError
 from gguf_tools.findings import Finding
 from gguf_tools.text import counted, html_table, size_text
-from quantize.importances.files import ImportanceSource
+from quantize.importances import ImportanceSource
 from quantize.options import QuantizeOptions
+from quantize.padding import PadChoice
 from quantize.padding.hidden_size import pads_hidden_size
-from quantize.padding.padding import PadChoice
 from quantize.pipeline import plan_run
 from quantize.plan.decide import PlanOptions
 from quantize.plan.findings import Kind

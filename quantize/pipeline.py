@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Unpack
 
 from gguf_tools.argument_types import checked
+from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.named_files import output_path
@@ -31,7 +32,7 @@ from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
 from quantize.run import Result, Run, execute_together
-from quantize.run_options import QuantizeChoices, RunOptions, merge_choices
+from quantize.run_options import QuantizeChoices, RunOptions
 
 
 @checked
@@ -89,7 +90,7 @@ def _merged(
 ) -> tuple[QuantizeOptions, RunOptions]:
     if isinstance(options, PlanOptions):
         options = QuantizeOptions(types=options)
-    return merge_choices(options or QuantizeOptions(), run, choices)
+    return with_choices(choices, options or QuantizeOptions(), run or RunOptions())
 
 
 @contextmanager
@@ -140,7 +141,7 @@ def prepare(
 ) -> Preparation:
     """Decide what becomes of every tensor of `source`, and lay the output out; see `plan_run`."""
     options = options or QuantizeOptions()
-    options = replace(options, kv_overrides=fit_kv_overrides(options.kv_overrides, source.metadata))
+    kv_overrides = fit_kv_overrides(options.kv_overrides, source.metadata)
     tensors = tuple(source.tensors.values())
     if not options.keep_split:
         tensors = tuple(in_file_order(tensors))
@@ -149,11 +150,17 @@ def prepare(
             raise BadArgument("--keep-grid and --prune-layers can't be used together; prune in a run before")
         weights = {info.name: GGUFTensor(source, info.name) for info in tensors}
         options = replace(options, types=with_grids(options.types, weights))
-    decide = partial(decide_file, mixture=mixture, options=options, allow_problems=allow_problems)
+    decide = partial(
+        decide_file,
+        mixture=mixture,
+        options=options,
+        kv_overrides=kv_overrides,
+        allow_problems=allow_problems,
+    )
     made = decide_padded(
         source.metadata, tensors, options.pad, decide, str(source.path), hidden=options.pad_hidden
     )
-    refuse_overridden_sizes(made.padding, options.kv_overrides)
+    refuse_overridden_sizes(made.padding, kv_overrides)
     plan, metadata = made.plan, made.metadata
     if source.endian == "big":
         note = f"{source.path} is for big-endian machines, the output for little-endian ones"

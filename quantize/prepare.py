@@ -21,15 +21,15 @@ from gguf_tools.format.shards import SPLIT_KEYS, GGUFSet, layouts_of, shard_path
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import types_table
-from quantize.calibration import METHOD_KEY, PromisedImportance
+from quantize.calibration import METHOD_KEY
 from quantize.fill.chunks import UNKNOWN
 from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.grids import GridSources, keep_grids
-from quantize.importances.entries import ImportanceFile, refuse_nonfinite
-from quantize.options import QuantizeOptions
+from quantize.importances.entries import ImportanceFile, PromisedImportance, refuse_nonfinite
+from quantize.options import FileOptions
 from quantize.padding.counterparts import count_weights, fit_importances
 from quantize.padding.padding import NO_PADDING, Padding
 from quantize.plan.findings import stop_at_errors, without_codec
@@ -81,17 +81,19 @@ def decide_file(
     metadata: Metadata,
     tensors: Sequence[TensorInfo],
     mixture: Mixture,
-    options: QuantizeOptions,
+    options: FileOptions,
+    kv_overrides: Sequence[tuple[str, Value]] = (),
     *,
     allow_problems: bool = False,
     as_if: GGMLType | None = None,
 ) -> tuple[Plan, Metadata]:
     """Decide plan and metadata of what a file with `metadata` and `tensors` becomes.
 
+    kv_overrides           metadata that replace or join those of the source, in order
     allow_problems, as_if  as `build_plan` takes them
     raises                 what `build_plan` does, and QuantError for a type without codec
     """
-    types, matrix, kv_overrides = options.types_for(mixture), options.matrix, tuple(options.kv_overrides)
+    types, matrix = options.types_for(mixture), options.matrix
     if matrix is not None:
         refuse_nonfinite(matrix.entries)
     elif options.calibration is not None:

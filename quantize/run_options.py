@@ -1,6 +1,6 @@
 """How a run goes, whatever it makes: threads, resuming, reuse, verifying, progress; shared by all fronts.
 
-A front takes its options as values, or their fields as keyword arguments: `merge_choices` makes one of both.
+A front takes its options as values, or their fields as keyword arguments: `with_choices` makes one of both.
 
 On a terminal, a run shows the kernels that it compiles first, then one bar for all the rest.
 """
@@ -8,28 +8,20 @@ On a terminal, a run shows the kernels that it compiles first, then one bar for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from gguf_tools.choices import refuse_unknown
 from gguf_tools.cluster.address import Address
 from gguf_tools.files.named_files import Paths
 from gguf_tools.findings import Finding, Tell, teller
 from gguf_tools.format.values import Value
 from gguf_tools.number_types import Threads
 from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown, StartMoving, StartProgress
-from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
-from quantize.importances.files import ImportanceSource
-from quantize.padding.padding import PadChoice
-from quantize.plan.decide import PlanOptions
-from quantize.prepare import Preparation
+from quantize.options import FileChoices
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Options = TypeVar("Options", bound=DataclassInstance)
     from quantize.prepare import Preparation
 
 
@@ -68,35 +60,11 @@ class RunChoices(TypedDict, total=False):
     label: str
 
 
-class QuantizeChoices(RunChoices, total=False):
+class QuantizeChoices(FileChoices, RunChoices, total=False):
     """The fields of QuantizeOptions and RunOptions as keyword arguments."""
 
-    importances: ImportanceSource | None
-    types: PlanOptions | None
     keep_split: bool
     kv_overrides: Iterable[tuple[str, Value]]
-    provenance: bool
-    calibration: Calibrating | None
-    pad: PadChoice | None
-    pad_hidden: bool
-    keep_grid: bool
-
-
-def merge_choices(
-    options: Options, run: RunOptions | None, choices: Mapping[str, Any]
-) -> tuple[Options, RunOptions]:
-    """Put the fields that `choices` name into `options` and `run`.
-
-    run     None: the defaults
-    raises  TypeError for a choice that is a field of neither, listing all
-    """
-    own = {each.name for each in fields(options)}
-    shared = {each.name for each in fields(RunOptions)}
-    refuse_unknown(choices, own | shared)
-    return (
-        replace(options, **{name: value for name, value in choices.items() if name in own}),
-        replace(run or RunOptions(), **{name: choices[name] for name in choices if name in shared}),
-    )
 
 
 class RunBar:

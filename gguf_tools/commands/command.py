@@ -24,12 +24,15 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from gguf_tools.choices import flags_of
 from gguf_tools.cluster.address import ADDRESS
+from gguf_tools.commands.completion import completes
 from gguf_tools.commands.parser import HelpFormatter, Parser
 from gguf_tools.commands.roof import called_by
 from gguf_tools.commands.streams import lasting_streams
@@ -42,6 +45,28 @@ from gguf_tools.spoken import speaking_flags
 from gguf_tools.system.files import WORKING_FOLDER_IS_GONE
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Base of what a command line asks for: what many commands are told in the same words.
+
+    dry_run  plan, and write nothing
+    json     print one JSON value instead of text
+    summary  leave the tensors out of a plan
+    force    replace outputs that are there already
+    quiet    print nothing but errors, and what was asked for
+    typed    the command line, for a card
+
+    `gguf_tools.choices.filled` makes it of the arguments.
+    """
+
+    dry_run: bool = False
+    json: bool = False
+    summary: bool = False
+    force: bool = False
+    quiet: bool = False
+    typed: tuple[str, ...] = ()
 
 
 class StoreOutput(argparse.Action):
@@ -119,6 +144,29 @@ def _paths_in(value: Any) -> Iterator[Path]:
 _LONGEST_NAME = 4096
 
 
+def add_flags(
+    group: argparse._ActionsContainer, options: type[Any], only: Collection[str] = (), **words: str
+) -> None:
+    """Add the flags that the fields of options bear, in their order.
+
+    only   names of fields; empty: all
+    words  what stands in help texts in place of {type} and the like
+    """
+    for each, flag in flags_of(options):
+        if only and each.name not in only:
+            continue
+        name = each.name.replace("_", "-")
+        how: dict[str, Any] = {"metavar": flag.metavar, "type": flag.parse and argument(flag.parse)}
+        if isinstance(each.default, bool):
+            name = f"no-{name}" if each.default else name
+            how = {"action": "store_false" if each.default else "store_true"}
+        action = group.add_argument(
+            *flag.names or [f"--{name}"], dest=each.name, default=each.default,
+            help=flag.text.format(**words), **how,
+        )  # fmt: skip
+        completes(action, flag.words)
+
+
 def add_force(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Give a parser --force, for what `refuse_to_replace` refuses."""
     parser.add_argument("--force", action="store_true", help="replace outputs that are there already")
@@ -184,8 +232,9 @@ def add_source_and_output(parser: argparse.ArgumentParser) -> None:
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """Give the parser of work on several threads `--threads`."""
     parser.add_argument(
-        "--threads", type=number(THREADS), metavar="N", help="how many threads (default: one per core)"
-    )
+        "--threads", dest="n_threads", type=number(THREADS), metavar="N",
+        help="how many threads (default: one per core)",
+    )  # fmt: skip
 
 
 def add_scheduler(parser: argparse._ActionsContainer, more: str = "") -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from convert.architectures.options import DECLARED, declared, flag
+from convert.options import ConvertOptions
 from gguf_tools import __version__
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.card import (
     add_card_arguments,
@@ -18,9 +20,7 @@ from gguf_tools.commands.arguments.card import (
     refuse_foreign_cards,
     write_card_of,
 )
-from gguf_tools.commands.arguments.padding import add_pad_argument
 from gguf_tools.commands.arguments.types import (
-    add_grid_argument,
     add_matrix_arguments,
     add_output_arguments,
     add_plan_arguments,
@@ -34,14 +34,12 @@ from gguf_tools.commands.arguments.types import (
 from gguf_tools.commands.command import add_force
 from gguf_tools.commands.completion import completes
 from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags
-from gguf_tools.number_types import NATURAL, metric_bytes
 from gguf_tools.terminal import say
 from gguf_tools.text import json_line
 from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:
     from convert.card.write import CardRequest
-    from convert.options import ConvertOptions
     from quantize.run import Result
     from quantize.run_options import RunOptions
 
@@ -113,13 +111,11 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
         " between them are made at once; --outfile then needs {ftype}",
     )  # fmt: skip
     completes(outtype, ("auto", "f32", "f16", "bf16", "q8_0", *FILE_TYPES))
-    add_flags(parser, DECLARED)
+    add_family_flags(parser, DECLARED)
     parser.add_argument(
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
     )
-    add_pad_argument(parser)
-    add_grid_argument(parser, "--outtype")
-    _add_file_arguments(parser)
+    command.add_flags(parser, ConvertOptions, type="--outtype", or_with_size="")
     command.add_threads(parser)
     parser.add_argument(
         "--print-supported-models",
@@ -139,49 +135,8 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
     return parser
 
 
-def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what decides how the file is laid out, and what it says of the model."""
-    parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
-    parser.add_argument(
-        "--mmproj", action="store_true",
-        help="write the vision tower, with the audio tower where there is one, to a file of its own"
-        " (mmproj-NAME.gguf), which llama.cpp's programs take beside that of the text part",
-    )  # fmt: skip
-    parser.add_argument(
-        "--allow-pickle", action="store_true",
-        help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
-    )  # fmt: skip
-    parser.add_argument("--bigendian", action="store_true", help="write for a big-endian machine")
-    parser.add_argument(
-        "--split-max-size",
-        type=command.argument(metric_bytes),
-        metavar="N(M|G)",
-        help="start a new part at this size",
-    )
-    parser.add_argument(
-        "--split-max-tensors",
-        type=command.number(NATURAL),
-        metavar="N",
-        help="start a new part at so many tensors",
-    )
-    parser.add_argument(
-        "--no-tensor-first-split", action="store_true", help="keep tensors out of the first part"
-    )
-    parser.add_argument("--model-name", metavar="NAME", help="general.name in the file")
-    parser.add_argument(
-        "--metadata",
-        type=Path,
-        metavar="FILE.json",
-        help="general.* values that win over what the folder says",
-    )
-    parser.add_argument(
-        "--pre-tokenizer", metavar="NAME",
-        help="llama.cpp's name of the pre-tokenizer, when tokenizer.json is not recognised",
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
-class _Request:
+class _Request(command.Asked):
     """Request of the command line.
 
     named     MODEL_DIR
@@ -190,9 +145,6 @@ class _Request:
     card      what the card says, None: there is to be none
     run       how to run
     stream    leave the weights of MODEL_DIR on the Hub
-    dry_run   plan, and write nothing
-    summary   leave the tensors out of the plan
-    typed     the command line, for the card
     """
 
     named: str
@@ -201,11 +153,6 @@ class _Request:
     card: CardRequest | None
     run: RunOptions
     stream: bool
-    dry_run: bool
-    json: bool
-    summary: bool
-    quiet: bool
-    typed: tuple[str, ...]
 
 
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -227,20 +174,13 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
         parser.error("--card tells of the files of a text model; leave it out with --mmproj")
     check_plan_arguments(args, parser)
     options = _options(args, parser)
-    return _Request(
-        args.model,
-        args.outfile,
+    return filled(
+        _Request,
+        args,
+        named=args.model,
         options=tuple(replace(options, outtype=outtype) for outtype in args.outtype.split(",")),
         card=read_card(args),
-        run=RunOptions(
-            args.threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler, force=args.force
-        ),
-        stream=args.stream,
-        dry_run=args.dry_run,
-        json=args.json,
-        summary=args.summary,
-        quiet=args.quiet,
-        typed=args.typed,
+        run=filled(RunOptions, args),
     )
 
 
@@ -296,7 +236,6 @@ def _outcome(result: Result, request: _Request) -> Iterator[str]:
 
 def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
     """Read what to make of the folder; the type may be several with commas between them."""
-    from convert.options import ConvertOptions
     from quantize.plan.converter_types import is_outtype
     from quantize.plan.decide import PlanOptions
 
@@ -305,29 +244,11 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         parser.error(
             f"importances and types by hand need a file type like Q4_K_M, found --outtype {args.outtype}"
         )
-    return ConvertOptions(
-        outtype=args.outtype,
-        importances=importances,
-        types=types,
-        family=read_flags(args, DECLARED),
-        model_name=args.model_name,
-        metadata_file=args.metadata,
-        pre_tokenizer=args.pre_tokenizer,
-        vocab_only=args.vocab_only,
-        mmproj=args.mmproj,
-        allow_pickle=args.allow_pickle,
-        big_endian=args.bigendian,
-        split_max_bytes=args.split_max_size or None,
-        split_max_tensors=args.split_max_tensors or None,
-        provenance=not args.no_provenance,
-        tensor_first_split=not args.no_tensor_first_split,
-        pad=args.pad,
-        pad_hidden=args.pad_hidden,
-        keep_grid=args.keep_grid,
-    )
+    family = read_flags(args, DECLARED)
+    return filled(ConvertOptions, args, importances=importances, types=types, family=family)
 
 
-def add_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) -> None:
+def add_family_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) -> None:
     """Add a flag for each option of each family; options of the same name share one.
 
     A bool, or one that None leaves open, becomes two switches, --name and --no-name, a Literal a choice of

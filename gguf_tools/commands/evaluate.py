@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import __version__
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
     add_chunks_argument,
@@ -285,7 +286,7 @@ def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace
         if args.quick:
             parser.error("--quick is for a suite: --suite is missing")
         return
-    for name, option in (("ctx_size", "-c"), ("chunks", "--chunks")):
+    for name, option in (("chunk_size", "-c"), ("n_chunks", "--chunks")):
         if getattr(args, name) != parser.get_default(name):
             parser.error(f"{option} is for -f: the classes of a suite have contexts of their own")
     for name in ("kl_divergence_base", "kl_divergence"):
@@ -306,25 +307,14 @@ def _page_inputs(args: argparse.Namespace) -> PageInputs:
 
 
 def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
-    from dataclasses import replace
-
     from imatrix.evaluate.options import EvaluateOptions
 
     work = args.work
     output = args.json or args.html
     if work is None and output is not None:
         work = output.with_name(output.name + ".work")
-    return EvaluateOptions(
-        cut=cut_of(args),
-        forward=replace(forward_options(args), like=args.like),
-        work=work,
-        restart=args.restart,
-        logits=logits,
-        keep=args.keep,
-        against=args.against,
-        noise_floor=args.noise_floor,
-        force=args.force,
-    )
+    how = {"cut": cut_of(args), "forward": forward_options(args)}
+    return filled(EvaluateOptions, args, **how, work=work, logits=logits)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from convert.sources import SourceChoices
 from gguf_tools.argument_types import checked, described
+from gguf_tools.choices import refuse_unknown, with_choices
 from gguf_tools.errors import BadArgument, BadRequest, WrongType
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
 from gguf_tools.number_types import Count, PositiveBytes
 from gguf_tools.progress import BYTES, Bar, Shown
 from imatrix.calibrate.options import CalibrationChoices
-from quantize.run_options import RunOptions, merge_choices
+from quantize.run_options import RunOptions
 
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from gguf_tools.hub.upload import Upload
     from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
-    from quantize.padding.padding import PadChoice
+    from quantize.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.plan.sensitivities import Sensitivities
     from quantize.run import Result
@@ -83,7 +84,7 @@ def quantize(
     from convert.sources import SourceOptions, plan_source, source_folder
     from quantize.size.parse import names_size
 
-    options, run = merge_choices(options or SourceOptions(), run, choices)
+    options, run = with_choices(choices, options or SourceOptions(), run or RunOptions())
     source = source_folder(os.fspath(model), quiet=True)
 
     if isinstance(file_type, str) and names_size(file_type):
@@ -114,13 +115,12 @@ def calibrate(
              keyword arguments: progress=True, force=True, importances=...
     The rest is as in `quantize`.
     """
-    from gguf_tools.choices import refuse_unknown, with_choices
     from imatrix.calibrate.calibration import Calibration
 
     refuse_unknown(choices, CalibrateChoices.__annotations__.keys() - {"calibration"})
     asked: dict[str, Any] = dict(choices)
     how = {name: asked.pop(name) for name in CalibrationChoices.__annotations__ if name in asked}
-    asked["calibration"] = with_choices(Calibration(text), how)
+    asked["calibration"] = with_choices(how, Calibration(text))
     return quantize(model, output, file_type, run=run, losses=losses, **asked)
 
 

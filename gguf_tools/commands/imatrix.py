@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import __version__
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
     OR_FOLDER,
@@ -16,8 +17,7 @@ from gguf_tools.commands.arguments.forward import (
     add_context_argument,
     add_force_of_text,
     add_run_arguments,
-    cut_of,
-    forward_options,
+    options_of_text,
 )
 from gguf_tools.commands.arguments.imatrix_flags import FOREIGN_FLAGS
 from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force, output_file
@@ -117,9 +117,9 @@ def _add_convert(commands: _Subparsers) -> None:
     _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are")
 
     def body(args: argparse.Namespace) -> None:
-        if args.mla == "both" and args.for_model is None:
+        if args.layout == "both" and args.for_model is None:
             convert.error("--mla both needs --model, which says how many heads there are")
-        _convert(args.input, _NewFile(args.output, args.force), args.mla, args.for_model)
+        _convert(args.input, _NewFile(args.output, args.force), args.layout, args.for_model)
 
     convert.set_defaults(body=body)
 
@@ -201,7 +201,7 @@ def _add_model(parser: argparse.ArgumentParser, text: str) -> None:
 
 def _add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
-        "--mla", choices=("split", "both"), default="split",
+        "--mla", dest="layout", choices=("split", "both"), default="split",
         help="layout of attention in the files that it is for: split (default), with values for every head;"
         " both, with one row for all heads, as ik_llama.cpp's llama-quantize wants it, and llama.cpp's for"
         " attn_output_a of deepseek4",
@@ -241,12 +241,14 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "--all-experts", action="store_true",
         help="show every token to every expert; what the model computes stays the same",
     )  # fmt: skip
-    what.add_argument("--no-ppl", action="store_true", help="don't measure perplexity")
+    what.add_argument("--no-ppl", dest="perplexity", action="store_false", help="don't measure perplexity")
     how = parser.add_argument_group("how to write it")
     _add_layout(how)
-    how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
     how.add_argument(
-        "--output-frequency", "-ofreq", type=command.number(NATURAL), default=0, metavar="N",
+        "--output-format", dest="form", choices=["gguf", "dat"], help="default: dat for a name in .dat"
+    )
+    how.add_argument(
+        "--output-frequency", "-ofreq", dest="every", type=command.number(NATURAL), default=0, metavar="N",
         help="write what is known after every N layers; 0: only at the end (default)",
     )  # fmt: skip
     how.add_argument(
@@ -254,18 +256,19 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="collect nothing, and print what `imatrix stats` says of the files of --in-file",
     )  # fmt: skip
     add_force_of_text(how)
-    how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
+    how.add_argument(
+        "--dataset-name", dest="dataset", metavar="NAME", help="name of the text (default: its file's name)"
+    )
     command.add_scheduler(add_run_arguments(parser))
     add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
 
 
 @dataclass(frozen=True)
-class _CollectRequest:
+class _CollectRequest(command.Asked):
     """Request of the command line: importances of a model on a text, in a file.
 
     named     MODEL
-    earlier   files of importances to add to
-    options   how to collect, apart from `earlier`
+    options   how to collect
     layout    of attention, in the files that the importances are for
     form      of the output; None: what its name says
     every     write what is known after so many layers; 0: only at the end
@@ -274,13 +277,10 @@ class _CollectRequest:
     named: str
     text: Path
     output: Path
-    earlier: tuple[Path, ...]
     options: CollectOptions
     layout: str
     form: ImportanceFormat | None
     every: int
-    force: bool
-    quiet: bool
 
 
 def _collect_or_merge(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -290,9 +290,9 @@ def _collect_or_merge(args: argparse.Namespace, parser: argparse.ArgumentParser)
         for path in args.in_file:
             _stats(path)
     elif args.text is None and args.in_file:
-        if args.mla != "split":
+        if args.layout != "split":
             parser.error("--mla both needs the model; merge first, then imatrix convert --mla both")
-        _merge(args.in_file, _NewFile(args.output, args.force, args.output_format))
+        _merge(args.in_file, _NewFile(args.output, args.force, args.form))
     else:
         _collect(_read(args, parser))
 
@@ -304,28 +304,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
     from imatrix.options import CollectOptions
     from imatrix.texts.mixture import read_mixture
 
-    options = CollectOptions(
-        cut=replace(cut_of(args), parse_special=args.parse_special),
-        process_output=args.process_output,
-        perplexity=not args.no_ppl,
-        dataset=args.dataset_name,
-        forward=forward_options(args, all_experts=args.all_experts),
-        restart=args.restart,
-        any_text=args.force,
-        read=read_mixture,
-    )
-    return _CollectRequest(
-        args.model,
-        args.text,
-        args.output,
-        earlier=tuple(args.in_file),
-        options=options,
-        layout=args.mla,
-        form=args.output_format,
-        every=args.output_frequency,
-        force=args.force,
-        quiet=args.quiet,
-    )
+    options = options_of_text(CollectOptions, args, read=read_mixture, earlier=args.in_file)
+    return filled(_CollectRequest, args, named=args.model, options=options)
 
 
 def _collect(request: _CollectRequest) -> None:
@@ -345,7 +325,6 @@ def _collect(request: _CollectRequest) -> None:
     refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=quiet)
     refuse_early(models=[model])
-    options = replace(request.options, earlier=request.earlier)
 
     def write(contents: ImportanceFile) -> None:
         save(output, _in_layout(contents, request.layout, model), request.form, force=True)
@@ -353,7 +332,7 @@ def _collect(request: _CollectRequest) -> None:
     replaces = output.exists()
     with in_use(work_path(output)):
         with CollectBar(request.every, write, not quiet) as bar:
-            collected = collect_beside(model, request.text, output, options, bar)
+            collected = collect_beside(model, request.text, output, request.options, bar)
         write(collected.importances)
         forget(work_path(output))
     if quiet:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from convert.sources import SourceOptions
-    from quantize.padding.padding import PadChoice
+    from quantize.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
 
@@ -66,13 +66,12 @@ def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _Request(command.Asked):
     """Request of the command line: what TYPE would do to MODEL."""
 
     file_type: str
     named: str
     options: SourceOptions
-    json: bool
 
 
 def _read(args: argparse.Namespace) -> _Request:
@@ -82,7 +81,7 @@ def _read(args: argparse.Namespace) -> _Request:
     type_, model = args.type, args.model
     if not is_type(type_) and (is_type(model) or (_is_model(type_) and not _is_model(model))):
         type_, model = model, type_  # the order that this command had at first
-    return _Request(type_, model, options, args.json)
+    return _Request(type_, model, options, json=args.json)
 
 
 def _is_model(word: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import takewhile
 
 from gguf_tools import __version__
@@ -13,8 +12,6 @@ from gguf_tools.commands import command
 from gguf_tools.commands.completion import SHELLS, completion_script, subparsers_of
 from gguf_tools.commands.gguf import audit, clean, edit, look, mla_layout, publish, refine, repack
 from gguf_tools.commands.roof import COMMANDS
-from gguf_tools.findings import Finding
-from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 
@@ -80,7 +77,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     commands = command.Subcommands(parser)
     for each in COMMANDS:
         commands.name(each.name, each.text)
-    look.add_to(commands, _compare_values, _compare_with_source)
+    look.add_to(commands)
     look.add_scan(commands)
     audit.add_to(commands)
     edit.add_to(commands)
@@ -94,36 +91,6 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     _add_checkpoint(commands)
     _add_completion(commands)
     return parser
-
-
-def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
-    from gguf_tools.progress import Bar
-    from quantize.value_errors import compare_values
-
-    with Bar("comparing values", show=not quiet) as bar:
-        return compare_values(a, b, bar.start)
-
-
-def _compare_with_source(file: GGUFSet, against: look.Against) -> list[Finding]:
-    from pathlib import Path
-
-    from gguf_tools.progress import Bar
-    from quantize.fill.sources import GGUFTensor
-    from quantize.value_errors import compare_with_source
-
-    with ExitStack() as opened:
-        if Path(against.source).is_dir():
-            from convert.architectures.vision import holds_tower
-            from convert.pipeline import open_tensors
-
-            sources = opened.enter_context(open_tensors(
-                against.source, allow_pickle=against.allow_pickle, mmproj=holds_tower(file.metadata)
-            ))  # fmt: skip
-        else:
-            source = opened.enter_context(open_gguf(against.source))
-            sources = {name: GGUFTensor(source, name) for name in source.tensors}
-        bar = opened.enter_context(Bar("comparing values", show=not against.quiet))
-        return compare_with_source(file, sources, against.source, bar.start)
 
 
 def _add_cook(commands: command.Subcommands, words: Sequence[str] | None) -> None:

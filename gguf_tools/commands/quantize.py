@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import __version__
+from gguf_tools.choices import filled
 from gguf_tools.commands import command, lint
 from gguf_tools.commands.arguments.calibration import (
     Divergence,
@@ -26,10 +27,8 @@ from gguf_tools.commands.arguments.card import (
     write_card_of,
 )
 from gguf_tools.commands.arguments.forward import add_force_of_text
-from gguf_tools.commands.arguments.padding import add_pad_argument
 from gguf_tools.commands.arguments.size import SizeArguments, add_size_arguments, is_sized, read_size
 from gguf_tools.commands.arguments.types import (
-    add_grid_argument,
     add_matrix_arguments,
     add_output_arguments,
     add_plan_arguments,
@@ -55,6 +54,7 @@ from gguf_tools.number_types import THREADS
 from gguf_tools.terminal import say
 from gguf_tools.text import json_line
 from quantize.formats import encodable
+from quantize.options import QuantizeOptions
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.overrides import parse_layers
 from quantize.plan.recipe import Recipe
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
     from gguf_tools.commands.gguf.repack import RepackRequest
-    from quantize.padding.padding import PadChoice
+    from quantize.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
     from quantize.run_options import RunOptions
@@ -153,9 +153,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
         help="layout of attention, where INPUT is a folder (default: split, or both for types that only"
         " ik_llama.cpp reads)",
     )  # fmt: skip
-    add_pad_argument(file, "sizes stay as they are; auto with --size")
-    add_grid_argument(file)
-    file.add_argument("--keep-split", action="store_true", help="write as many parts as the input has")
+    command.add_flags(file, QuantizeOptions, type="TYPE", or_with_size="; auto with --size")
     file.add_argument(
         "--repack", action="store_true",
         help="only interleave rows, as ik_llama.cpp does it; TYPE is not needed (see gguf-tools repack)",
@@ -180,7 +178,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _Request(command.Asked):
     """Request of the command line.
 
     named     INPUT
@@ -193,9 +191,6 @@ class _Request:
     run       how to run
     is_llama_s  llama-quantize would understand the command line too, so that its habits are expected
     stream    leave the weights of INPUT on the Hub
-    dry_run   plan, and write nothing
-    summary   leave the tensors out of the plan
-    typed     the command line, for the card
     """
 
     named: str
@@ -208,11 +203,6 @@ class _Request:
     run: RunOptions
     is_llama_s: bool
     stream: bool
-    dry_run: bool
-    json: bool
-    summary: bool
-    quiet: bool
-    typed: tuple[str, ...]
 
     @property
     def computes(self) -> bool:
@@ -256,43 +246,32 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     types = replace(types, prune_layers=args.prune_layers)
     if size is not None:  # which has taken the others in
         types = replace(types, overrides=overrides_of_files(args))
-    request = _Request(
-        named,
-        output,
+    request = filled(
+        _Request,
+        args,
+        named=named,
+        output=output,
         types=tuple((type_ or "").split(",")),
-        options=SourceOptions(
+        options=filled(
+            SourceOptions,
+            args,
             types=types,
             kv_overrides=kv_overrides,
             importances=read_importances(args),
-            keep_split=args.keep_split,
-            provenance=not args.no_provenance,
             calibration=read_calibration(args),
-            mla=args.mla,
             program=None if size is None else size.rules.target,
-            pad=args.pad,
-            pad_hidden=args.pad_hidden,
-            keep_grid=args.keep_grid,
         ),
         size=size,
         measured=read_divergence(args),
         card=read_card(args),
-        run=RunOptions(
-            n_threads,
-            args.restart,
-            args.reuse,
-            args.verify,
-            scheduler=args.scheduler,
-            force=args.force,
+        run=filled(
+            RunOptions,
+            args,
+            n_threads=n_threads,
             replace=is_llama_s,
             tell=teller(quiet=True),  # with a bar, everything is told
         ),
         is_llama_s=is_llama_s,
-        stream=args.stream,
-        dry_run=args.dry_run,
-        json=args.json,
-        summary=args.summary,
-        quiet=args.quiet,
-        typed=args.typed,
     )
     if request.stream and request.computes:
         raise BadRequest(
@@ -418,16 +397,14 @@ def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> R
     if output is None and not args.dry_run:
         parser.error("--repack needs OUTPUT")
     patterns = tuple(args.repack_pattern.split(",")) if args.repack_pattern else ()
-    return RepackRequest(
-        model_path(named, quiet=args.quiet),
-        output,
-        RepackOptions(only=patterns, keep_split=args.keep_split),
-        RunOptions(
-            n_threads, args.restart, verify=args.verify, force=args.force, replace=_is_llama_s(args, parser)
-        ),
-        dry_run=args.dry_run,
-        json=args.json,
-        quiet=args.quiet,
+    how = {"n_threads": n_threads, "replace": _is_llama_s(args, parser), "reuse": (), "scheduler": None}
+    return filled(
+        RepackRequest,
+        args,
+        source=model_path(named, quiet=args.quiet),
+        output=output,
+        options=filled(RepackOptions, args, only=patterns),
+        run=filled(RunOptions, args, **how),
     )
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import __version__
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
     add_force_of_text,
     add_run_arguments,
     add_text_and_output,
-    cut_of,
-    forward_options,
+    options_of_text,
 )
 from gguf_tools.commands.arguments.types import parsing_arguments
 from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags
@@ -85,18 +85,24 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _Request(command.Asked):
     """Request of the command line: the losses of a model (MODEL) on a text, in a file."""
 
     named: str
     text: Path
     output: Path
     options: SensitivityOptions
-    quiet: bool
 
 
 def _read(args: argparse.Namespace) -> _Request:
-    return _Request(args.model, args.text, args.output, _options(args), args.quiet)
+    from imatrix.sensitivities.options import SensitivityOptions
+
+    types = None
+    if args.types is not None:
+        with parsing_arguments():
+            types = tuple(parse_type(word).name for word in args.types.split(","))
+    options = options_of_text(SensitivityOptions, args, types=types)
+    return filled(_Request, args, named=args.model, options=options)
 
 
 def _sensitivity(request: _Request) -> None:
@@ -116,27 +122,6 @@ def _sensitivity(request: _Request) -> None:
         return
     say(*losses_lines(losses))
     say(done)
-
-
-def _options(args: argparse.Namespace) -> SensitivityOptions:
-    from imatrix.sensitivities.options import SensitivityOptions
-
-    return SensitivityOptions(
-        cut=cut_of(args),
-        types=None if args.types is None else _types(args.types),
-        rows=args.rows,
-        seed=args.seed,
-        pad_hidden=args.pad_hidden,
-        forward=forward_options(args),
-        restart=args.restart,
-        any_text=args.force,
-        force=args.force,
-    )
-
-
-def _types(text: str) -> tuple[str, ...]:
-    with parsing_arguments():
-        return tuple(parse_type(word).name for word in text.split(","))
 
 
 def losses_lines(losses: Sensitivities) -> Iterator[str]:

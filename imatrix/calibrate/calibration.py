@@ -16,10 +16,9 @@ from imatrix.texts.mixture import mixture_sha256
 from imatrix.texts.quality import TextQuality, admit, judge
 from imatrix.texts.scripts import script_findings
 from imatrix.texts.tokens import Text
-from quantize.calibration import PromisedImportance
 from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions
-from quantize.importances.entries import ImportanceFile
+from quantize.importances.entries import ImportanceFile, PromisedImportance
 from quantize.importances.text_sketch import TextSketch
 from quantize.plan.plan import Plan
 

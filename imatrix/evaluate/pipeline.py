@@ -52,7 +52,7 @@ def evaluate(
              special tokens, sizes), or a text without a whole chunk; BadActivation naming model, layer and
              tensor for NaN or infinity; OutputError for a file that can't be written
     """
-    options = with_choices(options or EvaluateOptions(), choices)
+    options = with_choices(choices, options or EvaluateOptions())
     with (
         reporting(progress, LABEL) as report,
         evaluating(base, text, quants, options, report) as evaluation,
@@ -112,7 +112,7 @@ def evaluate_suite(
     raises   ToolkitError; BadRequest, before anything is computed, for options that are for one text: a cut,
              as classes have contexts of their own, and a file of log probabilities. Else as `evaluate`
     """
-    options = with_choices(options or EvaluateOptions(), choices)
+    options = with_choices(choices, options or EvaluateOptions())
     with (
         reporting(progress, LABEL) as report,
         evaluating_suite(base, suite, quants, options, report) as evaluation,

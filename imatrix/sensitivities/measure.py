@@ -52,7 +52,7 @@ def sensitivity(
 
     An output that is there and holds what would be measured is done: it is read.
     """
-    options = with_choices(options or SensitivityOptions(), choices)
+    options = with_choices(choices, options or SensitivityOptions())
     text, output = Path(text), output_path(output)
     for name in options.types or ():
         get_format(parse_type(name))  # says now if there is no such type, or no codec

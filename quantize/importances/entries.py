@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +167,35 @@ class ResizedImportance(ImportanceEntry):
 
     def in_rows(self, counts: npt.NDArray[np.float32]) -> ResizedImportance:
         return ResizedImportance.of(self.stored.in_rows(counts), self.n_cols, self.n_new_cols)
+
+
+@dataclass(frozen=True)
+class PromisedImportance(ImportanceEntry):
+    """An entry whose numbers will be known when its tensor is encoded.
+
+    counts  float32 (n_mats,), ones
+    """
+
+    n_cols: int
+    counts: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, tensor: TensorInfo) -> PromisedImportance:
+        """Promise one row for each matrix of a tensor."""
+        return cls(tensor.n_cols, np.ones(tensor.n_mats, np.float32))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.counts), self.n_cols
+
+    def read(self) -> NoReturn:
+        raise BadImportance("importances were asked for before a calibration could know them")
+
+    def row(self, index: int) -> PromisedImportance:
+        return PromisedImportance(self.n_cols, self.counts[index : index + 1])
+
+    def in_rows(self, counts: npt.NDArray[np.float32]) -> PromisedImportance:
+        return PromisedImportance(self.n_values // len(counts), counts)
 
 
 @dataclass(frozen=True)

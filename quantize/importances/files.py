@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
 from gguf_tools.text import quoted, shown
+from quantize.importances import ImportanceSource
 from quantize.importances.entries import (
     Importance,
     ImportanceEntry,
@@ -185,10 +186,6 @@ MAX_TEXT_BYTES = 1 << 12
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 """Ends of the names of the two tensors that the GGUF form has for every weight."""
-
-ImportanceSource = ImportanceFile | Mapping[str, ImportanceEntry | npt.NDArray[Any]] | str | os.PathLike[str]
-"""Importances as a caller has them: from `load`; as a path; or as a mapping of the name of a tensor to an
-Importance, or to an array (n_cols,) or (n_mats, n_cols) of how much each column counts."""
 
 
 def importance_file(source: ImportanceSource) -> ImportanceFile:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from gguf_tools.argument_types import CheckedFields, checked
+from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest, NeedsImportance
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
@@ -25,8 +26,9 @@ from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
+from quantize.importances import ImportanceSource
 from quantize.importances.entries import Importances, ResolvedImportance, refuse_nonfinite, resolve
-from quantize.importances.files import ImportanceSource, importance_file
+from quantize.importances.files import importance_file
 from quantize.mla_layout.layouts import (
     HeadSizes,
     layout_of,
@@ -55,7 +57,7 @@ from quantize.plan.plan import Plan
 from quantize.prepare import Preparation, lay_out, parts_of
 from quantize.report import found_lines
 from quantize.roles import MLALayout, Role, in_layer_ranges, tensor_role
-from quantize.run_options import RunChoices, RunOptions, merge_choices
+from quantize.run_options import RunChoices, RunOptions
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def change_layout(
 
     A file that has the layout already is not written again: the result then has no paths.
     """
-    options, run = merge_choices(options or LayoutOptions(), run, choices)
+    options, run = with_choices(choices, options or LayoutOptions(), run or RunOptions())
     return change_file(source, lambda opened: prepare(opened, Path(output), to, options), row_sources, run)
 
 

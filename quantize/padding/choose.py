@@ -22,10 +22,10 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import counted
 from quantize.formats.codecs import codec_of
+from quantize.padding import PadChoice
 from quantize.padding.hidden_size import cost_text, hidden_padding, pads_hidden_size
 from quantize.padding.padding import (
     NO_PADDING,
-    PadChoice,
     Padding,
     is_padded,
     padding_of,

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Literal, get_args
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.sources import SourceSpec, SourceTensor
+from quantize.padding import PAD_WORDS
 from quantize.padding.inner_sizes import UNPADDED, InnerSize, inner_sizes
 from quantize.padding.resized import Resize, ResizedSources, resize_tensors
-
-PadWord = Literal["auto", "256", "off"]
-
-PadChoice = PadWord | tuple[str, ...]
-"""auto: sizes for which the file gets better; 256: all that are no whole blocks; off: none, and sizes that
-are padded already lose their zeros; a tuple: the sizes of these keys, with or without the architecture before
-them, and the others as with off."""
-
-PAD_WORDS: tuple[PadWord, ...] = get_args(PadWord)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType
@@ -39,7 +40,7 @@ from quantize.plan.plan import Plan
 from quantize.prepare import Preparation, lay_out, parts_of, source_bytes
 from quantize.repack.rules import Regrouping, Regroupings, RepackOptions, plan_regroupings
 from quantize.roles import tensor_role
-from quantize.run_options import RunChoices, RunOptions, merge_choices
+from quantize.run_options import RunChoices, RunOptions
 
 FILE_TYPE_BEFORE = "gguf_tools.repack.file_type"
 PROVENANCE_BEFORE = "gguf_tools.repack.provenance"
@@ -222,7 +223,7 @@ def repack(
     The two calls above give back the first file, byte for byte. A file with nothing to regroup is not written
     again: the result then has no paths.
     """
-    options, run = merge_choices(options or RepackOptions(), run, choices)
+    options, run = with_choices(choices, options or RepackOptions(), run or RunOptions())
     return change_file(source, lambda opened: prepare(opened, Path(output), options), _row_sources, run)
 
 

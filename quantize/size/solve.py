@@ -17,9 +17,9 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
 from quantize.formats.codecs import CODECS
+from quantize.padding import PadChoice
 from quantize.padding.counterparts import count_weights, without_padding
 from quantize.padding.hidden_size import pads_hidden_size
-from quantize.padding.padding import PadChoice
 from quantize.plan.plan import PlanOptions
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture

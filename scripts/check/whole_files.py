@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 import quantize  # noqa: E402
 from gguf_tools import GGUFFile, ToolkitError  # noqa: E402
+from gguf_tools.choices import filled  # noqa: E402
 from gguf_tools.errors import GGUFError  # noqa: E402
 from gguf_tools.format import keys  # noqa: E402
 from gguf_tools.format.values import Kind, Value  # noqa: E402
@@ -77,7 +78,7 @@ class Deviation:
 
 def _gives_way(case: Case, source: Path) -> bool:
     """Whether a type that was asked for by an option does not fit its rows."""
-    options = quantize.QuantizeOptions(case.importances, case.types, case.keep_split, case.kv_overrides)
+    options = filled(quantize.QuantizeOptions, case)
     with plan_run(source, source.with_name("plan.gguf"), case.file_type, options, allow_problems=True) as run:
         tensors = run.preparation.plan.tensors
     return any(each.decider is Decider.OPTION and each.fell_from is not None for each in tensors)

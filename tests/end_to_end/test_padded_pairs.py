@@ -16,7 +16,7 @@ from imatrix.check import check, read_model
 from imatrix.evaluate.auditing.pipeline import audit
 from quantize import quantize
 from quantize.fill.sources import GGUFTensor
-from quantize.padding.padding import PadChoice
+from quantize.padding import PadChoice
 from tests.end_to_end import arch_models
 
 pytest.importorskip("torch")

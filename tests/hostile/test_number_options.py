@@ -29,7 +29,7 @@ NO_NUMBERS = [
     "1_000", "", "+", "e5", "1e", "9" * 300, "9" * 5000, "1e18", "1" + "0" * 18, "None", "1,5", "--", "½",
 ]  # fmt: skip
 
-LARGE = {"seed", "max_size", "split_max_size", "size", "vram", "ram"}
+LARGE = {"seed", "max_bytes", "split_max_bytes", "size", "vram", "ram"}
 """Arguments that may be 10**18."""
 
 WORDS = {

@@ -12,7 +12,7 @@ def test_choices_are_all_fields() -> None:
     options = (imatrix.CollectOptions(), imatrix.Cut(), imatrix.ForwardOptions())
     fields = [(name, getattr(each, name)) for each in options for name in each.__dataclass_fields__]
     assert len(dict(fields)) == len(fields)
-    assert with_choices(imatrix.CollectOptions(), dict(fields)) == imatrix.CollectOptions()
+    assert with_choices(dict(fields), imatrix.CollectOptions()) == imatrix.CollectOptions()
 
 
 def test_unknown_keywords_are_refused_with_what_is_known() -> None:

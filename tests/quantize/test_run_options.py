@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 import quantize
+from gguf_tools.choices import with_choices
 from quantize.options import QuantizeOptions
-from quantize.run_options import RunOptions, merge_choices
+from quantize.run_options import RunOptions
 
 
 def test_choices_replace_fields() -> None:
-    options, run = merge_choices(
-        QuantizeOptions(keep_split=True), RunOptions(n_threads=3), {"provenance": False, "verify": True}
+    options, run = with_choices(
+        {"provenance": False, "verify": True}, QuantizeOptions(keep_split=True), RunOptions(n_threads=3)
     )
     assert options == QuantizeOptions(keep_split=True, provenance=False)
     assert run == RunOptions(n_threads=3, verify=True)

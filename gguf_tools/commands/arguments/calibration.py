@@ -12,8 +12,8 @@ from gguf_tools.commands.arguments.forward import (
     DEFAULT_CONTEXT,
     add_chunks_argument,
     add_context_argument,
-    cut_of,
-    n_chunks_of,
+    forward_options,
+    options_of_text,
 )
 from gguf_tools.errors import BadArgument, MissingFile
 from gguf_tools.files.early_checks import refuse_early
@@ -63,7 +63,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the model is multiplied in (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
+        "--memory", dest="memory_bytes", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def read_divergence(args: argparse.Namespace) -> Divergence | None:
     from imatrix.evaluate.options import EvaluateOptions
     from imatrix.texts.tokens import Cut
 
-    return Divergence(args.evaluate, EvaluateOptions(Cut(args.ctx_size), calibration_forward(args)))
+    return Divergence(args.evaluate, EvaluateOptions(Cut(args.chunk_size), calibration_forward(args)))
 
 
 def read_calibration(args: argparse.Namespace) -> Calibration | None:
@@ -126,7 +126,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
                 raise BadArgument(f"--{option.replace('_', '-')} is for --calibrate, which is missing")
         if args.evaluate is None and args.sensitivity_text is None:
             for option, is_given in (
-                ("--chunks", n_chunks_of(args.chunks) is not None), ("-c", args.ctx_size != DEFAULT_CONTEXT),
+                ("--chunks", args.n_chunks is not None), ("-c", args.chunk_size != DEFAULT_CONTEXT),
             ):  # fmt: skip
                 if is_given:
                     raise BadArgument(
@@ -139,20 +139,17 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
     require_torch("--calibrate")
     from imatrix.calibrate.calibration import Calibration
 
-    return Calibration(
-        args.calibrate,
-        cut=cut_of(args),
+    return options_of_text(
+        Calibration,
+        args,
+        text=args.calibrate,
         sequential=not args.no_sequential,
         method="one-sided" if args.one_sided else "two-sided",
         embedding=not args.no_embedding,
-        seed=args.seed,
-        any_text=args.force,
         forward=calibration_forward(args),
     )
 
 
 def calibration_forward(args: argparse.Namespace) -> ForwardOptions:
-    """Read how the model is computed; the threads are those of the run."""
-    from imatrix.forward.options import ForwardOptions
-
-    return ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)
+    """Read how the model is computed; threads and scheduler are those of the run."""
+    return forward_options(args, scheduler=None)

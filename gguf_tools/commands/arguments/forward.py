@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.command import StoreOnce, StoreOutput
 from gguf_tools.number_types import CHUNKS, COUNT, THREADS
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from imatrix.forward.options import ForwardOptions
     from imatrix.texts.tokens import Cut
 
+
+T = TypeVar("T")
 
 OR_FOLDER = "or a folder: every file and every folder in it is a class, and --chunks takes as many of each"
 """Help of an argument that names a text to learn from."""
@@ -42,14 +45,21 @@ def add_chunks_argument(
     what: str = "use at most N chunks; -1: all",
 ) -> None:
     """Add --chunks, how much of a text is used, or its like for another text; `what` is its help."""
-    group.add_argument(name, type=command.number(CHUNKS), default=-1, metavar="N", help=what)
+    dest = "n_chunks" if name == "--chunks" else None
+    group.add_argument(name, type=command.argument(_n_chunks), dest=dest, metavar="N", help=what)
+
+
+def _n_chunks(text: str) -> int | None:
+    """Read a number of chunks as Cut has it: None for all."""
+    number = int(CHUNKS.parse(text))
+    return None if number == CHUNKS.besides else number
 
 
 def add_context_argument(group: argparse._ActionsContainer) -> None:
     """Add -c, the length of a chunk of text."""
     group.add_argument(
-        "-c", "--ctx-size", type=command.number(COUNT), default=DEFAULT_CONTEXT, metavar="N",
-        help="tokens per chunk (default: %(default)s)",
+        "-c", "--ctx-size", dest="chunk_size", type=command.number(COUNT), default=DEFAULT_CONTEXT,
+        metavar="N", help="tokens per chunk (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -63,15 +73,10 @@ def add_force_of_text(group: argparse._ActionsContainer) -> None:
 
 
 def cut_of(args: argparse.Namespace) -> Cut:
-    """Read --ctx-size, --chunks and where there is one --from-chunk: the part of a text."""
+    """Read which part of a text is used."""
     from imatrix.texts.tokens import Cut
 
-    return Cut(args.ctx_size, getattr(args, "from_chunk", 0), n_chunks_of(args.chunks))
-
-
-def n_chunks_of(number: int) -> int | None:
-    """Return a number of chunks as Cut has it."""
-    return None if number == CHUNKS.besides else number
+    return filled(Cut, args)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -86,28 +91,28 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
     run.add_argument(
         "-t",
         "--threads",
+        dest="n_threads",
         type=command.number(THREADS),
         metavar="N",
         help="how many threads (default: one per core)",
     )
     command.add_timeout(run)
     run.add_argument(
-        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
+        "--memory", dest="memory_bytes", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
     )  # fmt: skip
     run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
     return run
 
 
-def forward_options(args: argparse.Namespace, *, all_experts: bool = False) -> ForwardOptions:
-    """Read how a model is to be computed."""
+def options_of_text(options: type[T], args: argparse.Namespace, **given: Any) -> T:
+    """Read the options of what learns from a text; what is `given` comes first."""
+    how = {"cut": cut_of(args), "forward": forward_options(args), "any_text": args.force}
+    return filled(options, args, **how | given)
+
+
+def forward_options(args: argparse.Namespace, **given: Any) -> ForwardOptions:
+    """Read how a model is computed; what is `given` comes first."""
     from imatrix.forward.options import ForwardOptions
 
-    return ForwardOptions(
-        device=args.device,
-        dtype=args.dtype,
-        n_threads=args.threads,
-        memory_bytes=args.memory,
-        all_experts=all_experts,
-        scheduler=getattr(args, "scheduler", None),  # not every command has it
-    )
+    return filled(ForwardOptions, args, **given)

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
+from gguf_tools.commands.arguments.calibration import calibration_forward
+from gguf_tools.commands.arguments.forward import options_of_text
 from gguf_tools.commands.arguments.types import parsing_arguments
 from gguf_tools.commands.command import StoreOutput
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.atomic_write import write_whole
+from gguf_tools.hub.names import cached_name, folder_name
+from gguf_tools.terminal import say
 from quantize.size.parse import Size, parse_bytes, parse_sizes
 
 if TYPE_CHECKING:
-    from gguf_tools.commands.arguments.sensitivity_for_size import Measurement
+    from imatrix.sensitivities.options import SensitivityOptions
     from quantize.size.choose_types import TypeRules
     from quantize.size.solve import Sized, SizeRequest
 
@@ -97,13 +102,46 @@ def is_sized(args: argparse.Namespace) -> bool:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """How to measure what each tensor of a model costs, where that was not done before.
+
+    text    UTF-8 file, or folder of classes of texts
+    silent  say nothing but errors, and show no bar
+    quiet   don't say where the losses are
+    """
+
+    text: Path
+    options: SensitivityOptions
+    silent: bool
+    quiet: bool
+
+    def losses_of(self, source: Path, output: Path | None) -> Path:
+        """Make a file with the losses of a model, beside the output that they are for.
+
+        A file that an earlier run of the same command has left is taken as it is.
+
+        raises  what `sensitivity` raises
+        """
+        from imatrix.sensitivities.measure import measured_before, sensitivity
+
+        named = source if cached_name(source) is None else folder_name(source)
+        path = Path(f"{output or named}.losses.json")
+        if measured_before(source, self.text, path, self.options) is not None:
+            return path
+        sensitivity(source, self.text, path, self.options, progress=not self.silent)
+        if not self.quiet:
+            say(f"wrote {path}; --losses takes it for other sizes")
+        return path
+
+
+@dataclass(frozen=True)
 class SizeArguments:
     """Sizes, what to choose types by, and what to write of the choice.
 
     sizes                         one for each file; none with vram and ram
     vram, ram, rules              as SizeRequest has them
     losses                        file of what each tensor costs; None: `measurement` makes one
-    curve, recipe, tensor_types, custom_q, tensor_list   files to write, None: not written
+    curve, save_recipe, save_tensor_types, save_custom_q, save_tensor_list   files to write, None: not written
     """
 
     sizes: tuple[Size, ...]
@@ -113,10 +151,10 @@ class SizeArguments:
     losses: Path | None
     measurement: Measurement | None
     curve: Path | None
-    recipe: Path | None
-    tensor_types: Path | None
-    custom_q: Path | None
-    tensor_list: Path | None
+    save_recipe: Path | None
+    save_tensor_types: Path | None
+    save_custom_q: Path | None
+    save_tensor_list: Path | None
 
     def requests(self, source: Path, output: Path | None, *, calibrated: bool) -> list[SizeRequest]:
         """Measure what each tensor of `source` costs if that isn't known, and make a request for each file.
@@ -147,10 +185,10 @@ class SizeArguments:
             "made by quantize --size; the first rule that matches decides",
         )
         contents: tuple[tuple[Path | None, Iterable[str]], ...] = (
-            (self.recipe, show.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
-            (self.tensor_types, show.tensor_type_lines(types)),
-            (self.custom_q, [show.custom_q(types)]),
-            (self.tensor_list, show.tensor_list_lines(types, remarks)),
+            (self.save_recipe, show.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
+            (self.save_tensor_types, show.tensor_type_lines(types)),
+            (self.save_custom_q, [show.custom_q(types)]),
+            (self.save_tensor_list, show.tensor_list_lines(types, remarks)),
         )
         for path, lines in contents:
             if path is not None:
@@ -199,21 +237,19 @@ def read_size(args: argparse.Namespace, named: str | None) -> SizeArguments | No
     asked = next((name for name in _EXPORTS if getattr(args, name) is not None), None)
     if len(sizes) > 1 and asked is not None:
         raise BadArgument(f"--{asked.replace('_', '-')} is for one size, found {len(sizes)}")
-    measurement = None
-    if args.losses is None:
-        from gguf_tools.commands.arguments.sensitivity_for_size import read_measurement
+    measurement = _read_measurement(args) if args.losses is None else None
+    return filled(SizeArguments, args, sizes=sizes, rules=rules, measurement=measurement)
 
-        measurement = read_measurement(args)
-    return SizeArguments(
-        sizes,
-        args.vram,
-        args.ram,
-        rules,
-        args.losses,
-        measurement,
-        curve=args.curve,
-        recipe=args.save_recipe,
-        tensor_types=args.save_tensor_types,
-        custom_q=args.save_custom_q,
-        tensor_list=args.save_tensor_list,
-    )
+
+def _read_measurement(args: argparse.Namespace) -> Measurement:
+    """Read what is to be measured; raises BadArgument where no text is named."""
+    from imatrix.sensitivities.options import SensitivityOptions
+
+    text = args.sensitivity_text or args.calibrate
+    if text is None:
+        raise BadArgument(
+            "--size needs to know what each tensor costs: --losses FILE.json, or --sensitivity-text TEXT"
+        )
+    how = {"forward": calibration_forward(args), "seed": 0}  # --seed is that of the calibration
+    options = options_of_text(SensitivityOptions, args, **how)
+    return Measurement(text, options, args.quiet, args.quiet or args.json)

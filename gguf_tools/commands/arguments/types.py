@@ -61,15 +61,6 @@ def add_type_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_grid_argument(parser: argparse._ActionsContainer, others: str = "TYPE") -> None:
-    """Add --keep-grid; `others` is what the other tensors' type is called."""
-    parser.add_argument(
-        "--keep-grid", action="store_true",
-        help="tensors whose weights are 4-bit codes times a scale for every 32, as in Kimi K2's INT4 experts"
-        f" and Gemma's QAT checkpoints, become Q4_0 with the same codes; {others} is for the others",
-    )  # fmt: skip
-
-
 def refuse_grids_for_sizes(keep_grid: bool, has_sizes: bool) -> None:
     """Raise BadArgument for --keep-grid where the types of all tensors are chosen."""
     if keep_grid and has_sizes:
@@ -135,7 +126,8 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--no-provenance",
-        action="store_true",
+        dest="provenance",
+        action="store_false",
         help="do not write what tensors were made of, which --reuse needs to know",
     )
     group.add_argument(

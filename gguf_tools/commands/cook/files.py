@@ -16,7 +16,7 @@ from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Shown
 from imatrix.calibrate.calibration import Calibration
 from quantize.importances.entries import ImportanceFile
-from quantize.padding.padding import PadChoice
+from quantize.padding import PadChoice
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.plan.sensitivities import read_sensitivities
 from quantize.run import Run, execute_together

@@ -12,6 +12,7 @@ from typing import Any
 from convert.card.markdown import as_address, as_markdown
 from convert.card.write import CARD_NAME, CardRequest, write_card
 from gguf_tools import __version__
+from gguf_tools.choices import filled
 from gguf_tools.commands.cook.estimate import Cost, Estimates
 from gguf_tools.commands.cook.files import make_files
 from gguf_tools.commands.cook.record import FOLDER, Record, sha256
@@ -178,18 +179,13 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
 
 def _collect(cooking: Cooking, progress: Shown) -> None:
     request = cooking.request
-    options = CollectOptions(
-        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True,
-        read=read_mixture,
-    )  # fmt: skip
+    options = filled(CollectOptions, request, any_text=request.force, force=True, read=read_mixture)
     collect(request.source, request.text, request.matrix, options, progress=progress)
 
 
 def _measure_losses(cooking: Cooking, progress: Shown) -> None:
     request = cooking.request
-    options = SensitivityOptions(
-        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force, force=True
-    )
+    options = filled(SensitivityOptions, request, any_text=request.force, force=True)
     sensitivity(request.source, request.text, request.losses, options, progress)
 
 
@@ -198,12 +194,8 @@ def _evaluate(request: CookRequest, text: Path, progress: Shown) -> None:
     from imatrix.evaluate.report.standalone import size_chart_file
 
     files = [request.output(each) for each in request.wanted]
-    options = EvaluateOptions(
-        cut=request.held_out_cut,
-        forward=request.forward,
-        work=work_of_evaluation(request),
-        restart=request.restart,
-    )
+    cut, work = request.held_out_cut, work_of_evaluation(request)
+    options = filled(EvaluateOptions, request, cut=cut, work=work)
     numbers, page, chart = request.report
     with ExitStack() as opened:
         with reporting(progress, "evaluating") as report:
@@ -223,10 +215,9 @@ def _write_card(cooking: Cooking, progress: Shown) -> None:
         f"[{as_markdown(page.name)}]({as_address(page.name)}) has more charts, and the texts where the files"
         " are worst.",
     ]
-    card = CardRequest(
-        source=request.source,
-        repo=request.repo,
-        quantized_by=request.quantized_by,
+    card = filled(
+        CardRequest,
+        request,
         report=numbers if measured else None,
         remarks=remarks if measured else (),
     )

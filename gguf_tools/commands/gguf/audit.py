@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import add_chunks_argument, add_context_argument
 from gguf_tools.commands.command import StoreOutput, add_force
@@ -136,20 +137,8 @@ def _read(args: argparse.Namespace) -> AuditRequest:
     every_row = True if args.all else False if args.sample else None
     if args.quick and args.suite is None:
         raise BadArgument("--quick is for a suite: --suite is missing")
-    return AuditRequest(
-        args.file,
-        args.base,
-        AuditOptions(every_row, args.threads, tuple(args.ignore), args.allow_pickle),
-        args.text,
-        None if args.text is None else cut_of(args),
-        args.suite,
-        args.quick,
-        args.json,
-        args.html,
-        strict=args.strict,
-        force=args.force,
-        quiet=args.quiet,
-    )
+    options = filled(AuditOptions, args, every_row=every_row)
+    return filled(AuditRequest, args, options=options, cut=None if args.text is None else cut_of(args))
 
 
 def carry_out(request: AuditRequest) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.terminal import say, say_json
 from gguf_tools.text import counted, size_text, table
@@ -31,7 +32,7 @@ def add_to(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
         "clean",
-        lambda args: _clean(_Request(args.path, args.remove, args.json, args.quiet)),
+        lambda args: _clean(filled(_Request, args)),
         "list what interrupted runs have left, and remove it",
         _DETAIL,
         epilog=_EXAMPLES,
@@ -45,13 +46,11 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _Request(command.Asked):
     """Request of the command line: to list what is left in `path`, and perhaps to remove it."""
 
     path: Path
     remove: bool
-    json: bool
-    quiet: bool
 
 
 def _clean(request: _Request) -> None:

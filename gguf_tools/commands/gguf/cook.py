@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
     OR_FOLDER,
@@ -15,11 +16,11 @@ from gguf_tools.commands.arguments.forward import (
     add_run_arguments,
     cut_of,
     forward_options,
-    n_chunks_of,
 )
-from gguf_tools.commands.arguments.types import add_grid_argument, refuse_grids_for_sizes
+from gguf_tools.commands.arguments.types import refuse_grids_for_sizes
 from gguf_tools.errors import BadRequest
 from gguf_tools.terminal import say
+from quantize.options import FileOptions
 
 if TYPE_CHECKING:
     from gguf_tools.commands.cook.request import CookRequest
@@ -53,6 +54,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     sub.add_argument(
         "-o",
         "--output",
+        dest="folder",
         type=command.output_folder,
         required=True,
         metavar="FOLDER",
@@ -78,7 +80,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
         "--calibrate", action="store_true",
         help="choose the bytes of every tensor so that the model errs little on the calibration text",
     )  # fmt: skip
-    add_grid_argument(sub, "each of TYPE")
+    command.add_flags(sub, FileOptions, only=["keep_grid"], type="each of TYPE")
     add_context_argument(sub)
     add_chunks_argument(sub, what="use at most N chunks of the text; -1: all")
     add_chunks_argument(sub, "--evaluate-chunks", "the same for the text of --evaluate")
@@ -120,28 +122,22 @@ def _read(args: argparse.Namespace) -> CookRequest:
     is_name = args.name is None or (Path(args.name).name == args.name and args.name.isprintable())
     if not is_name or (args.name or "").startswith("."):
         raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
-    refuse_early([nearest_folder(args.output)], [args.evaluate])
+    refuse_early([nearest_folder(args.folder)], [args.evaluate])
     refuse_early(texts=[args.text], folders=True)
     opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
     source = Path(opened)
     refuse_early(models=[source])
-    return CookRequest(
+    return filled(
+        CookRequest,
+        args,
         source=source,
-        text=args.text,
         wanted=wanted,
-        folder=args.output,
         name=args.name or model_name(source),
         held_out=args.evaluate,
-        calibrate=args.calibrate,
-        keep_grid=args.keep_grid,
         cut=cut_of(args),
-        held_out_cut=Cut(args.ctx_size, n_chunks=n_chunks_of(args.evaluate_chunks)),
+        held_out_cut=Cut(args.chunk_size, n_chunks=args.evaluate_chunks),
         forward=forward_options(args),
-        restart=args.restart,
-        force=args.force,
         progress=not args.quiet,
-        typed=args.typed,
         repo=None if hub_name is None else hub_name.repo,
-        quantized_by=args.quantized_by,
         streamed=None if isinstance(opened, Path) else opened,
     )

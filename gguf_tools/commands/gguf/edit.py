@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.command import add_force
 from gguf_tools.edit.header_edits import Assignment, parse_assignment
@@ -78,8 +79,9 @@ def _add_edit(
 ) -> argparse.ArgumentParser:
     """Add a subcommand that edits headers; `read` gives the edit."""
     return commands.add(
-        name, lambda args: edit(_target(args), read(args), args.output), text, _IN_PLACE, epilog=epilog
-    )
+        name, lambda args: edit(filled(_Target, args), read(args), args.output), text, _IN_PLACE,
+        epilog=epilog,
+    )  # fmt: skip
 
 
 def _add_set(commands: command.Subcommands) -> None:
@@ -127,7 +129,7 @@ def _add_rename(commands: command.Subcommands) -> None:
 def _add_split(commands: command.Subcommands) -> None:
     sub = commands.add(
         "split",
-        lambda args: split(_target(args), _read_parts(args)),
+        lambda args: split(filled(_Target, args), filled(_Parts, args)),
         "split a model into several files, as llama-gguf-split does",
         "The files\nare named PREFIX-00001-of-0000N.gguf. Without a limit, each gets 128 tensors.",
         epilog=_SPLIT_EXAMPLES,
@@ -139,6 +141,7 @@ def _add_split(commands: command.Subcommands) -> None:
     sub.add_argument(
         "--max-size",
         "--split-max-size",
+        dest="max_bytes",
         metavar="N(M|G)",
         type=command.argument(partial(metric_bytes, needs_unit=True)),
         help="start a new file at this size, in millions or billions of bytes of tensor data",
@@ -151,7 +154,10 @@ def _add_split(commands: command.Subcommands) -> None:
         help="start a new file after this many tensors",
     )
     sub.add_argument(
-        "--no-tensor-first-split", action="store_true", help="keep tensors out of the first file"
+        "--no-tensor-first-split",
+        dest="first_is_empty",
+        action="store_true",
+        help="keep tensors out of the first file",
     )
     add_force(sub)
     _add_dry_run(sub)
@@ -160,7 +166,7 @@ def _add_split(commands: command.Subcommands) -> None:
 def _add_merge(commands: command.Subcommands) -> None:
     sub = commands.add(
         "merge",
-        lambda args: merge(_target(args), args.output),
+        lambda args: merge(filled(_Target, args), args.output),
         "put the files of a split set together",
         "The result is the file that was split, byte for byte, if it was laid out as llama.cpp does.",
         epilog=_MERGE_EXAMPLES,
@@ -214,22 +220,10 @@ def _old_and_new(renames: list[str], regex: bool) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class _Target:
-    """The file that a command works on, and how.
-
-    dry_run  say what would be done, and write nothing
-    force    replace files that are there already
-    """
+class _Target(command.Asked):
+    """The file that a command works on, and how."""
 
     file: str
-    dry_run: bool
-    force: bool
-    json: bool
-    quiet: bool
-
-
-def _target(args: argparse.Namespace) -> _Target:
-    return _Target(args.file, args.dry_run, args.force, args.json, args.quiet)
 
 
 def _set(args: argparse.Namespace) -> Edit:
@@ -313,10 +307,6 @@ class _Parts:
     max_bytes: int | None
     max_tensors: int | None
     first_is_empty: bool
-
-
-def _read_parts(args: argparse.Namespace) -> _Parts:
-    return _Parts(args.prefix, args.max_size, args.max_tensors, args.no_tensor_first_split)
 
 
 def split(target: _Target, parts: _Parts) -> None:

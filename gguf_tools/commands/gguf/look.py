@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.errors import GGUFError
 from gguf_tools.findings import Finding, Level
@@ -17,20 +18,8 @@ from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.terminal import say, say_json
 from gguf_tools.text import counted
 
-
-class FileErrors(Protocol):
-    """The errors between the values of two files, as `quantize.value_errors` finds them."""
-
-    def lines(self) -> Iterator[str]: ...
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
-CompareWithSource = Callable[[GGUFSet, "Against"], list[Finding]]
-"""Compares the values of a file with those of what it was made of."""
-
-CompareValues = Callable[[GGUFSet, GGUFSet, bool], FileErrors]
-"""Compares the values of two files: (A, B, quiet)."""
+if TYPE_CHECKING:
+    from quantize.value_errors import FileErrors
 
 _SHOW_EXAMPLES = """\
 examples:
@@ -59,14 +48,8 @@ examples:
 """
 
 
-def add_to(
-    commands: command.Subcommands, compare_values: CompareValues, compare_with_source: CompareWithSource
-) -> None:
-    """Add the subcommands of this module. Decoding is the business of a higher floor.
-
-    compare_values       what `diff --values` calls
-    compare_with_source  what `verify --against` calls
-    """
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommands of this module, but for `scan`."""
     sub = commands.add(
         "show",
         lambda args: show(args.file, full=args.full, as_json=args.json),
@@ -81,7 +64,7 @@ def add_to(
 
     sub = commands.add(
         "diff",
-        lambda args: diff(_read_diff(args), compare_values),
+        lambda args: diff(filled(_Diff, args)),
         "compare two files or split sets",
         "The exit code is 0 if metadata and tensors are the same, and 1 if anything differs.",
         epilog=_DIFF_EXAMPLES,
@@ -89,7 +72,9 @@ def add_to(
     )
     sub.add_argument("a", metavar="A")
     sub.add_argument("b", metavar="B")
-    sub.add_argument("--no-data", action="store_true", help="compare headers only, not the tensors' data")
+    sub.add_argument(
+        "--no-data", dest="data", action="store_false", help="compare headers only, not the tensors' data"
+    )
     sub.add_argument(
         "--values",
         action="store_true",
@@ -100,7 +85,7 @@ def add_to(
 
     sub = commands.add(
         "verify",
-        lambda args: verify(args.file, _read_against(args), compare_with_source, as_json=args.json),
+        lambda args: verify(filled(_Verify, args)),
         "check offsets, sizes, and floats and scales for NaN and infinity",
         "All data are read. The exit code is 1 if anything is bad.",
         epilog=_VERIFY_EXAMPLES,
@@ -145,7 +130,7 @@ def show(path: str, *, full: bool, as_json: bool) -> None:
 
 
 @dataclass(frozen=True)
-class _Diff:
+class _Diff(command.Asked):
     """Request of `diff`.
 
     data    compare the tensors' data, too
@@ -156,21 +141,15 @@ class _Diff:
     b: str
     data: bool
     values: bool
-    json: bool
-    quiet: bool
 
 
-def _read_diff(args: argparse.Namespace) -> _Diff:
-    return _Diff(args.a, args.b, not args.no_data, args.values, args.json, args.quiet)
-
-
-def diff(request: _Diff, compare_values: CompareValues) -> int:
+def diff(request: _Diff) -> int:
     """Print what differs between two files; return the exit code."""
     from gguf_tools.look.compare import as_lines, compare
 
     with open_gguf(request.a) as a, open_gguf(request.b) as b:
         differences = compare(a, b, data=request.data)
-        errors = compare_values(a, b, request.quiet) if request.values else None
+        errors = _compare_values(a, b, quiet=request.quiet) if request.values else None
     data = [difference.as_json() for difference in differences]
     if request.json:
         say_json(data if errors is None else {"differences": data, **errors.to_json()})
@@ -182,34 +161,37 @@ def diff(request: _Diff, compare_values: CompareValues) -> int:
     return 1 if differences else 0
 
 
+def _compare_values(a: GGUFSet, b: GGUFSet, *, quiet: bool) -> FileErrors:
+    from gguf_tools.progress import Bar
+    from quantize.value_errors import compare_values
+
+    with Bar("comparing values", show=not quiet) as bar:
+        return compare_values(a, b, bar.start)
+
+
 @dataclass(frozen=True)
-class Against:
-    """Source that `verify` compares a file with: the file or folder that it was made of."""
+class _Verify(command.Asked):
+    """The words of `verify`; against: the file or folder that the file was made of."""
 
-    source: str
+    file: str
+    against: str | None
     allow_pickle: bool
-    quiet: bool
 
 
-def _read_against(args: argparse.Namespace) -> Against | None:
-    return None if args.against is None else Against(args.against, args.allow_pickle, args.quiet)
-
-
-def verify(
-    path: str, against: Against | None, compare_with_source: CompareWithSource, *, as_json: bool
-) -> int:
+def verify(request: _Verify) -> int:
     """Print what is wrong with a file; return the exit code."""
     from gguf_tools.look import verify as checks
 
+    path = request.file
     with open_gguf(path, may_lack_parts=True) as source:
         findings = checks.verify(source)
         if source.missing:
             findings.append(Finding(checks.KIND, source.missing, Level.BAD, file=path))
-        if against is not None:
-            findings += compare_with_source(source, against)
+        if request.against is not None:
+            findings += _compare_with_source(source, request.against, request)
         n_tensors = len(source.tensors)
     bad = [finding for finding in findings if finding.is_bad]
-    if as_json:
+    if request.json:
         data = {
             "ok": not bad,
             "tensors": n_tensors,
@@ -222,6 +204,26 @@ def verify(
         found = counted(len(bad), "bad finding") if bad else "all good"
         say(f"{path}: {counted(n_tensors, 'tensor')}, {found}")
     return 1 if bad else 0
+
+
+def _compare_with_source(file: GGUFSet, against: str, request: _Verify) -> list[Finding]:
+    from gguf_tools.progress import Bar
+    from quantize.fill.sources import GGUFTensor
+    from quantize.value_errors import compare_with_source
+
+    with ExitStack() as opened:
+        if Path(against).is_dir():
+            from convert.architectures.vision import holds_tower
+            from convert.pipeline import open_tensors
+
+            sources = opened.enter_context(open_tensors(
+                against, allow_pickle=request.allow_pickle, mmproj=holds_tower(file.metadata)
+            ))  # fmt: skip
+        else:
+            source = opened.enter_context(open_gguf(against))
+            sources = {name: GGUFTensor(source, name) for name in source.tensors}
+        bar = opened.enter_context(Bar("comparing values", show=not request.quiet))
+        return compare_with_source(file, sources, against, bar.start)
 
 
 def hash_(path: str, *, as_json: bool) -> None:

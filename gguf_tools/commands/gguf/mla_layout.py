@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.types import (
     add_matrix_arguments,
@@ -72,14 +73,13 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _Request(command.Asked):
     """Request of the command line.
 
     output   None: a dry run
     to       layout that the output shall have
     options  what to make of the source
     run      how to run
-    dry_run  say what would be done, and write nothing
     """
 
     source: Path
@@ -87,9 +87,6 @@ class _Request:
     to: MLALayout
     options: LayoutOptions
     run: RunOptions
-    dry_run: bool
-    json: bool
-    quiet: bool
 
 
 def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request:
@@ -101,16 +98,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
         parser.error("OUT is missing")
     with parsing_arguments():
         overrides = parse_overrides(args.tensor_type)
-    return _Request(
-        args.source,
-        args.output,
-        args.to,
-        LayoutOptions(overrides=overrides, importances=read_importances(args), keep_split=args.keep_split),
-        RunOptions(args.threads, args.restart, force=args.force),
-        dry_run=args.dry_run,
-        json=args.json,
-        quiet=args.quiet,
-    )
+    options = filled(LayoutOptions, args, overrides=overrides, importances=read_importances(args))
+    return filled(_Request, args, options=options, run=filled(RunOptions, args))
 
 
 def _mla_layout(request: _Request) -> None:

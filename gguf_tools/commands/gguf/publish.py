@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.card import add_card_facts, read_card_facts, write_charted_card
 from gguf_tools.commands.command import StoreOutput, add_force
@@ -37,7 +39,9 @@ def add_card(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
         "card",
-        lambda args: _card(_read_card(args)),
+        lambda args: _card(
+            filled(_Card, args, facts=replace(read_card_facts(args), source=args.source))
+        ),
         "write README.md for quantized files, as the Hub expects it",
         _CARD_DETAIL,
         epilog=_CARD_EXAMPLES, json=False,
@@ -59,19 +63,12 @@ def add_card(commands: command.Subcommands) -> None:
 
 
 @dataclass(frozen=True)
-class _Card:
+class _Card(command.Asked):
     """Request of `card`; `output` None: beside the files."""
 
-    files: tuple[Path, ...]
+    files: Sequence[Path]
     output: Path | None
     facts: CardRequest
-    force: bool
-    quiet: bool
-
-
-def _read_card(args: argparse.Namespace) -> _Card:
-    facts = replace(read_card_facts(args), source=args.source)
-    return _Card(tuple(args.files), args.output, facts, args.force, args.quiet)
 
 
 def _card(request: _Card) -> None:
@@ -121,22 +118,17 @@ def add_upload(commands: command.Subcommands) -> None:
 
 
 @dataclass(frozen=True)
-class _Upload:
+class _Upload(command.Asked):
     """Request of `upload`.
 
     name     repository, and the branch
     include  patterns of more files to take from folders
-    dry_run  say what would be uploaded, and ask nobody
-    force    replace files of another content
     """
 
-    files: tuple[Path, ...]
+    files: Sequence[Path]
     name: HubName
-    include: tuple[str, ...]
+    include: Sequence[str]
     private: bool
-    dry_run: bool
-    force: bool
-    quiet: bool
 
 
 def _read_upload(args: argparse.Namespace) -> _Upload:
@@ -145,15 +137,7 @@ def _read_upload(args: argparse.Namespace) -> _Upload:
     name = parse_hub_name(args.repository)
     if name is None or (name.revision is not None and args.revision is not None):
         raise BadRequest(f"{args.repository}: expected OWNER/NAME, the repository, as the last word")
-    return _Upload(
-        tuple(args.files),
-        HubName(name.repo, args.revision or name.revision),
-        tuple(args.include),
-        args.private,
-        args.dry_run,
-        args.force,
-        args.quiet,
-    )
+    return filled(_Upload, args, name=HubName(name.repo, args.revision or name.revision))
 
 
 def _upload(request: _Upload) -> None:

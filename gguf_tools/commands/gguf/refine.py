@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
-from gguf_tools.commands.arguments.forward import add_force_of_text, add_run_arguments, add_text_and_output
+from gguf_tools.commands.arguments.forward import (
+    add_force_of_text,
+    add_run_arguments,
+    add_text_and_output,
+    options_of_text,
+)
 from gguf_tools.number_types import COUNT, MINUTES, NATURAL, RATE, SEED
 from gguf_tools.terminal import say
 
@@ -44,7 +50,7 @@ examples:
 
 
 @dataclass(frozen=True)
-class RefineRequest:
+class RefineRequest(command.Asked):
     """Request of the command line; `base` is a path, or a name on the Hub."""
 
     file: Path
@@ -52,7 +58,6 @@ class RefineRequest:
     text: Path
     output: Path
     options: RefineOptions
-    quiet: bool
 
 
 def add_to(commands: command.Subcommands) -> None:
@@ -110,23 +115,9 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 def _read(args: argparse.Namespace) -> RefineRequest:
-    from gguf_tools.commands.arguments.forward import cut_of, forward_options
     from imatrix.calibrate.refine.options import RefineOptions
 
-    options = RefineOptions(
-        cut=cut_of(args),
-        minutes=args.minutes,
-        steps=args.steps,
-        batch=args.batch,
-        passes=args.passes,
-        rate=args.rate,
-        seed=args.seed,
-        forward=forward_options(args),
-        restart=args.restart,
-        any_text=args.force,
-        force=args.force,
-    )
-    return RefineRequest(args.file, args.base, args.text, args.output, options, args.quiet)
+    return filled(RefineRequest, args, options=options_of_text(RefineOptions, args))
 
 
 def carry_out(request: RefineRequest) -> None:

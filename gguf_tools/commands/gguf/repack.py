@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.types import add_restart_argument
 from gguf_tools.commands.command import add_force
@@ -65,22 +66,18 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 @dataclass(frozen=True)
-class RepackRequest:
+class RepackRequest(command.Asked):
     """Request of the command line.
 
     output   None: a dry run
     options  what to regroup
     run      how to run
-    dry_run  say what would be done, and write nothing
     """
 
     source: Path
     output: Path | None
     options: RepackOptions
     run: RunOptions
-    dry_run: bool
-    json: bool
-    quiet: bool
 
 
 def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:
@@ -89,15 +86,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRe
     if args.output is None and not args.dry_run:
         parser.error("OUT is missing")
     to = () if args.to is None else tuple(args.to.split(","))
-    return RepackRequest(
-        args.source,
-        args.output,
-        RepackOptions(to, args.undo, tuple(args.only), args.keep_split),
-        RunOptions(args.threads, args.restart, verify=args.verify, force=args.force),
-        dry_run=args.dry_run,
-        json=args.json,
-        quiet=args.quiet,
-    )
+    options = filled(RepackOptions, args, to=to)
+    return filled(RepackRequest, args, options=options, run=filled(RunOptions, args))
 
 
 def carry_out(request: RepackRequest) -> None:

@@ -47,7 +47,7 @@ def refine(
     raises    ToolkitError: BadRequest for a text or a model that doesn't fit, BadActivation naming layer and
               tensor for NaN or infinity, OutputError for an output that can't be written or is something else
     """
-    options = with_choices(options or RefineOptions(), choices)
+    options = with_choices(choices, options or RefineOptions())
     file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
     refuse_shared({"the output": output}, [file, base, text])
     refuse_early([output], [text], [file, base], folders=True)

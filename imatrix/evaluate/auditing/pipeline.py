@@ -60,7 +60,7 @@ def audit(
     choices  fields of AuditOptions as keyword arguments; they replace those of `options`
     raises   ToolkitError for a file or a base that can't be read; what is wrong with either is a finding
     """
-    options = with_choices(options or AuditOptions(), choices)
+    options = with_choices(choices, options or AuditOptions())
     with (
         open_gguf(file) as opened,
         open_audit_base(base, opened, allow_pickle=options.allow_pickle) as of,

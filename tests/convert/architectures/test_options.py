@@ -10,7 +10,7 @@ import pytest
 
 from convert.architectures import families
 from convert.architectures.options import DECLARED, make_options
-from gguf_tools.commands.convert import add_flags, read_flags
+from gguf_tools.commands.convert import add_family_flags, read_flags
 from gguf_tools.errors import BadRequest
 
 
@@ -34,7 +34,7 @@ FAMILIES = (Heads, Plain)
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
-    add_flags(made, FAMILIES)
+    add_family_flags(made, FAMILIES)
     return made
 
 

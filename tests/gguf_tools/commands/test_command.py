@@ -7,12 +7,15 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from gguf_tools.choices import filled, flag
 from gguf_tools.commands import command
 from gguf_tools.errors import FormatError, ToolkitError
+from gguf_tools.number_types import metric_bytes
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,3 +102,29 @@ def test_output_survives_an_encoding_that_lacks_the_text() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=ascii_only, check=True
     )
     assert done.stdout == b"\\u6df1\n"
+
+
+@dataclass(frozen=True)
+class Options:
+    fast: bool = flag(False, "hurry with {what}")
+    careful: bool = flag(True, "no care", "--careless", "-x")
+    size: int | None = flag(None, "how large", parse=metric_bytes, metavar="N(M|G)", words=["1G", "2G"])
+    unseen: int = 3
+
+
+def test_fields_of_options_become_flags() -> None:
+    parser = argparse.ArgumentParser()
+    command.add_flags(parser, Options, what="the work")
+    assert filled(Options, parser.parse_args([])) == Options()
+    words = ["--fast", "--careless", "--size", "3M"]
+    assert filled(Options, parser.parse_args(words)) == Options(fast=True, careful=False, size=3_000_000)
+    shown = parser.format_help()
+    assert "hurry with the work" in shown
+    assert "--size N(M|G)" in shown
+    assert not hasattr(parser.parse_args([]), "unseen")
+
+
+def test_some_fields_become_flags() -> None:
+    parser = argparse.ArgumentParser()
+    command.add_flags(parser, Options, only=["size"])
+    assert vars(parser.parse_args([])) == {"size": None}

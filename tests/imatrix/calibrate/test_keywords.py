@@ -26,7 +26,7 @@ def test_choices_are_all_fields(options: Any) -> None:
     values = (options, Cut(), ForwardOptions())
     fields = [(name, getattr(value, name)) for value in values for name in value.__dataclass_fields__]
     assert len(dict(fields)) == len(fields)
-    assert with_choices(options, dict(fields)) == options
+    assert with_choices(dict(fields), options) == options
 
 
 def test_an_evaluation_takes_keywords(made: Callable[[str], Path], text: Path, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from quantize.formats.codecs import CODECS
 from quantize.importances.entries import Importance, ImportanceFile
 from quantize.importances.weighting import ColumnWeights
 from quantize.options import QuantizeOptions
+from quantize.padding import PadChoice
 from quantize.padding.inner_sizes import UNPADDED
-from quantize.padding.padding import PadChoice
 from quantize.padding.resized import Extent, Resize, ResizedTensor
 from quantize.pipeline import plan_run
 from quantize.run import execute_together

@@ -12,7 +12,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.values import Value
 from quantize import QuantizeOptions
-from quantize.padding.padding import PadChoice
+from quantize.padding import PadChoice
 from quantize.pipeline import plan_run
 from quantize.plan.sensitivities import (
     Sensitivities,
