@@ -1,6 +1,7 @@
-"""Public names of a package, imported on first use, so that a command's --help stays instant.
+"""Modules and names imported on first use, so that a command's --help stays instant.
 
-A package's stub, `__init__.pyi`, is the one list of them. All but names of the package's own are lines like
+No other module imports by a string. A package's stub, `__init__.pyi`, is the one list of its public names.
+All but the package's own are lines like
 
     from quantize.options import QuantizeOptions as QuantizeOptions
     import imatrix as imatrix
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gguf_tools.shadowing import PACKAGES, in_the_way
@@ -41,6 +43,14 @@ def public_names(package: str) -> tuple[list[str], Callable[[str], Any], Callabl
         return sorted({*homes, *(name for name in vars(module) if name.startswith("__"))})
 
     return sorted(homes), getattr_, dir_
+
+
+def late(module: str, package: str | None = None) -> ModuleType:
+    """Return the module that a table names, which is none above who asks.
+
+    package  that a name is relative to where it begins with a dot
+    """
+    return import_module(module, package)
 
 
 def _homes(stub: str) -> dict[str, str]:

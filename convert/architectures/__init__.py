@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from convert.architectures.config_reader import architecture_name, with_head, with_known_class
 from convert.architectures.options import LatentOptions, MTPOptions, NoOptions
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.lazy import late
 from gguf_tools.text import cut_short
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def find_architecture(
             f"{path}: architecture {cut_short(name)}, expected one of {', '.join(supported())};"
             f" {nearest(name, (row.module for row in ARCHITECTURES.values()), names)}"
         )
-    module = import_module(ARCHITECTURES[known].module)
+    module = late(ARCHITECTURES[known].module)
     config = with_known_class(config, ARCHITECTURES)
     # A class of transformers may be several architectures of llama.cpp.
     architecture: Architecture = module.choose(config) if hasattr(module, "choose") else module.ARCHITECTURE

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from gguf_tools.lazy import late
 
 if TYPE_CHECKING:
     from convert.architectures.base import Architecture
@@ -37,7 +38,7 @@ def nearest(name: str, modules: Iterable[str], weights: Iterable[str] | None) ->
     modules  of the families
     weights  names of stored tensors; None where they aren't known
     """
-    families = [import_module(module).ARCHITECTURE for module in dict.fromkeys(modules)]
+    families = [late(module).ARCHITECTURE for module in dict.fromkeys(modules)]
     name, stored = name[:_COMPARED], list(weights or ())
     best = max(families, key=lambda family: _likeness(family, name, stored))
     words = f"the nearest is {_closest_name(best, name)} ({best.gguf_name})"
