@@ -16,4 +16,6 @@ are modules. The package itself reads, lays out, writes and shows GGUF files; th
 from gguf_tools.lazy import public_names
 
 __version__ = "0.1.0"
+"""The one place: pyproject.toml reads it from here, so no command looks for what is installed to tell it."""
+
 __all__, __getattr__, __dir__ = public_names(__name__)

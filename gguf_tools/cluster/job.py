@@ -16,18 +16,18 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from gguf_tools import __version__
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, write_whole
+from gguf_tools.shadowing import PACKAGES
 from gguf_tools.system.files import read_own
 
 JOB_SUFFIX = ".job"
 _ROOT = Path(__file__).parents[2]
-_PACKAGES = ("gguf_tools", "quantize", "convert", "imatrix")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _MAGIC = b"GGUFJOB\0"
@@ -150,14 +150,10 @@ class _Pickler(pickle.Pickler):
 def code_version() -> str:
     """Return the version of the toolkit and a digest of its modules: "0.1.0 (1f0c2a9b)"."""
     digest = blake2b(digest_size=4)
-    for package in _PACKAGES:
+    for package in PACKAGES:
         for path in sorted((_ROOT / package).rglob("*.py")):
             digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    try:
-        number = version("gguf-tools")
-    except PackageNotFoundError:
-        number = "?"
-    return f"{number} ({digest.hexdigest()})"
+    return f"{__version__} ({digest.hexdigest()})"
 
 
 @cache

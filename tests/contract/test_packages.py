@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gguf_tools import shadowing
 from scripts.check.house import what_docstrings
 from tests.contract.import_graph import (
     COMMAND_HOMES,
@@ -80,6 +81,12 @@ def test_every_folder_of_modules_is_in_the_wheel() -> None:
     for folder in {path.parent for path in MODULES}:
         assert (ROOT / folder / "__init__.py").is_file(), folder
         assert any(fnmatch(".".join(folder.parts), pattern) for pattern in patterns), folder
+
+
+def test_packages_are_those_of_one_list() -> None:
+    assert sorted(shadowing.PACKAGES) == sorted(PACKAGES)
+    find = pyproject()["tool"]["setuptools"]["packages"]["find"]
+    assert sorted(find["include"]) == sorted(f"{package}*" for package in PACKAGES)
 
 
 def test_every_package_is_typed_and_checked() -> None:
