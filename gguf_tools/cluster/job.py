@@ -23,15 +23,12 @@ from typing import Any, Protocol
 from gguf_tools import __version__
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, write_whole
+from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, is_job_start
 from gguf_tools.shadowing import PACKAGES
 from gguf_tools.system.files import read_own
 
-JOB_SUFFIX = ".job"
 _ROOT = Path(__file__).parents[2]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-_MAGIC = b"GGUFJOB\0"
-"""How the file of a job begins: another file under its name is somebody else's."""
 
 
 class Worker(Protocol):
@@ -75,7 +72,7 @@ class PostedJob:
             raise OutputError(f"{self.path}: can't be read ({error.strerror}); {_SHARED}") from error
         if _digest(data) != self.digest:
             raise OutputError(f"{self.path}: holds another job; {_SHARED}")
-        job: Job = pickle.loads(data[len(_MAGIC) :])
+        job: Job = pickle.loads(data[len(JOB_START) :])
         return job
 
 
@@ -85,7 +82,7 @@ _SHARED = "workers must see the same files under the same names as the command t
 @contextmanager
 def posted(job: Job, output: Path) -> Iterator[PostedJob]:
     """Post a job beside an output, for the time of this block; raises OutputError."""
-    data = _MAGIC + _pickled(job)
+    data = JOB_START + _pickled(job)
     path = job_path(output)
     _refuse_foreign(path)
     write_whole(path, data)
@@ -112,14 +109,9 @@ def _refuse_foreign(path: Path) -> None:
 def is_job(path: Path) -> bool:
     """Whether a file is work that was posted for workers."""
     try:
-        return is_job_start(read_own(path, len(_MAGIC)))
+        return is_job_start(read_own(path, len(JOB_START)))
     except OSError:
         return False
-
-
-def is_job_start(start: bytes) -> bool:
-    """Whether a file that begins like this is work that was posted for workers."""
-    return start.startswith(_MAGIC)
 
 
 def job_path(output: Path) -> Path:

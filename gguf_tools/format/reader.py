@@ -21,10 +21,10 @@ from gguf_tools.errors import FormatError, MissingModel, ShapeError, TruncatedEr
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian, check_data, read_header
+from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from gguf_tools.system.files import read_at, read_into
-from gguf_tools.text import types_table
 
 if TYPE_CHECKING:  # numpy takes longer to import than a header to read
     import numpy as np

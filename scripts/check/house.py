@@ -146,7 +146,7 @@ def circles_of_folders() -> list[str]:
                 graph.setdefault(room, set()).update(inside)  # type: ignore[arg-type]
         while True:
             try:
-                TopologicalSorter(graph).prepare()
+                TopologicalSorter({room: sorted(others) for room, others in graph.items()}).prepare()
                 break
             except CycleError as error:
                 circle = error.args[1]
