@@ -35,6 +35,9 @@ SAMPLE = ROOT / "examples/tiny-deepseek-v3"
 LATE = Path("gguf_tools/lazy.py")
 """The one module that imports by a string: public names by a package's stub, and modules of tables."""
 
+DOCUMENTED = frozenset({"__future__", "_typeshed", "os._exit"})
+"""Names with an underscore that Python, or typeshed, documents for everybody's use."""
+
 SHORT = 3
 """Lines of a function's body, without its docstring, up to which a function counts as short."""
 
@@ -163,7 +166,7 @@ def _room(module: str, folder: str) -> str | None:
 
 
 def private_names_of_others() -> list[str]:
-    """Imports and attributes of other libraries whose names begin with an underscore."""
+    """Imports and attributes of other libraries whose names begin with an underscore, but for DOCUMENTED."""
     found = []
     for path in FILES:
         if path.parts[:2] == ("quantize", "simd"):  # numba's own way to be extended
@@ -172,11 +175,11 @@ def private_names_of_others() -> list[str]:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and node.module and top(node.module) not in PACKAGES:
                 parts = [*node.module.split("."), *(alias.name for alias in node.names)]
-                if node.module != "__future__" and any(re.match(r"_(?!_)", part) for part in parts):
+                if node.module not in DOCUMENTED and any(re.match(r"_(?!_)", part) for part in parts):
                     found.append(f"{path}:{node.lineno} {ast.unparse(node)}")
             elif isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
                 whole = ast.unparse(node)
-                if re.fullmatch(r"[\w.]+", whole) and top(whole) in foreign:
+                if re.fullmatch(r"[\w.]+", whole) and top(whole) in foreign and whole not in DOCUMENTED:
                     found.append(f"{path}:{node.lineno} {whole}")
     return found
 
