@@ -1,6 +1,9 @@
 """`python -m convert` is the command `convert-hf-to-gguf`."""
 
-from gguf_tools.shadowing import run_command
+from gguf_tools.shadowing import stop_if_hidden
 
 if __name__ == "__main__":
-    raise SystemExit(run_command("gguf_tools.commands.convert", "python -m convert"))
+    stop_if_hidden("python -m convert")
+    from gguf_tools.commands.convert import main
+
+    raise SystemExit(main())

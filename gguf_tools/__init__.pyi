@@ -1,4 +1,4 @@
-"""What type checkers see of the package: the names that are loaded when they are used, too."""
+"""Public names of gguf_tools and their homes, for type checkers and for `gguf_tools.lazy`."""
 
 import imatrix as imatrix
 from convert.options import ConvertOptions as ConvertOptions
@@ -14,114 +14,42 @@ from gguf_tools.commands.functions import merge as merge
 from gguf_tools.commands.functions import quantize as quantize
 from gguf_tools.commands.functions import split as split
 from gguf_tools.commands.functions import upload as upload
-from gguf_tools.errors import (
-    AnotherModel as AnotherModel,
-)
-from gguf_tools.errors import (
-    BadActivation as BadActivation,
-)
-from gguf_tools.errors import (
-    BadArgument as BadArgument,
-)
-from gguf_tools.errors import (
-    BadConfig as BadConfig,
-)
-from gguf_tools.errors import (
-    BadImportance as BadImportance,
-)
-from gguf_tools.errors import (
-    BadMoments as BadMoments,
-)
-from gguf_tools.errors import (
-    BadOverride as BadOverride,
-)
-from gguf_tools.errors import (
-    BadRequest as BadRequest,
-)
-from gguf_tools.errors import (
-    BadTensor as BadTensor,
-)
-from gguf_tools.errors import (
-    BadTokenizer as BadTokenizer,
-)
-from gguf_tools.errors import (
-    BadWeights as BadWeights,
-)
-from gguf_tools.errors import (
-    ChangedInput as ChangedInput,
-)
-from gguf_tools.errors import (
-    CheckpointError as CheckpointError,
-)
-from gguf_tools.errors import (
-    ClusterError as ClusterError,
-)
-from gguf_tools.errors import (
-    ExecutionError as ExecutionError,
-)
-from gguf_tools.errors import (
-    FormatError as FormatError,
-)
-from gguf_tools.errors import (
-    GGUFError as GGUFError,
-)
-from gguf_tools.errors import (
-    HubError as HubError,
-)
-from gguf_tools.errors import (
-    MissingFile as MissingFile,
-)
-from gguf_tools.errors import (
-    MissingInput as MissingInput,
-)
-from gguf_tools.errors import (
-    MissingMatrix as MissingMatrix,
-)
-from gguf_tools.errors import (
-    MissingModel as MissingModel,
-)
-from gguf_tools.errors import (
-    MissingTensor as MissingTensor,
-)
-from gguf_tools.errors import (
-    NeedsImportance as NeedsImportance,
-)
-from gguf_tools.errors import (
-    NoFallback as NoFallback,
-)
-from gguf_tools.errors import (
-    OutputError as OutputError,
-)
-from gguf_tools.errors import (
-    PlanError as PlanError,
-)
-from gguf_tools.errors import (
-    QuantError as QuantError,
-)
-from gguf_tools.errors import (
-    ShapeError as ShapeError,
-)
-from gguf_tools.errors import (
-    ToolkitError as ToolkitError,
-)
-from gguf_tools.errors import (
-    TruncatedError as TruncatedError,
-)
-from gguf_tools.errors import (
-    UnexpectedTensors as UnexpectedTensors,
-)
-from gguf_tools.errors import (
-    UnreadableInput as UnreadableInput,
-)
-from gguf_tools.errors import (
-    UnsupportedCheckpoint as UnsupportedCheckpoint,
-)
-from gguf_tools.errors import (
-    UnsupportedVersion as UnsupportedVersion,
-)
-from gguf_tools.errors import (
-    WrongType as WrongType,
-)
+from gguf_tools.errors import AnotherModel as AnotherModel
+from gguf_tools.errors import BadActivation as BadActivation
+from gguf_tools.errors import BadArgument as BadArgument
+from gguf_tools.errors import BadConfig as BadConfig
+from gguf_tools.errors import BadImportance as BadImportance
+from gguf_tools.errors import BadMoments as BadMoments
+from gguf_tools.errors import BadOverride as BadOverride
+from gguf_tools.errors import BadRequest as BadRequest
+from gguf_tools.errors import BadTensor as BadTensor
+from gguf_tools.errors import BadTokenizer as BadTokenizer
+from gguf_tools.errors import BadWeights as BadWeights
+from gguf_tools.errors import ChangedInput as ChangedInput
+from gguf_tools.errors import CheckpointError as CheckpointError
+from gguf_tools.errors import ClusterError as ClusterError
+from gguf_tools.errors import ExecutionError as ExecutionError
+from gguf_tools.errors import FormatError as FormatError
+from gguf_tools.errors import GGUFError as GGUFError
+from gguf_tools.errors import HubError as HubError
+from gguf_tools.errors import MissingFile as MissingFile
+from gguf_tools.errors import MissingInput as MissingInput
+from gguf_tools.errors import MissingMatrix as MissingMatrix
+from gguf_tools.errors import MissingModel as MissingModel
+from gguf_tools.errors import MissingTensor as MissingTensor
+from gguf_tools.errors import NeedsImportance as NeedsImportance
+from gguf_tools.errors import NoFallback as NoFallback
+from gguf_tools.errors import OutputError as OutputError
+from gguf_tools.errors import PlanError as PlanError
+from gguf_tools.errors import QuantError as QuantError
+from gguf_tools.errors import ShapeError as ShapeError
+from gguf_tools.errors import ToolkitError as ToolkitError
+from gguf_tools.errors import TruncatedError as TruncatedError
+from gguf_tools.errors import UnexpectedTensors as UnexpectedTensors
+from gguf_tools.errors import UnreadableInput as UnreadableInput
+from gguf_tools.errors import UnsupportedCheckpoint as UnsupportedCheckpoint
+from gguf_tools.errors import UnsupportedVersion as UnsupportedVersion
+from gguf_tools.errors import WrongType as WrongType
 from gguf_tools.files.partial_file import GGUFWriter as GGUFWriter
 from gguf_tools.format.ggml_types import GGMLType as GGMLType
 from gguf_tools.format.layout import FileLayout as FileLayout

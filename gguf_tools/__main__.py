@@ -1,6 +1,9 @@
 """`python -m gguf_tools` is the command `gguf-tools`."""
 
-from gguf_tools.shadowing import run_command
+from gguf_tools.shadowing import stop_if_hidden
 
 if __name__ == "__main__":
-    raise SystemExit(run_command("gguf_tools.commands.main", "python -m gguf_tools"))
+    stop_if_hidden("python -m gguf_tools")
+    from gguf_tools.commands.main import main
+
+    raise SystemExit(main())

@@ -6,19 +6,22 @@ Python looks into the current folder, or that of the script, before it looks at 
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from functools import cache
 from pathlib import Path
 
-_PACKAGES = ("quantize", "convert", "imatrix")
+PACKAGES = ("gguf_tools", "quantize", "convert", "imatrix")
+"""The packages from the ground up: but for the commands, each does without those after it."""
 
 
 @cache
-def in_the_way() -> str | None:
-    """Describe the first module or package that another one of its name hides; None: all can be imported."""
+def in_the_way(last: str = PACKAGES[-1]) -> str | None:
+    """Describe the first module or package that another one of its name hides; None: all can be imported.
+
+    last  the last of PACKAGES that is needed
+    """
     ours = Path(__file__).resolve().parents[1]
-    for name in _PACKAGES:
+    for name in PACKAGES[: PACKAGES.index(last) + 1]:
         found = importlib.util.find_spec(name)
         place = None if found is None or found.origin is None else Path(found.origin).resolve()
         if place is not None and place != ours / name / "__init__.py":
@@ -29,16 +32,14 @@ def in_the_way() -> str | None:
     return None
 
 
-def run_command(module: str, prog: str) -> int:
-    """Run the `main` of a command's module, for `python -m`; return its exit code.
+def stop_if_hidden(prog: str) -> None:
+    """End Python with exit code 1 and a message if a package can't be imported, for `python -m`.
 
-    prog  the words that its messages begin with
+    prog  the words that the message begins with
     """
     from gguf_tools.terminal import say_aside
 
     hidden = in_the_way()
     if hidden is not None:
         say_aside(f"{prog}: error: {hidden}")
-        return 1
-    code: int = importlib.import_module(module).main()
-    return code
+        raise SystemExit(1)

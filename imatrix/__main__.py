@@ -1,6 +1,9 @@
 """`python -m imatrix` is the command `imatrix`."""
 
-from gguf_tools.shadowing import run_command
+from gguf_tools.shadowing import stop_if_hidden
 
 if __name__ == "__main__":
-    raise SystemExit(run_command("gguf_tools.commands.imatrix", "python -m imatrix"))
+    stop_if_hidden("python -m imatrix")
+    from gguf_tools.commands.imatrix import main
+
+    raise SystemExit(main())

@@ -1,6 +1,9 @@
 """`python -m quantize` is the command `quantize`."""
 
-from gguf_tools.shadowing import run_command
+from gguf_tools.shadowing import stop_if_hidden
 
 if __name__ == "__main__":
-    raise SystemExit(run_command("gguf_tools.commands.quantize", "python -m quantize"))
+    stop_if_hidden("python -m quantize")
+    from gguf_tools.commands.quantize import main
+
+    raise SystemExit(main())

@@ -18,9 +18,9 @@ from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
 from gguf_tools.format.hparams import known_hparams
 from gguf_tools.format.shards import SPLIT_KEYS, GGUFSet, layouts_of, shard_paths
+from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import types_table
 from quantize.calibration import METHOD_KEY
 from quantize.fill.chunks import UNKNOWN
 from quantize.fill.encode import RowSources

@@ -13,7 +13,7 @@ from gguf_tools.dataframes import dataframe
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.files.overwriting import is_unfinished
-from gguf_tools.text import types_table
+from gguf_tools.format.shown import types_table
 from quantize.calibration import Calibrating
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob

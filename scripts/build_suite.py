@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-TEXTS = Path(__file__).parents[1] / "quality" / "suite" / "texts"
+TEXTS = Path(__file__).parents[1] / "imatrix" / "texts" / "default"
 MANIFEST = TEXTS / "manifest.yaml"
 
 LICENCES = frozenset({"MIT", "BSD-3-Clause", "Apache-2.0", "CC0-1.0"})

@@ -7,12 +7,12 @@ told there alone: who asks for one gets the first family that has it, and no mod
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.architectures.config_reader import architecture_name, class_names, with_known_class
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.lazy import late
 from gguf_tools.text import cut_short
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ MODULES: tuple[str, ...] = (
 def families() -> Iterator[Architecture]:
     """Yield all families."""
     for module in MODULES:
-        yield from import_module(module).FAMILIES
+        yield from late(module).FAMILIES
 
 
 def supported() -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def find_architecture(
     """
     name = architecture_name(config, path, "MiniMaxM2ForCausalLM")
     for known in class_names(name):
-        for module in map(import_module, MODULES):
+        for module in map(late, MODULES):
             found: Architecture | None = next((one for one in module.FAMILIES if known in one.hf_names), None)
             if found is not None:
                 if hasattr(module, "choose"):

@@ -19,9 +19,10 @@ from gguf_tools.files.documents import count_at, number_at, read_document
 from gguf_tools.findings import Finding, Level, Tell, tell_nobody
 from gguf_tools.format import keys
 from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.shown import value_text
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo, is_repo
 from gguf_tools.look.listing import kv_cache, type_totals
-from gguf_tools.text import MAX_CHARS, shown, value_text
+from gguf_tools.text import MAX_CHARS, shown
 from quantize.calibration import METHOD_KEY
 from quantize.importances.text_sketch import SHA256_KEY
 from quantize.padding.counterparts import count_weights, padded_sizes

@@ -165,7 +165,7 @@ def _tensors(path: Path, *, in_memory: bool) -> dict[str, Any]:
         raise UnsupportedCheckpoint(
             f"{path}: reading a pickle needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone"
         ) from None
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode  # torch documents it under this name alone
 
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
     if version < OLDEST_TORCH:

@@ -7,11 +7,11 @@ they are what no other format claims. None of the modules loads numba before a w
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.lazy import late
 
 if TYPE_CHECKING:
     from convert.checkpoint.checkpoint import Checkpoint
@@ -61,7 +61,7 @@ def open_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = Fals
 
 def all_loaders() -> tuple[WeightsLoader, ...]:
     """Return the loaders of all formats, in the order of trying."""
-    return tuple(loader for module in MODULES for loader in import_module(module).LOADERS)
+    return tuple(loader for module in MODULES for loader in late(module).LOADERS)
 
 
 def open_weights(checkpoint: Checkpoint) -> ModelWeights:

@@ -16,22 +16,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from gguf_tools import __version__
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, write_whole
+from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, is_job_start
+from gguf_tools.shadowing import PACKAGES
 from gguf_tools.system.files import read_own
 
-JOB_SUFFIX = ".job"
 _ROOT = Path(__file__).parents[2]
-_PACKAGES = ("gguf_tools", "quantize", "convert", "imatrix")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-_MAGIC = b"GGUFJOB\0"
-"""How the file of a job begins: another file under its name is somebody else's."""
 
 
 class Worker(Protocol):
@@ -75,7 +72,7 @@ class PostedJob:
             raise OutputError(f"{self.path}: can't be read ({error.strerror}); {_SHARED}") from error
         if _digest(data) != self.digest:
             raise OutputError(f"{self.path}: holds another job; {_SHARED}")
-        job: Job = pickle.loads(data[len(_MAGIC) :])
+        job: Job = pickle.loads(data[len(JOB_START) :])
         return job
 
 
@@ -85,7 +82,7 @@ _SHARED = "workers must see the same files under the same names as the command t
 @contextmanager
 def posted(job: Job, output: Path) -> Iterator[PostedJob]:
     """Post a job beside an output, for the time of this block; raises OutputError."""
-    data = _MAGIC + _pickled(job)
+    data = JOB_START + _pickled(job)
     path = job_path(output)
     _refuse_foreign(path)
     write_whole(path, data)
@@ -112,14 +109,9 @@ def _refuse_foreign(path: Path) -> None:
 def is_job(path: Path) -> bool:
     """Whether a file is work that was posted for workers."""
     try:
-        return is_job_start(read_own(path, len(_MAGIC)))
+        return is_job_start(read_own(path, len(JOB_START)))
     except OSError:
         return False
-
-
-def is_job_start(start: bytes) -> bool:
-    """Whether a file that begins like this is work that was posted for workers."""
-    return start.startswith(_MAGIC)
 
 
 def job_path(output: Path) -> Path:
@@ -150,14 +142,10 @@ class _Pickler(pickle.Pickler):
 def code_version() -> str:
     """Return the version of the toolkit and a digest of its modules: "0.1.0 (1f0c2a9b)"."""
     digest = blake2b(digest_size=4)
-    for package in _PACKAGES:
+    for package in PACKAGES:
         for path in sorted((_ROOT / package).rglob("*.py")):
             digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    try:
-        number = version("gguf-tools")
-    except PackageNotFoundError:
-        number = "?"
-    return f"{number} ({digest.hexdigest()})"
+    return f"{__version__} ({digest.hexdigest()})"
 
 
 @cache

@@ -10,7 +10,8 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
+
+from gguf_tools.lazy import late
 
 ROOF = "gguf-tools"
 
@@ -36,12 +37,12 @@ class Command:
         return f"{ROOF} {self.name}"
 
     def make_parser(self, prog: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = import_module(self.module).make_parser(prog)
+        parser: argparse.ArgumentParser = late(self.module).make_parser(prog)
         return parser
 
     def main(self, argv: Sequence[str]) -> int:
         """Run the command under the roof; return its exit code."""
-        code: int = import_module(self.module).main(argv, self.prog)
+        code: int = late(self.module).main(argv, self.prog)
         return code
 
 

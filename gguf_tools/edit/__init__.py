@@ -9,43 +9,6 @@
 ('general.name', 'written')
 """
 
-from __future__ import annotations
+from gguf_tools.lazy import public_names
 
-from typing import TYPE_CHECKING
-
-from gguf_tools.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from gguf_tools.edit.header_edits import (
-        Edited,
-        parse_assignment,
-        remove_keys,
-        rename_keys,
-        rename_tensors,
-        set_values,
-    )
-    from gguf_tools.edit.model_edits import edit_model, recover
-
-__all__ = [
-    "Edited",
-    "edit_model",
-    "parse_assignment",
-    "recover",
-    "remove_keys",
-    "rename_keys",
-    "rename_tensors",
-    "set_values",
-]
-
-_HOMES = {
-    "Edited": "gguf_tools.edit.header_edits",
-    "edit_model": "gguf_tools.edit.model_edits",
-    "parse_assignment": "gguf_tools.edit.header_edits",
-    "recover": "gguf_tools.edit.model_edits",
-    "remove_keys": "gguf_tools.edit.header_edits",
-    "rename_keys": "gguf_tools.edit.header_edits",
-    "rename_tensors": "gguf_tools.edit.header_edits",
-    "set_values": "gguf_tools.edit.header_edits",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = public_names(__name__)

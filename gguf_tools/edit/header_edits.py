@@ -26,8 +26,9 @@ from gguf_tools.files.named_files import read_input
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.values import FIXED_CODES, Kind, Metadata, Value, as_float32, text_of
-from gguf_tools.text import printable, quoted, value_text
+from gguf_tools.text import printable, quoted
 
 _KINDS: Mapping[str, Kind] = {
     "u8": Kind.UINT8,

@@ -18,13 +18,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools.cluster.job import JOB_SUFFIX, is_job_start
 from gguf_tools.errors import MissingFile, ToolkitError
 from gguf_tools.files.atomic_write import output_of_small_partial
 from gguf_tools.files.journal import JOURNAL_SUFFIX, run_of_journal
 from gguf_tools.files.partial_file import NO_RUN, PARTIAL_SUFFIX, run_of_partial
 from gguf_tools.files.run_lock import LOCK, in_use, is_lock_mark
-from gguf_tools.files.work_names import OF_LAYERS, PART, WORK, WORK_SUFFIX
+from gguf_tools.files.work_names import JOB_SUFFIX, OF_LAYERS, PART, WORK, WORK_SUFFIX, is_job_start
 from gguf_tools.system import files
 from gguf_tools.system.folders import OpenFolder, opened
 from gguf_tools.system.locks import try_lock

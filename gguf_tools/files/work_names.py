@@ -1,4 +1,4 @@
-"""Names of the work folders of runs, and of the files in them.
+"""Names of the work folders of runs and of the files in them, and of jobs, which lie beside outputs.
 
 Nothing is computed here, so who only looks for what runs have left needs no torch.
 """
@@ -12,6 +12,10 @@ from gguf_tools.files.owned_folder import RECORD, FolderKind
 from gguf_tools.files.run_lock import LOCK
 
 WORK_SUFFIX = ".work"
+JOB_SUFFIX = ".job"
+
+JOB_START = b"GGUFJOB\0"
+"""How the file of a job begins: another file under its name is somebody else's."""
 
 OF_LAYERS = re.compile(
     r"(hidden|student)\.\d+|(student\.)?middle|middle\.gradients|embedding\.npz|sums\.\d{5}\.npz"
@@ -31,3 +35,8 @@ PART = re.compile(r"(base|model-\d+|forward|backward|draft|original|codes|descen
 def work_path(output: Path) -> Path:
     """Return where the work folder of an output is."""
     return output.with_name(output.name + WORK_SUFFIX)
+
+
+def is_job_start(start: bytes) -> bool:
+    """Whether a file that begins like this is work that was posted for workers."""
+    return start.startswith(JOB_START)

@@ -12,24 +12,21 @@ import os
 import stat
 import sys
 from abc import ABC, abstractmethod
-from importlib import import_module
 from io import FileIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from gguf_tools.errors import FormatError, MissingModel, ShapeError, TruncatedError, UnreadableInput
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian, check_data, read_header
+from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from gguf_tools.system.files import read_at, read_into
-from gguf_tools.text import types_table
 
 if TYPE_CHECKING:  # numpy takes longer to import than a header to read
-    import numpy as np
-if TYPE_CHECKING:
     import numpy as np
 
 
@@ -90,9 +87,9 @@ class Opened(ABC):
 
         raises  FormatError for a tensor that isn't there, QuantError for a type without a decoder
         """
-        # By its name, because decoders are on a floor above this one.
-        decoded: np.ndarray = import_module("quantize.arrays").read_values(self, name)
-        return decoded
+        from gguf_tools import read_values  # asked of the package: decoders are on a floor above this one
+
+        return read_values(cast("GGUFSource", self), name)
 
     @abstractmethod
     def close(self) -> None: ...

@@ -22,9 +22,10 @@ from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile, Opened
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import quoted, value_text
+from gguf_tools.text import quoted
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from gguf_tools.format.block_layouts import can_swap, swap_bytes
 from gguf_tools.format.header import encode_value
 from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import CHUNK_BYTES
 from gguf_tools.format.values import Value
-from gguf_tools.text import MAX_WIDTH, in_layer_ranges, printable, value_text
+from gguf_tools.text import MAX_WIDTH, in_layer_ranges, printable
 
 if TYPE_CHECKING:
     import numpy as np

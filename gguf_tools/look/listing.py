@@ -12,9 +12,10 @@ from typing import Any
 
 from gguf_tools.format.hparams import Size, architecture_of, known_hparams
 from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.shown import MAX_ITEMS, value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import MAX_ITEMS, MAX_WIDTH, bytes_text, printable, table, value_text
+from gguf_tools.text import MAX_WIDTH, bytes_text, printable, table
 
 _LEAST_WIDTH = 30
 """Width that a value may take however long its key is, in columns."""

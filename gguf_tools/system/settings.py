@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
-import numpy.linalg
+from numpy.linalg import lapack_lite
 
 Value = TypeVar("Value")
 
@@ -66,7 +66,7 @@ _BLAS_NAMES = (
 def _blas(what: str) -> Callable[..., Any]:
     """Return the function of numpy's OpenBLAS that gets or sets its number of threads; of another library, a
     function that does nothing."""
-    library = ctypes.CDLL(numpy.linalg._umath_linalg.__file__)
+    library = ctypes.CDLL(lapack_lite.__file__)  # a module of numpy that is linked with it
     found = (getattr(library, name.format(what), None) for name in _BLAS_NAMES)
     return next((each for each in found if each is not None), lambda *_: 1)
 

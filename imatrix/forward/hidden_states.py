@@ -16,7 +16,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.system import files
 from gguf_tools.system.files import open_own
 from imatrix.forward.device import to_bytes, to_numpy
-from imatrix.forward.layers.kernels import add_weighted
+from imatrix.forward.kernels import add_weighted
 
 _COPY_BYTES = 32 << 20
 

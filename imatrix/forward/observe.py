@@ -24,7 +24,7 @@ import torch
 
 from gguf_tools.errors import BadActivation
 from imatrix.forward.device import to_numpy
-from imatrix.forward.layers.kernels import sums_of_squares
+from imatrix.forward.kernels import sums_of_squares
 from quantize.importances.entries import Importance
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -6,11 +6,11 @@ loaded by a run that encodes, not by one that prints a plan.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gguf_tools.errors import QuantError
 from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.lazy import late
 from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED, REGROUPED
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
     """
     name = _name_of(type_)
     if name not in CODECS and REGROUPED.get(name) in CODECS:
-        interleaved: QuantFormat = import_module(".ik.interleaved.interleaved", __package__).codec(name)
+        interleaved: QuantFormat = late(".ik.interleaved.interleaved", __package__).codec(name)
         return interleaved
     if name not in CODECS:
         lacking = "encoder" if name in decodable() else "codec"
         raise QuantError(f"{name}: no {lacking} for this type")
-    formats: tuple[QuantFormat, ...] = import_module(CODECS[name].module, __package__).FORMATS
+    formats: tuple[QuantFormat, ...] = late(CODECS[name].module, __package__).FORMATS
     return next(format_ for format_ in formats if format_.type.name == name)
 
 
@@ -58,11 +58,11 @@ def get_decoder(type_: str | GGMLType) -> Decode:
         return get_format(name).decode
     decode: Decode
     if name in INTERLEAVED:
-        decode = import_module(".ik.interleaved.interleaved", __package__).decoder(name)
+        decode = late(".ik.interleaved.interleaved", __package__).decoder(name)
         return decode
     if name not in DECODERS:
         raise QuantError(f"{name}: no codec for this type")
-    decode = import_module(DECODERS[name], __package__).DECODERS[name]
+    decode = late(DECODERS[name], __package__).DECODERS[name]
     return decode
 
 

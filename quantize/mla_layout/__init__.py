@@ -4,22 +4,6 @@
 >>> result = change_layout("lite-ik.gguf", "lite.gguf", "split")
 """
 
-from __future__ import annotations
+from gguf_tools.lazy import public_names
 
-from typing import TYPE_CHECKING
-
-from gguf_tools.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from quantize.mla_layout.pipeline import LayoutChange, change_layout
-    from quantize.roles import MLALayout
-
-__all__ = ["LayoutChange", "MLALayout", "change_layout"]
-
-_HOMES = {
-    "LayoutChange": "quantize.mla_layout.pipeline",
-    "MLALayout": "quantize.roles",
-    "change_layout": "quantize.mla_layout.pipeline",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = public_names(__name__)

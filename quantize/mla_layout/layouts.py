@@ -21,10 +21,10 @@ from pathlib import Path
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import known_hparams
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.look.listing import count_parameters
-from gguf_tools.text import value_text
 from quantize.roles import LAYOUTS, MLALayout, Role, layer_of, tensor_role
 
 ARCHITECTURE = "deepseek2"

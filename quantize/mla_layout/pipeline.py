@@ -18,9 +18,10 @@ from gguf_tools.argument_types import CheckedFields, checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest, NeedsImportance
 from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import counted, size_text, value_text
+from gguf_tools.text import counted, size_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY

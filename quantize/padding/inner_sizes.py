@@ -19,9 +19,9 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.loaders import LOADERS
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import value_text
 from quantize.padding.resized import Extent, Resize
 from quantize.roles import FeedForwardPart, FeedForwardPlace, feed_forward_place, is_unknown_feed_forward
 

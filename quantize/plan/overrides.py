@@ -24,9 +24,10 @@ from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.values import Kind, Metadata, Value
 from gguf_tools.number_types import NumberType
-from gguf_tools.text import did_you_mean, quoted, value_text
+from gguf_tools.text import did_you_mean, quoted
 from quantize.plan.foreign_types import foreign_type
 from quantize.plan.recipes import ALIASES, RECIPES
 from quantize.roles import layer_of

@@ -16,8 +16,8 @@ from typing import Any
 from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.ggml_types import I8, I16, I32, I64, GGMLType
+from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.text import types_table
 from quantize.importances.entries import Importances, ResolvedImportance, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, TensorPlan, decide
 from quantize.plan.findings import find_all, stop_at_errors

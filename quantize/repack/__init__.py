@@ -7,21 +7,6 @@
 'model-again.gguf'
 """
 
-from __future__ import annotations
+from gguf_tools.lazy import public_names
 
-from typing import TYPE_CHECKING
-
-from gguf_tools.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from quantize.repack.pipeline import repack
-    from quantize.repack.rules import RepackOptions
-
-__all__ = ["RepackOptions", "repack"]
-
-_HOMES = {
-    "RepackOptions": "quantize.repack.rules",
-    "repack": "quantize.repack.pipeline",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = public_names(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts.check.house import (
+    circles_of_folders,
+    imports_by_string,
+    names_by_string,
+    private_names_of_others,
+)
 from tests.contract.import_graph import (
     COMMAND_HOMES,
     FLOORS,
@@ -73,12 +80,67 @@ def importing(path: Path, packages: set[str]) -> list[str]:
     return sorted(module for module in imports_of(path) if top(module) in packages)
 
 
+PRIVATE_NAMES_IN = {"convert/checkpoint/pickle_file.py", "gguf_tools/hub/answers.py"}
+"""Modules with names of other libraries that are not for everybody. Under FakeTensorMode alone, torch tells
+where in a pickle's file a tensor lies; it documents that mode, in a module of such a name."""
+
+
+def test_names_of_other_libraries_are_public() -> None:
+    """Of Python's own library, argparse has no other names for what annotations tell."""
+    found = [line for line in private_names_of_others() if " argparse._" not in line]
+    assert {line.partition(":")[0] for line in found} <= PRIVATE_NAMES_IN
+
+
 def test_modules_import_each_other_in_no_circle() -> None:
     graph = {}
     for path in MODULES:
         name = name_of(path)
         graph[name] = {module for module in imports_of(path) if top(module) in PACKAGES}
     assert find_circle(graph) == []
+
+
+CIRCLES_IN = {"convert.architectures", "imatrix.calibrate", "imatrix.evaluate"}
+"""Folders whose parts still import each other in circles. None comes to them."""
+
+
+def test_what_a_folder_holds_imports_each_other_in_no_circle() -> None:
+    """Folders and modules, each as a whole."""
+    folders = {circle.split(" <- ")[0].rpartition(".")[0] for circle in circles_of_folders()}
+    assert sorted(folders - CIRCLES_IN) == []
+
+
+def test_modules_are_imported_by_a_string_in_one_place() -> None:
+    """A table names modules as strings, too: none that is above the table's."""
+    assert (imports_by_string(), names_by_string()) == ([], [])
+
+
+def test_one_module_asks_a_package_for_a_name_from_above() -> None:
+    """A package's stub has names of all floors, so importing one of them from there could hide the floor."""
+    up = {
+        str(path): found
+        for path in MODULES
+        if not is_front(path)
+        and (found := on_floors(asked_of_packages(path), above(floor_of(name_of(path)))))
+    }
+    assert up == {"gguf_tools/format/reader.py": ["quantize.arrays"]}
+
+
+def asked_of_packages(path: Path) -> Iterator[str]:
+    """Yield where the public names are defined that a file imports from packages with a stub."""
+    for package, name in names_imported_by(path):
+        yield from (home for home, public in names_imported_by(stub_of(package)) if public == name)
+
+
+def stub_of(package: str) -> Path:
+    return Path(*package.split("."), "__init__.pyi")
+
+
+def names_imported_by(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield module and name of each import from a module; nothing for a file that isn't there."""
+    text = (ROOT / path).read_text() if (ROOT / path).is_file() else ""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((str(node.module), alias.name) for alias in node.names)
 
 
 def test_a_circle_is_found() -> None:

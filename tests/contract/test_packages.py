@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gguf_tools import shadowing
 from scripts.check.house import what_docstrings
 from tests.contract.import_graph import (
     COMMAND_HOMES,
@@ -81,6 +83,12 @@ def test_every_folder_of_modules_is_in_the_wheel() -> None:
         assert any(fnmatch(".".join(folder.parts), pattern) for pattern in patterns), folder
 
 
+def test_packages_are_those_of_one_list() -> None:
+    assert sorted(shadowing.PACKAGES) == sorted(PACKAGES)
+    find = pyproject()["tool"]["setuptools"]["packages"]["find"]
+    assert sorted(find["include"]) == sorted(f"{package}*" for package in PACKAGES)
+
+
 def test_every_package_is_typed_and_checked() -> None:
     assert sorted(pyproject()["tool"]["mypy"]["packages"]) == sorted(PACKAGES)
     assert [package for package in PACKAGES if not (ROOT / package / "py.typed").is_file()] == []
@@ -93,53 +101,31 @@ def test_every_command_is_installed() -> None:
         assert name in _bound_names(module), home
 
 
-FIRST = Path("gguf_tools/__init__.py")
-"""The package that offers names of all floors. What type checkers see of it is a stub."""
-
-LAZY = [
-    path for path in MODULES
-    if path.name == "__init__.py" and path != FIRST and "_HOMES" in (ROOT / path).read_text()
-]  # fmt: skip
+STUBS = [
+    path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.pyi"))
+]
+"""Lists of public names: what type checkers see of a package, and what it loads its names by."""
 
 
-@pytest.mark.parametrize("path", LAZY, ids=str)
-def test_lazy_names_say_the_same_three_times(path: Path) -> None:
-    """`__all__`, `_HOMES` and the imports for type checkers, and what is in the homes."""
-    tree = ast.parse((ROOT / path).read_text())
-    homes: dict[str, str] = _literal(tree, "_HOMES")
-    assert sorted(homes) == sorted(_literal(tree, "__all__"))
-    checked = {
-        alias.asname or alias.name: node.module
-        for block in tree.body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert checked == homes
-    for name, home in homes.items():
-        assert name in _bound_names(home), f"{home} has no {name}"
-
-
-def test_the_first_package_and_its_stub_have_the_same_names() -> None:
-    tree, stub = (ast.parse((ROOT / path).read_text()) for path in (FIRST, FIRST.with_suffix(".pyi")))
-    homes: dict[str, str] = _literal(tree, "_HOMES")
-    names: list[str] = _literal(tree, "__all__")
-    own = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert sorted(names) == names == sorted({*homes, *(own & set(names)), "__version__"})
-    typed = {
-        alias.asname: node.module if isinstance(node, ast.ImportFrom) else alias.name
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom | ast.Import)
-        for alias in node.names
-    }
-    assert {*typed, "__version__"} == set(names)
-    typed["edit"] += ".edit"  # a part of this package
-    assert {name: typed[name] for name in homes} == homes
+@pytest.mark.parametrize("path", STUBS, ids=str)
+def test_a_stub_is_the_list_of_public_names(path: Path) -> None:
+    package, stub = name_of(path), ast.parse((ROOT / path).read_text())
+    names = []
+    for node in stub.body[1:]:
+        if isinstance(node, ast.AnnAssign):
+            names.append(ast.unparse(node.target))
+            continue
+        assert isinstance(node, ast.ImportFrom | ast.Import)
+        [alias] = node.names
+        names.append(alias.name)
+        assert alias.asname == alias.name, "is not public without"
+        if isinstance(node, ast.ImportFrom) and node.module != package:
+            assert alias.name in _bound_names(str(node.module))
+    assert sorted(names) == import_module(package).__all__
 
 
 def test_public_names_are_there() -> None:
-    for path in {*MODULES} - {*LAZY, FIRST}:
+    for path in MODULES:
         names = _literal(ast.parse((ROOT / path).read_text()), "__all__")
         if names is not None:
             assert names == sorted(names), path

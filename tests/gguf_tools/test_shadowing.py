@@ -27,3 +27,9 @@ def test_what_hides_what(hiding: str, code: list[str], tmp_path: Path) -> None:
     assert f"{tmp_path / hiding}: hides the package {name} of gguf-tools" in last
     assert "give the file another name" in last
     assert done.returncode == 1
+
+
+def test_names_that_need_nothing_hidden_are_there(tmp_path: Path) -> None:
+    (tmp_path / "convert.py").write_text("raise SystemExit('was run')\n")
+    code = "import gguf_tools; gguf_tools.open_gguf, gguf_tools.read_values"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

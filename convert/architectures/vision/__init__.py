@@ -7,7 +7,6 @@ of the text part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from convert.architectures.config_reader import architecture_name, with_head
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.lazy import late
 from gguf_tools.text import cut_short
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def find_tower(config: Mapping[str, Any], path: str | Path, names: Iterable[str]
         raise UnsupportedCheckpoint(
             f"{path}: no vision tower is known of architecture {cut_short(name)}, only of {', '.join(TOWERS)}"
         )
-    module = import_module(f"convert.architectures.vision.{TOWERS[known]}")
+    module = late(f"convert.architectures.vision.{TOWERS[known]}")
     tower: Tower = module.ARCHITECTURE
     if not tower.is_there(names):
         raise UnsupportedCheckpoint(

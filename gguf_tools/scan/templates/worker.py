@@ -15,7 +15,6 @@ audit hook ends it when Python is asked to do anything but compute.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from typing import Any, NoReturn
 from jinja2.exceptions import TemplateSyntaxError
 
 from gguf_tools.findings import Level
+from gguf_tools.lazy import late
 from gguf_tools.scan.templates import rendering, syntax_tree
 from gguf_tools.scan.templates.process import EXIT_BREAKOUT
 from gguf_tools.system.locks import limit_process
@@ -80,7 +80,7 @@ def _work(job: dict[str, Any]) -> None:
 def rehearse() -> None:
     """Load everything that trying a template needs."""
     for name in _IMPORTED_LATE:
-        importlib.import_module(name)
+        late(name)
     sandbox = rendering.Sandbox()
     list(syntax_tree.remarks_on(sandbox.parse(_REHEARSAL), sandbox))
     rendering.run(_REHEARSAL, {}, 1000)

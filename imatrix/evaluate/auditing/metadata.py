@@ -18,8 +18,8 @@ from typing import Any
 
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
+from gguf_tools.format.shown import value_text
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import value_text
 from imatrix.evaluate.auditing.vocabularies import (
     describe_kinds,
     describe_tokens,

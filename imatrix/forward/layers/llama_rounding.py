@@ -146,19 +146,23 @@ class RoundingMatrix(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is linear:
-                x, matrix, *bias = args
-                return linear(matrix.rounding(x), matrix, *bias)
-            if func is torch.bmm:
-                x, matrix = args
-                return torch.bmm(matrix.rounding(x), matrix)
-            result = func(*args, **(kwargs or {}))
+        if func in (linear, torch.bmm):
+            x, matrix, *bias = args
+            args = matrix.rounding(x), matrix, *bias
+            return _plain(super().__torch_function__(func, types, args, kwargs))
+        result = super().__torch_function__(func, types, args, kwargs or {})
         parts = args[0] if func is torch.cat else args
         first = next(part for part in parts if isinstance(part, cls))
         if isinstance(result, torch.Tensor) and result.dim() > 1:
             return cls.of(result, first.rounding)
-        return result
+        return _plain(result)
+
+
+def _plain(result: Any) -> Any:
+    """Return a result of torch with no matrix of ours in it: torch gives it the class of its arguments."""
+    if isinstance(result, list | tuple):
+        return type(result)([_plain(each) for each in result])
+    return without_rounding(result) if isinstance(result, RoundingMatrix) else result
 
 
 def without_rounding(matrix: torch.Tensor) -> torch.Tensor:

@@ -365,8 +365,8 @@ def test_bad_arguments_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert gguf_tools.__version__ == project.get("version", gguf_tools.__version__)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "gguf_tools.__version__"}}
     assert run(capsys, "--version") == (0, f"gguf-tools {gguf_tools.__version__}\n", "")
 
 

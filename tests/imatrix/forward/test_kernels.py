@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from imatrix.forward.layers import kernels  # noqa: E402
+from imatrix.forward import kernels  # noqa: E402
 
 SHAPES = [(1, 1, 1), (1, 512, 2048), (3, 300, 257), (2, 5000, 16), (1, 0, 8), (0, 4, 8)]
 

@@ -1,0 +1,29 @@
+"""Public names of quantize and their homes, for type checkers and for `gguf_tools.lazy`."""
+
+from gguf_tools import __version__ as __version__
+from gguf_tools.errors import ToolkitError as ToolkitError
+from gguf_tools.findings import Finding as Finding
+from quantize.arrays import decode as decode
+from quantize.arrays import encode as encode
+from quantize.arrays import read_values as read_values
+from quantize.calibration import Calibrating as Calibrating
+from quantize.importances.entries import Importance as Importance
+from quantize.importances.entries import ImportanceFile as ImportanceFile
+from quantize.linting import LintReport as LintReport
+from quantize.linting import lint as lint
+from quantize.options import QuantizeOptions as QuantizeOptions
+from quantize.pipeline import quantize as quantize
+from quantize.pipeline import quantize_many as quantize_many
+from quantize.plan.decide import KeptGrid as KeptGrid
+from quantize.plan.model_facts import ModelFacts as ModelFacts
+from quantize.plan.overrides import Override as Override
+from quantize.plan.overrides import parse_overrides as parse_overrides
+from quantize.plan.plan import Plan as Plan
+from quantize.plan.plan import PlanOptions as PlanOptions
+from quantize.plan.plan import build_plan as build_plan
+from quantize.plan.recipe import Recipe as Recipe
+from quantize.plan.recipe_files import Mixture as Mixture
+from quantize.plan.recipe_files import find_mixture as find_mixture
+from quantize.prepare import Preparation as Preparation
+from quantize.run import Result as Result
+from quantize.run_options import RunOptions as RunOptions
