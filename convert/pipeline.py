@@ -41,6 +41,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.hub.names import cached_name
 from gguf_tools.look.listing import count_parameters
+from quantize.calibration import begun
 from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.sources import SourceTensor
@@ -183,9 +184,11 @@ def plan_run(
         yield Run(prepare_vocab(path, outfile, options), RowSources({}, {}), (), started)
         return
     with Checkpoint(folder, allow_pickle=options.allow_pickle) as checkpoint:
+        calibration = begun(options.calibration)
+        options = replace(options, calibration=calibration)
         preparation, rows = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
         rows = replace(rows, remote=checkpoint.remote())
-        yield Run(preparation, rows, checkpoint.inputs(), started, options.calibration)
+        yield Run(preparation, rows, checkpoint.inputs(), started, calibration)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,9 @@ from gguf_tools.format.values import Value as Value
 from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
 from imatrix.calibrate.calibration import Calibration as Calibration
+from imatrix.calibrate.refine.options import Refinement as Refinement
 from imatrix.calibrate.refine.options import RefineOptions as RefineOptions
 from imatrix.calibrate.refine.pipeline import refine as refine
-from imatrix.calibrate.refine.result import Refinement as Refinement
 from imatrix.evaluate.auditing.options import AuditOptions as AuditOptions
 from imatrix.evaluate.auditing.pipeline import audit as audit
 from imatrix.evaluate.auditing.report import AuditReport as AuditReport

@@ -35,10 +35,6 @@ Progress = Callable[[int], object]
 StartProgress = Callable[[int], Progress]
 """Callback of a whole piece of work: is given its total of bytes, and returns what to call for each piece."""
 
-StartSteps = Callable[[float, float], Callable[[float], object]]
-"""Callback of work that counts steps: is given how many there are and how many are done, and returns what to
-call for each further step, or with a share of one."""
-
 
 class Moves(Protocol):
     """Something that shows how far work has come."""

@@ -35,6 +35,14 @@ class Calibrating(Protocol):
         """The method in a few words, for metadata and cards."""
         ...
 
+    def begin(self) -> BegunCalibrating:
+        """Begin to plan; what plans and runs share is kept in what this returns."""
+        ...
+
+
+class BegunCalibrating(Calibrating, Protocol):
+    """A calibration of which there are plans and runs; it takes its own place."""
+
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
         """Promise entries, without numbers, for the tensors whose activations will be seen.
 
@@ -50,3 +58,8 @@ class Calibrating(Protocol):
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterable[str]:
         """Tell what a run will need: memory, disk and time."""
         ...
+
+
+def begun(calibration: Calibrating | None) -> BegunCalibrating | None:
+    """Begin a calibration, if there is one and it is not begun yet."""
+    return None if calibration is None else calibration.begin()

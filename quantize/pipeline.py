@@ -23,6 +23,7 @@ from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import cached_name
+from quantize.calibration import begun
 from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.grids import with_grids
 from quantize.options import QuantizeOptions
@@ -79,6 +80,7 @@ def quantize_many(
     all of its outputs, or one by one.
     """
     options, run = _merged(options, run, choices)
+    options = replace(options, calibration=begun(options.calibration))
     several = [file_types] if isinstance(file_types, str | Mixture) else file_types
     with ExitStack() as stack:
         runs = [stack.enter_context(plan_run(source, output, file_type, options)) for file_type in several]
@@ -109,6 +111,9 @@ def plan_run(
     """
     started = time.monotonic()
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
+    options = options or QuantizeOptions()
+    calibration = begun(options.calibration)
+    options = replace(options, calibration=calibration)
     path = Path(source)
     target = default_output(path, mixture.name) if output is None else output_path(output)
     target = target.with_name(fill_template(target.name, mixture.name))
@@ -116,7 +121,6 @@ def plan_run(
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         rows = row_sources(preparation.plan, sources, partial(GGUFSources, path), preparation.padding)
-        calibration = None if options is None else options.calibration
         yield Run(preparation, rows, gguf_inputs(opened), started, calibration)
 
 

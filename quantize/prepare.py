@@ -97,7 +97,7 @@ def decide_file(
     if matrix is not None:
         refuse_nonfinite(matrix.entries)
     elif options.calibration is not None:
-        matrix = options.calibration.promise(metadata, tensors)
+        matrix = options.calibration.begin().promise(metadata, tensors)
     entries = fit_importances(matrix.entries, metadata, tensors) if matrix else {}
     has_layers = any(layer_of(tensor.name) is not None for tensor in tensors)
     facts = ModelFacts.from_metadata(metadata, kv_overrides, has_layers=has_layers)

@@ -14,7 +14,7 @@ from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.files.overwriting import is_unfinished
 from gguf_tools.format.shown import types_table
-from quantize.calibration import Calibrating
+from quantize.calibration import BegunCalibrating
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob
 from quantize.fill.outputs import Written, write_outputs
@@ -105,7 +105,7 @@ class Run:
     sources: RowSources
     inputs: tuple[AnyInput, ...]
     started: float = field(default_factory=time.monotonic)
-    calibration: Calibrating | None = None
+    calibration: BegunCalibrating | None = None
 
     def __repr__(self) -> str:
         return f"<Run to {self.preparation.outputs[0].path}: {self.preparation.plan!r}>"

@@ -82,9 +82,11 @@ def quantize(
     raises     ToolkitError. Finished work is kept for the next run
     """
     from convert.sources import SourceOptions, plan_source, source_folder
+    from quantize.calibration import begun
     from quantize.size.parse import names_size
 
     options, run = with_choices(choices, options or SourceOptions(), run or RunOptions())
+    options = replace(options, calibration=begun(options.calibration))
     source = source_folder(os.fspath(model), quiet=True)
 
     if isinstance(file_type, str) and names_size(file_type):

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from gguf_tools.findings import Tell, tell_all, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from imatrix.calibrate.options import CalibrationOptions, Coverage
+from imatrix.calibrate.options import CalibrationOptions
+from imatrix.calibrate.shapes import Coverage
 from imatrix.forward.options import require_torch
-from imatrix.texts.mixture import mixture_sha256
+from imatrix.texts.mixture import mixture_sha256, read_mixture
 from imatrix.texts.quality import TextQuality, admit, judge
 from imatrix.texts.scripts import script_findings
-from imatrix.texts.tokens import Text
+from imatrix.texts.tokens import Text, Vocabulary
 from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions
 from quantize.importances.entries import ImportanceFile, PromisedImportance
 from quantize.importances.text_sketch import TextSketch
 from quantize.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from imatrix.calibrate.estimate import Cost
+    from imatrix.calibrate.plan import CalibrationPlan
 
 
 @dataclass(frozen=True)
@@ -38,49 +44,86 @@ class Calibration(CalibrationOptions):
         order = "layer after layer" if self.sequential else "each tensor by itself"
         return f"{self.method}, {order}" + ("" if self.embedding else ", token_embd left out")
 
-    def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
+    def begin(self) -> BegunCalibration:
         """See `quantize.calibration.Calibrating`."""
+        return BegunCalibration(self)
+
+
+class BegunCalibration:
+    """A calibration at work. Plans and runs of one model share the text.
+
+    It is read anew only where its words or the tokenizer are others.
+    """
+
+    def __init__(self, options: Calibration) -> None:
+        self._options = options
+        self._read: tuple[Any, Text] | None = None
+
+    @property
+    def label(self) -> str:
+        return self._options.label
+
+    def begin(self) -> Self:
+        return self
+
+    def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
+        """See `quantize.calibration.BegunCalibrating`."""
         require_torch("calibrating")
-        coverage = Coverage.of(Path(self.text), metadata, tensors)
+        path = Path(self._options.text)
+        coverage = Coverage.of(path, metadata, tensors)
         entries = {
             tensor.name: PromisedImportance.of(tensor) for tensor in tensors if coverage.promises(tensor)
         }
-        text = self.read(metadata, coverage)
+        text = self._text(metadata, coverage)
         self._admit(text, tell_nobody)
-        return ImportanceFile(
-            entries,
-            (Path(self.text).name,),
-            text.n_chunks,
-            text.chunk_size,
-            sketch=TextSketch.of(text.tokens.ravel(), mixture_sha256(Path(self.text))),
-        )
+        sketch = TextSketch.of(text.tokens.ravel(), mixture_sha256(path))
+        return ImportanceFile(entries, (path.name,), text.n_chunks, text.chunk_size, sketch=sketch)
 
     @contextmanager
     def open(self, plan: Plan, job: FillJob, options: FillOptions) -> Iterator[Calibrator]:
-        """See `quantize.calibration.Calibrating`."""
-        require_torch("calibrating")
+        """See `quantize.calibration.BegunCalibrating`."""
         from imatrix.calibrate.estimate import amount_findings
-        from imatrix.calibrate.plan import CalibrationPlan
         from imatrix.calibrate.run.run import CalibratedRun
 
-        what = CalibrationPlan.of(self, plan, job.outputs, lambda text: self._admit(text, options.tell))
+        what = self.plan_run(plan, job.outputs, lambda text: self._admit(text, options.tell))
         with CalibratedRun(what, job, options) as run:
             amount = amount_findings(what, options.threads)
             tell_all((*script_findings(what.spelling), *amount, *what.findings()), options.tell)
             yield run
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterator[str]:
-        """See `quantize.calibration.Calibrating`."""
-        require_torch("calibrating")
+        """See `quantize.calibration.BegunCalibrating`."""
         from imatrix.calibrate.estimate import amount_findings, estimate_lines
-        from imatrix.calibrate.plan import CalibrationPlan
 
-        what = CalibrationPlan.of(self, plan, outputs, judge)
+        what = self.plan_run(plan, outputs, judge)
         yield from estimate_lines(what, options.threads, options.scheduler)
         amount = amount_findings(what, options.threads)
         text = (*what.quality.findings(), *script_findings(what.spelling))
         for finding in (*text, *amount, *what.findings()):
             yield f"note: {finding.text}"
 
+    def cost(self, plan: Plan, outputs: Sequence[Output], n_threads: int) -> Cost:
+        """Estimate what a run takes."""
+        from imatrix.calibrate.estimate import cost_of
+
+        return cost_of(self.plan_run(plan, outputs, judge), n_threads)
+
+    def plan_run(
+        self, plan: Plan, outputs: Sequence[Output], judged: Callable[[Text], TextQuality]
+    ) -> CalibrationPlan:
+        """Decide what is calibrated; see `imatrix.calibrate.plan.CalibrationPlan.of`."""
+        require_torch("calibrating")
+        from imatrix.calibrate.plan import CalibrationPlan
+
+        return CalibrationPlan.of(self._options, plan, outputs, self._text, judged)
+
+    def _text(self, metadata: Metadata, coverage: Coverage) -> Text:
+        """Read the chunks of the text, as the tokenizer of a model cuts it."""
+        path, vocab_size, vocab = Path(self._options.text), coverage.network.vocab_size, Vocabulary(metadata)
+        asked = mixture_sha256(path), vocab, vocab_size
+        if self._read is None or self._read[0] != asked:
+            self._read = asked, read_mixture(path, vocab, vocab_size, self._options.cut)
+        return self._read[1]
+
     def _admit(self, text: Text, tell: Tell) -> TextQuality:
-        return admit(text, str(self.text), tell, any_text=self.any_text)
+        return admit(text, str(self._options.text), tell, any_text=self._options.any_text)

@@ -14,18 +14,19 @@ from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.findings import Finding
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from imatrix.calibrate.footprint import Shapes
-from imatrix.calibrate.options import CalibrationOptions, Coverage
+from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.probe import Probe
+from imatrix.calibrate.shapes import Coverage, Shapes
 from imatrix.calibrate.statistics.trust import Trust
 from imatrix.evaluate.options import SHORTEST_CHUNK
 from imatrix.forward.device import device_name
 from imatrix.forward.findings import findings_of
 from imatrix.forward.network import Network
 from imatrix.forward.work.work_folder import run_identity
+from imatrix.texts.mixture import read_mixture
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.spelling import spelled
-from imatrix.texts.tokens import Cut, Text
+from imatrix.texts.tokens import Cut, Text, Vocabulary
 from quantize.fill.job import Output
 from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan
@@ -59,11 +60,13 @@ class CalibrationPlan:
         options: CalibrationOptions,
         plan: Plan,
         outputs: Sequence[Output],
+        read: Callable[[Metadata, Coverage], Text],
         judged: Callable[[Text], TextQuality],
     ) -> CalibrationPlan:
-        """Read the text and decide what is calibrated.
+        """Decide what is calibrated.
 
-        judged  gives the quality of the text, or refuses it
+        read    gives the text, as the tokenizer of a model cuts it
+        judged  gives its quality, or refuses it
         """
         path, metadata = outputs[0].path, outputs[0].layout.metadata
         coverage = Coverage.of(path, metadata, plan.infos)
@@ -72,7 +75,7 @@ class CalibrationPlan:
             for each in plan.tensors
             if coverage.makes(each, options.rounding, embedding=options.embedding)
         }
-        text = options.read(metadata, coverage)
+        text = read(metadata, coverage)
         return cls(options, path, metadata, plan.infos, made, coverage.network, text, judged(text))
 
     def findings(self) -> Iterator[Finding]:
@@ -146,5 +149,6 @@ def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: boo
     if measured and path.is_dir():
         raise BadRequest(f"{path}: is a folder, expected a file; evaluate --suite measures classes of texts")
     output = preparation.outputs[0]
-    coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
-    CalibrationOptions(path, cut).read(output.layout.metadata, coverage)
+    metadata = output.layout.metadata
+    coverage = Coverage.of(output.path, metadata, preparation.plan.infos)
+    read_mixture(path, Vocabulary(metadata), coverage.network.vocab_size, cut)

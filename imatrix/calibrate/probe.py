@@ -26,7 +26,7 @@ import torch
 from gguf_tools.format.ggml_types import F32, I32, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.settings import ONE_BLAS_THREAD
-from imatrix.calibrate.footprint import Shapes
+from imatrix.calibrate.shapes import Shapes
 from imatrix.calibrate.statistics.inputs import PIECE_ROWS, Capture, Order
 from imatrix.forward.device import device_name, fast_products, is_cpu
 from imatrix.forward.layer import Layer
@@ -34,6 +34,7 @@ from imatrix.forward.layers.load import Loader
 from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.workers import torch_threads
+from imatrix.texts.tokens import Text
 from quantize.roles import layer_of
 from quantize.rounding.factor import Factor
 from quantize.rounding.methods import Matrix, Method
@@ -47,6 +48,9 @@ _ROUNDED = 256
 
 _LOGITS = 4096
 """Logits of a token that a softmax is measured with."""
+
+_SWEEPS = 4
+"""Softmaxes that a logit of one model takes: sums, probabilities, and what is made of them, in float64."""
 
 _REPEATED, _LONG = 4, 0.1
 """How often work is timed, and the seconds above which twice is enough."""
@@ -137,6 +141,18 @@ class Probe:
             for names, seconds in times.stages.items()
         }
         return LayerTimes(stages, times.attention, times.block, times.expert)
+
+    def pass_seconds(self, text: Text) -> float:
+        """Estimate how long one thread takes to compute all layers for a text."""
+        layers = map(self.layer, range(self.shapes.network.n_all_layers))
+        by_chunk, by_token = text.n_chunks, text.inputs.size * self.shapes.n_used
+        return sum(by_chunk * (each.attention + each.block) + by_token * each.expert for each in layers)
+
+    def logit_seconds(self, n_tokens: float) -> float:
+        """Estimate how long one thread takes for the logits of tokens, and what is made of them."""
+        network, speeds = self.shapes.network, self.speeds
+        by_logit = network.hidden_size * speeds.product + _SWEEPS * speeds.logit
+        return n_tokens * network.vocab_size * by_logit
 
     def _times(self, number: int) -> LayerTimes:
         network, size = self.shapes.network, self.chunk_size

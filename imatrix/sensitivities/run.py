@@ -158,7 +158,7 @@ class _Measurement:
         about |= {"seed": options.seed, "keeps": "damages", "types": list(self.types)}
         about |= {"rows": options.rows, "least": options.least_rows, **options.hidden_facts}
         with work_folders(output, about, source.watch, restart=options.restart) as folders:
-            refuse_full_disk(folders, state_bytes(source, self.text))
+            refuse_full_disk(folders, state_bytes(source.network, self.text.inputs.size))
             if folders.back.done < source.network.n_layers:
                 self._compute(folders, report)
             return self._collected(folders)

@@ -10,9 +10,8 @@ pytest.importorskip("torch")
 
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run
-from imatrix.calibrate.footprint import Shapes
-from imatrix.calibrate.options import Coverage
 from imatrix.calibrate.probe import Probe
+from imatrix.calibrate.shapes import Coverage, Shapes
 from imatrix.forward.options import ForwardOptions
 from tests.end_to_end import arch_models
 from tests.imatrix.forward.deepseek4_models import v4_model

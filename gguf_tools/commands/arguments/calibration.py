@@ -21,7 +21,7 @@ from gguf_tools.number_types import SEED
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
-    from imatrix.calibrate.calibration import Calibration
+    from imatrix.calibrate.calibration import BegunCalibration
     from imatrix.evaluate.options import EvaluateOptions
     from imatrix.forward.options import ForwardOptions
     from quantize.run import Run
@@ -115,7 +115,7 @@ def read_divergence(args: argparse.Namespace) -> Divergence | None:
     return Divergence(args.evaluate, EvaluateOptions(Cut(args.chunk_size), calibration_forward(args)))
 
 
-def read_calibration(args: argparse.Namespace) -> Calibration | None:
+def read_calibration(args: argparse.Namespace) -> BegunCalibration | None:
     """Read --calibrate and what belongs to it; None without it.
 
     raises  BadArgument for what belongs to it where it is missing
@@ -139,7 +139,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
     require_torch("--calibrate")
     from imatrix.calibrate.calibration import Calibration
 
-    return options_of_text(
+    calibration = options_of_text(
         Calibration,
         args,
         text=args.calibrate,
@@ -148,6 +148,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
         embedding=not args.no_embedding,
         forward=calibration_forward(args),
     )
+    return calibration.begin()
 
 
 def calibration_forward(args: argparse.Namespace) -> ForwardOptions:

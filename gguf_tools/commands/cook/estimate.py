@@ -7,22 +7,23 @@ machine, and from the rates below. Starting and compiling are not in them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
 from gguf_tools.system.locks import usable_cores
-from imatrix.calibrate.estimate import calibration_seconds, logit_seconds, pass_seconds
-from imatrix.calibrate.footprint import Shapes
-from imatrix.calibrate.options import CalibrationOptions, Coverage
+from imatrix.calibrate.estimate import Cost
 from imatrix.calibrate.probe import Probe
+from imatrix.calibrate.shapes import Coverage, Shapes
 from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
 from imatrix.sensitivities.options import SensitivityOptions
 from imatrix.sensitivities.type_errors import CANDIDATES
-from imatrix.texts.tokens import Cut, Text
+from imatrix.texts.mixture import read_mixture
+from imatrix.texts.tokens import Cut, Text, Vocabulary
 from quantize.prepare import Preparation
 from quantize.roles import layer_of
 from quantize.run import Run
@@ -37,24 +38,11 @@ _HASH_RATE = 1e9
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Cost of a step.
-
-    n_bytes   of its outputs
-    seconds   on all threads
-    is_exact  whether n_bytes is known from the plan of a file
-    """
-
-    n_bytes: int
-    seconds: float = 0.0
-    is_exact: bool = False
-
-
-@dataclass(frozen=True)
 class Estimates:
     """Costs of the steps of a request.
 
-    runs  the plan of each file by its label
+    runs     the plan of each file by its label
+    _probes  what measures this machine, by the size of chunks
     """
 
     request: CookRequest
@@ -71,10 +59,15 @@ class Estimates:
         return Cost(800 * len(self._infos), passes + self._trying_seconds() / self.n_threads)
 
     def file(self, wanted: WantedFile) -> Cost:
-        preparation = self.runs[wanted.label].preparation
-        seconds = self._making_seconds(preparation)
+        """Estimate a file: encoding, or with a calibration all that it computes."""
+        made = self.runs[wanted.label].preparation
+        infos, calibration = made.plan.infos, self.request.calibration
+        if calibration is None:
+            seconds = sum(info.n_elems / _rate(info.type) for info in infos) / self.n_threads
+        else:
+            seconds = calibration.cost(made.plan, made.outputs, self.n_threads).seconds
         if wanted.size is None:
-            return Cost(preparation.total_bytes, seconds, is_exact=True)
+            return Cost(made.total_bytes, seconds, is_exact=True)
         n_weights = sum(info.n_elems for info in self._infos)
         return Cost(int(wanted.size.amount * (n_weights / 8 if wanted.size.kind == "bpw" else 1)), seconds)
 
@@ -97,33 +90,27 @@ class Estimates:
     def _infos(self) -> Sequence[TensorInfo]:
         return self._first.plan.infos
 
-    @cached_property
-    def _coverage(self) -> Coverage:
-        return Coverage.of(self.request.source, self._first.outputs[0].layout.metadata, self._infos)
+    @property
+    def _metadata(self) -> Metadata:
+        return self._first.outputs[0].layout.metadata
 
     @cached_property
     def _shapes(self) -> Shapes:
-        return Shapes.of(self._coverage.network, self._infos, (), self._first.outputs[0].layout.metadata)
+        network = Coverage.of(self.request.source, self._metadata, self._infos).network
+        return Shapes.of(network, self._infos, (), self._metadata)
 
     @cached_property
     def _text(self) -> Text:
         return self._read(self.request.text, self.request.cut)
 
     def _read(self, text: Path, cut: Cut) -> Text:
-        return CalibrationOptions(text, cut).read(self._first.outputs[0].layout.metadata, self._coverage)
+        return read_mixture(text, Vocabulary(self._metadata), self._shapes.network.vocab_size, cut)
 
     def _pass_seconds(self, text: Text) -> float:
         """How long a pass through all layers and the output matrix takes."""
-        probe = self._probe(text)
-        layers = sum(pass_seconds(probe, text, layer) for layer in range(self._shapes.network.n_all_layers))
-        return (layers + logit_seconds(probe, text)) / self.n_threads
-
-    def _probe(self, text: Text) -> Probe:
-        """Return the probe that measures this machine with chunks as long as a text's."""
         size = text.chunk_size
-        if size not in self._probes:
-            self._probes[size] = Probe(self._shapes, size, self.request.forward)
-        return self._probes[size]
+        probe = self._probes.setdefault(size, Probe(self._shapes, size, self.request.forward))
+        return (probe.pass_seconds(text) + probe.logit_seconds(text.inputs.size / 2)) / self.n_threads
 
     def _trying_seconds(self) -> float:
         """How long one thread takes to encode some rows of every tensor at every candidate type."""
@@ -131,17 +118,6 @@ class Estimates:
         rows = [(min(each.n_rows, options.rows), each.n_cols) for each in self._infos if len(each.shape) > 1]
         rates = [_rate(by_name(name)) for name in CANDIDATES]
         return sum(n_rows * n_cols / rate for n_rows, n_cols in rows for rate in rates)
-
-    def _making_seconds(self, preparation: Preparation) -> float:
-        """How long a file takes: encoding, or with a calibration all that it computes."""
-        request, infos = self.request, preparation.plan.infos
-        if not request.calibrate:
-            return sum(info.n_elems / _rate(info.type) for info in infos) / self.n_threads
-        made = [each for each in infos if layer_of(each.name) is not None and len(each.shape) > 1]
-        options = CalibrationOptions(request.text, request.cut, forward=request.forward)
-        shapes = replace(self._shapes, infos=infos, made=made)
-        probe = Probe(shapes, self._text.chunk_size, request.forward, options.rounding)
-        return calibration_seconds(options, probe, self._text, self.n_threads)
 
 
 def _rate(type_: GGMLType) -> float:

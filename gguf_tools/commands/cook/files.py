@@ -14,7 +14,7 @@ from gguf_tools.findings import teller
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Shown
-from imatrix.calibrate.calibration import Calibration
+from imatrix.calibrate.calibration import BegunCalibration
 from quantize.importances.entries import ImportanceFile
 from quantize.padding import PadChoice
 from quantize.plan.recipe_files import Mixture, find_mixture
@@ -50,9 +50,7 @@ def plans(request: CookRequest) -> Iterator[Mapping[str, Run]]:
 
     A file of a size is planned as the stock mixture that comes nearest to it.
     """
-    promised = request.calibration or _PromisedMatrix(
-        request.text, cut=request.cut, forward=request.forward, any_text=request.force
-    )
+    promised = request.calibration or _PromisedMatrix(request.about_text)
 
     def plan(mixture: Mixture, wanted: WantedFile) -> AbstractContextManager[Run]:
         return _plan(request, mixture, request.output(wanted), promised, allow_problems=True)
@@ -61,7 +59,7 @@ def plans(request: CookRequest) -> Iterator[Mapping[str, Run]]:
         yield {each.label: stack.enter_context(plan(_stand_in(each, plan), each)) for each in request.wanted}
 
 
-class _PromisedMatrix(Calibration):
+class _PromisedMatrix(BegunCalibration):
     """Promises the importances of a matrix that is still to be collected.
 
     A file that is made with a matrix keeps no sketch of the text.
@@ -75,7 +73,7 @@ def _plan(
     request: CookRequest,
     mixture: Mixture,
     output: Path,
-    calibration: Calibration | None,
+    calibration: BegunCalibration | None,
     *,
     pad: PadChoice | None = "auto",
     allow_problems: bool = False,

@@ -13,7 +13,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import folder_name
 from gguf_tools.progress import Shown
 from gguf_tools.system.files import absolute
-from imatrix.calibrate.calibration import Calibration
+from imatrix.calibrate.calibration import BegunCalibration, Calibration
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Cut
 from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
@@ -81,12 +81,15 @@ class CookRequest:
     def has_sizes(self) -> bool:
         return any(each.size is not None for each in self.wanted)
 
-    @cached_property
-    def calibration(self) -> Calibration | None:
-        """The calibration that encodes every file; it reads the text once for all of them."""
-        if not self.calibrate:
-            return None
+    @property
+    def about_text(self) -> Calibration:
+        """Calibration that learns from the text."""
         return Calibration(self.text, cut=self.cut, forward=self.forward, any_text=self.force)
+
+    @cached_property
+    def calibration(self) -> BegunCalibration | None:
+        """The calibration that encodes every file; it reads the text once for all of them."""
+        return self.about_text.begin() if self.calibrate else None
 
     @property
     def matrix(self) -> Path | None:

@@ -13,13 +13,17 @@ steps a layer's error fell by 12 % with a mean over ten steps, by 6 % over thirt
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from gguf_tools.format.ggml_types import GGMLType
 from imatrix.calibrate.refine.cells import Cells, cells_of
-from imatrix.calibrate.refine.changed import ChangedTensor
-from quantize.fill.sources import SourceTensor
+from quantize.fill.sources import MadeOfTensor, SourceTensor
+from quantize.formats import get_decoder
 from quantize.formats.base import Bytes, Floats32
 
 _DECAY = 0.9
@@ -27,6 +31,24 @@ _DECAY = 0.9
 
 _NO_SQUARE = np.float32(1e-30)
 """Least divisor: it keeps a weight without a derivative, of a sub-block of zeros say, where it is."""
+
+
+class ChangedTensor(MadeOfTensor, ABC):
+    """A stored tensor with other bytes of the same type, as a SourceTensor."""
+
+    @property
+    def type(self) -> GGMLType:
+        return self.tensor.type
+
+    @abstractmethod
+    def stored_rows(self, start: int, stop: int) -> Bytes:
+        """Read rows as they are stored now, uint8 (n_rows, row bytes)."""
+
+    def raw_rows(self, start: int, stop: int) -> Bytes:
+        return self.stored_rows(start, stop).reshape(-1)
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        return get_decoder(self.type)(self.stored_rows(start, stop), self.shape[-1])
 
 
 class RecodedTensor(ChangedTensor):

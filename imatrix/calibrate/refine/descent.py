@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from imatrix.calibrate.refine.changed import ChangedTensor
+from imatrix.calibrate.refine.codes import ChangedTensor
 from imatrix.calibrate.refine.scales import RowScales
 from quantize.fill.sources import SourceTensor
 from quantize.formats.base import Bytes, Floats32

@@ -30,6 +30,7 @@ import torch
 from imatrix.calibrate.refine.cells import has_cells
 from imatrix.calibrate.refine.codes import MovingCodes, RecodedTensor
 from imatrix.calibrate.refine.gradients import Batch, Student, by_weights
+from imatrix.calibrate.refine.options import RefineOptions
 from imatrix.calibrate.statistics.inputs import HoldoutSplit
 from imatrix.forward.device import to_numpy
 from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
@@ -136,31 +137,37 @@ class _Moved:
     rows: dict[str, Bytes]
 
 
-@dataclass(frozen=True)
 class LayerByLayer:
     """Codes on their way, one layer after the other.
 
-    original  the base's pass, of which no layer is done that comes two after the student's last one
-    student   the file's pass; its tensors are those of `tensors`
-    tensors   what the student's loader reads; the layer at work has its moving ones there
-    base      the original's tensors
-    steps     the chunks of each step of a layer
-    rate      the first one that is tried; see `MovingCodes.step`. In a layer it falls to zero along half a
-              cosine
-    memory    bytes that moving codes may take
-    left_out  gets the tensors that did not fit
+    left_out  tensors whose codes stay, as there is no memory to move them
     """
 
-    original: ForwardPass
-    student: ForwardPass
-    tensors: dict[str, SourceTensor]
-    base: Mapping[str, SourceTensor]
-    steps: Sequence[Sequence[int]]
-    rate: float
-    memory: int
-    split: HoldoutSplit
-    advance: Callable[[float], None]
-    left_out: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        original: ForwardPass,
+        student: ForwardPass,
+        tensors: dict[str, SourceTensor],
+        base: Mapping[str, SourceTensor],
+        steps: Sequence[Sequence[int]],
+        options: RefineOptions,
+        split: HoldoutSplit,
+        advance: Callable[[float], None],
+    ) -> None:
+        """Take what is moved, and how.
+
+        original  the base's pass, of which no layer is done that comes two after the student's last one
+        student   the file's pass; its tensors are those of `tensors`
+        tensors   what the student's loader reads; the layer at work has its moving ones there
+        base      the original's tensors
+        steps     the chunks of each step of a layer
+        options   its code_rate is tried first, see `MovingCodes.step`; in a layer the rate falls to zero
+                  along half a cosine. Moving codes may take its memory
+        """
+        self.original, self.student, self.tensors, self.base = original, student, tensors, base
+        self.steps, self.split, self.advance = steps, split, advance
+        self.rate, self.memory = options.code_rate, options.forward.memory_bytes
+        self.left_out: list[str] = []
 
     def layers(self) -> Iterator[int]:
         """Yield each layer once it is done and on disk."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
@@ -12,11 +12,8 @@ from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.progress import Reporter, Shown, reporting
-from imatrix.calibrate.refine.options import RefineChoices, RefineOptions
+from imatrix.calibrate.refine.options import RefineChoices, Refinement, RefineOptions
 from imatrix.forward.options import require_torch
-
-if TYPE_CHECKING:
-    from imatrix.calibrate.refine.result import Refinement
 
 
 @checked

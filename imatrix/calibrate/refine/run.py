@@ -39,8 +39,7 @@ from gguf_tools.text import counted
 from imatrix.calibrate.refine.descent import Descent, RefinedTensor
 from imatrix.calibrate.refine.gradients import Original, Student
 from imatrix.calibrate.refine.layers import N_TRIALS, STEP_WORK, KeptCodes, LayerByLayer
-from imatrix.calibrate.refine.options import RefineOptions
-from imatrix.calibrate.refine.result import Refinement
+from imatrix.calibrate.refine.options import Refinement, RefineOptions
 from imatrix.calibrate.refine.scales import row_scales
 from imatrix.calibrate.statistics.inputs import HoldoutSplit
 from imatrix.evaluate.bases.same_model import KnownModel
@@ -284,9 +283,8 @@ class _Run:
             original = enter(forward_pass(self.base, chunks, forward, there, advance, n_workers))
             moved = replace(self.source, tensors=tensors)
             student = enter(forward_pass(moved, chunks, forward, own, advance, n_workers))
-            rate, memory = options.code_rate, forward.memory_bytes
             by_layer = LayerByLayer(
-                original, student, tensors, self.base.tensors, steps, rate, memory, split, advance
+                original, student, tensors, self.base.tensors, steps, options, split, advance
             )
             for layer in by_layer.layers():
                 self.report.remark(f"codes of layer {layer + 1} of {n_layers}")

@@ -32,9 +32,13 @@ from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
 from gguf_tools.errors import ExecutionError, OutputError
 from gguf_tools.files.owned_folder import remove_files
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.settings import ONE_BLAS_THREAD
+from imatrix.calibrate.run.experts import experts_at_once
 from imatrix.calibrate.run.strips import EncodedStrip, Strip, encode_strips
+from imatrix.calibrate.shapes import is_expert
 from imatrix.calibrate.statistics.gradient_factors import OutputBlock
+from imatrix.calibrate.statistics.gradients import row_pieces
 from imatrix.calibrate.statistics.inputs import Held
 from imatrix.forward.device import fast_products
 from imatrix.forward.workers import torch_threads
@@ -187,6 +191,17 @@ class ClusterStrips:
         if not self._method.can_encode(info.type):
             return 0.0
         return self._method.rates(info.type).seconds(info) * n_weights / info.n_elems
+
+
+def values_bytes(made: Iterable[TensorInfo], n_threads: int) -> int:
+    """Count the bytes of files for workers at a time: factors, steps towards W t, covariances of blocks."""
+
+    def of(info: TensorInfo) -> int:
+        n_mats = experts_at_once(info.n_cols, n_threads) if is_expert(info) else info.n_mats
+        blocks = sum((stop - start) ** 2 for start, stop in row_pieces(info.n_rows // info.n_mats))
+        return 12 * n_mats * (info.n_cols**2 + blocks)
+
+    return max(map(of, made), default=0)
 
 
 class _Values:

@@ -9,6 +9,7 @@ Both models are recorded together, so a run that is killed finds both after the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ from imatrix.forward.run import embed
 from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers
 from imatrix.texts.tokens import Text
+
+SAVE_SECONDS = 60.0
+"""Least time between two saves of states that are in memory. What is lost with a run is as much work at most,
+and the tensors of these layers are not made again: saving 30 layers of SmolLM2-135M wrote 9 GB."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,28 @@ class Model:
     def layer(self, number: int) -> Layer:
         """Return a layer with its weights, as they are now."""
         return self.network.build(self.load, number, self.rotate)
+
+
+class StateSaver:
+    """Saves the states after a layer when it is time.
+
+    States in files are saved after every layer: the next one but one overwrites them. Those in memory go to
+    files by turns, for even and for odd layers, so that the latest ones stay whole while others are written.
+    """
+
+    def __init__(self, folder: WorkFolder, models: Sequence[Model]) -> None:
+        self._folder, self._models = folder, models
+        self._saved = time.monotonic()
+
+    def after(self, layer: int) -> None:
+        """Save the states after a layer if it is time."""
+        streams = [model.stream for model in self._models]
+        has_other_file = (layer - self._folder.done) % 2 == 1
+        is_due = has_other_file and time.monotonic() - self._saved >= SAVE_SECONDS
+        if all(stream.is_in_memory for stream in streams) and not is_due:
+            return
+        self._folder.finish_layer(layer, {}, [stream.save(layer) for stream in streams])
+        self._saved = time.monotonic()
 
 
 @dataclass(frozen=True)

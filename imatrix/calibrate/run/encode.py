@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gguf_tools.format.tensors import TensorInfo
-from imatrix.calibrate.run.held_errors import HeldErrors
 from imatrix.calibrate.run.output import ChunkErrors, Record, Writer
-from imatrix.calibrate.run.strips import EncodedStrip, Strip, StripExecutor
+from imatrix.calibrate.run.strips import EncodedStrip, HeldErrors, Strip, StripExecutor
 from imatrix.calibrate.statistics.conditions import Conditions
 from imatrix.calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
+from imatrix.calibrate.statistics.gradients import row_pieces
 from imatrix.forward.workers import Workers
 from quantize.formats.base import Bytes
+from quantize.rounding.methods import Method
 
 _STRIP_ROWS = 256
 """Rows of a task: enough for full vectors of rows, few enough for many threads."""
 
-MOST_TOGETHER, WEIGHTS_TOGETHER = 4, 8 << 20
+_MOST_TOGETHER, _WEIGHTS_TOGETHER = 4, 8 << 20
 """Blocks of rows that a task encodes side by side, and their weights. Four take 2.5 times as long as one, and
 there is little more to gain."""
 
@@ -77,16 +78,17 @@ class GroupEncoder:
         """Encode groups and write them; those of one tensor that stand side by side follow each other."""
         for name in {group.info.name for group in groups}:
             self._gradients.open(name)
-        groups = list(self.workers.each(self._with_blocks, groups))
+
+        def with_blocks(group: RowGroup) -> RowGroup:
+            return replace(group, blocks=self._gradients.blocks(group.info, group.first, group.n_rows))
+
+        groups = list(self.workers.each(with_blocks, groups))
         strips = [strip for group in groups for strip in group.strips]
-        n_together = max(1, min(MOST_TOGETHER, len(strips) // self.n_at_once))
+        n_together = max(1, min(_MOST_TOGETHER, len(strips) // self.n_at_once))
         encoded = (each for batch in self._strips.each(_batches(strips, n_together)) for each in batch)
         for run in _runs(groups):
             data = [self._choose(group, [next(encoded) for _ in group.strips]) for group in run]
             self.writer.write(run[0].info.name, run[0].first, np.concatenate(data))
-
-    def _with_blocks(self, group: RowGroup) -> RowGroup:
-        return replace(group, blocks=self._gradients.blocks(group.info, group.first, group.n_rows))
 
     def _choose(self, group: RowGroup, strips: Sequence[EncodedStrip]) -> Bytes:
         """Return the better bytes of a group, and keep a record of the choice.
@@ -119,12 +121,20 @@ class GroupEncoder:
         return np.concatenate(by_method if is_better else [strip.stock for strip in strips])
 
 
+def encoding_bytes(method: Method, n_rows: int, n_cols: int, n_weights: int, n_threads: int) -> int:
+    """Count the bytes of encoding at a time, of matrices of (n_rows, n_cols) with `n_weights` in all."""
+    _, stop = next(row_pieces(n_rows))
+    of_block = stop * n_cols
+    together = min(max(of_block, _WEIGHTS_TOGETHER), _MOST_TOGETHER * of_block)
+    return method.weight_bytes * min(n_threads * together, n_weights)
+
+
 def _batches(strips: Iterable[Strip], most: int) -> Iterator[list[Strip]]:
     """Yield strips, those together that can be encoded side by side, up to `most` of them."""
     batch: list[Strip] = []
     for strip in strips:
         n_weights = sum(each.n_weights for each in (*batch, strip))
-        fits = len(batch) < most and n_weights <= WEIGHTS_TOGETHER
+        fits = len(batch) < most and n_weights <= _WEIGHTS_TOGETHER
         if batch and not (fits and strip.goes_with(batch[0])):
             yield batch
             batch = []

@@ -108,7 +108,8 @@ class LayerRun:
             for names in inputs.moments:
                 context.make(inputs, names, names)
             return ways
-        for stage in self._stages():
+        stages = [self._missing([names]) for names in self._order()]
+        for stage in filter(None, stages):
             inputs = self._stage(stage)
             for names in inputs.moments:
                 context.make(inputs, names, names)
@@ -130,11 +131,6 @@ class LayerRun:
 
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
         return [name for names in groups for name in names if self.context.is_missing(name)]
-
-    def _stages(self) -> list[list[str]]:
-        """Return the matrices up to the block that are to be made, by stages."""
-        stages = (self._missing([names]) for names in self._order())
-        return [stage for stage in stages if stage]
 
     def _stage(self, wanted: Collection[str]) -> Inputs:
         """Return the inputs of the wanted matrices, without computing what comes after them."""

@@ -6,11 +6,11 @@ computed. If the layers before took twice as long as they were to, a second coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from gguf_tools.progress import Moves, StartMoving
-from imatrix.calibrate.estimate import Work
+from gguf_tools.progress import Moves, NoReport, StartMoving
+from imatrix.calibrate.work import Work
 
 
 class Meter:
@@ -30,12 +30,9 @@ class Meter:
             self._bar = self._start(self._work.seconds, done)
         return self._bar
 
-    def gradients(self, n_layers: float, done: float) -> Callable[[float], object]:
-        """Begin with the pass forward and back, and return what moves the bar by a share of a layer."""
-        of_layer = self._work.gradients / n_layers
-        bar = self.begin(self._work.others + of_layer * done)
-        bar.remark("gradients")
-        return lambda layers: bar.advance(of_layer * layers)
+    def gradients(self) -> GradientsReport:
+        """Begin with the pass forward and back; what this returns is told how far it comes, in layers."""
+        return GradientsReport(self, self._work)
 
     def embeddings(self) -> AbstractContextManager[None]:
         """Count what is computed meanwhile as rounding of the embeddings."""
@@ -71,3 +68,17 @@ class Meter:
         if self._bar is not None and moved:
             self._left -= moved
             self._bar.advance(moved)
+
+
+class GradientsReport(NoReport):
+    """A Reporter of the pass forward and back, which is the first part of a run's work."""
+
+    def __init__(self, meter: Meter, work: Work) -> None:
+        self._meter, self._work, self._of_layer = meter, work, 0.0
+
+    def start(self, work: float, done: float) -> None:
+        self._of_layer = self._work.gradients / work
+        self._meter.begin(self._work.others + self._of_layer * done).remark("gradients")
+
+    def advance(self, amount: float) -> None:
+        self._meter.begin(0).advance(self._of_layer * amount)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -26,33 +26,37 @@ from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
-from imatrix.calibrate.estimate import Work, work_of
 from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.run.by_class import class_findings
 from imatrix.calibrate.run.cluster import StripsJob, open_cluster_strips
-from imatrix.calibrate.run.context import Model, RunContext, open_streams
+from imatrix.calibrate.run.context import Model, RunContext, StateSaver, open_streams
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.run.layers import LayerRun
 from imatrix.calibrate.run.meter import Meter
-from imatrix.calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
-from imatrix.calibrate.run.report import Report, final_divergence, report_lines
-from imatrix.calibrate.run.saves import StateSaver
+from imatrix.calibrate.run.output import Records, Writer, open_partial_model
+from imatrix.calibrate.run.report import FinalDivergence, Report, final_divergence, report_lines
 from imatrix.calibrate.run.strips import StripExecutor, ThreadStrips
 from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
 from imatrix.calibrate.statistics.gradient_factors import (
     GradientFactors,
     embedding_statistics,
     gradient_chunks,
-    open_gradients,
+    gradient_text,
 )
-from imatrix.calibrate.statistics.gradients import Gradients
+from imatrix.calibrate.statistics.gradients import (
+    GradientOptions,
+    Gradients,
+    chunks_at_once,
+    collect_gradients,
+)
 from imatrix.calibrate.statistics.inputs import Activations, HoldoutSplit, gather
 from imatrix.calibrate.statistics.token_weights import TokenWeights
+from imatrix.calibrate.work import Work, work_of
 from imatrix.forward.device import fast_products, threads_on, to_torch
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.logits import Head
 from imatrix.forward.mtp import draft_head
-from imatrix.forward.network import EMBEDDINGS, OUTPUT
+from imatrix.forward.network import EMBEDDINGS, OUTPUT, Network
 from imatrix.forward.open import ModelSource
 from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers, torch_threads
@@ -108,57 +112,58 @@ class CalibratedRun:
         with ExitStack() as opened:
             folder, records = self._open_folder(missing, opened)
             self._records = records
-            opened.enter_context(fast_products(plan.device.type))
-            nothing = Work(0, 0, 0, (0,) * plan.network.n_all_layers, 0)
-            work = work_of(plan.options, plan.probe, plan.text) if missing else nothing
-            meter = Meter(work, self._options.calibrating)
-            gradients = self._gradients(missing, meter, opened)
-            workers = opened.enter_context(_workers(self._options.threads, plan.device.type, meter.computed))
-            tensors = opened.enter_context(open_partial_model(self._job.outputs, partials, self._tensors))
-            for task in (task for group in missing.values() for task in group):
-                tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
-            files = {number: opened.enter_context(PartialFile(path)) for number, path in partials.items()}
-            writer = Writer(self._tensors, tensors, missing, files, done, records)
-            method = plan.options.rounding
-            factors = GradientFactors(gradients if method.needs_gradients else None, plan.trust)
-            strips = opened.enter_context(self._strips(folder, workers, meter))
-            encoder = GroupEncoder(strips, factors, workers, writer)
-            if gradients is not None:
-                with meter.embeddings():
-                    self._make_embeddings(gradients, missing, encoder, workers)
-            context = self._context(folder, tensors, encoder, factors, opened)
-            saver = StateSaver(folder, context.models)
-            for layer in range(folder.done + 1, plan.network.n_all_layers):
-                with meter.layer(layer):
-                    LayerRun.of(context, layer).run()
-                    if layer == plan.network.n_layers:
-                        self._make_draft_output(context)
-                    self._make_unseen(context, [name for name in missing if layer_of(name) == layer])
-                    if layer < plan.network.n_layers:  # the states before the MTP layer are wanted behind it
-                        saver.after(layer)
-            with meter.end():
-                self._make_output(context)
-                self._make_unseen(context, list(missing))
-                n_threads = threads_on(plan.device, self._options.threads)
-                divergence = final_divergence(context, plan.network, plan.text, n_threads)
+            work = self._open_work(missing, folder, records, partials, done, opened)
+            _make_embeddings(work)
+            context = _open_context(work, opened)  # once embeddings are as they are written
+            _make_layers(work, context)
+            divergence = _make_end(work, context)
             n_cols = {name: plan.n_cols(info) for name, info in plan.made.items()}
             self._report = Report.of(n_cols, records, context.holdout, divergence, plan.quality)
         for finding in class_findings(self._report.classes):
             self._options.tell(finding)
 
+    def _open_work(
+        self,
+        missing: Mapping[str, Sequence[ChunkTask]],
+        folder: WorkFolder,
+        records: Records,
+        partials: Mapping[int, Path],
+        done: Done,
+        opened: ExitStack,
+    ) -> _Work:
+        """Open what all phases need; the gradients are collected before anything else is in memory."""
+        plan, enter = self._plan, opened.enter_context
+        enter(fast_products(plan.device.type))
+        nothing = Work(0, 0, 0, (0,) * plan.network.n_all_layers, 0)
+        expected = work_of(plan.options, plan.probe, plan.text) if missing else nothing
+        meter = Meter(expected, self._options.calibrating)
+        gradients = self._gradients(missing, meter, opened)
+        workers = enter(_workers(self._options.threads, plan.device.type, meter.computed))
+        tensors = enter(open_partial_model(self._job.outputs, partials, self._tensors))
+        for task in (task for group in missing.values() for task in group):
+            tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
+        files = {number: enter(PartialFile(path)) for number, path in partials.items()}
+        writer = Writer(self._tensors, tensors, missing, files, done, records)
+        factors = GradientFactors(gradients if plan.options.rounding.needs_gradients else None, plan.trust)
+        strips = enter(self._strips(folder, workers, meter))
+        encoder = GroupEncoder(strips, factors, workers, writer)
+        n_threads = threads_on(plan.device, self._options.threads)
+        return _Work(plan, folder, missing, n_threads, meter, gradients, factors, encoder)
+
     def _gradients(self, missing: Iterable[str], meter: Meter, opened: ExitStack) -> Gradients | None:
         """Collect the gradients that the options need for the tensors that are missing."""
-        plan = self._plan
-        if not missing:
+        plan, options, n_threads = self._plan, self._plan.options, self._options.threads
+        if not missing or not options.needs_gradients:
             return None
         vocab = Vocabulary(plan.metadata, plan.path)
         source = ModelSource(
             plan.path, plan.network, self._tensors, lambda: vocab, self._job.inputs, ExitStack()
         )
-        at_once = plan.shapes.chunks_at_once(plan.text.chunk_size, self._options.threads)
-        passes = plan.options, source, plan.text, plan.path, meter.gradients, at_once
-        opened.enter_context(torch_threads(self._options.threads))
-        return opened.enter_context(open_gradients(*passes, restart=self._options.restart))
+        at_once = chunks_at_once(plan.shapes, plan.text.chunk_size, n_threads)
+        how = GradientOptions(options.forward, options.seed, restart=self._options.restart, at_once=at_once)
+        opened.enter_context(torch_threads(n_threads))
+        text, report = gradient_text(plan.text), meter.gradients()
+        return opened.enter_context(collect_gradients(source, text, plan.path, how, report))
 
     def _open_folder(self, missing: Iterable[str], opened: ExitStack) -> tuple[WorkFolder, Records]:
         """Open the work folder and its records; start over where chunks of an earlier layer are missing."""
@@ -191,72 +196,6 @@ class CalibratedRun:
         job = StripsJob.of(method, sources, self._plan.device.type)
         return open_cluster_strips(scheduler, job, folder.folder, meter.computed)
 
-    def _context(
-        self,
-        folder: WorkFolder,
-        tensors: Mapping[str, PartialTensor],
-        encoder: GroupEncoder,
-        factors: GradientFactors,
-        opened: ExitStack,
-    ) -> RunContext:
-        plan = self._plan
-        network, text, forward = plan.network, plan.text, plan.options.forward
-        original = Loader(plan.path, self._tensors, plan.device, plan.dtype)
-        loaders = [original]
-        if plan.options.sequential:
-            loaders.append(replace(original, tensors=tensors))
-        streams = open_streams(loaders, text, network, folder, forward.memory_bytes, opened)
-        rotate = network.rope.rotation(text.chunk_size, plan.device)
-        models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
-        return RunContext(
-            models=tuple(models),
-            holdout=HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes),
-            device=plan.device,
-            dtype=plan.dtype,
-            wanted=plan.made,
-            real_cols=plan.real_cols,
-            encoder=encoder,
-            workers=encoder.workers,
-            tokens=to_torch(text.inputs).flatten(),
-            trust=plan.trust,
-            weights=TokenWeights(factors, gradient_chunks(text), text.chunk_size, text.inputs.size),
-        )
-
-    def _make_embeddings(
-        self, gradients: Gradients, missing: Iterable[str], encoder: GroupEncoder, workers: Workers
-    ) -> None:
-        """Encode the embeddings under the covariance of the gradients there."""
-        info = self._plan.made.get(EMBEDDINGS)
-        if info is None or EMBEDDINGS not in missing:
-            return
-        statistics = [(embedding_statistics(gradients), None)]
-        n_real = self._plan.real_cols.get(EMBEDDINGS)
-        (conditions,) = conditions_of(statistics, EMBEDDINGS, workers, self._plan.trust, n_real)
-        encoder.make([RowGroup(info, 0, info.n_rows, conditions)])
-
-    def _make_unseen(self, context: RunContext, names: Iterable[str]) -> None:
-        """Encode the tensors that the forward pass never reaches, as if there were no importances."""
-        for name in names:
-            if context.is_missing(name):
-                info = self._plan.made[name]
-                context.encoder.make([RowGroup(info, 0, info.n_rows, Conditions.nothing())])
-
-    def _make_output(self, context: RunContext) -> None:
-        """Encode the output matrix."""
-        network = self._plan.network
-        if context.is_missing(OUTPUT):
-            last = network.n_layers - 1
-            heads = (Head.of(network, each.load, each.stream.after(last)) for each in context.models)
-            _make_head(context, OUTPUT, list(heads))
-
-    def _make_draft_output(self, context: RunContext) -> None:
-        """Encode the MTP layer's own output matrix, if it has one."""
-        network = self._plan.network
-        last = network.n_layers
-        heads = [draft_head(network, each.load, each.stream.after(last)) for each in context.models]
-        if heads[0].matrix != network.output and context.is_missing(heads[0].matrix):
-            _make_head(context, heads[0].matrix, heads)
-
     def damaged_row(self, tensor: str, path: Path) -> int | None:
         """See `quantize.fill.job.Calibrator`."""
         chunks = self._table.tensors[tensor]
@@ -277,6 +216,105 @@ class CalibratedRun:
     def lines(self) -> Iterator[str]:
         """See `quantize.fill.job.Calibrator`."""
         yield from report_lines(self._report)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A run at work: what its phases share.
+
+    missing    chunks to be made, by tensor
+    n_threads  for the end
+    gradients  those that the options need; None: none
+    """
+
+    plan: CalibrationPlan
+    folder: WorkFolder
+    missing: Mapping[str, Sequence[ChunkTask]]
+    n_threads: int
+    meter: Meter
+    gradients: Gradients | None
+    factors: GradientFactors
+    encoder: GroupEncoder
+
+
+def _make_embeddings(work: _Work) -> None:
+    """Encode the embeddings under the covariance of the gradients there."""
+    if work.gradients is None:
+        return
+    plan, workers = work.plan, work.encoder.workers
+    with work.meter.embeddings():
+        info = plan.made.get(EMBEDDINGS)
+        if info is not None and EMBEDDINGS in work.missing:
+            statistics = [(embedding_statistics(work.gradients), None)]
+            n_real = plan.real_cols.get(EMBEDDINGS)
+            (conditions,) = conditions_of(statistics, EMBEDDINGS, workers, plan.trust, n_real)
+            work.encoder.make([RowGroup(info, 0, info.n_rows, conditions)])
+
+
+def _open_context(work: _Work, opened: ExitStack) -> RunContext:
+    """Open the models and their hidden states, after the layer that an earlier run has finished."""
+    plan, writer = work.plan, work.encoder.writer
+    network, text, forward = plan.network, plan.text, plan.options.forward
+    original = Loader(plan.path, writer.sources, plan.device, plan.dtype)
+    loaders = [original]
+    if plan.options.sequential:
+        loaders.append(replace(original, tensors=writer.tensors))
+    streams = open_streams(loaders, text, network, work.folder, forward.memory_bytes, opened)
+    rotate = network.rope.rotation(text.chunk_size, plan.device)
+    models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
+    return RunContext(
+        models=tuple(models),
+        holdout=HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes),
+        device=plan.device,
+        dtype=plan.dtype,
+        wanted=plan.made,
+        real_cols=plan.real_cols,
+        encoder=work.encoder,
+        workers=work.encoder.workers,
+        tokens=to_torch(text.inputs).flatten(),
+        trust=plan.trust,
+        weights=TokenWeights(work.factors, gradient_chunks(text), text.chunk_size, text.inputs.size),
+    )
+
+
+def _make_layers(work: _Work, context: RunContext) -> None:
+    """Encode layer after layer, and go on with the hidden states."""
+    network, saver = work.plan.network, StateSaver(work.folder, context.models)
+    for layer in range(work.folder.done + 1, network.n_all_layers):
+        with work.meter.layer(layer):
+            LayerRun.of(context, layer).run()
+            if layer == network.n_layers:
+                _make_draft_output(context, network)
+            _make_unseen(context, [name for name in work.missing if layer_of(name) == layer])
+            if layer < network.n_layers:  # the states before the MTP layer are wanted behind it
+                saver.after(layer)
+
+
+def _make_end(work: _Work, context: RunContext) -> FinalDivergence | None:
+    """Encode the output matrix and what is left, and measure how far the model has moved."""
+    network, last = work.plan.network, work.plan.network.n_layers - 1
+    with work.meter.end():
+        if context.is_missing(OUTPUT):
+            heads = [Head.of(network, each.load, each.stream.after(last)) for each in context.models]
+            _make_head(context, OUTPUT, heads)
+        _make_unseen(context, work.missing)
+        return final_divergence(context, network, work.plan.text, work.n_threads)
+
+
+def _make_draft_output(context: RunContext, network: Network) -> None:
+    """Encode the MTP layer's own output matrix, if it has one."""
+    last = network.n_layers
+    heads = [draft_head(network, each.load, each.stream.after(last)) for each in context.models]
+    if heads[0].matrix != network.output and context.is_missing(heads[0].matrix):
+        _make_head(context, heads[0].matrix, heads)
+
+
+def _make_unseen(context: RunContext, names: Iterable[str]) -> None:
+    """Encode the tensors that the forward pass never reaches, as if there were no importances."""
+    for name in names:
+        if context.is_missing(name):
+            info = context.wanted[name]
+            context.encoder.make([RowGroup(info, 0, info.n_rows, Conditions.nothing())])
 
 
 def _make_head(context: RunContext, name: str, heads: Sequence[Head]) -> None:

@@ -12,8 +12,19 @@ added:
     V = W + W T,   T = (C - H) (H + d I)^-1
 
 Rounding then aims at V instead of W. T has an unknown for each pair of columns, and must hold on other texts,
-too. So d is larger than what H is damped by where weights are rounded under it. That is done under the lifted
-moments of `other_texts`.
+too. So d is larger than what H is damped by where weights are rounded under it. That is done under lifted
+moments, a guess at those of other texts.
+
+Directions with much energy in one text have less in another, and those with little have more. Rounding moves
+errors to where one text has least, so it has to know. Eigenvalues are moved towards each other: w, in units
+of the mean diagonal, counts as
+
+    w + LIFT w / (w + KNEE)
+
+That is 5 times as much for the smallest ones, and hardly more for the largest. It takes no eigenvectors. With
+m the mean diagonal of H, the lifted moments are
+
+    H + LIFT m (I - KNEE (H / m + KNEE I)^-1)
 """
 
 from __future__ import annotations
@@ -26,15 +37,38 @@ import numpy as np
 
 from gguf_tools.errors import BadActivation, BadMoments
 from imatrix.calibrate.statistics.inputs import Held, Statistics
-from imatrix.calibrate.statistics.other_texts import lifted
 from imatrix.calibrate.statistics.trust import Trust
 from imatrix.forward.device import to_numpy, to_torch
 from imatrix.forward.workers import Workers
 from quantize.formats.base import Floats32
-from quantize.rounding.factor import Factor, damped_inverse
+from quantize.rounding.factor import AnyMoments, Factor, damped_inverse
 
 _STRIP_ROWS = 512
 """Rows of T that are computed at a time."""
+
+
+KNEE = 0.5
+"""Of the mean diagonal. Where gates of SmolLM2-135M are rounded under moments with 0.3 to 1 (and 1 to 4 for
+LIFT), their error on other texts is the same within 1 %, and 2 to 4 % smaller than under H itself."""
+
+LIFT = 2.0
+"""See KNEE."""
+
+
+def lifted(moments: AnyMoments, n_real: int | None = None) -> Floats32:
+    """Return lifted moments, float32 (n, n).
+
+    moments  floats (n, n)
+    n_real   columns without padding, which is behind them and stays as it is; None: all
+    raises   BadMoments, see `Factor.of`
+    """
+    real = moments[:n_real, :n_real]
+    made, mean = damped_inverse(real, KNEE)
+    made *= np.float32(-KNEE * LIFT * mean)
+    made.reshape(-1)[:: len(made) + 1] += np.float32(LIFT * mean)
+    made += real
+    n_zeros = len(moments) - len(made)
+    return np.pad(made, (0, n_zeros)) if n_zeros else made
 
 
 def correction(statistics: Statistics, inverse: Floats32, mean: float, workers: Workers) -> Floats32 | None:

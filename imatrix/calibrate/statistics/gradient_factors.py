@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from gguf_tools.errors import BadMoments
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.progress import NoReport, StartSteps
-from imatrix.calibrate.options import CalibrationOptions
-from imatrix.calibrate.statistics.gradients import (
-    GradientOptions,
-    Gradients,
-    LayerGradients,
-    collect_gradients,
-)
+from imatrix.calibrate.statistics.gradients import Gradients, LayerGradients
 from imatrix.calibrate.statistics.inputs import HoldoutSplit, Statistics
 from imatrix.calibrate.statistics.trust import Trust
-from imatrix.forward.open import ModelSource
 from imatrix.texts.tokens import Text
 from quantize.formats.base import Floats32
 from quantize.roles import layer_of
@@ -143,46 +132,6 @@ def embedding_statistics(gradients: Gradients) -> Statistics:
     n_tokens, moments = gradients.n_tokens, gradients.embedding()
     tied = gradients.tied_output()
     return Statistics(moments if tied is None else moments + tied, None, n_tokens, n_tokens)
-
-
-@contextmanager
-def open_gradients(
-    choices: CalibrationOptions,
-    source: ModelSource,
-    text: Text,
-    output: Path,
-    start: StartSteps,
-    at_once: int | None,
-    *,
-    restart: bool,
-) -> Iterator[Gradients | None]:
-    """Give the gradients, if the options need them; see `collect_gradients`.
-
-    start    is told how far the pass has come
-    at_once  see `GradientOptions`
-    restart  start over
-    """
-    if not (choices.needs_gradients):
-        yield None
-        return
-    options = GradientOptions(choices.forward, choices.seed, restart=restart, at_once=at_once)
-    report = _Report(start)
-    with collect_gradients(source, gradient_text(text), output, options, report) as gradients:
-        yield gradients
-
-
-class _Report(NoReport):
-    """A Reporter that passes on what it is told."""
-
-    def __init__(self, start: StartSteps) -> None:
-        self._start: StartSteps = start
-        self._moved: Callable[[float], object] = lambda layers: None
-
-    def start(self, work: float, done: float) -> None:
-        self._moved = self._start(work, done)
-
-    def advance(self, amount: float) -> None:
-        self._moved(amount)
 
 
 def gradient_chunks(text: Text) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ under G than place by place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -46,7 +46,9 @@ import numpy.typing as npt
 import torch
 
 from gguf_tools.errors import BadActivation
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import NoReport, Reporter
+from imatrix.calibrate.shapes import Shapes, is_expert
 from imatrix.forward.device import to_cpu, to_numpy, to_torch
 from imatrix.forward.gradients.backward import BackwardPass
 from imatrix.forward.gradients.forward_backward import (
@@ -57,6 +59,7 @@ from imatrix.forward.gradients.forward_backward import (
     work_folders,
 )
 from imatrix.forward.hidden_states import States
+from imatrix.forward.network import Network
 from imatrix.forward.observe import Arrays, Silent
 from imatrix.forward.open import ModelSource
 from imatrix.forward.options import ForwardOptions
@@ -74,6 +77,16 @@ BLOCK_ROWS = 2048
 
 _STEP = 16
 """Number that a block's rows are a multiple of where a matrix is cut: rows are encoded as many at a time."""
+
+_ROW_BYTES = 8
+"""Memory for each row of a layer's matrices and token of a chunk while it is differentiated: the product and
+its gradient."""
+
+_SCORE_BYTES = 16
+"""Memory for each head and pair of tokens: scores, what the softmax makes of them, and both gradients."""
+
+_CHUNKS_BYTES = 512 << 20
+"""Memory for each thread that chunks on the way back may take, beyond that of two."""
 
 Floats64 = npt.NDArray[np.float64]
 
@@ -275,6 +288,45 @@ def covariance_bytes(n_rows: int) -> int:
     return sum(4 * (stop - start) ** 2 for start, stop in row_pieces(n_rows))
 
 
+def layer_bytes(infos: Iterable[TensorInfo]) -> int:
+    """Count the bytes of the covariances of a layer's tensors in memory."""
+    total = 0
+    for info in infos:
+        of_all = _own_bytes(info)
+        if is_expert(info) and tensor_role(info.name, info.shape).role != Role.FFN_DOWN:
+            of_all *= info.n_mats
+            if of_all > GradientOptions.expert_bytes:
+                continue
+        total += of_all
+    return total
+
+
+def chunk_bytes(infos: Iterable[TensorInfo], n_heads: int, chunk_size: int) -> int:
+    """Count the bytes of a chunk while a layer of these tensors is differentiated.
+
+    They are products, their gradients, and the covariances of these.
+    """
+    every = [info for info in infos if not is_expert(info) and len(info.shape) > 1]
+    of_rows = _ROW_BYTES * chunk_size * sum(info.n_rows for info in every)
+    return of_rows + _SCORE_BYTES * n_heads * chunk_size**2 + sum(map(_own_bytes, every))
+
+
+def chunks_at_once(shapes: Shapes, chunk_size: int, n_threads: int) -> int:
+    """Count the chunks in memory on the way back: one more than are at work, or fewer.
+
+    Of large models a chunk takes a gigabyte or two. The number changes nothing that is computed.
+    """
+    of_chunk = max(chunk_bytes(infos, shapes.n_heads, chunk_size) for infos in shapes.by_layer())
+    return max(2, min(n_threads + 1, n_threads * _CHUNKS_BYTES // max(1, of_chunk)))
+
+
+def _own_bytes(info: TensorInfo) -> int:
+    """Count the bytes of a tensor's covariances in memory; of experts, of those that one has or all share."""
+    if len(info.shape) < 2 or tensor_role(info.name, info.shape).kept_as is not None:
+        return 0
+    return covariance_bytes(info.n_rows // info.n_mats) * (1 if is_expert(info) else info.n_mats)
+
+
 def stored_bytes(n_mats: int, n_rows: int) -> int:
     """Return the size of the covariances of a stack in the work folder, at most."""
     return 4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS)
@@ -380,10 +432,11 @@ def collect_gradients(
     about = {"model": source.watch.recognised_by(), **run_identity(text.chunks, options.forward)}
     about |= {"seed": options.seed, "expert_bytes": options.expert_bytes}
     about["keeps"] = "covariances by size, their noise, sizes at products, too"
+    network, n_tokens = source.network, text.inputs.size
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
-        refuse_full_disk(folders, disk_bytes(source, text, options))
-        n_tokens = text.inputs.size
-        gradients = Gradients(source.network.n_layers, n_tokens, folders.back, folders.draft)
+        shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+        refuse_full_disk(folders, disk_bytes(network, shapes, n_tokens, options.expert_bytes))
+        gradients = Gradients(network.n_layers, n_tokens, folders.back, folders.draft)
         if folders.back.done < gradients.n_layers:
             _collect(source, text, options, folders, report or NoReport())
             give_back()
@@ -452,18 +505,25 @@ def _at_output(backward: BackwardPass) -> Floats64:
     return total
 
 
-def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int:
-    """Return the size of the work folders, at most."""
-    total = state_bytes(source, text) + 8 * source.network.hidden_size**2
-    for name, tensor in source.tensors.items():
-        layer, shape = layer_of(name), tensor.shape
-        is_computed = layer is not None and layer < source.network.n_all_layers
+def disk_bytes(
+    network: Network, shapes: Mapping[str, tuple[int, ...]], n_tokens: int, expert_bytes: int
+) -> int:
+    """Count the bytes of the work folders, at most.
+
+    shapes        of the model's tensors, by name
+    n_tokens      of the text
+    expert_bytes  see `GradientOptions`
+    """
+    total = state_bytes(network, n_tokens) + 8 * network.hidden_size**2
+    for name, shape in shapes.items():
+        layer = layer_of(name)
+        is_computed = layer is not None and layer < network.n_all_layers
         if not is_computed or tensor_role(name, shape).kept_as is not None:
             continue
         n_rows = prod(shape[:-1]) if len(shape) < 3 else shape[1]
         n_mats = prod(shape[:-1]) // n_rows
         of_stack = stored_bytes(n_mats, n_rows)
-        if n_mats > 1 and of_stack > options.expert_bytes:
+        if n_mats > 1 and of_stack > expert_bytes:
             of_stack = stored_bytes(1, n_rows)
-        total += of_stack + 4 * text.inputs.size  # sizes of the tokens' gradients
+        total += of_stack + 4 * n_tokens  # sizes of the tokens' gradients
     return total

@@ -20,6 +20,7 @@ from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import Reporter
 from imatrix.forward.device import device_name, fast_products
 from imatrix.forward.gradients.backward import BackwardPass, backward_pass
+from imatrix.forward.network import Network
 from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.open import ModelSource
 from imatrix.forward.options import ForwardOptions
@@ -63,9 +64,8 @@ def work_folders(
         )
 
 
-def state_bytes(source: ModelSource, text: Text) -> int:
-    """Return the size of the files of hidden states and gradients, at most."""
-    network, n_tokens = source.network, text.inputs.size
+def state_bytes(network: Network, n_tokens: int) -> int:
+    """Count the bytes of the files of hidden states and gradients, at most."""
     # Hidden states before and after every layer, two sets of gradients, and three of scratch.
     return 4 * n_tokens * (network.state_size * (network.n_all_layers + 1 + 2) + network.hidden_size * 3)
 

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from gguf_tools.findings import Level  # noqa: E402
 from imatrix.calibrate.run.by_class import class_findings, errors_by_class  # noqa: E402
-from imatrix.calibrate.run.held_errors import HeldErrors  # noqa: E402
 from imatrix.calibrate.run.output import ChunkErrors, Record, Records  # noqa: E402
 from imatrix.calibrate.run.report import FinalDivergence, Report, report_lines  # noqa: E402
+from imatrix.calibrate.run.strips import HeldErrors  # noqa: E402
 from imatrix.calibrate.statistics.gradient_factors import OutputBlock  # noqa: E402
 from imatrix.calibrate.statistics.inputs import HoldoutSplit  # noqa: E402
 from imatrix.evaluate.divergence import Estimate  # noqa: E402

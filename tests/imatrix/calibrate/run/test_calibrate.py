@@ -32,7 +32,6 @@ from quantize.pipeline import plan_run
 
 torch = pytest.importorskip("torch")
 
-from imatrix.calibrate.run import saves  # noqa: E402
 from imatrix.calibrate.run.by_class import ClassErrors  # noqa: E402
 from imatrix.calibrate.run.layers import LayerRun  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
@@ -122,7 +121,7 @@ def stock(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     path = tmp_path_factory.mktemp("stock") / "stock.gguf"
     calibration = gguf_tools.Calibration(text, cut=CUT)
     with open_gguf(base) as file:
-        promised = calibration.promise(file.metadata, tuple(file.tensors.values()))
+        promised = calibration.begin().promise(file.metadata, tuple(file.tensors.values()))
     entries = {
         name: quantize.Importance(np.ones(entry.shape, np.float32), entry.counts)
         for name, entry in promised.entries.items()
@@ -139,11 +138,10 @@ def test_a_plan_and_its_run_read_the_text_once(
         return texts[-1]
 
     texts: list[Text] = []
-    monkeypatch.setattr("imatrix.calibrate.options.read_mixture", read)
+    monkeypatch.setattr("imatrix.calibrate.calibration.read_mixture", read)
     path = tmp_path / "text.txt"
     path.write_bytes(calibration_text()[:8000])
-    calibration = plainly(path, Cut(128))
-    options = quantize.QuantizeOptions(calibration=calibration)
+    options = quantize.QuantizeOptions(calibration=plainly(path, Cut(128)).begin())
     with plan_run(base, tmp_path / "out.gguf", "Q2_K", options) as planned:
         assert list(planned.needs(quantize.RunOptions()))
     assert len(texts) == 1
@@ -281,7 +279,7 @@ def test_an_interrupted_run_goes_on_from_any_saved_layer(
     """Layers whose states were not saved are computed again, and their tensors are not made again."""
     output, left, begun = tmp_path / "out.gguf", [45], []
     real_done, real_of = session.Session.done, LayerRun.of.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(saves, "SAVE_SECONDS", seconds)
+    monkeypatch.setattr("imatrix.calibrate.run.context.SAVE_SECONDS", seconds)
 
     def done(self: session.Session, number: int, digest: int) -> None:
         real_done(self, number, digest)

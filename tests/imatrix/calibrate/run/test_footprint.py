@@ -18,8 +18,10 @@ pytest.importorskip("torch")
 import convert
 from gguf_tools.format.ggml_types import Q4_K
 from gguf_tools.format.tensors import TensorInfo
-from imatrix.calibrate.footprint import Shapes, memory_bytes
+from imatrix.calibrate.estimate import memory_bytes
 from imatrix.calibrate.options import CalibrationOptions
+from imatrix.calibrate.shapes import Shapes
+from imatrix.calibrate.statistics.gradients import chunks_at_once
 from imatrix.calibrate.statistics.inputs import PAIR_BYTES
 from imatrix.forward.layers.rope import Rope
 from imatrix.forward.network import Network
@@ -75,10 +77,10 @@ def test_the_largest_model_takes_less_than_12_gigabytes(shapes: Shapes) -> None:
 
 
 def test_chunks_that_are_large_are_few(shapes: Shapes) -> None:
-    assert [shapes.chunks_at_once(512, n_threads) for n_threads in (1, 2, 16, 64)] == [2, 2, 4, 17]
-    assert shapes.chunks_at_once(64, 64) > 17
+    assert [chunks_at_once(shapes, 512, n_threads) for n_threads in (1, 2, 16, 64)] == [2, 2, 4, 17]
+    assert chunks_at_once(shapes, 64, 64) > 17
     small = replace(shapes, infos=[TensorInfo("blk.0.attn_output.weight", (512, 512), Q4_K)], n_heads=4)
-    assert [small.chunks_at_once(512, n_threads) for n_threads in (1, 2, 64)] == [2, 3, 65]
+    assert [chunks_at_once(small, 512, n_threads) for n_threads in (1, 2, 64)] == [2, 3, 65]
 
 
 def test_states_count_while_they_fit_into_the_budget(shapes: Shapes) -> None:

@@ -298,7 +298,8 @@ def test_a_small_disk_is_refused_before_anything_is_computed(
 
 def test_the_disk_that_is_needed_is_known(model: Path, tmp_path: Path) -> None:
     with open_model(model) as source:
-        promised = disk_bytes(source, TEXT, OPTIONS)
+        shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+        promised = disk_bytes(source.network, shapes, TEXT.inputs.size, OPTIONS.expert_bytes)
     collect(model, tmp_path / "a", forward=ForwardOptions(device="cpu", n_threads=1, memory_bytes=0))
     taken = sum(path.stat().st_size for path in tmp_path.glob("a.work/*.work/*"))
     assert 0.5 * promised < taken < promised

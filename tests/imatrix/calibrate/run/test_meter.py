@@ -13,10 +13,11 @@ import gguf_tools
 from convert.sources import SourceOptions, plan_source
 from gguf_tools.progress import WORK, Bar, ProgressState
 from imatrix.calibrate import probe
-from imatrix.calibrate.estimate import Work, time_text, work_of
+from imatrix.calibrate.estimate import time_text
 from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.probe import LayerTimes, Probe, Speeds
 from imatrix.calibrate.run.meter import Meter
+from imatrix.calibrate.work import Work, work_of
 from imatrix.texts.quality import judge
 from imatrix.texts.tokens import Cut, Text
 from tests.support.trained_model import EXAMPLE
@@ -37,9 +38,10 @@ def metered() -> tuple[Meter, list[ProgressState]]:
 
 def test_all_phases_move_one_bar() -> None:
     meter, states = metered()
-    advance = meter.gradients(20, 4)
+    gradients = meter.gradients()
+    gradients.start(20, 4)
     assert states[0].done == pytest.approx(2 + 4 * 0.5)
-    advance(16)
+    gradients.advance(16)
     assert states[-1].done == pytest.approx(12)
     with meter.embeddings():
         meter.computed(0.25)
@@ -96,7 +98,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> CalibrationPlan:
     output = tmp_path_factory.mktemp("plan") / "out.gguf"
     with plan_source(EXAMPLE, output, "Q4_0", SourceOptions(calibration=calibration)) as run:
         done = run.preparation
-        return CalibrationPlan.of(calibration, done.plan, done.outputs, judge)
+        return calibration.begin().plan_run(done.plan, done.outputs, judge)
 
 
 def fixed(plan: CalibrationPlan, **changes: object) -> Work:

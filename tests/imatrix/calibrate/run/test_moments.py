@@ -12,11 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from imatrix.calibrate.run.held_errors import HeldErrors  # noqa: E402
-from imatrix.calibrate.statistics.conditions import conditions_of, corrected, correction  # noqa: E402
+from imatrix.calibrate.run.strips import HeldErrors  # noqa: E402
+from imatrix.calibrate.statistics.conditions import KNEE, LIFT, conditions_of, corrected, correction  # noqa: E402  # noqa: E402
 from imatrix.calibrate.statistics.gradients import LayerGradients  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402
-from imatrix.calibrate.statistics.other_texts import KNEE, LIFT  # noqa: E402
 from imatrix.calibrate.statistics.token_weights import TokenWeights  # noqa: E402
 from imatrix.calibrate.statistics.trust import Trust  # noqa: E402
 from imatrix.forward.workers import Workers  # noqa: E402

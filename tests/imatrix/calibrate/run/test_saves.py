@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from imatrix.calibrate.run import saves
-from imatrix.calibrate.run.saves import StateSaver
+from imatrix.calibrate.run import context
+from imatrix.calibrate.run.context import StateSaver
 from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
 
 
@@ -69,7 +69,7 @@ def test_states_are_saved_once_a_minute_and_files_always(
     seconds: float, in_memory: bool, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = _Clock()
-    monkeypatch.setattr(saves, "time", clock)
+    monkeypatch.setattr(context, "time", clock)
     run(tmp_path / "out", clock, range(12), seconds, in_memory=in_memory)
     assert clock.saved == expected
     last = expected[-1] if expected else EMBEDDING
@@ -82,7 +82,7 @@ def test_where_the_latest_states_are_damaged_those_before_them_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = _Clock()
-    monkeypatch.setattr(saves, "time", clock)
+    monkeypatch.setattr(context, "time", clock)
     run(tmp_path / "out", clock, range(7), 25)
     assert clock.saved == [2, 5]
     (tmp_path / "out.work" / "hidden.1").write_text("torn")

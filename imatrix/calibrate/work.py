@@ -1,0 +1,162 @@
+"""Estimates the work of a calibrated run, from shapes and one short measurement.
+
+It is counted in seconds of one thread, from what `Probe` measures of this machine. Expect it to be right
+within a factor of 1.5 on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gguf_tools.format.tensors import TensorInfo
+from imatrix.calibrate.options import CalibrationOptions
+from imatrix.calibrate.probe import Probe
+from imatrix.calibrate.statistics.gradient_factors import gradient_text
+from imatrix.calibrate.statistics.gradients import row_pieces
+from imatrix.calibrate.statistics.inputs import HELD_ROWS
+from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.network import EMBEDDINGS, OUTPUT
+from imatrix.texts.tokens import Text
+from quantize.roles import layer_of
+
+_COPIES = 8
+"""Copies of a matrix' inputs on the way into sums: they are kept, joined, widened and weighed."""
+
+_HELD_PRODUCTS = 5
+"""Products with the held-out rows, for each matrix."""
+
+_STOCK_RATE = 50e6
+"""Weights a second that one thread encodes as the stock encoder does: scripts/bench_kernels.py."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a run, in seconds of one thread.
+
+    others      of tensors that are encoded by themselves, which come first
+    gradients   of the pass forward and back
+    embeddings  of rounding them
+    layers      of each layer: its passes, moments, factors and rounding
+    end         of the output matrix, and of the divergence
+    """
+
+    others: float
+    gradients: float
+    embeddings: float
+    layers: tuple[float, ...]
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.before(len(self.layers)) + self.end
+
+    def before(self, layer: int) -> float:
+        """The work before a layer."""
+        return self.others + self.gradients + self.embeddings + sum(self.layers[:layer])
+
+
+def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:
+    """Estimate the work of a run from shapes, and from what was measured of this machine."""
+    shapes, work = probe.shapes, _RunWork(options, probe, text)
+    made = {info.name: info for info in shapes.made}
+    layers = tuple(
+        work.layer(number, [info for info in infos if info.name in made])
+        for number, infos in enumerate(shapes.by_layer())
+    )
+    others = (info for info in shapes.infos if info.name not in made and info.type.is_quantized)
+    outside = {name: work.rounding(made[name]) if name in made else 0.0 for name in (EMBEDDINGS, OUTPUT)}
+    return Work(
+        sum(info.n_elems / _STOCK_RATE for info in others),
+        work.gradients() if options.needs_gradients else 0.0,
+        outside[EMBEDDINGS],
+        layers,
+        outside[OUTPUT] + probe.logit_seconds(options.n_models * text.inputs.size / 2),
+    )
+
+
+def encoding_seconds(options: CalibrationOptions, probe: Probe, text: Text) -> float:
+    """Estimate the part of the work that workers of a scheduler take: rounding."""
+    return sum(map(_RunWork(options, probe, text).encoding, probe.shapes.made))
+
+
+@dataclass(frozen=True)
+class _RunWork:
+    """Times of the parts of a run, in seconds of one thread."""
+
+    options: CalibrationOptions
+    probe: Probe
+    text: Text
+
+    def gradients(self) -> float:
+        """Estimate the pass forward and back, with the covariances of the gradients at each matrix."""
+        probe, some = self.probe, gradient_text(self.text)
+        seconds = (1 + BACKWARD_WORK) * probe.pass_seconds(some) + 2 * probe.logit_seconds(some.inputs.size)
+        for info in probe.shapes.infos:
+            if layer_of(info.name) is not None and len(info.shape) > 1:
+                rows = some.inputs.size * probe.shapes.share(info) * info.n_mats
+                seconds += rows * _sum_of_powers(info, 2) * probe.speeds.product
+        return seconds
+
+    def layer(self, number: int, made: Sequence[TensorInfo]) -> float:
+        """Estimate the work of a layer: what goes through it, what is summed up, and rounding.
+
+        Where the model that is written follows the original, its attention is computed once up to each input,
+        and once as a whole; so is the original's. What comes after is computed once to see what down
+        multiplies, and of the model that is written once more.
+
+        made  its tensors that are calibrated
+        """
+        options, times, models = self.options, self.probe.layer(number), self.options.n_models
+        n_chunks, n_tokens = self.text.n_chunks, self.text.inputs.size
+        names = {info.name for info in made}
+        attention = models * times.attention
+        if options.sequential:
+            stages = (seconds for group, seconds in times.stages.items() if names.intersection(group))
+            attention += models * sum(stages)
+        after = models + options.sequential
+        seconds = n_chunks * (attention + after * times.block)
+        seconds += after * n_tokens * self.probe.shapes.n_used * times.expert
+        sharing = {name: group[0] for group in times.stages for name in group}
+        seen = set[str]()
+        for info in made:
+            key = sharing.get(info.name, info.name.replace("ffn_up", "ffn_gate"))
+            if key not in seen:  # those with the same input share its moments
+                seen.add(key)
+                seconds += self.moments(info)
+            seconds += self.rounding(info)
+        return seconds
+
+    def moments(self, info: TensorInfo) -> float:
+        """Estimate sums of products of a tensor's inputs, and their factors."""
+        options, speeds, n_cols = self.options, self.probe.speeds, info.n_cols
+        rows = self.text.inputs.size * self.probe.shapes.share(info) * info.n_mats
+        copied = 4 * _COPIES * options.n_models * rows * n_cols * speeds.move
+        # What rounding reads is lifted by an inverse, and factored. The step towards W t takes another
+        # inverse and a product of whole matrices. An inverse is a factor and half of such a product.
+        inverse = speeds.factor + speeds.product / 2
+        corrected = inverse + speeds.product if options.sequential else 0.0
+        factors = info.n_mats * n_cols**3 * (speeds.factor + inverse + corrected)
+        return rows * n_cols**2 * options.n_models * speeds.product + copied + factors
+
+    def rounding(self, info: TensorInfo) -> float:
+        """Estimate the rounding of a tensor, with what goes before and after it."""
+        seconds = self.encoding(info)
+        if self.options.rounding.needs_gradients and layer_of(info.name) is not None:
+            seconds += info.n_mats * _sum_of_powers(info, 3) * self.probe.speeds.factor
+        return seconds
+
+    def encoding(self, info: TensorInfo) -> float:
+        """Estimate how long the strips of a tensor take, see `imatrix.calibrate.run.strips`."""
+        method, speeds = self.options.rounding, self.probe.speeds
+        products = _HELD_PRODUCTS * min(HELD_ROWS, self.text.inputs.size)
+        products += info.n_cols if self.options.sequential else 0
+        seconds = info.n_elems * (products * speeds.product + 1 / _STOCK_RATE)
+        if method.can_encode(info.type):
+            seconds += speeds.rounding * method.rates(info.type).seconds(info)
+        return seconds
+
+
+def _sum_of_powers(info: TensorInfo, power: int) -> int:
+    """Add up a power of the rows of each piece that a matrix is cut into for its gradients."""
+    return sum((stop - start) ** power for start, stop in row_pieces(info.n_rows // info.n_mats))
