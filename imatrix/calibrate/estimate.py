@@ -46,7 +46,7 @@ _START = 3.0
 """Seconds until torch and the kernels are loaded."""
 
 _STOCK_RATE = 50e6
-"""Weights a second that one thread encodes as the stock encoder does: scripts/bench_kernels.py."""
+"""Weights a second that one thread encodes as the stock encoder does: scripts/bench/kernels.py."""
 
 _LEAST_TOKENS = 32768
 """Tokens that are enough for 256 columns: the sample model's figures were measured with these."""

@@ -46,7 +46,7 @@ TYPICAL_ERRORS: Mapping[str, float] = {
     "F32": 0.0,
 }  # fmt: skip
 """Squared error that each type makes of normally distributed weights, over their squares; all columns weighed
-alike. `scripts/measure_odd_sizes.py errors` measures it anew."""
+alike. `scripts/measure/odd_sizes.py errors` measures it anew."""
 
 Decide = Callable[[Metadata, Sequence[TensorInfo]], tuple[Plan, Metadata]]
 """(metadata, tensors) -> the plan and the metadata of the file that they become."""
