@@ -25,15 +25,11 @@ include no waiting of one thread for another.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
-import resource
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +37,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from scripts.bench.pipeline import make_model, run, write_random
+from scripts.bench.common import ROOT, Run, command, parser_of, report, run
+from scripts.bench.pipeline import make_model, write_random
 from tests.support.published_models import delta_net, write
 
 CONTEXT = 512
-GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "arch" / "models"
+CHUNKS = f"chunks of {CONTEXT}"
+"""Title of a column."""
+
+GOLDEN = ROOT / "tests" / "golden" / "arch" / "models"
 DENSE = {"llama": "llama-r1-distill", "qwen2": "qwen2-r1-distill", "qwen3": "qwen3-r1-0528"}
 """Dense family -> the recorded small model whose configuration and tokenizer are scaled up."""
 
@@ -61,22 +61,6 @@ DELTA_NET_SIZES = {
     "linear_value_head_dim": 128,
 }  # fmt: skip
 """Those of Qwen3.5-2B."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One run: its time by the clock and by the processors, and its largest resident memory."""
-
-    what: str
-    dtype: str
-    n_chunks: int
-    seconds: float
-    cpu_seconds: float
-    peak_bytes: int
-
-    @property
-    def n_tokens(self) -> int:
-        return self.n_chunks * CONTEXT
 
 
 def write_text(path: Path, n_chunks: int) -> None:
@@ -184,7 +168,7 @@ def llama(gguf: str, n_chunks: str, n_threads: str, observes: str) -> None:
                 model.logits(tokens, n_threads=int(n_threads), as_shipped=True)
 
 
-def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
+def measure(folder: Path, args: argparse.Namespace) -> list[Run]:
     """Make the model in `folder`, and time every run on it."""
     model, text = args.model or folder / "model", folder / "text.txt"
     if args.model is None and args.family == DELTA_NET:
@@ -200,50 +184,32 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     this = [sys.executable, str(Path(__file__).resolve())]
     runs: list[tuple[str, str, int, list[str]]] = []
     for dtype in ("bfloat16", "float32") if args.dtype == "both" else (args.dtype,):
-        ours = [
-            sys.executable, "-m", "gguf_tools.commands.imatrix", "-m", str(model), "-f", str(text),
-            "-o", str(folder / f"{dtype}.gguf"), "--chunks", str(args.chunks), "--threads", threads,
-            "--dtype", dtype, "--no-ppl", "--force",
-        ]  # fmt: skip
+        ours = command(
+            "imatrix", "-m", model, "-f", text, "-o", folder / f"{dtype}.gguf", "--chunks", args.chunks,
+            "--threads", threads, "--dtype", dtype, "--no-ppl", "--force",
+        )  # fmt: skip
         loop = [*this, "--plain", str(model), str(text), str(args.plain_chunks), threads, dtype]
         runs += [("layer by layer", dtype, args.chunks, ours), ("plain loop", dtype, args.plain_chunks, loop)]
     if args.llama_chunks or args.observed_chunks:
-        to_gguf = ["--outfile", str(gguf), "--outtype", "bf16", "--force"]
-        run("convert", [sys.executable, "-m", "gguf_tools.commands.convert", str(model), *to_gguf])
+        run("convert", command("convert", model, "--outfile", gguf, "--outtype", "bf16", "--force"))
         for n_chunks, observes in ((args.llama_chunks, ""), (args.observed_chunks, "observed")):
             decode = [*this, "--llama", str(gguf), str(n_chunks), threads, observes]
             runs.append((", ".join(filter(None, ("llama.cpp", observes))), "bfloat16", n_chunks, decode))
-    speeds = []
-    for what, dtype, n_chunks, words in runs:
-        if n_chunks:
-            before = cpu_seconds()
-            done = run(what, words)
-            used = cpu_seconds() - before
-            speeds.append(Speed(what, dtype, n_chunks, done.seconds, used, done.peak_bytes))
-    return speeds
-
-
-def cpu_seconds() -> float:
-    """Return the CPU time of all commands that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return [
+        run(what, words, {"dtype": dtype, CHUNKS: n_chunks})
+        for what, dtype, n_chunks, words in runs
+        if n_chunks
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--layers", type=int, default=10)
-    parser.add_argument("--chunks", type=int, default=64)
-    parser.add_argument("--plain-chunks", type=int, default=2)
-    parser.add_argument("--llama-chunks", type=int, default=0)
-    parser.add_argument("--observed-chunks", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = parser_of(__doc__, {
+        "--layers": 10, "--chunks": 64, "--plain-chunks": 2, "--llama-chunks": 0, "--observed-chunks": 0,
+        "--threads": 2,
+    })  # fmt: skip
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "both"], default="both")
     parser.add_argument("--family", choices=["deepseek", *DENSE, DELTA_NET], default="deepseek")
     parser.add_argument("--model", type=Path, help="an existing model to use")
-    parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--llama", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -255,17 +221,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         speeds = measure(Path(name), args)
-    if args.json:
-        print(json.dumps([asdict(speed) for speed in speeds]))
-        return
-    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads\n")
-    print("| run | dtype | chunks of 512 | seconds | tokens/s | tokens per CPU second | peak memory |")
-    print("|---|---|---|---|---|---|---|")
-    for s in speeds:
-        print(
-            f"| {s.what} | {s.dtype} | {s.n_chunks} | {s.seconds:.1f} | {s.n_tokens / s.seconds:.0f}"
-            f" | {s.n_tokens / s.cpu_seconds:.0f} | {s.peak_bytes / 1e6:.0f} MB |"
-        )
+    report(args, speeds, {
+        "tokens/s": lambda one: f"{one.of[CHUNKS] * CONTEXT / one.seconds:.0f}",
+        "tokens per CPU second": lambda one: f"{one.of[CHUNKS] * CONTEXT / one.cpu_seconds:.0f}",
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

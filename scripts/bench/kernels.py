@@ -4,23 +4,18 @@
 
 Rows are random normal weights, and importances are random. Ours and the reference take turns on the same
 rows, and the best turn of each counts. Compiling is not counted. F32, which passes through, is left out.
-Types that ggml lacks are timed alone.
+Types that ggml lacks are timed alone. --cols is the length of a row, and --seconds the time for each line.
 Needs the xllamacpp wheel: pip install ".[test]".
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +27,7 @@ from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importances.weighting import ColumnWeights
+from scripts.bench.common import machine, measured, parser_of
 from tests.quantize.codecs import OF_LLAMA
 from tests.support import oracle
 
@@ -131,57 +127,32 @@ def timings(names: list[str], n_cols: int, budget: float, decode: bool) -> Itera
             yield time_encoding(codec, rows, weights, budget)
 
 
-def machine() -> dict[str, str]:
-    """Return the facts about this machine that the numbers depend on."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    cpu = {key.strip(): value.strip() for key, value in fields.items()}
-    flags = cpu.get("flags", "").split()
-    target = os.environ.get("NUMBA_CPU_NAME")
-    vectors = next((name for name in ("avx512f", "avx2", "sse2") if name in flags), platform.machine())
-    return {
-        "date": datetime.date.today().isoformat(),
-        "cpu": cpu.get("model name", platform.processor()),
-        "vectors": f"those of {target}" if target else vectors,
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("numpy", "numba", "llvmlite", "xllamacpp")},
-    }
-
-
 def geometric_mean(ratios: list[float]) -> float:
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
+def line(timing: Timing) -> str:
+    kind = "with" if timing.importances else "without"
+    theirs = f"{timing.reference:8.1f} {timing.ratio:7.2f}" if timing.reference else ""
+    return f"{timing.type:8} {kind:12} {timing.ours:8.1f} {theirs}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--types", nargs="+", default=[name for name in available() if name != "F32"], metavar="TYPE"
-    )
-    parser.add_argument("--cols", type=int, default=2048, help="row length")
-    parser.add_argument("--seconds", type=float, default=0.5, help="time for each line of the table")
+    parser = parser_of(__doc__, {"--cols": 2048, "--seconds": 0.5}, folder=False)
+    types = [name for name in available() if name != "F32"]
+    parser.add_argument("--types", nargs="+", default=types, metavar="TYPE")
     parser.add_argument("--decode", action="store_true", help="time decoding instead of encoding")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    facts = machine()
-    measured = []
-    if not args.json:
-        print(", ".join(f"{key} {value}" for key, value in facts.items()))
-        print(f"{'type':8} {'importances':12} {'ours':>8} {'ggml':>8} {'ratio':>7}   million weights/s")
-    for timing in timings(args.types, args.cols, args.seconds, args.decode):
-        measured.append(timing)
-        if not args.json:
-            kind = "with" if timing.importances else "without"
-            theirs = f"{timing.reference:8.1f} {timing.ratio:7.2f}" if timing.reference else ""
-            print(f"{timing.type:8} {kind:12} {timing.ours:8.1f} {theirs}".rstrip(), flush=True)
+    head = [f"{'type':8} {'importances':12} {'ours':>8} {'ggml':>8} {'ratio':>7}   million weights/s"]
+    found = measured(args, head, timings(args.types, args.cols, args.seconds, args.decode), line)
     means = {}
     for kind, weighted in (("without", False), ("with", True)):
-        ratios = [t.ratio for t in measured if t.ratio is not None and t.importances == weighted]
+        ratios = [t.ratio for t in found if t.ratio is not None and t.importances == weighted]
         if ratios:
             means[kind] = geometric_mean(ratios)
     if args.json:
-        rows = [{**asdict(t), "ratio": t.ratio} for t in measured]
-        print(json.dumps({"machine": facts, "timings": rows, "geometric_mean_ratio": means}, indent=1))
+        rows = [{**asdict(t), "ratio": t.ratio} for t in found]
+        print(json.dumps({"machine": machine(), "timings": rows, "geometric_mean_ratio": means}, indent=1))
     else:
         mean = ", ".join(f"{kind} importances {ratio:.2f}" for kind, ratio in means.items())
         print("geometric mean of the ratios:", mean or "none")

@@ -4,23 +4,20 @@
 
 For each format, a checkpoint with one random matrix is written and then read as a conversion reads it: a few
 MiB of rows at a time, into float32, from the page cache. The best pass counts. Every weight counts as 2 bytes
-of BF16, whatever type a conversion would write. Compiling is not counted.
+of BF16, whatever type a conversion would write. Compiling is not counted. --cols is a multiple of 128, and
+--seconds are spent on each format.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import math
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import convert
+from scripts.bench.common import machine, measured, parser_of
 from tests.support.checkpoints import write_checkpoint
 
 CHUNK_BYTES = 8 << 20
@@ -306,31 +304,24 @@ def time_case(name: str, case: Case, n_rows: int, n_cols: int, budget: float) ->
             return Timing(name, weight.stored_as, 2 * n_rows * n_cols / best / 1e9)
 
 
+def line(timing: Timing) -> str:
+    return f"{timing.format:24} {timing.gb_per_s:6.2f} GB/s  {timing.stored_as}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = parser_of(__doc__, {"--rows": 4096, "--cols": 7168, "--seconds": 1.0}, folder=False)
     parser.add_argument(
         "--formats", nargs="*", metavar="WORD", help="only formats with one of these in their names"
     )
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--cols", type=int, default=7168, help="a multiple of 128")
-    parser.add_argument("--seconds", type=float, default=1.0, help="spent on each format")
     args = parser.parse_args()
-    wanted = {
-        name: case
+    timings = (
+        time_case(name, case, args.rows, args.cols, args.seconds)
         for name, case in CASES.items()
         if args.formats is None or any(word in name for word in args.formats)
-    }
-    timings = [time_case(name, case, args.rows, args.cols, args.seconds) for name, case in wanted.items()]
-    if args.json:
-        print(json.dumps([asdict(timing) for timing in timings], indent=2))
-        return
-    print(
-        f"{datetime.date.today()}  {platform.machine()}  numpy {np.__version__}  numba {version('numba')}"
-        f"  {args.rows} x {args.cols}"
     )
-    for timing in timings:
-        print(f"{timing.format:24} {timing.gb_per_s:6.2f} GB/s  {timing.stored_as}")
+    found = measured(args, [f"{args.rows} x {args.cols}"], timings, line)
+    if args.json:
+        print(json.dumps({"machine": machine(), "timings": [asdict(timing) for timing in found]}, indent=1))
 
 
 if __name__ == "__main__":

@@ -19,17 +19,11 @@ would need 400 GB of disk.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +41,10 @@ from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
+from scripts.bench.common import Run, parser_of, report, run
 from tests.support.checkpoints import STYLES, shapes
-from tests.support.memory import high_water
 from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
-ROOT = Path(__file__).parents[2]
 SHARD_BYTES = 4_300_000_000
 N_LAYERS = 61
 CONFIG: dict[str, Any] = STYLES["v3"] | {
@@ -155,45 +148,7 @@ def make_matrix(gguf: Path, path: Path) -> Path:
 # ---- commands
 
 
-@dataclass(frozen=True)
-class Run:
-    """One command: wall seconds, largest resident memory of its process, and whether it ran to its end."""
-
-    what: str
-    seconds: float
-    peak_bytes: int
-    ended: bool
-
-
-def run(what: str, words: Sequence[str], seconds: float | None = None) -> Run:
-    """Run a command for at most `seconds`.
-
-    raises  CalledProcessError with the command's output when it fails
-    """
-    started = time.perf_counter()
-    peak_bytes = 0
-    ended = True
-    with tempfile.TemporaryFile("w+") as log:
-        script = [
-            sys.executable,
-            str(Path(__file__).resolve()),
-            "--command",
-            "killed" if seconds else "whole",
-        ]
-        process = subprocess.Popen([*script, *words], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
-        while process.poll() is None:
-            peak_bytes = max(peak_bytes, high_water(process.pid))
-            if seconds is not None and ended and time.perf_counter() - started > seconds:
-                process.kill()
-                ended = False
-            time.sleep(0.02)
-        if ended and process.returncode:
-            log.seek(0)
-            raise subprocess.CalledProcessError(process.returncode, words, log.read())
-    return Run(what, time.perf_counter() - started, peak_bytes, ended)
-
-
-def command(how: str, words: Sequence[str]) -> int:
+def be_command(how: str, words: Sequence[str]) -> int:
     """Be a command of the toolkit, and return its exit code.
 
     how  "killed": don't allocate the output's space at the start; "whole": run as usual
@@ -242,37 +197,23 @@ def measure(folder: Path, n_layers: int, n_threads: int, seconds: float) -> Iter
             verified = [*commands["checkpoint to Q4_K_M with importances"], "--verify"]
             commands["checkpoint to Q4_K_M with importances, --verify"] = verified
         for what, words in commands.items():
-            yield run(f"{layers} layers: {what}", words, limit)
+            how = "whole" if limit is None else "killed"
+            this = [sys.executable, str(Path(__file__).resolve()), "--command", how]
+            yield run(f"{layers} layers: {what}", [*this, *words], limit=limit)
             for path in folder.glob("out.gguf*"):
                 path.unlink()
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--command"]:
-        raise SystemExit(command(sys.argv[2], sys.argv[3:]))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=90)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+        raise SystemExit(be_command(sys.argv[2], sys.argv[3:]))
+    args = parser_of(__doc__, {"--threads": 2, "--seconds": 90.0, "--layers": 4}).parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         runs = []
         for one in measure(Path(name), args.layers, args.threads, args.seconds):
             runs.append(one)
             print(f"{one.what}: {one.peak_bytes / 1e6:.0f} MB, {one.seconds:.1f} s", file=sys.stderr)
-    if args.json:
-        print(json.dumps([asdict(one) for one in runs]))
-        return
-    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads\n")
-    print("| command | seconds | peak memory |")
-    print("|---|---|---|")
-    for one in runs:
-        seconds = f"{one.seconds:.0f}" if one.ended else f"killed after {one.seconds:.0f}"
-        print(f"| {one.what} | {seconds} | {one.peak_bytes / 1e6:.0f} MB |")
+    report(args, runs)
 
 
 if __name__ == "__main__":

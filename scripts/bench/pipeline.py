@@ -23,18 +23,13 @@ Needs the xllamacpp wheel: pip install ".[test]".
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,13 +48,12 @@ from quantize.options import QuantizeOptions
 from quantize.pipeline import prepare
 from quantize.plan.plan import TensorPlan
 from quantize.plan.recipe_files import find_mixture
+from scripts.bench.common import Run, command, parser_of, report, run
 from tests.support import oracle
 from tests.support.checkpoints import STYLES, shapes, write_safetensors
 from tests.support.dask_cluster import dask_cluster
-from tests.support.memory import high_water
 from tests.support.tokenizer_files import copy_tokenizer
 
-ROOT = Path(__file__).parents[2]
 SIZES = {
     "vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024,
     "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 768, "kv_lora_rank": 512,
@@ -68,35 +62,6 @@ SIZES = {
 }  # fmt: skip
 SHARD_BYTES = 1 << 30
 REPETITIONS = 3
-
-
-@dataclass(frozen=True)
-class Run:
-    """One command: its wall seconds, and the largest resident memory of its process."""
-
-    what: str
-    seconds: float
-    peak_bytes: int
-
-
-def run(what: str, words: Sequence[str]) -> Run:
-    """Run a command to its end.
-
-    raises  CalledProcessError with the command's output when it fails
-    """
-    started = time.perf_counter()
-    peak_bytes = 0
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
-        # rusage won't do: the command is a fork of this process, and its maximum includes this one's memory.
-        while process.poll() is None:
-            peak_bytes = max(peak_bytes, high_water(process.pid))
-            time.sleep(0.02)
-        seconds = time.perf_counter() - started
-        if process.returncode:
-            log.seek(0)
-            raise subprocess.CalledProcessError(process.returncode, words, log.read())
-    return Run(what, seconds, peak_bytes)
 
 
 def make_model(folder: Path, n_layers: int) -> None:
@@ -187,44 +152,21 @@ def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[st
     """Make the model in `folder`, and time every command on it."""
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
-    python = [sys.executable, "-m"]
-    convert = [
-        *python,
-        "gguf_tools.commands.convert",
-        str(model),
-        "--force",
-        "--threads",
-        str(n_threads),
-        "--outfile",
-    ]
+    convert = command("convert", model, "--force", "--threads", n_threads, "--outfile")
     runs = copy_and_convert(folder, [*convert, str(gguf)])
     make_matrix(gguf, matrix)
     for file_type in file_types:
         output = folder / "quantized.gguf"
-        words = [
-            *python,
-            "gguf_tools.commands.quantize",
-            "--imatrix",
-            str(matrix),
-            str(gguf),
-            str(output),
-            file_type,
-        ]
-        run("first", [*words, str(n_threads)])
-        runs.append(run(f"quantize to {file_type}", [*words, str(n_threads)]))
+        words = command("quantize", "--imatrix", matrix, gguf, output, file_type, n_threads)
+        run("first", words)
+        runs.append(run(f"quantize to {file_type}", words))
         one_pass = [*convert, str(output), "--outtype", file_type, "--imatrix", str(matrix)]
         runs.append(run(f"one pass to {file_type}", one_pass))
         output.unlink()
-        call = [
-            "--reference",
-            str(gguf),
-            str(matrix),
-            str(folder / "reference.bin"),
-            file_type,
-            str(n_threads),
-        ]
+        blocks = folder / "reference.bin"
+        call = ["--reference", str(gguf), str(matrix), str(blocks), file_type, str(n_threads)]
         runs.append(run(f"reference, {file_type}", [sys.executable, str(Path(__file__).resolve()), *call]))
-        (folder / "reference.bin").unlink()
+        blocks.unlink()
     return runs
 
 
@@ -241,60 +183,31 @@ def copy_and_convert(folder: Path, convert: Sequence[str]) -> list[Run]:
     return [min(repetitions, key=lambda r: r.seconds) for repetitions in runs.values()]
 
 
-@dataclass(frozen=True)
-class Shared(Run):
-    """A command that workers may have helped; with the CPU seconds of all of them."""
-
-    cpu_seconds: float
-
-
-def threads_and_workers(
-    folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]
-) -> list[Shared]:
+def threads_and_workers(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]) -> list[Run]:
     """Time `quantize` in threads and with as many workers; return the best run of each, type by type."""
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
-    python = [sys.executable, "-m"]
-    run("convert", [*python, "gguf_tools.commands.convert", str(model), "--force", "--outfile", str(gguf)])
+    run("convert", command("convert", model, "--force", "--outfile", gguf))
     make_matrix(gguf, matrix)
     best = []
     with dask_cluster(folder / "dask", n_threads, "--no-nanny") as processes:
         for file_type in file_types:
-            words = [
-                *python,
-                "gguf_tools.commands.quantize",
-                "--imatrix",
-                str(matrix),
-                str(gguf),
-                str(folder / "out.gguf"),
-            ]
-            words += [file_type, str(n_threads)]
-            runs: dict[str, list[Shared]] = {"threads": [], "workers": []}
+            out = folder / "out.gguf"
+            words = command("quantize", "--imatrix", matrix, gguf, out, file_type, n_threads)
+            runs: dict[str, list[Run]] = {"threads": [], "workers": []}
             for _ in range(REPETITIONS + 1):  # the first compiles kernels
                 for what, options in (("threads", []), ("workers", ["--scheduler", processes.address])):
-                    before = processes.cpu_seconds() + children_seconds()
+                    before = processes.cpu_seconds()
                     timed = run(f"{file_type}, {n_threads} {what}", [*words, *options])
-                    used = processes.cpu_seconds() + children_seconds() - before
-                    runs[what].append(Shared(timed.what, timed.seconds, timed.peak_bytes, used))
+                    used = timed.cpu_seconds + processes.cpu_seconds() - before
+                    runs[what].append(replace(timed, cpu_seconds=used))
             best += [min(each[1:], key=lambda r: r.seconds) for each in runs.values()]
     return best
 
 
-def children_seconds() -> float:
-    """Return the CPU seconds of this process's commands that have ended."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = parser_of(__doc__, {"--layers": 8, "--threads": 2})
     parser.add_argument("--types", nargs="+", default=["Q4_K_M", "Q2_K"])
-    parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--workers", action="store_true", help="compare threads with Dask workers, only")
     parser.add_argument("--reference", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -304,16 +217,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         compare = threads_and_workers if args.workers else measure
         runs = compare(Path(name), args.layers, args.threads, args.types)
-    if args.json:
-        print(json.dumps([asdict(r) for r in runs]))
-        return
-    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads, {args.layers} layers\n")
-    more = " CPU seconds |" if args.workers else ""
-    print(f"| command | seconds | peak memory |{more}")
-    print("|---|---|---|" + "---|" * args.workers)
-    for r in runs:
-        used = f" {r.cpu_seconds:.1f} |" if isinstance(r, Shared) else ""
-        print(f"| {r.what} | {r.seconds:.1f} | {r.peak_bytes / 1e6:.0f} MB |{used}")
+    report(args, runs)
 
 
 if __name__ == "__main__":

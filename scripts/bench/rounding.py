@@ -5,12 +5,12 @@
 For each type: the stock encoder with importances; feedback alone; feedback with the default number of sweeps;
 the same from both sides, the rows as two matrices side by side. And what each costs as a share of the stock
 encoder's: tr(E H E^T), from both sides tr(G E H E^T). Rows are random normal weights, inputs and gradients
-are random and correlated. The first run, which compiles, is not counted; of the others the best is.
+are random and correlated; the number of rows is even. The first run, which compiles, is not counted; of
+the others the best is.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -32,7 +32,7 @@ from quantize.rounding.feedback import encode_compensated
 from quantize.rounding.judge import costs, stock_weighting
 from quantize.rounding.rounders import ROUNDERS
 from quantize.rounding.two_sided import OutputFactor, encode_side_by_side
-from scripts.bench.kernels import machine
+from scripts.bench.common import machine, measured, parser_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -103,7 +103,7 @@ def time_type(name: str, rows: Floats, factor: Factor, moments: Moments, runs: i
         return float(costs(errors, np.zeros_like(errors), factor).sum())
 
     def damage(errors: Floats) -> float:
-        left, right = outputs[len(moments)].hessian, factor.hessian
+        left, right = moments, factor.hessian
         return sum(float((left @ each @ right * each).sum()) for each in np.split(errors, N_MATRICES))
 
     speeds = [speed(encode, rows, runs) for encode in (stock, feedback, default, two_sided)]
@@ -121,29 +121,24 @@ def timings(names: list[str], n_rows: int, n_cols: int, runs: int) -> Iterator[T
         yield time_type(name, rows, factor, gradients, runs)
 
 
+def line(timing: Timing) -> str:
+    rates = f"{timing.feedback:9.2f} {timing.default:8.2f} {timing.two_sided:10.2f}"
+    shares = f"{timing.feedback_cost:9.3f} {timing.default_cost:8.3f} {timing.two_sided_cost:10.3f}"
+    return f"{timing.type:8} {timing.stock:8.1f} {rates}   {shares}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, {"--cols": 2048, "--rows": 256, "--runs": 2}, folder=False)
     parser.add_argument("--types", nargs="+", default=list(ROUNDERS), metavar="TYPE")
-    parser.add_argument("--cols", type=int, default=2048, help="row length")
-    parser.add_argument("--rows", type=int, default=256, help="rows that are encoded at once, an even number")
-    parser.add_argument("--runs", type=int, default=2, help="how often each encoder runs")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    facts = machine()
-    measured = []
-    if not args.json:
-        print(", ".join(f"{key} {value}" for key, value in facts.items()))
-        print(f"{args.rows} x {args.cols}, million weights/s{'':19}cost, share of stock's")
-        ways = f"{'feedback':>9} {'default':>8} {'two-sided':>10}"
-        print(f"{'type':8} {'stock':>8} {ways}   {ways}")
-    for timing in timings(args.types, args.rows, args.cols, args.runs):
-        measured.append(timing)
-        if not args.json:
-            rates = f"{timing.feedback:9.2f} {timing.default:8.2f} {timing.two_sided:10.2f}"
-            shares = f"{timing.feedback_cost:9.3f} {timing.default_cost:8.3f} {timing.two_sided_cost:10.3f}"
-            print(f"{timing.type:8} {timing.stock:8.1f} {rates}   {shares}", flush=True)
+    ways = f"{'feedback':>9} {'default':>8} {'two-sided':>10}"
+    head = [
+        f"{args.rows} x {args.cols}, million weights/s{'':19}cost, share of stock's",
+        f"{'type':8} {'stock':>8} {ways}   {ways}",
+    ]
+    found = measured(args, head, timings(args.types, args.rows, args.cols, args.runs), line)
     if args.json:
-        print(json.dumps({"machine": facts, "timings": [asdict(timing) for timing in measured]}, indent=1))
+        print(json.dumps({"machine": machine(), "timings": [asdict(timing) for timing in found]}, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,37 +18,24 @@ counts: on a shared machine, these say more than seconds.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from scripts.bench.evaluate import make_files, timed
+from scripts.bench.common import Run, command, parser_of, report, run
+from scripts.bench.evaluate import make_files
 from scripts.bench.imatrix import CONTEXT, write_text
 
 N_SHORT, LONG_CONTEXT = 7, 4096
 LONG_SHARE = 0.25
 _TOKENS_OF_WORD = 3
 """About as many as a random word has."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One run; `n_tokens` are those of all its chunks."""
-
-    what: str
-    n_tokens: int
-    seconds: float
-    cpu_seconds: float
-    peak_bytes: int
 
 
 def write_suites(folder: Path, n_tokens: int) -> dict[str, list[str]]:
@@ -79,61 +66,34 @@ def n_tokens_of(found: Mapping[str, Any]) -> int:
     return sum(each["n_chunks"] * each["chunk_size"] for each in texts)
 
 
-def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
-    base, files = make_files(folder, SimpleNamespace(layers=args.layers, types=[args.type]))
-    best: dict[str, Speed] = {}
-    runs = write_suites(folder, args.tokens)
+def measure(folder: Path, args: argparse.Namespace) -> list[Run]:
+    base, files = make_files(folder, args.layers, [args.type])
+    best: dict[str, Run] = {}
+    suites = write_suites(folder, args.tokens)
     for _ in range(args.rounds):
-        for what, words in runs.items():
+        for what, words in suites.items():
             out = folder / "out.json"
-            command = [
-                sys.executable, "-m", "gguf_tools.commands.evaluate", str(base), *map(str, files), *words,
-                "--threads", str(args.threads), "--memory", str(args.memory), "--force", "--json", str(out),
-            ]  # fmt: skip
-            done = timed(what, 2, 0, command)
-            n_tokens = n_tokens_of(json.loads(out.read_text()))
-            speed = Speed(what, n_tokens, done.seconds, done.cpu_seconds, done.peak_bytes)
-            print(f"{speed}", file=sys.stderr)
-            if what not in best or speed.cpu_seconds < best[what].cpu_seconds:
-                best[what] = speed
+            done = run(what, command(
+                "evaluate", base, *files, *words, "--threads", args.threads, "--memory", args.memory,
+                "--force", "--json", out,
+            ))  # fmt: skip
+            done = replace(done, of={"tokens": n_tokens_of(json.loads(out.read_text()))})
+            print(f"{done}", file=sys.stderr)
+            if what not in best or done.cpu_seconds < best[what].cpu_seconds:
+                best[what] = done
     return list(best.values())
 
 
-def table(speeds: Sequence[Speed]) -> list[str]:
-    plain = next(speed for speed in speeds if speed.what == "plain text")
-    lines = [
-        "| run | tokens | seconds | CPU seconds | the same a token, over plain text's | peak memory |",
-        "|---|---|---|---|---|---|",
-    ]
-    for s in speeds:
-        ratio = (s.cpu_seconds / s.n_tokens) / (plain.cpu_seconds / plain.n_tokens)
-        lines.append(
-            f"| {s.what} | {s.n_tokens} | {s.seconds:.1f} | {s.cpu_seconds:.1f} | {ratio:.3f}"
-            f" | {s.peak_bytes / 1e6:.0f} MB |"
-        )
-    return lines
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = parser_of(__doc__, {"--layers": 4, "--tokens": 16384, "--threads": 2, "--rounds": 1})
     parser.add_argument("--type", default="Q4_K_M")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--memory", type=float, default=4, help="GB of hidden states in memory")
-    parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        speeds = measure(Path(name), args)
-    if args.json:
-        print(json.dumps([asdict(speed) for speed in speeds]))
-        return
-    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads, {args.layers} layers\n")
-    print("\n".join(table(speeds)))
+        runs = measure(Path(name), args)
+    plain = next(each.cpu_seconds / each.of["tokens"] for each in runs if each.what == "plain text")
+    title = "CPU seconds a token, over plain text's"
+    report(args, runs, {title: lambda one: f"{one.cpu_seconds / one.of['tokens'] / plain:.3f}"})
 
 
 if __name__ == "__main__":
