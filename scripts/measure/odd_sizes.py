@@ -1,4 +1,4 @@
-"""What padding does to models whose sizes are no multiple of 256: the tables of docs/odd-sizes.md.
+"""What padding does to models whose sizes are no multiple of 256: the tables of docs/notes/odd-sizes.md.
 
     python scripts/measure/odd_sizes.py sizes                real shapes: bytes with padding and without
     python scripts/measure/odd_sizes.py errors               errors of types, for quantize/padding/choose.py

@@ -4,7 +4,7 @@
 
 All files go through the suite in one run. The table on stdout is Markdown, with a column for each pair: the
 mean divergence of both over all classes, which weigh the same, and the ratio of the means with its 95 %
-interval, over all and by class. docs/calibrated-gains.md has tables that it has made.
+interval, over all and by class. docs/notes/calibrated-gains.md has tables that it has made.
 """
 
 from __future__ import annotations
