@@ -148,7 +148,7 @@ def plain_loop(model: str, path: str, n_chunks: str, n_threads: str, dtype: str)
                 chunks=chunks,
                 all_experts=False,
             )
-            embed(load, chunks, here)
+            embed(load, chunks, here, network)
             for layer in range(network.n_layers):
                 run_layer(sweep, Execution(), layer, LayerBuffers(here, here, there), Accumulator())
                 here, there = there, here
