@@ -128,7 +128,7 @@ def read_suite(name_or_path: str | PathLike[str], quick: bool = False) -> Suite:
     raises  BadRequest, in one line with file and line, for whatever is wrong
     """
     if fspath(name_or_path) == DEFAULT:
-        with resources.as_file(resources.files("imatrix.evaluate.suite") / "texts") as folder:
+        with resources.as_file(resources.files("imatrix.texts") / DEFAULT) as folder:
             return _read_folder(folder, quick)
     path = Path(name_or_path)
     if path.is_dir():

@@ -53,8 +53,8 @@ def test_the_notices_name_every_source() -> None:
 
 def test_the_package_has_the_texts() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    home = ROOT / "quality" / "suite"
-    patterns = settings["tool"]["setuptools"]["package-data"]["imatrix.evaluate.suite"]
+    home = ROOT / "imatrix" / "texts"
+    patterns = settings["tool"]["setuptools"]["package-data"]["imatrix.texts"]
     packed = {path for pattern in patterns for path in home.glob(pattern) if path.is_file()}
     assert packed == {path for path in suite_manifest.TEXTS.rglob("*") if path.is_file()}
 
