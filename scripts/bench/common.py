@@ -123,7 +123,7 @@ def report(
         print(json.dumps({"machine": machine(), "runs": [asdict(one) for one in runs]}, indent=1))
         return
     given = {name: value for name, value in vars(args).items() if name in ("threads", "layers")}
-    print(", ".join([*machine().values(), *(f"{value} {name}" for name, value in given.items())]), end="\n\n")
+    print(", ".join(f"{name} {value}" for name, value in {**machine(), **given}.items()), end="\n\n")
     titles = ["run", *runs[0].of, "seconds", "CPU seconds", *more, "peak memory"]
     print(_row(titles), "|---" * len(titles) + "|", sep="\n")
     for one in runs:
