@@ -24,7 +24,7 @@ from convert.checkpoint.checkpoint import (
 )
 from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
-from gguf_tools.hub.answers import endpoint, guard
+from gguf_tools.hub.answers import endpoint
 from gguf_tools.hub.client import is_passing, quiet_client
 from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, list_files
 from gguf_tools.hub.names import HubName
@@ -156,8 +156,7 @@ def _is_small(file: ListedFile) -> bool:
 
 def is_offline() -> bool:
     """Return whether the Hub must not be asked."""
-    guard()
-    from huggingface_hub import constants
+    from gguf_tools.hub.library import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
@@ -165,8 +164,7 @@ def is_offline() -> bool:
 def _cached(name: HubName, error: HubError) -> Path:
     """Return the folder that an earlier fetch has left; raise `error` when there is none, or if the Hub has
     answered."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from gguf_tools.hub.library import errors, snapshot_download
 
     if not is_offline() and (error.__cause__ is None or not is_passing(error.__cause__)):
         raise error
@@ -177,7 +175,7 @@ def _cached(name: HubName, error: HubError) -> Path:
                 name.repo, revision=name.revision, local_files_only=True, allow_patterns=patterns
             )
         )
-    except LocalEntryNotFoundError as incomplete:
+    except errors.LocalEntryNotFoundError as incomplete:
         # A client that knows of files that were never wanted calls the folder incomplete; `Checkpoint` knows
         # better what is missing.
         partial = getattr(incomplete, "snapshot_path", None)

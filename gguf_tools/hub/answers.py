@@ -21,14 +21,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from http.cookiejar import DefaultCookiePolicy
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gguf_tools.errors import HubError
 from gguf_tools.hub import limits
-from gguf_tools.hub.limits import BrokenOff, body_begins, keep_pace
-from gguf_tools.hub.names import own_host
+from gguf_tools.hub.limits import BrokenOff
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import shown
 
@@ -63,6 +62,10 @@ class Fetched:
 
 
 _fetched: ContextVar[Fetched | None] = ContextVar("fetched", default=None)
+_unanswered: ContextVar[dict[tuple[str, str, str | None], float] | None] = ContextVar(
+    "unanswered", default=None
+)
+"""Requests of a call without an answer so far, and when they were made; None: in a thread of the client's."""
 
 
 @contextmanager
@@ -75,26 +78,53 @@ def fetching(file: Fetched) -> Iterator[None]:
         _fetched.reset(token)
 
 
-def guard() -> None:
-    """Let the client's session, and each later one, pass through here; strip a password of HF_ENDPOINT.
+class _Guard:
+    """The sessions of the client that pass through here: each that it has while a call of ours is made."""
 
-    To be called before the client is imported, which an address that is none breaks.
-    """
-    own_host()
-    from huggingface_hub import constants, set_client_factory
-    from huggingface_hub.utils import _http
+    def __init__(self) -> None:
+        self._lock, self._n_calls = threading.Lock(), 0
+        self._guarded: list[tuple[Any, Any]] = []
 
-    plain = without_user(constants.ENDPOINT)
-    if plain != constants.ENDPOINT:
-        constants.HUGGINGFACE_CO_URL_TEMPLATE = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(
-            constants.ENDPOINT, plain, 1
-        )
-        constants.ENDPOINT = plain
-        say_aside(f"{plain}: the user name and password in HF_ENDPOINT are not used")
-    # Who imports this package may have set a factory, with a proxy say; there is no public way to it.
-    make = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
-    if not isinstance(make, _Guarded):
-        set_client_factory(_Guarded(make))
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Let what the client asks and is told pass through here meanwhile, whoever has made its session."""
+        from gguf_tools.hub.library import get_session
+
+        session, token = get_session(), _unanswered.set({})
+        with self._lock:
+            self._n_calls += 1
+            if not any(each is session for each, _ in self._guarded):
+                self._enter(session)
+        try:
+            yield
+        finally:
+            _unanswered.reset(token)
+            with self._lock:
+                self._n_calls -= 1
+                if not self._n_calls:
+                    self._leave()
+
+    def _enter(self, session: Any) -> None:
+        hooks = session.event_hooks
+        self._guarded.append((session, session.cookies))
+        session.event_hooks = {
+            "request": [*hooks["request"], _check_request],
+            "response": [_check_answer, *hooks["response"]],
+        }
+        # No cookie is needed, and one that can't be sent back would end every call from then on.
+        session.cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+
+    def _leave(self) -> None:
+        for session, cookies in self._guarded:
+            session.event_hooks = {
+                when: [hook for hook in hooks if hook not in (_check_request, _check_answer)]
+                for when, hooks in session.event_hooks.items()
+            }
+            session.cookies = cookies
+        self._guarded.clear()
+
+
+guarded = _Guard()
 
 
 def without_user(address: str) -> str:
@@ -113,10 +143,18 @@ def origin(address: str) -> tuple[str, str, int | None]:
 
 
 def endpoint() -> str:
-    """Return the address of the Hub that is used."""
-    from huggingface_hub import constants
+    """Return the address of the Hub, without the user name and password that HF_ENDPOINT may have."""
+    from gguf_tools.hub.library import constants
 
-    return without_user(constants.ENDPOINT)
+    plain = without_user(constants.ENDPOINT)
+    if plain != constants.ENDPOINT:
+        _say_what_is_unused(plain)
+    return plain
+
+
+@functools.cache
+def _say_what_is_unused(address: str) -> None:
+    say_aside(f"{address}: the user name and password in HF_ENDPOINT are not used")
 
 
 def is_commit(text: object) -> bool:
@@ -138,42 +176,39 @@ def asked_wait(headers: Any) -> float | None:
         return None
 
 
-class _Guarded:
-    """Makes the client's sessions, as `make` does, and lets them pass through here."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-
-    def __call__(self) -> Any:
-        client = self._make()
-        hooks = client.event_hooks
-        client.event_hooks = {
-            "request": [*hooks.get("request", ()), _check_request],
-            "response": [_check_answer, *hooks.get("response", ())],
-        }
-        client.timeout = limits.allowed()  # of calls that say none, which would wait for ever
-        # No cookie is needed, and one that can't be sent back would end every call from then on.
-        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        keep_pace(client)
-        return client
-
-
 def _check_request(request: Any) -> None:
     request.headers["Accept-Encoding"] = "identity"
+    given = request.extensions.get("timeout", {})
     if request.method in ("GET", "HEAD"):
         # Where a first try takes too long, the client makes a second one of a minute.
         longest = limits.answer_seconds() if request.method == "HEAD" else limits.silence_seconds()
-        given = request.extensions.get("timeout", {})
         capped = {what: longest if asked is None else min(asked, longest) for what, asked in given.items()}
-        request.extensions = {**request.extensions, "timeout": capped}
+        _ask_once(request, capped.get("read", longest))
+    else:  # calls that say none would wait for ever
+        capped = {what: limits.allowed() if asked is None else asked for what, asked in given.items()}
+    request.extensions = {**request.extensions, "timeout": capped}
     if origin(str(request.url)) != origin(endpoint()):
         request.headers.pop("Authorization", None)
+
+
+def _ask_once(request: Any, seconds: float) -> None:
+    """Refuse to ask again what nobody has answered in time: the client would, several times."""
+    waiting, now = _unanswered.get(), time.monotonic()
+    if waiting is not None:
+        asked_at = waiting.get(asked := _asked(request))
+        if asked_at is not None and now - asked_at >= seconds:
+            raise BrokenOff(f"no answer in {seconds} s")
+        waiting[asked] = now
+
+
+def _asked(request: Any) -> tuple[str, str, str | None]:
+    return request.method, str(request.url), request.headers.get("Range")
 
 
 def _check_answer(response: Any) -> None:
     subject = f"{response.request.url.host}{response.request.url.path}"
     method, status = response.request.method, response.status_code
-    body_begins(response)
+    (_unanswered.get() or {}).pop(_asked(response.request), None)
     _check_names(subject, response)
     _keep_token_here(response)
     if method == "HEAD":
@@ -239,7 +274,7 @@ def _check_length(subject: str, response: Any, most: int) -> None:
 
 def _later(subject: str, response: Any) -> None:
     """Give an answer that means "later" to who waits for it; where the client waits, see to the time."""
-    from huggingface_hub.utils import hf_raise_for_status
+    from gguf_tools.hub.library import hf_raise_for_status
 
     if response.request.method in ("GET", "HEAD"):
         response.read()

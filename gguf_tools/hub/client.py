@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from gguf_tools.errors import HubError, ToolkitError
-from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guard
+from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guarded
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, BrokenOff
 from gguf_tools.system.settings import SharedContext
 from gguf_tools.terminal import say_aside
@@ -37,14 +37,13 @@ _BROKEN = (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE
 @contextmanager
 def quiet_client(*, bars: bool) -> Iterator[None]:
     """Keep the client from logging what is told in an error anyway; without `bars`, from drawing any."""
-    guard()
     with _ERRORS_ALONE, nullcontext() if bars else _NO_BARS:
         yield
 
 
 @contextmanager
 def _errors_alone() -> Iterator[None]:
-    from huggingface_hub.utils import logging
+    from gguf_tools.hub.library import logging
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -56,16 +55,16 @@ def _errors_alone() -> Iterator[None]:
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from gguf_tools.hub import library
 
-    had_bars = not are_progress_bars_disabled()
+    had_bars = not library.are_progress_bars_disabled()
     if had_bars:
-        disable_progress_bars()
+        library.disable_progress_bars()
     try:
         yield
     finally:
         if had_bars:
-            enable_progress_bars()
+            library.enable_progress_bars()
 
 
 _ERRORS_ALONE, _NO_BARS = SharedContext(_errors_alone), SharedContext(_no_bars)
@@ -86,11 +85,11 @@ def call(
     progress  how many bytes have come in all tries; when enough have, the tries are counted anew
     raises    HubError
     """
-    guard()
     busy = stuck = n_bytes = 0
     while True:
         try:
-            return action()
+            with guarded():
+                return action()
         except Exception as error:
             if progress() - n_bytes >= MIN_PROGRESS_BYTES:
                 busy, stuck, n_bytes = 0, 0, progress()
@@ -128,7 +127,7 @@ def is_passing(error: BaseException) -> bool:
 
 def is_unknown(error: BaseException) -> bool:
     """Whether it is open if there is such a model: the Hub knows none, or could not or must not be asked."""
-    from huggingface_hub import errors
+    from gguf_tools.hub.library import errors
 
     unknown = (errors.RepositoryNotFoundError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
     causes = list(_causes(error))
@@ -188,7 +187,7 @@ def _explained(subject: str, error: Exception) -> Exception:
 
 
 def _reason(error: BaseException) -> str | None:
-    from huggingface_hub import errors
+    from gguf_tools.hub.library import errors
 
     login = "log in (`hf auth login`, or HF_TOKEN)"
     causes = list(_causes(error))

@@ -94,7 +94,7 @@ def parse_listing(subject: str, data: bytes) -> Listing:
 
 
 def _answer(name: HubName) -> bytes:
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from gguf_tools.hub.library import build_hf_headers, get_session, hf_raise_for_status
 
     place = "" if name.revision is None else f"/revision/{quote(name.revision, safe='')}"
     response = get_session().get(
@@ -206,12 +206,12 @@ def _is_doubtful(path: Path, file: ListedFile, mark: Path) -> bool:
 
 
 def _fetch(repo: str, commit: str, stop: threading.Event, file: ListedFile) -> None:
-    from huggingface_hub import hf_hub_download
+    from gguf_tools.hub.library import hf_hub_download
 
     # A file of unknown size may fill the disk, and no more.
     most = shutil.disk_usage(_existing(_cached_model(repo))).free if file.n_bytes is None else file.n_bytes
     with fetching(Fetched(commit, most, stop)):
-        hf_hub_download(repo, file.name, revision=commit)
+        hf_hub_download(repo, file.name, revision=commit, endpoint=endpoint())
 
 
 def check(subject: str, path: Path, file: ListedFile) -> None:
@@ -271,7 +271,7 @@ def _write_ref(name: HubName, commit: str) -> None:
 
 
 def _cached_model(repo: str) -> Path:
-    from huggingface_hub import constants
+    from gguf_tools.hub.library import constants
 
     return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 

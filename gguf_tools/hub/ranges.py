@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gguf_tools.errors import HubError
-from gguf_tools.hub.answers import Fetched, endpoint, fetching, guard, origin
+from gguf_tools.hub.answers import Fetched, endpoint, fetching, origin
 from gguf_tools.hub.client import call
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, BrokenOff, answer_seconds, silence_seconds
 
@@ -126,13 +126,12 @@ class RemoteFile:
     def __init__(
         self, repo: str, commit: str, name: str, size_bytes: int, digest: InOrder | None = None
     ) -> None:
-        guard()  # before an address is made of HF_ENDPOINT
-        from huggingface_hub import hf_hub_url
+        from gguf_tools.hub.library import hf_hub_url
 
         self._digest = digest
         self.repo, self.commit, self.name, self.size_bytes = repo, commit, name, size_bytes
         self.n_requests = self.n_bytes = 0
-        self._url = hf_hub_url(repo, name, revision=commit)
+        self._url = hf_hub_url(repo, name, revision=commit, endpoint=endpoint())
         self._address: str | None = None
         self._lock = threading.Lock()
 
@@ -160,7 +159,7 @@ class RemoteFile:
 
     def _read(self, offset: int, view: memoryview) -> int:
         """Return how many bytes of a range have come; fewer than asked for only if the line broke."""
-        from huggingface_hub.utils import get_session, hf_raise_for_status
+        from gguf_tools.hub.library import get_session, hf_raise_for_status
 
         asked = {"Range": f"bytes={offset}-{offset + len(view) - 1}"}
         for is_new in (False, True):
@@ -211,8 +210,7 @@ class RemoteFile:
 
     def _place(self) -> tuple[str, dict[str, str]]:
         """Return the address to read from, and headers that may be sent there."""
-        from huggingface_hub import get_hf_file_metadata
-        from huggingface_hub.utils import build_hf_headers
+        from gguf_tools.hub.library import build_hf_headers, get_hf_file_metadata
 
         with self._lock:
             if self._address is None:

@@ -26,13 +26,13 @@ from gguf_tools.errors import BadRequest, MissingFile, OutputError
 from gguf_tools.files.journal import JOURNAL_SUFFIX
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.hub.answers import guard
+from gguf_tools.hub.answers import endpoint
 from gguf_tools.hub.client import call, quiet_client
 from gguf_tools.hub.downloads import ListedFile, digest, list_files
 from gguf_tools.hub.names import HubName
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from gguf_tools.hub.library import HfApi
 
 PATTERNS = (
     "*.gguf", "*.imatrix", "*.dat", "*.safetensors",
@@ -188,10 +188,9 @@ def upload(
     raises   HubError, after which files that are done stay there, and the same call goes on with the others;
              OutputError, before anything is sent, for a file that is there with another content
     """
-    guard()  # before the client takes its address from HF_ENDPOINT
-    from huggingface_hub import HfApi
+    from gguf_tools.hub.library import HfApi
 
-    api = HfApi()
+    api = HfApi(endpoint=endpoint())
     with quiet_client(bars=bars):
         call(name.repo, lambda: api.create_repo(name.repo, private=private or None, exist_ok=True))
         if name.revision is not None:

@@ -27,7 +27,7 @@ _HELD_PRODUCTS = 5
 """Products with the held-out rows, for each matrix."""
 
 _STOCK_RATE = 50e6
-"""Weights a second that one thread encodes as the stock encoder does: scripts/bench_kernels.py."""
+"""Weights a second that one thread encodes as the stock encoder does: scripts/bench/kernels.py."""
 
 
 @dataclass(frozen=True)

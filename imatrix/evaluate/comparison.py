@@ -20,7 +20,7 @@ A file that is far nearer to the base than the other may owe its own sum to one 
 uncertain, and the difference of the two is not. So a verdict takes the probability of the difference,
 doubled, where that is less. If there is no difference, that adds less than 0.3 % to the chance of a verdict.
 
-`scripts/check_intervals.py` counts how often intervals hold the truth, beside methods that were not chosen.
+`scripts/check/intervals.py` counts how often intervals hold the truth, beside methods that were not chosen.
 
 Among eight classes some 95 % interval leaves out the truth in one case of three. So intervals and verdicts
 by class are corrected for the number of classes (C. Bonferroni): each interval has the level 1 - 0.05 /

@@ -70,7 +70,7 @@ class Codec:
     use            what it does with importances
     error_range    how far it may move weights
     typical_error  squared error that it makes of normally distributed weights, over their squares; all
-                   columns weighed alike. `scripts/measure_odd_sizes.py errors` measures it anew
+                   columns weighed alike. `scripts/measure/odd_sizes.py errors` measures it anew
     falls_back_to  the type of smaller blocks that takes its place where a row is no whole number of its
                    blocks (llama-quant.cpp: tensor_type_fallback; for ik_llama.cpp's types its
                    change_type_if_necessary); None: there is no such type

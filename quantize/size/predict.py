@@ -7,7 +7,7 @@ each costs something however small the errors are: the divergence of a model wit
     D + c sqrt(D)
 
 With c, 13 stock files of the sample model from IQ1_M to Q6_K are told apart to 8 % on the text where c was
-chosen, instead of 16 % (docs/budget.md, scripts/predict_divergence.py).
+chosen, instead of 16 % (docs/budget.md, scripts/measure/predicted_divergence.py).
 """
 
 from __future__ import annotations

@@ -67,16 +67,16 @@ def _refuse(trial: Trial, name: str) -> str:
 
 
 def hostile_hub(_bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
-    """Ask a hostile Hub, by `campaign(n, seed)` of scripts/attack_hub.py.
+    """Ask a hostile Hub, by `campaign(n, seed)` of scripts/check/hub_answers.py.
 
     It returns how many answers ended how: "FAILED: why", LINE, or another word for the right bytes.
     """
     if not len(wanted):
         return
     try:
-        campaign = importlib.import_module("scripts.attack_hub").campaign
+        campaign = importlib.import_module("scripts.check.hub_answers").campaign
     except ModuleNotFoundError as error:
-        what = f"scripts/attack_hub.py is not there ({error}): no answers of a Hub were tried"
+        what = f"scripts/check/hub_answers.py is not there ({error}): no answers of a Hub were tried"
         yield Result("hub", "hub", 0, seed, FAILED, 0, what)
         return
     counts: Mapping[str, int] = campaign(len(wanted), seed)

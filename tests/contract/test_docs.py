@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.commands.completion import subparsers_of
-from scripts.plot_front import FIGURES, PICTURE, picture
+from scripts.record.front_picture import FIGURES, PICTURE, picture
 from tests.contract.import_graph import ROOT
 from tests.contract.test_help import PARSERS
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-ALL = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+PAGES = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "notes").glob("*.md")),
+)
+ALL = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 PROGRAMS = frozenset(prog.partition(" ")[0] for prog in PARSERS)
 GROUP = "gguf-tools"
@@ -74,7 +78,9 @@ def test_missing_paths_are_found(path: str) -> None:
 def test_the_picture_shows_the_recorded_figures() -> None:
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
     assert PICTURE.read_text(encoding="utf-8") == picture(figures)
-    budget, gains = ((ROOT / "docs" / name).read_text() for name in ("budget.md", "calibrated-gains.md"))
+    budget, gains = (
+        (ROOT / "docs" / name).read_text() for name in ("budget.md", "notes/calibrated-gains.md")
+    )
     for file in figures["files"]:
         sizes = re.search(rf"\| {file['type']} \(([\d.]+) MiB\) \| ([\d.]+) .*\| ([\d.]+) \+/-", budget)
         default = re.search(rf"\| {file['type']} \| ([\d.]+) .*\| ([\d.]+) \(", gains)

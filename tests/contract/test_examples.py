@@ -15,14 +15,13 @@ import pytest
 
 import gguf_tools
 from gguf_tools.commands.functions import CookChoices
-from tests.contract.import_graph import ROOT
 from tests.contract.test_choices import CHOICES
+from tests.contract.test_docs import PAGES
 
 KEYWORDS = {each.__name__: set(each.__annotations__) for each in (*CHOICES, CookChoices)}
 """Keyword arguments of functions that take the fields of options, by the name of their TypedDict."""
 
 MODULES = {"imatrix": gguf_tools.imatrix, "edit": gguf_tools.edit}
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -1,6 +1,6 @@
 """The micro checkpoints whose conversion by llama.cpp's and ik_llama.cpp's converters is recorded.
 
-scripts/record_converter_golden.py walks this table to record, and the family's test_family.py to compare.
+scripts/record/converter_golden.py walks this table to record, and the family's test_family.py to compare.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command lines for which llama-quantize's output is recorded, byte for byte.
 
-scripts/record_quantizer_golden.py walks this table to record, and test_quantize_files.py to compare. IN and
+scripts/record/quantizer_golden.py walks this table to record, and test_quantize_files.py to compare. IN and
 SPLIT stand for the trained model's BF16 file, whole and in three parts, OUT for the output, and MATRIX for
 the model's importance matrix. BOTH and NONE have the MLA tensors in the other layouts (with a 2-D attn_kv_b).
 They are quantized without the matrix: llama-quantize finds no data for them in it, or refuses the data. TIED

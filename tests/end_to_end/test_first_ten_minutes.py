@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.record_first_ten_minutes import HEAD, PAGE, STEPS, record
+from scripts.record.first_ten_minutes import HEAD, PAGE, STEPS, record
 
 
 def without_measures(page: str) -> list[str]:

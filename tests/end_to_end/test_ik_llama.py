@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def test_logits_agree() -> None:
     pytest.importorskip("ik_llama_cpp")
     pytest.importorskip("torch")
-    command = [sys.executable, str(ROOT / "scripts" / "check_ik_llama.py"), "--threads", "1"]
+    command = [sys.executable, str(ROOT / "scripts" / "check" / "ik_llama.py"), "--threads", "1"]
     run = subprocess.run(
         command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False
     )

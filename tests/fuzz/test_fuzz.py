@@ -1,4 +1,4 @@
-"""A few hundred nearly valid inputs for every reader; scripts/fuzz_readers.py reads a million."""
+"""A few hundred nearly valid inputs for every reader; scripts/check/fuzz_readers.py reads a million."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/fuzz_readers.py notices, keeps and survives whatever an input does to a process."""
+"""scripts/check/fuzz_readers.py notices, keeps and survives whatever an input does to a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from gguf_tools.errors import FormatError
 from tests.fuzz.targets import Target
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "fuzz_readers.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check" / "fuzz_readers.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """GGUF files that trigger published flaws of GGUF readers, and files like them.
 
-A case has a CVE number where the CVE's record describes what the file does; docs/reliability.md says which
-records could not be looked up. Most of these flaws are products and sums that wrap around in C. Here they are
-numbers that a file can't hold.
+A case has a CVE number where the CVE's record describes what the file does; docs/notes/reliability.md says
+which records could not be looked up. Most of these flaws are products and sums that wrap around in C. Here
+they are numbers that a file can't hold.
 """
 
 from __future__ import annotations

@@ -98,11 +98,10 @@ CHUNK = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
         (LISTING, endlessly(CHUNKED, CHUNK)),
         (LISTING, endlessly(OK + b"\r\n", bytes(1 << 16))),
         (LISTING, endlessly(b"HTTP/1.1 500 Busy\r\n\r\n", bytes(1 << 16))),
-        (LISTING, endlessly(b"", b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" * 100)),
         (CONFIG, endlessly(CHUNKED, CHUNK)),
         (LARGE, endlessly(CHUNKED, CHUNK)),
     ],
-    ids=["list", "unframed list", "error", "early hints", "config.json", "weights"],
+    ids=["list", "unframed list", "error", "config.json", "weights"],
 )
 def test_answers_without_end(where: str, speak: Speak, hub: HubServer) -> None:
     hub.troubles.append(Trouble(where, speak=speak))
@@ -163,11 +162,10 @@ def dripping(head: bytes, piece: bytes) -> Speak:
 @pytest.mark.parametrize(
     ("where", "speak"),
     [
-        (LISTING, dripping(OK + b"X-Long: ", b"x")),
         (LISTING, dripping(CHUNKED, b"1\r\nx\r\n")),
         (LARGE, dripping(CHUNKED, b"1\r\nx\r\n")),
     ],
-    ids=["headers", "list", "weights"],
+    ids=["list", "weights"],
 )
 @pytest.mark.usefixtures("impatient")
 def test_answers_that_drip(where: str, speak: Speak, hub: HubServer) -> None:

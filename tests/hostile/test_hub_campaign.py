@@ -1,10 +1,10 @@
-"""A little of the campaign against a Hub that means harm; scripts/attack_hub.py runs as much as one likes."""
+"""A few answers of a Hub that means harm; scripts/check/hub_answers.py tries as many as one likes."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.attack_hub import LINE, RIGHT, attack, campaign
+from scripts.check.hub_answers import LINE, RIGHT, attack, campaign
 
 
 def test_a_few_hostile_answers() -> None:

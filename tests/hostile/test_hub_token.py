@@ -64,8 +64,7 @@ def test_user_and_password_of_the_endpoint_are_not_used(
 def test_where_the_token_goes(address: str, is_sent: bool, hub: HubServer, tmp_path: Path) -> None:
     from huggingface_hub.utils import get_session
 
-    with hub.client(tmp_path / "other", HF_ENDPOINT="https://hub.example"):
-        answers.guard()
+    with hub.client(tmp_path / "other", HF_ENDPOINT="https://hub.example"), answers.guarded():
         session = get_session()
         request = session.build_request("GET", address, headers={"Authorization": "Bearer hf_secret"})
         for hook in session.event_hooks["request"]:
@@ -82,9 +81,23 @@ def test_access_to_xet_is_renewed_at_the_endpoint_alone(place: str, hub: HubServ
     route = place.replace("{hub}", hub.endpoint)
     headers = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": route}
     hub.troubles.append(Trouble("HEAD /", headers=headers))
-    answers.guard()
-    metadata = get_hf_file_metadata(hf_hub_url(NAME.repo, "model.safetensors"))
+    with answers.guarded():
+        metadata = get_hf_file_metadata(hf_hub_url(NAME.repo, "model.safetensors"))
     assert (metadata.xet_file_data is not None) == route.startswith(hub.endpoint)
+
+
+def test_the_session_is_the_callers_again(hub: HubServer) -> None:
+    """Who uses the client besides may have made its session, and asks for files of any size."""
+    from huggingface_hub.utils import get_session
+
+    session = get_session()
+    session.cookies.set("own", "1")
+    before = {when: list(hooks) for when, hooks in session.event_hooks.items()}
+    fetch(NAME, quiet=True)
+    assert hub.cookies == []
+    assert get_session() is session
+    assert session.event_hooks == before
+    assert session.cookies["own"] == "1"
 
 
 def test_redirects_without_end(hub: HubServer) -> None:

@@ -1,6 +1,6 @@
 """Small models with vision towers: names and shapes as transformers has them, and a formula's weights.
 
-`tests/golden/towers/NAME.json`, which scripts/record_tower_golden.py records, says what `write` writes:
+`tests/golden/towers/NAME.json`, which scripts/record/tower_golden.py records, says what `write` writes:
 
     config     config.json
     beside     the other JSON files of the folder, by name

@@ -29,7 +29,7 @@ from quantize.roles import layer_of
 from quantize.run import Run
 
 _RATES = (("IQ1", 70e6), ("IQ2", 30e6), ("IQ3", 28e6), ("Q", 100e6), ("IQ4", 250e6))
-"""Weights a second that one thread encodes, by the beginning of the type's name: scripts/bench_kernels.py,
+"""Weights a second that one thread encodes, by the beginning of the type's name: scripts/bench/kernels.py,
 2026-11-21, with importances."""
 
 _OTHER_RATE = 2e9

@@ -77,7 +77,7 @@ PLAIN = Rise(tensor=1.05, row=2.0, slope=0.03)
 
 WEIGHTED = Rise(tensor=1.6, row=12.0, slope=0.4)
 """Of importances. Measured on files of both models in examples/ and of SmolLM2-135M, of all types: tensors
-have up to 1.37 (IQ4_KSS), blocks of a row 7.1 (Q6_K), slopes 0.28 (Q3_K). `scripts/measure_audit.py clean`
+have up to 1.37 (IQ4_KSS), blocks of a row 7.1 (Q6_K), slopes 0.28 (Q3_K). `scripts/measure/audit.py clean`
 measures it anew."""
 
 COARSEST = Rise(tensor=2.4, row=12.0, slope=0.7)

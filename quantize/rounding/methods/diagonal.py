@@ -27,4 +27,4 @@ DIAGONAL = Method(
     encode=_encode,
     rates=lambda type_: Rates(0.03, 0.0),
 )
-"""Rates: scripts/bench_kernels.py encodes 30 to 100 million weights a second with importances."""
+"""Rates: scripts/bench/kernels.py encodes 30 to 100 million weights a second with importances."""

@@ -11,7 +11,7 @@ import pytest
 from imatrix.evaluate.comparison import ChunkSums, Verdict, compare, difference_interval, ratio_interval
 from imatrix.evaluate.divergence import TokenValues, Values
 from imatrix.evaluate.student_t import two_sided_p, two_sided_quantile
-from scripts.check_intervals import coverages, populations
+from scripts.check.intervals import coverages, populations
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quality"
 LENGTHS = (5, 40, 17, 60, 33, 8, 21, 50)

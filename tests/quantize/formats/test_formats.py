@@ -1,7 +1,7 @@
 """The battery that every codec of the registry goes through.
 
 Bytes are compared with those of ggml itself where its wheel is installed; without it, with bytes recorded
-from it (tests/golden/formats, made by scripts/make_golden.py) and with the naive twins.
+from it (tests/golden/formats, made by scripts/record/format_golden.py) and with the naive twins.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Models in other layouts than the recorded DeepSeek models, with only the tensors that matter.
 
-scripts/record_plan_golden.py writes a file with the header of each and records llama-quantize's plans.
+scripts/record/plan_golden.py writes a file with the header of each and records llama-quantize's plans.
 test_layouts.py compares ours with them. Sizes and the number of layers are V2-Lite's.
 """
 

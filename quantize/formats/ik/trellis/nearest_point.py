@@ -11,8 +11,8 @@ the points of each leaf and each node.
 The search looks at the boxes of all nodes, then at those of the leaves of the nearest nodes, then at the
 points of the nearest leaves. How many are kept is fixed, and leaves are kept lane by lane, so nothing
 branches. An exact search looks at fewer boxes and takes three times as long, because the processor can't
-predict it. What is found is mostly the nearest point, and else one that is little farther; docs/kernels.md
-says how much.
+predict it. What is found is mostly the nearest point, and else one that is little farther;
+docs/notes/kernels.md says how much.
 
 Distances are sums of squares of 16-bit integers, the coordinates times the roots of their weights. Those of
 boxes are coarse, as their coordinates are halved.

@@ -27,7 +27,7 @@ QUICK = {
 TYPES = (
     "Q8_0", "Q4_K_M", "MXFP4_MOE", "imatrix Q4_0", "imatrix Q4_K_M", "imatrix IQ2_XS", "calibrated Q3_K_M",
 )  # fmt: skip
-"""How files are made of a base; scripts/measure_audit_grids.py tries more."""
+"""How files are made of a base; scripts/measure/audit_grids.py tries more."""
 
 
 @pytest.fixture(scope="module")

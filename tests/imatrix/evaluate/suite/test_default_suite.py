@@ -10,7 +10,7 @@ import pytest
 
 from imatrix.texts.suite import read_suite
 from imatrix.texts.tokenise import tokenise
-from scripts import build_suite
+from scripts.record import suite_manifest
 from tests.imatrix.evaluate.suite.chats import TEMPLATES, vocabulary
 
 ROOT = Path(__file__).parents[4]
@@ -19,23 +19,23 @@ CLASSES = ("prose", "docs", "code", "chat", "tools", "maths", "scripts", "long")
 
 def test_the_manifest_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     """Digests, sizes, tokens, licences, and that each file has an entry."""
-    assert build_suite.main(["--check"]) == 0, capsys.readouterr().err
+    assert suite_manifest.main(["--check"]) == 0, capsys.readouterr().err
 
 
 def test_a_wrong_manifest_is_found_out() -> None:
-    _, manifest = build_suite.read_manifest()
+    _, manifest = suite_manifest.read_manifest()
     first, second, third, *_ = manifest["texts"]
     first["licence"] = "GPL-3.0"
     second["author"] = ""
     third["file"] = "prose/nothing.txt"
-    wrong = list(build_suite.wrong_entries(manifest))
+    wrong = list(suite_manifest.wrong_entries(manifest))
     assert wrong[0].startswith(f"{first['file']}: licence GPL-3.0, expected one of Apache-2.0")
     assert wrong[1] == f"{second['file']}: author missing"
     assert wrong[-1] == "prose/nothing.txt: is not there"
 
 
 def test_sizes_and_classes() -> None:
-    _, manifest = build_suite.read_manifest()
+    _, manifest = suite_manifest.read_manifest()
     totals = manifest["totals"]
     assert totals["bytes"] < 1_500_000
     assert totals["tokens"]["all"] == 249289
@@ -45,8 +45,8 @@ def test_sizes_and_classes() -> None:
 
 
 def test_the_notices_name_every_source() -> None:
-    _, manifest = build_suite.read_manifest()
-    notices = (build_suite.TEXTS / "LICENCES.md").read_text(encoding="utf-8")
+    _, manifest = suite_manifest.read_manifest()
+    notices = (suite_manifest.TEXTS / "LICENCES.md").read_text(encoding="utf-8")
     others = [text for text in manifest["texts"] if text["licence"] != "CC0-1.0"]
     assert [text["file"] for text in others if f"- {text['source']}: Copyright " not in notices] == []
 
@@ -56,7 +56,7 @@ def test_the_package_has_the_texts() -> None:
     home = ROOT / "imatrix" / "texts"
     patterns = settings["tool"]["setuptools"]["package-data"]["imatrix.texts"]
     packed = {path for pattern in patterns for path in home.glob(pattern) if path.is_file()}
-    assert packed == {path for path in build_suite.TEXTS.rglob("*") if path.is_file()}
+    assert packed == {path for path in suite_manifest.TEXTS.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("template", ["qwen-3", "gemma-2", "mistral-nemo", "deepseek-v3.1", None])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imatrix.texts.suite import read_suite
-from scripts.build_suite import read_manifest
+from scripts.record.suite_manifest import read_manifest
 from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")

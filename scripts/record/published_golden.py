@@ -1,0 +1,110 @@
+"""Record what llama.cpp's own converter makes of the small published models.
+
+    python scripts/record/published_golden.py LLAMA_CPP_SOURCE [NAME ...]
+
+For each model of tests/support/published_models.py, or those named, an entry of
+tests/golden/arch/published.json: the keys of the file (without general.*; arrays as sha256 of their JSON),
+how many tensors it has, and the sha256 of one line "name type shape sha256" for each in file order, without
+those of OTHERWISE. Needs torch and transformers.
+
+The source is a checkout of llama.cpp, or vendor/llama.cpp of the source distribution of llama-cpp-python. Its
+converter knows a pre-tokenizer by a hash of ids, which a small vocabulary changes, so PRE names those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "arch" / "published.json"
+
+PRE = {
+    "smollm3": "llama-bpe", "gemma-3": "qwen2", "gemma-4": "", "gemma-4-moe": "", "gemma-4-e": "",
+    "gemma-4-12b": "", "seed-oss": "seed-coder", "olmo-2": "dbrx", "olmo-3": "dbrx",
+    "ministral-3": "llama-bpe", "phi-4": "dbrx", "phi-4-mini": "dbrx",
+    "granite-3": "dbrx", "granite-3-moe": "dbrx", "granite-4": "dbrx", "granite-4-h": "dbrx",
+    "nemotron-h": "llama-bpe", "nemotron-3-nano": "llama-bpe", "nemotron-3-super": "llama-bpe",
+    "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35",
+}  # fmt: skip
+"""Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
+
+OTHERWISE = {"nemotron-3-super": ["blk.5.ffn_gate_inp.weight"]}
+"""Model -> tensors that are not compared: the converter loses track of the layer of this router, and stores
+it as any other matrix where it means F32."""
+
+
+def convert(folder: Path, outfile: Path, pre: str) -> None:
+    """Run the converter on `folder` in this process, to BF16."""
+    import gguf
+    import torch
+    from conversion import get_model_class
+    from conversion.base import ModelBase, TextModel
+
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "nemotron_h":
+        # The release of transformers that the converter asks for doesn't know this model.
+        ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
+    name = config["architectures"][0]
+    with torch.inference_mode():
+        get_model_class(name)(folder, gguf.LlamaFileType.MOSTLY_BF16, outfile).write()
+
+
+def facts(path: Path, left_out: list[str]) -> dict[str, Any]:
+    """Return what is recorded of a file."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    lines = [
+        f"{tensor.name} {tensor.tensor_type.name} {'x'.join(str(n) for n in reversed(tensor.shape))} "
+        f"{hashlib.sha256(tensor.data.tobytes()).hexdigest()}"
+        for tensor in reader.tensors
+        if tensor.name not in left_out
+    ]
+    keys = []
+    for name, field in reader.fields.items():
+        if name.startswith(("GGUF.", "general.")):
+            continue
+        kind, value = field.types[0].name, field.contents()
+        if kind == "ARRAY":
+            kind = f"ARRAY[{field.types[-1].name}]"
+            value = hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()
+        keys.append([name, kind, value])
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    except_for = {"left_out": left_out} if left_out else {}
+    return {"n_tensors": len(lines), "sha256_of_tensors": digest, **except_for, "keys": keys}
+
+
+def main() -> None:
+    source, names = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    # The source has a package "tests" too, so ours is imported before the source is on the path.
+    sys.path.insert(0, str(ROOT))
+    from tests.support.published_models import PUBLISHED, write
+
+    sys.path[:0] = [str(source / "gguf-py"), str(source)]
+    recorded = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    for name in names or PRE:
+        with tempfile.TemporaryDirectory() as temporary:
+            outfile = Path(temporary) / "out.gguf"
+            convert(write(name, Path(temporary) / "model"), outfile, PRE[name])
+            recorded[name] = facts(outfile, OTHERWISE.get(name, []))
+        print(f"{name}: {recorded[name]['n_tensors']} tensors")
+    ordered = {name: recorded[name] for name in PUBLISHED if name in recorded}
+    entries = (
+        f"{json.dumps(name)}: "
+        + json.dumps(entry, ensure_ascii=False)
+        .replace(": [[", ": [\n[")
+        .replace("], [", "],\n[")
+        .replace("]]}", "]\n]}")
+        for name, entry in ordered.items()
+    )
+    GOLDEN.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
