@@ -71,11 +71,11 @@ from imatrix.evaluate.auditing.options import AuditOptions as AuditOptions
 from imatrix.evaluate.auditing.pipeline import audit as audit
 from imatrix.evaluate.auditing.report import AuditReport as AuditReport
 from imatrix.evaluate.evaluation import Evaluation as Evaluation
+from imatrix.evaluate.evaluation import SuiteEvaluation as SuiteEvaluation
 from imatrix.evaluate.options import EvaluateOptions as EvaluateOptions
 from imatrix.evaluate.options import LogitsFile as LogitsFile
 from imatrix.evaluate.pipeline import evaluate as evaluate
 from imatrix.evaluate.pipeline import evaluate_suite as evaluate_suite
-from imatrix.evaluate.suite.result import SuiteEvaluation as SuiteEvaluation
 from imatrix.forward.options import ForwardOptions as ForwardOptions
 from imatrix.options import CollectOptions as CollectOptions
 from imatrix.sensitivities.measure import sensitivity as sensitivity

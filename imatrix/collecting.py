@@ -43,7 +43,7 @@ def collect(
         matrix = collect("DeepSeek-V2-Lite", "calibration.txt", "lite.imatrix.gguf").importances
 
     model     Hugging Face folder, or GGUF file
-    text      path of a UTF-8 text; `read` of the options may take folders, too
+    text      path of a UTF-8 text, or of a folder, of which every file and every folder in it is a class
     output    where to save them; until then, finished layers are kept beside it, and the same call resumes
               after an interruption. None: nothing is saved
     options   what to collect, and how

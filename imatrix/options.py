@@ -11,7 +11,7 @@ from gguf_tools.argument_types import CheckedFields
 from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
 from imatrix.forward.choices import CutChoices, ForwardChoices
 from imatrix.forward.options import ForwardOptions
-from imatrix.texts.tokens import Cut, ReadText, read_text
+from imatrix.texts.tokens import Cut
 from quantize.importances import ImportanceSource
 from quantize.importances.entries import ImportanceFile
 from quantize.importances.files import importance_file
@@ -33,7 +33,6 @@ class CollectOptions(CheckedFields):
     earlier         importances to add to: what `imatrix.load` returns, a path, or several of them
     any_text        use the text even if it is nonsense; see imatrix/texts/quality.py
     force           replace an output that is there
-    read            reads the text at a path; `imatrix.texts.mixture.read_mixture` takes folders, too
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -45,7 +44,6 @@ class CollectOptions(CheckedFields):
     earlier: ImportanceSource | Sequence[ImportanceSource] = ()
     any_text: bool = False
     force: bool = False
-    read: ReadText = read_text
 
     @property
     def earlier_files(self) -> list[ImportanceFile]:
@@ -67,7 +65,6 @@ class CollectChoices(CutChoices, ForwardChoices, total=False):
     earlier: ImportanceSource | Sequence[ImportanceSource]
     any_text: bool
     force: bool
-    read: ReadText
 
 
 @dataclass(frozen=True)

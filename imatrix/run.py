@@ -29,6 +29,7 @@ from imatrix.forward.workers import torch_threads
 from imatrix.merge import merge
 from imatrix.options import Collected, CollectOptions, CollectReporter
 from imatrix.texts.chunks import Chunks
+from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text
 from quantize.importances.entries import ImportanceFile, refuse_nonfinite
@@ -45,7 +46,7 @@ def collect_from(
 ) -> Collected:
     """Do what `imatrix.collecting.collect_beside` says."""
     with torch_threads(options.forward.n_threads), open_model(model) as source:
-        chunks = options.read(text, source.vocab(), source.network.vocab_size, options.cut)
+        chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
         tell_all(source.findings(chunks.chunk_size), report.tell)
         notes = tuple(finding.text for finding in quality.findings())

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from convert.general_metadata import read_model_card
@@ -283,7 +283,7 @@ def _listed(value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Measures:
-    """How far a file is from its base.
+    """How far a file is from its base: on one text, or over all classes of a suite.
 
     kld, kld_error  mean Kullback-Leibler divergence in nats a token, and its standard error
     kld_p99         its 99th percentile
@@ -291,6 +291,7 @@ class Measures:
     ppl             perplexity
     """
 
+    name: str
     n_bytes: int
     kld: float
     kld_error: float
@@ -300,50 +301,91 @@ class Measures:
 
 
 @dataclass(frozen=True)
-class Report:
-    """An evaluation of files.
+class ReportText:
+    """A text that files were measured on.
 
-    text      name of the text's file, None where the base was a file of logits
-    files     by name
+    name  of the class of a suite; of a text alone None
+    file  name of the file of a text alone, None where the base was a file of logits
     """
 
-    path: Path
-    text: str | None
+    name: str | None
+    file: str | None
+    sha256: str | None
+    n_chunks: int
     chunk_size: int
     n_tokens: int
     base_ppl: float
-    files: Mapping[str, Measures]
 
+    @classmethod
+    def of(cls, about: Any, base: Any, *, is_class: bool) -> Self:
+        """Read it, and the perplexity of its base; both are JSON data.
 
-def read_report(path: Path) -> Report:
-    """Read what an evaluation has written with --json.
-
-    raises  BadRequest for a file that is something else, or can't be read
-    """
-    content = read_document(path, unless="not a report of `evaluate --json`")
-    try:
-        text = content["text"]
-        return Report(
-            path=path,
-            text=None if text["path"] is None else Path(text["path"]).name,
-            chunk_size=count_at(text, "chunk_size"),
-            n_tokens=count_at(text, "n_tokens_measured"),
-            base_ppl=number_at(content["base"], "ppl"),
-            files={Path(model["path"]).name: _measures(model) for model in content["models"]},
+        raises  ValueError, KeyError or TypeError for data that are something else
+        """
+        key = "base_ppl" if is_class else "ppl"
+        if (ppl := number_at(base, key)) <= 0:
+            raise ValueError(f"{key} is {ppl}, expected more than 0")
+        return cls(
+            name=shown(str(about["name"])) if is_class else None,
+            file=None if is_class or about["path"] is None else Path(about["path"]).name,
+            sha256=about["sha256"] and shown(str(about["sha256"])),
+            n_chunks=count_at(about, "n_chunks"),
+            chunk_size=count_at(about, "chunk_size"),
+            n_tokens=count_at(about, "n_tokens_measured"),
+            base_ppl=ppl,
         )
+
+
+@dataclass(frozen=True)
+class Report:
+    """An evaluation of files, as its JSON tells it.
+
+    texts  the text alone, or the classes of a suite
+    """
+
+    path: Path
+    texts: tuple[ReportText, ...]
+    files: tuple[Measures, ...]
+
+    @property
+    def by_name(self) -> Mapping[str, Measures]:
+        """The files by name."""
+        return {each.name: each for each in self.files}
+
+
+def read_report(path: Path, *, for_card: bool = False) -> Report:
+    """Read what an evaluation, on a text or a suite, has written with --json.
+
+    for_card  refuse a suite: a card tells of one text
+    raises    BadRequest for a file that is something else, or can't be read
+    """
+    other = "not a report of `evaluate --json`" if for_card else "not what evaluate --json writes"
+    content = read_document(path, unless=other)
+    try:
+        suite = content.get("suite")
+        if suite is None:
+            texts = [ReportText.of(content["text"], content["base"], is_class=False)]
+        elif for_card:
+            raise ValueError("it is of a suite, and a card tells of one text")
+        else:
+            texts = [ReportText.of(each, each, is_class=True) for each in suite["classes"]]
+        files = tuple(_measures(model, of_suite=suite is not None) for model in content["models"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        is_of_suite = isinstance(content, dict) and "suite" in content
-        what = "it is of a suite, and a card tells of one text" if is_of_suite else shown(str(error))
-        why = f"{what} is missing" if isinstance(error, KeyError) and not is_of_suite else what
-        raise BadRequest(f"{path}: not a report of `evaluate --json` ({why})") from error
+        missing = " is missing" if for_card and isinstance(error, KeyError) else ""
+        raise BadRequest(f"{path}: {other} ({shown(str(error))}{missing})") from error
+    return Report(path, tuple(texts), files)
 
 
-def _measures(model: Mapping[str, Any]) -> Measures:
+def _measures(model: Any, *, of_suite: bool) -> Measures:
+    found = model["all"] if of_suite else model
+    kld = found if of_suite else model["kld"]
+    mean, error, p99 = ("kld", "kld_error", "kld_p99") if of_suite else ("mean", "error", "p99")
     return Measures(
+        name=Path(model["path"]).name,
         n_bytes=count_at(model, "n_bytes"),
-        kld=number_at(model["kld"], "mean"),
-        kld_error=number_at(model["kld"], "error", may_be_unknown=True),
-        kld_p99=number_at(model["kld"], "p99"),
-        same_top=number_at(model, "same_top"),
-        ppl=number_at(model, "ppl"),
+        kld=number_at(kld, mean),
+        kld_error=number_at(kld, error, may_be_unknown=True),
+        kld_p99=number_at(kld, p99),
+        same_top=number_at(found, "same_top"),
+        ppl=number_at(found, "ppl"),
     )

@@ -162,7 +162,7 @@ def _first_stated(files: Sequence[FileFacts], key: str) -> str | None:
 
 def _table(card: Card) -> Iterator[str]:
     heads = ["file", "size", "bits per weight"]
-    measured = card.report is not None and any(each.name in card.report.files for each in card.files)
+    measured = card.report is not None and any(each.name in card.report.by_name for each in card.files)
     if measured:
         heads += ["KL divergence", "its 99th percentile", "same top token", "perplexity"]
     yield _row(heads)
@@ -202,7 +202,7 @@ def _calibration_text(calibration: CalibrationFacts) -> str:
 
 def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
     assert report is not None
-    found = report.files.get(file.name)
+    found = report.by_name.get(file.name)
     if found is None:
         return ("", "", "", "")
     if found.n_bytes != file.n_bytes:
@@ -219,11 +219,12 @@ def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
 
 
 def _report_text(report: Report) -> str:
-    text = "a text" if report.text is None else as_code(report.text)
+    (text,) = report.texts
+    name = "a text" if text.file is None else as_code(text.file)
     return (
         "Divergence from the unquantized model in nats a token, and perplexity"
-        f" (its own: {report.base_ppl:.4f}), on {text}: {report.n_tokens:,} tokens measured,"
-        f" in chunks of {report.chunk_size}."
+        f" (its own: {text.base_ppl:.4f}), on {name}: {text.n_tokens:,} tokens measured,"
+        f" in chunks of {text.chunk_size}."
     )
 
 

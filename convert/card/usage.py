@@ -49,7 +49,7 @@ def memory_lines(files: Sequence[FileFacts], report: Report | None) -> Iterator[
 
 
 def _best(files: Sequence[FileFacts], report: Report | None) -> FileFacts | None:
-    known = {} if report is None else report.files
+    known = {} if report is None else report.by_name
     measured = [file for file in files if file.name in known]
     if measured:
         return min(measured, key=lambda file: known[file.name].kld)

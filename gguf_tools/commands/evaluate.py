@@ -24,10 +24,8 @@ from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:
-    from imatrix.evaluate.evaluation import Evaluation
     from imatrix.evaluate.options import EvaluateOptions, LogitsFile
-    from imatrix.evaluate.report.inputs import PageInputs
-    from imatrix.evaluate.suite.result import SuiteEvaluation
+    from imatrix.evaluate.report.page import PageInputs
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -213,9 +211,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.files.named_files import output_path
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
-    from imatrix.evaluate.evaluation import evaluation_lines
-    from imatrix.evaluate.pipeline import LABEL, evaluating, evaluating_suite
-    from imatrix.evaluate.suite.result import suite_lines
+    from imatrix.evaluate.pipeline import LABEL, evaluating
     from imatrix.texts.suite import read_suite
 
     _refuse_contradictions(parser, args)
@@ -229,20 +225,14 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
         refuse_to_replace(outputs, force=args.force)
     page = None if args.html is None else _page_inputs(args)
     check = (lambda text, files: None) if page is None else page.refuse_unfit
-    evaluation: Evaluation | SuiteEvaluation
     with ExitStack() as opened:
         with LayerBar(LABEL, show=not args.quiet) as bar:
-            if args.suite is not None:
-                suite = read_suite(args.suite, args.quick)
-                if page is not None:
-                    page.refuse_other_suites(suite)
-                run = evaluating_suite(base, suite, quants, options, bar, check)
-                evaluation = of_suite = opened.enter_context(run)
-                lines = suite_lines(of_suite)
-            else:
-                evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
-                lines = evaluation_lines(evaluation)
-        say(*lines)
+            suite = None if args.suite is None else read_suite(args.suite, args.quick)
+            if suite is not None and page is not None:
+                page.refuse_other_suites(suite)
+            texts = args.text if suite is None else suite
+            evaluation = opened.enter_context(evaluating(base, texts, quants, options, bar, check))
+        say(*evaluation.lines())
         if args.json is not None:
             write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
         if page is not None:
@@ -296,13 +286,13 @@ def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace
 
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
+    from convert.card.facts import read_report
     from imatrix.evaluate.report.charts import require_matplotlib
-    from imatrix.evaluate.report.inputs import PageInputs
-    from imatrix.evaluate.report.points import read_earlier
+    from imatrix.evaluate.report.page import PageInputs
     from quantize.plan.sensitivities import read_sensitivities
 
     require_matplotlib()
-    earlier = tuple(read_earlier(path) for path in args.compare_with)
+    earlier = tuple(read_report(path) for path in args.compare_with)
     return PageInputs(earlier, None if args.losses is None else read_sensitivities(args.losses))
 
 

@@ -302,9 +302,8 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Collect
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
     from imatrix.options import CollectOptions
-    from imatrix.texts.mixture import read_mixture
 
-    options = options_of_text(CollectOptions, args, read=read_mixture, earlier=args.in_file)
+    options = options_of_text(CollectOptions, args, earlier=args.in_file)
     return filled(_CollectRequest, args, named=args.model, options=options)
 
 

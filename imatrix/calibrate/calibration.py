@@ -14,9 +14,8 @@ from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.shapes import Coverage
 from imatrix.forward.options import require_torch
-from imatrix.texts.mixture import mixture_sha256, read_mixture
-from imatrix.texts.quality import TextQuality, admit, judge
-from imatrix.texts.scripts import script_findings
+from imatrix.texts.mixture import mixture_sha256, read_text
+from imatrix.texts.quality import TextQuality, admit, judge, script_findings
 from imatrix.texts.tokens import Text, Vocabulary
 from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions
@@ -76,7 +75,7 @@ class BegunCalibration:
         }
         text = self._text(metadata, coverage)
         self._admit(text, tell_nobody)
-        sketch = TextSketch.of(text.tokens.ravel(), mixture_sha256(path))
+        sketch = TextSketch.of(text.tokens.ravel(), text.sha256)
         return ImportanceFile(entries, (path.name,), text.n_chunks, text.chunk_size, sketch=sketch)
 
     @contextmanager
@@ -122,7 +121,7 @@ class BegunCalibration:
         path, vocab_size, vocab = Path(self._options.text), coverage.network.vocab_size, Vocabulary(metadata)
         asked = mixture_sha256(path), vocab, vocab_size
         if self._read is None or self._read[0] != asked:
-            self._read = asked, read_mixture(path, vocab, vocab_size, self._options.cut)
+            self._read = asked, read_text(path, vocab, vocab_size, self._options.cut)
         return self._read[1]
 
     def _admit(self, text: Text, tell: Tell) -> TextQuality:

@@ -23,7 +23,7 @@ from imatrix.forward.device import device_name
 from imatrix.forward.findings import findings_of
 from imatrix.forward.network import Network
 from imatrix.forward.work.work_folder import run_identity
-from imatrix.texts.mixture import read_mixture
+from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.spelling import spelled
 from imatrix.texts.tokens import Cut, Text, Vocabulary
@@ -151,4 +151,4 @@ def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: boo
     output = preparation.outputs[0]
     metadata = output.layout.metadata
     coverage = Coverage.of(output.path, metadata, preparation.plan.infos)
-    read_mixture(path, Vocabulary(metadata), coverage.network.vocab_size, cut)
+    read_text(path, Vocabulary(metadata), coverage.network.vocab_size, cut)

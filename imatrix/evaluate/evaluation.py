@@ -1,75 +1,44 @@
-"""The result of an evaluation, as values and as JSON.
+"""The result of an evaluation: values, rows of a table, JSON, and lines for the terminal.
 
-`evaluation_lines` shows it as tables for the terminal.
+A text alone is a suite with one class. It is shown with the measures of llama-perplexity, whose errors are
+over tokens, and with the drift of each layer. Classes are shown by `Figures`, whose errors are over chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gguf_tools.dataframes import dataframe
-from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from imatrix.evaluate.against import FileComparison, compare_files, comparison_lines, comparisons_json
-from imatrix.evaluate.divergence import Divergence, Estimate, TokenValues
-from imatrix.evaluate.drafts import DRAFT_HEADINGS, DRAFTS_ARE, Drafts, draft_rows
-from imatrix.evaluate.noise_floor import NoiseFloor, noise_lines
-from imatrix.texts.chunks import Chunks
+from imatrix.evaluate.divergence import (
+    DRAFT_HEADINGS,
+    DRAFTS_ARE,
+    Divergence,
+    Drafts,
+    Estimate,
+    TokenValues,
+    draft_rows,
+)
+from imatrix.evaluate.figures import ALL, Figures
+from imatrix.evaluate.noise_floor import NoiseFloor, mean_floor, noise_by_class_lines, noise_lines
+from imatrix.texts.suite import Suite
+from imatrix.texts.tokenise import ClassChunks
 
 if TYPE_CHECKING:
     import pandas
 
     from imatrix.evaluate.drift import LayerDrift
     from imatrix.evaluate.worst_layer import WorstLayer
-    from imatrix.texts.tokenise import ClassChunks
 
 
-@dataclass(frozen=True)
-class EvaluatedText:
-    """The text that models were measured on.
-
-    path, sha256  of the file, and of its bytes; None where only the tokens were given. A class of a suite has
-                  a digest of all its texts, and no path
-    spelled       the bytes that each token of the vocabulary stands for
-    text_class    the class of a suite that it is
-    """
-
-    path: Path | None
-    sha256: str | None
-    chunks: Chunks = field(repr=False, compare=False)
-    spelled: tuple[bytes, ...] = field(repr=False, compare=False)
-    text_class: ClassChunks | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def n_chunks(self) -> int:
-        return self.chunks.n_chunks
-
-    @property
-    def chunk_size(self) -> int:
-        """Tokens of a chunk; of the longest where they differ."""
-        return self.chunks.longest
-
-    @property
-    def n_tokens_measured(self) -> int:
-        """Number of tokens whose predictions count, of all chunks."""
-        return self.chunks.n_scored
-
-
-@dataclass(frozen=True)
-class TensorSize:
-    """Size of a tensor of a file."""
-
-    name: str
-    type: GGMLType
-    n_bytes: int
-
-
-Check = Callable[[EvaluatedText, Sequence[tuple[TensorSize, ...]]], None]
-"""Given the text and the tensors of each file, raises BadRequest for what can't be done with their result."""
+Check = Callable[[ClassChunks, Sequence[Sequence[TensorInfo]]], None]
+"""Given a class and the tensors of each file, raises BadRequest for what can't be done with their result."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +62,7 @@ class EvaluatedModel:
     layers: tuple[LayerDrift, ...]
     worst_layer: WorstLayer | None
     tokens: TokenValues = field(repr=False)
-    tensors: tuple[TensorSize, ...] = field(repr=False)
+    tensors: Sequence[TensorInfo] = field(repr=False)
     drafts: Drafts | None = None
 
     def about_json(self) -> dict[str, Any]:
@@ -102,7 +71,7 @@ class EvaluatedModel:
 
     def measures_json(self) -> dict[str, Any]:
         """Return as JSON data what was measured: ratios as fractions."""
-        found = self.divergence
+        found, worst = self.divergence, self.worst_layer
         return {
             "ppl": found.ppl.value,
             "ppl_error": found.ppl.error,
@@ -131,85 +100,112 @@ class EvaluatedModel:
                 {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
                 for layer in self.layers
             ],
-            "worst_layer": None if self.worst_layer is None else _worst_json(self.worst_layer),
+            "worst_layer": None if worst is None else worst.to_json(),
             **({} if self.drafts is None else {"drafts": self.drafts.to_json()}),
         }
 
 
-@dataclass(frozen=True, repr=False)
-class Evaluation:
-    """Models against a base, on a text.
+@dataclass(frozen=True)
+class ClassEvaluation:
+    """Models against a base, on a class of texts.
 
     noise  what the base itself loses to rounding; None: not measured
-    stock  number of the model that the others are compared with; None: none
     """
 
-    text: EvaluatedText
-    base_path: Path
+    text: ClassChunks
     base_ppl: Estimate
     models: tuple[EvaluatedModel, ...]
     noise: NoiseFloor | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Models against a base, on every class of a suite, or on a text alone.
+
+    by_class  class -> what was measured on it, in the suite's order; a text alone is called as its file
+    stock     number of the model that the others are compared with; None: none
+    suite     None for a text alone
+    """
+
+    base_path: Path
+    by_class: Mapping[str, ClassEvaluation]
     stock: int | None = None
+    suite: Suite | None = None
+
+    @property
+    def alone(self) -> ClassEvaluation:
+        """The only class, such as a text alone; raises ValueError where there are several."""
+        (only,) = self.by_class.values()
+        return only
+
+    @property
+    def models(self) -> tuple[EvaluatedModel, ...]:
+        """The models as they were measured on the first class, or on the text alone."""
+        return next(iter(self.by_class.values())).models
 
     def by_size(self) -> Evaluation:
         """Return the same with the smallest file first."""
         order = sorted(range(len(self.models)), key=lambda number: self.models[number].n_bytes)
-        stock = None if self.stock is None else order.index(self.stock)
-        return replace(self, models=tuple(self.models[number] for number in order), stock=stock)
+        by_class = {
+            name: replace(each, models=tuple(each.models[number] for number in order))
+            for name, each in self.by_class.items()
+        }
+        return replace(self, by_class=by_class, stock=None if self.stock is None else order.index(self.stock))
+
+    @cached_property
+    def figures(self) -> tuple[Mapping[str, Figures], ...]:
+        """The figures of each model: class -> those on its chunks, and ALL -> those over all classes."""
+        found = []
+        for number in range(len(self.models)):
+            tokens = {name: each.models[number].tokens for name, each in self.by_class.items()}
+            of_classes = {name: Figures.over([each]) for name, each in tokens.items()}
+            found.append({**of_classes, ALL: Figures.over(list(tokens.values()))})
+        return tuple(found)
 
     @cached_property
     def comparisons(self) -> tuple[FileComparison, ...]:
         """Every other file against the stock one; nothing without one."""
         if self.stock is None:
             return ()
-        name = (self.base_path if self.text.path is None else self.text.path).name
-        floors = None if self.noise is None else {name: self.noise.kld}
-        return compare_files(
-            [model.path for model in self.models],
-            self.stock,
-            {name: [model.tokens for model in self.models]},
-            floors,
-        )
+        tokens = {name: [model.tokens for model in each.models] for name, each in self.by_class.items()}
+        floors = {name: each.kld for name, each in self.noise.items()}
+        return compare_files([model.path for model in self.models], self.stock, tokens, floors or None)
+
+    @property
+    def noise(self) -> Mapping[str, NoiseFloor]:
+        """Class -> its noise floor; nothing where it was not measured."""
+        return {name: each.noise for name, each in self.by_class.items() if each.noise is not None}
+
+    @property
+    def mean_klds(self) -> tuple[float, ...]:
+        """The mean divergence of each model; classes weigh the same."""
+        if self.suite is None:
+            return tuple(model.divergence.kld.mean.value for model in self.models)
+        return tuple(figures[ALL].kld.value for figures in self.figures)
 
     def __repr__(self) -> str:
         models = ", ".join(
-            f"{model.path.name}: KLD {model.divergence.kld.mean.value:.6f}" for model in self.models
+            f"{model.path.name}: KLD {kld:.6f}"
+            for model, kld in zip(self.models, self.mean_klds, strict=True)
         )
-        return f"<Evaluation of {self.base_path.name} on {self.text.n_tokens_measured} tokens: {models}>"
+        where = (
+            f"{self.alone.text.n_tokens_measured} tokens"
+            if self.suite is None
+            else f"{len(self.by_class)} classes of {self.suite.name}"
+        )
+        return f"<Evaluation of {self.base_path.name} on {where}: {models}>"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                model.path.name,
-                size_text(model.n_bytes),
-                f"{model.bits_per_weight:.2f}",
-                f"{model.divergence.ppl.value:.4f}",
-                f"{model.divergence.kld.mean.value:.6f}",
-                f"{model.divergence.same_top.value:.2%}",
-            )
-            for model in self.models
-        ]
-        return html_table(repr(self), ("model", "size", "bpw", "PPL", "KLD", "same top"), rows)
+        heads, *rows = _overview(self.models) if self.suite is None else _overall(self)
+        return html_table(repr(self), heads, rows)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each file: ratios as fractions, sizes in bytes, divergences in nats."""
-        return [
-            {
-                "file": model.path.name,
-                "n_bytes": model.n_bytes,
-                "bits_per_weight": model.bits_per_weight,
-                "ppl": found.ppl.value,
-                "kld": found.kld.mean.value,
-                "kld_error": found.kld.mean.error,
-                **{f"kld_{name}": value for name, value in found.kld.percentiles.items()},
-                "same_top": found.same_top.value,
-                "flips": found.flips.value,
-                "rms_delta_p": found.rms_delta_p.value,
-                **_draft_row(model.drafts),
-            }
-            for model in self.models
-            for found in (model.divergence,)
-        ]
+        """Return the figures as rows: ratios as fractions, sizes in bytes, divergences in nats.
+
+        A text alone has a row for each file. A suite has one for each file and class, and one named "all" for
+        each file over all classes, whose errors are standard errors over chunks; see Figures.
+        """
+        return [*map(_model_row, self.models)] if self.suite is None else [*_suite_rows(self, self.suite)]
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return `rows` as a table of pandas; raises BadRequest where pandas is missing."""
@@ -217,42 +213,138 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes."""
-        text = self.text
-        return {
-            "text": {
-                "path": None if text.path is None else str(text.path),
-                "sha256": text.sha256,
-                "n_chunks": text.n_chunks,
-                "chunk_size": text.chunk_size,
-                "n_tokens_measured": text.n_tokens_measured,
-            },
-            "base": {
-                "path": str(self.base_path),
-                "ppl": self.base_ppl.value,
-                "ppl_error": self.base_ppl.error,
-            },
-            **({} if self.noise is None else {"noise_floor": self.noise.to_json()}),
-            "models": [model.about_json() | model.measures_json() for model in self.models],
-            **comparisons_json(self.comparisons),
-        }
+        return _text_json(self) if self.suite is None else _suite_json(self, self.suite)
+
+    def lines(self) -> list[str]:
+        """Print the measures as lines: on a text alone with the drift by layer, of a suite also by class.
+
+        A line has at most MAX_WIDTH columns as long as the files' names have no more than about 20.
+        """
+        return _text_lines(self) if self.suite is None else _suite_lines(self, self.suite)
 
 
-def _worst_json(worst: WorstLayer) -> dict[str, Any]:
+SuiteEvaluation = Evaluation
+"""An evaluation on a suite."""
+
+
+def _overview(models: Sequence[EvaluatedModel]) -> list[Sequence[str]]:
+    """Return the heads and rows of a table of files on one text."""
+    rows = [
+        (
+            *_about(model),
+            f"{model.divergence.ppl.value:.4f}",
+            f"{model.divergence.kld.mean.value:.6f}",
+            f"{model.divergence.same_top.value:.2%}",
+        )
+        for model in models
+    ]
+    return [("model", "size", "bpw", "PPL", "KLD", "same top"), *rows]
+
+
+def _about(model: EvaluatedModel) -> tuple[str, str, str]:
+    """Return the columns that every table of files begins with."""
+    return model.path.name, size_text(model.n_bytes), f"{model.bits_per_weight:.2f}"
+
+
+def _model_row(model: EvaluatedModel) -> dict[str, Any]:
+    found, drafts = model.divergence, model.drafts
+    row = {
+        "file": model.path.name,
+        "n_bytes": model.n_bytes,
+        "bits_per_weight": model.bits_per_weight,
+        "ppl": found.ppl.value,
+        "kld": found.kld.mean.value,
+        "kld_error": found.kld.mean.error,
+        **{f"kld_{name}": value for name, value in found.kld.percentiles.items()},
+        "same_top": found.same_top.value,
+        "flips": found.flips.value,
+        "rms_delta_p": found.rms_delta_p.value,
+    }
+    if drafts is not None:
+        row["draft_kld"] = drafts.kld.mean.value
+        row["draft_accepted"] = drafts.accepted.value
+        row["base_draft_accepted"] = drafts.base_accepted.value
+    return row
+
+
+def _suite_rows(evaluation: Evaluation, suite: Suite) -> Iterator[dict[str, Any]]:
+    texts = {name: each.text for name, each in evaluation.by_class.items()}
+    for model, of_model in zip(evaluation.models, evaluation.figures, strict=True):
+        for name, figures in of_model.items():
+            measured = [texts[name]] if name in texts else list(texts.values())
+            yield {
+                "suite": suite.name,
+                "class": name,
+                "file": str(model.path),
+                "n_bytes": model.n_bytes,
+                "bits_per_weight": model.bits_per_weight,
+                "n_chunks": sum(text.n_chunks for text in measured),
+                "n_tokens_measured": sum(text.n_tokens_measured for text in measured),
+                **figures.row(),
+            }
+
+
+def _text_json(evaluation: Evaluation) -> dict[str, Any]:
+    alone = evaluation.alone
+    text, ppl, noise = alone.text, alone.base_ppl, alone.noise
     return {
-        "layer": worst.layer,
-        "tensors": [
-            {"name": tensor.name, "type": tensor.type, "error": tensor.error} for tensor in worst.tensors
+        "text": {
+            "path": None if text.path is None else str(text.path),
+            "sha256": text.sha256,
+            **_sizes(text),
+        },
+        "base": {"path": str(evaluation.base_path), "ppl": ppl.value, "ppl_error": ppl.error},
+        **({} if noise is None else {"noise_floor": noise.to_json()}),
+        "models": [model.about_json() | model.measures_json() for model in alone.models],
+        **comparisons_json(evaluation.comparisons),
+    }
+
+
+def _suite_json(evaluation: Evaluation, suite: Suite) -> dict[str, Any]:
+    by_class, noise = evaluation.by_class, evaluation.noise
+    floors = {name: each.to_json() for name, each in noise.items()}
+    return {
+        "suite": {
+            "name": suite.name,
+            "title": suite.title,
+            "quick": suite.quick,
+            "classes": [_class_json(each) for each in by_class.values()],
+        },
+        "base": {"path": str(evaluation.base_path)},
+        **({"noise_floor": {ALL: mean_floor(noise.values()), "classes": floors}} if noise else {}),
+        **comparisons_json(evaluation.comparisons),
+        "models": [
+            {
+                **model.about_json(),
+                ALL: figures[ALL].row(),
+                "classes": {
+                    name: {**figures[name].row(), "evaluation": each.models[number].measures_json()}
+                    for name, each in by_class.items()
+                },
+            }
+            for number, (model, figures) in enumerate(zip(evaluation.models, evaluation.figures, strict=True))
         ],
     }
 
 
-def _draft_row(drafts: Drafts | None) -> dict[str, float]:
-    if drafts is None:
-        return {}
+def _class_json(evaluation: ClassEvaluation) -> dict[str, Any]:
+    text = evaluation.text
     return {
-        "draft_kld": drafts.kld.mean.value,
-        "draft_accepted": drafts.accepted.value,
-        "base_draft_accepted": drafts.base_accepted.value,
+        "name": text.name,
+        "title": text.title,
+        "sha256": text.sha256,
+        "template": text.template,
+        "notes": list(text.notes),
+        **_sizes(text),
+        "base_ppl": evaluation.base_ppl.value,
+    }
+
+
+def _sizes(text: ClassChunks) -> dict[str, int]:
+    return {
+        "n_chunks": text.n_chunks,
+        "chunk_size": text.chunk_size,
+        "n_tokens_measured": text.n_tokens_measured,
     }
 
 
@@ -263,24 +355,26 @@ _N_TENSORS = 3
 """Number of tensors that are shown for a layer."""
 
 
-def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Print the measures of every model as lines, and how far each has drifted, layer by layer.
-
-    A line has at most MAX_WIDTH columns as long as the files' names have no more than about 20.
-    """
-    text, models = evaluation.text, evaluation.models
-    name = evaluation.base_path if text.path is None else text.path
+def _text_lines(evaluation: Evaluation) -> list[str]:
+    """Print the measures of every model on a text alone, and how far each has drifted, layer by layer."""
+    alone, models = evaluation.alone, evaluation.models
+    text = alone.text
     lines = [
-        f"{name}: {text.n_chunks} chunks of {text.chunk_size} tokens, {text.n_tokens_measured} measured",
-        f"base {evaluation.base_path}: PPL {evaluation.base_ppl.text(4)}",
+        f"{evaluation.base_path if text.path is None else text.path}: {text.n_chunks} chunks of"
+        f" {text.chunk_size} tokens, {text.n_tokens_measured} measured",
+        f"base {evaluation.base_path}: PPL {alone.base_ppl.text(4)}",
         "",
         *table([_HEADINGS, *map(_measures, models)], right=range(1, len(_HEADINGS))),
         "",
         *table([_DIVERGENCE_HEADINGS, *map(_divergences, models)], right=range(1, len(_DIVERGENCE_HEADINGS))),
-        *_draft_lines(models),
-        *_noise_lines(evaluation),
-        *comparison_lines(evaluation.comparisons),
     ]
+    drafts = list(draft_rows((model.path, model.drafts) for model in models))
+    if drafts:
+        lines += ["", DRAFTS_ARE, *table([DRAFT_HEADINGS, *drafts], right=range(1, len(DRAFT_HEADINGS)))]
+    if alone.noise is not None:
+        files = [model.path.name for model in models]
+        lines += ["", *noise_lines(alone.noise, zip(files, evaluation.mean_klds, strict=True))]
+    lines += comparison_lines(evaluation.comparisons)
     if not any(model.layers for model in models):
         return lines
     return [
@@ -294,28 +388,10 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _draft_lines(models: Sequence[EvaluatedModel]) -> Iterator[str]:
-    """Yield a table of those that draft."""
-    rows = list(draft_rows((model.path, model.drafts) for model in models))
-    if rows:
-        yield ""
-        yield DRAFTS_ARE
-        yield from table([DRAFT_HEADINGS, *rows], right=range(1, len(DRAFT_HEADINGS)))
-
-
-def _noise_lines(evaluation: Evaluation) -> Iterator[str]:
-    if evaluation.noise is not None:
-        files = [(model.path.name, model.divergence.kld.mean.value) for model in evaluation.models]
-        yield ""
-        yield from noise_lines(evaluation.noise, files)
-
-
 def _measures(model: EvaluatedModel) -> Sequence[str]:
     found = model.divergence
     return (
-        model.path.name,
-        size_text(model.n_bytes),
-        f"{model.bits_per_weight:.2f}",
+        *_about(model),
         found.ppl.text(4),
         found.ln_ratio.text(5),
         f"{found.same_top.value:.2%}",
@@ -362,3 +438,83 @@ def _worst(model: EvaluatedModel) -> Iterator[str]:
 def _drift(layer: LayerDrift) -> str:
     changed = "" if layer.routing_changed is None else f" ({layer.routing_changed:.2%})"
     return f"{layer.drift:.5f}{changed}"
+
+
+_CLASSES = ("class", "chunks", "context", "tokens measured", "PPL of the base")
+_OVERALL = ("model", "size", "bpw", "KLD", "99.9%", "same top", "flips", "ln ratio")
+_BY_CLASS = ("class", "KLD", "median", "99%", "99.9%", "same top", "flips", "ln ratio")
+
+_MOST_NOTES = 5
+"""Number of notes that are shown for a class; JSON has all."""
+
+
+def _suite_lines(evaluation: Evaluation, suite: Suite) -> list[str]:
+    """Print the figures over all classes, and then those of every model by class."""
+    classes = [*evaluation.by_class.values()]
+    n_measured = sum(each.text.n_tokens_measured for each in classes)
+    quick = ", a tenth of each" if suite.quick else ""
+    lines = [
+        f"suite {suite.name}: {len(classes)} classes{quick}, {n_measured} tokens measured",
+        f"base {evaluation.base_path}",
+        "",
+        *table([_CLASSES, *map(_class_row, classes)], right=range(1, len(_CLASSES))),
+        *(f"note: {note}" for each in classes for note in _notes(each.text)),
+        "",
+        "over all classes, which weigh the same",
+        *table(_overall(evaluation), right=range(1, len(_OVERALL))),
+    ]
+    for model, figures in zip(evaluation.models, evaluation.figures, strict=True):
+        rows = [(name, *_by_class(each)) for name, each in figures.items()]
+        lines += ["", f"{model.path.name} by class"]
+        lines += table([_BY_CLASS, *rows], right=range(1, len(_BY_CLASS)))
+    if evaluation.noise:
+        klds = [
+            (model.path.name, {name: each.kld.value for name, each in figures.items()})
+            for model, figures in zip(evaluation.models, evaluation.figures, strict=True)
+        ]
+        lines += ["", *noise_by_class_lines(evaluation.noise, klds)]
+    return [*lines, *comparison_lines(evaluation.comparisons)]
+
+
+def _class_row(evaluation: ClassEvaluation) -> Sequence[str]:
+    text = evaluation.text
+    return (
+        text.name,
+        str(text.n_chunks),
+        str(text.chunk_size),
+        str(text.n_tokens_measured),
+        f"{evaluation.base_ppl.value:.4f}",
+    )
+
+
+def _notes(text: ClassChunks) -> Iterator[str]:
+    yield from (f"{text.name}: {note}" for note in text.notes[:_MOST_NOTES])
+    if len(text.notes) > _MOST_NOTES:
+        yield f"{text.name}: {len(text.notes) - _MOST_NOTES} more like these"
+
+
+def _overall(evaluation: Evaluation) -> list[Sequence[str]]:
+    """Return the heads and rows of the table over all classes."""
+    rows = [
+        (
+            *_about(model),
+            figures[ALL].kld.text(6),
+            f"{figures[ALL].p99_9:.5f}",
+            *_shares(figures[ALL]),
+        )
+        for model, figures in zip(evaluation.models, evaluation.figures, strict=True)
+    ]
+    return [_OVERALL, *rows]
+
+
+def _by_class(figures: Figures) -> Sequence[str]:
+    percentiles = (figures.median, figures.p99, figures.p99_9)
+    return (figures.kld.text(6), *(f"{value:.5f}" for value in percentiles), *_shares(figures))
+
+
+def _shares(figures: Figures) -> Sequence[str]:
+    return (
+        f"{figures.same_top.value:.2%}",
+        f"{figures.flips.value:.2%}",
+        f"{figures.ln_ratio.value:.5f}",
+    )

@@ -22,7 +22,6 @@ from imatrix.texts.tokens import Cut
 
 if TYPE_CHECKING:
     from imatrix.evaluate.evaluation import Check, Evaluation
-    from imatrix.evaluate.suite.result import SuiteEvaluation
 
 LABEL = "evaluating"
 """Label of the bar of an evaluation."""
@@ -60,34 +59,6 @@ def evaluate(
         return evaluation
 
 
-@contextmanager
-def evaluating(
-    base: AnyPath | LogitsFile,
-    text: AnyPath | None,
-    quants: Paths,
-    options: EvaluateOptions | None = None,
-    report: Reporter | None = None,
-    check: Check = lambda text, files: None,
-) -> Iterator[Evaluation]:
-    """Give what `evaluate` returns. Finished layers stay until the block has ended without an error.
-
-    So what is made of the evaluation can be written there, and a run that is killed meanwhile can go on.
-
-    check  called before anything is computed
-    """
-    options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
-    _refuse_to_replace(options)
-    models = [*paths, options.against, *_needed(base, options)]
-    refuse_early([options.logits], [None if text is None else Path(text)], models)
-    require_torch("evaluating models")
-    from imatrix.evaluate.run import open_evaluation
-    from imatrix.evaluate.texts import OneText
-
-    one = OneText(None if text is None else Path(text), options.cut)
-    with open_evaluation(_base(base), one, paths, options, report, check) as (evaluation,):
-        yield evaluation
-
-
 @checked
 def evaluate_suite(
     base: AnyPath | LogitsFile,
@@ -96,7 +67,7 @@ def evaluate_suite(
     options: EvaluateOptions | None = None,
     progress: Shown | Reporter = None,
     **choices: Unpack[EvaluateChoices],
-) -> SuiteEvaluation:
+) -> Evaluation:
     """Measure how far models are from `base` on every class of a suite, all in one run.
 
         evaluate_suite("lite-bf16.gguf", "default", ["lite-Q4_K_M.gguf"]).to_dataframe()
@@ -113,56 +84,53 @@ def evaluate_suite(
              as classes have contexts of their own, and a file of log probabilities. Else as `evaluate`
     """
     options = with_choices(choices, options or EvaluateOptions())
+    _refuse_for_a_suite(base, options)
+    whole = suite if isinstance(suite, Suite) else read_suite(suite)
     with (
         reporting(progress, LABEL) as report,
-        evaluating_suite(base, suite, quants, options, report) as evaluation,
+        evaluating(base, whole, quants, options, report) as evaluation,
     ):
         return evaluation
 
 
 @contextmanager
-def evaluating_suite(
+def evaluating(
     base: AnyPath | LogitsFile,
-    suite: Suite | AnyPath,
+    texts: Suite | AnyPath | None,
     quants: Paths,
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
     check: Check = lambda text, files: None,
-) -> Iterator[SuiteEvaluation]:
-    """Give what `evaluate_suite` returns, as `evaluating` gives what `evaluate` does.
+) -> Iterator[Evaluation]:
+    """Give what `evaluate` or, of a suite, `evaluate_suite` returns.
 
-    check  called for each class, before anything is computed
+    Finished layers stay until the block has ended without an error. So what is made of the evaluation can be
+    written there, and a run that is killed meanwhile can go on.
+
+    check  called for each class, or for the text alone, before anything is computed
     """
     options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
+    if isinstance(texts, Suite):
+        _refuse_for_a_suite(base, options)
+    else:
+        texts = None if texts is None else Path(texts)
+        if options.work is None or not is_unfinished(options.work):  # which may have written it
+            refuse_to_replace([options.logits], force=options.force)
+        refuse_early([options.logits], [texts])
+    source, needed = (base, base.path) if isinstance(base, LogitsFile) else (Path(base), Path(base))
+    may_be_gone = options.keep is not None and not isinstance(base, LogitsFile)
+    refuse_early(models=[*paths, options.against, None if may_be_gone else needed])
+    require_torch("evaluating models")
+    from imatrix.evaluate.run import open_evaluation
+
+    with open_evaluation(source, texts, paths, options, report, check) as evaluation:
+        yield evaluation
+
+
+def _refuse_for_a_suite(base: AnyPath | LogitsFile, options: EvaluateOptions) -> None:
+    """Raise BadRequest for options that are for one text."""
     if options.cut != Cut():
         raise BadRequest("a cut is for one text: the classes of a suite have contexts of their own")
     if isinstance(base, LogitsFile) or options.logits is not None:
         path = base.path if isinstance(base, LogitsFile) else options.logits
         raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")
-    whole = suite if isinstance(suite, Suite) else read_suite(suite)
-    refuse_early(models=[*paths, options.against, *_needed(base, options)])
-    require_torch("evaluating models")
-    from imatrix.evaluate.run import open_evaluation
-    from imatrix.evaluate.suite.result import SuiteEvaluation
-    from imatrix.evaluate.texts import SuiteTexts
-
-    with open_evaluation(Path(base), SuiteTexts(whole), paths, options, report, check) as found:
-        names = (each.name for each in whole.classes)
-        yield SuiteEvaluation(whole, dict(zip(names, found, strict=True)))
-
-
-def _refuse_to_replace(options: EvaluateOptions) -> None:
-    """Raise OutputError for a file of logits that is there, unless an interrupted run may have written it."""
-    if options.work is None or not is_unfinished(options.work):
-        refuse_to_replace([options.logits], force=options.force)
-
-
-def _needed(base: AnyPath | LogitsFile, options: EvaluateOptions) -> list[Path]:
-    """Return the base if it has to be there: one whose states are kept may be gone."""
-    if isinstance(base, LogitsFile):
-        return [base.path]
-    return [] if options.keep is not None else [Path(base)]
-
-
-def _base(base: AnyPath | LogitsFile) -> Path | LogitsFile:
-    return base if isinstance(base, LogitsFile) else Path(base)

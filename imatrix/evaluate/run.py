@@ -6,27 +6,28 @@ are formed for slices of the vocabulary, and are never kept.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import AnyPath
-from gguf_tools.findings import Finding, tell_all
+from gguf_tools.files.run_lock import in_use
+from gguf_tools.findings import Finding, Level, tell_all
 from gguf_tools.progress import Reporter
+from gguf_tools.spoken import spoken
 from imatrix.evaluate.against import with_stock
 from imatrix.evaluate.bases.base import Entrant, Lockstep
 from imatrix.evaluate.bases.logits_file import write_logits
 from imatrix.evaluate.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
-from imatrix.evaluate.calibration_overlap import overlap_findings
-from imatrix.evaluate.divergence import measure
-from imatrix.evaluate.drafts import Drafts
-from imatrix.evaluate.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
+from imatrix.evaluate.divergence import Drafts, measure
+from imatrix.evaluate.evaluation import Check, ClassEvaluation, EvaluatedModel, Evaluation
 from imatrix.evaluate.noise_floor import NoiseFloor
 from imatrix.evaluate.options import EvaluateOptions, LogitsFile
-from imatrix.evaluate.texts import Texts
 from imatrix.evaluate.visitor import DivergenceVisitor
-from imatrix.evaluate.work_folders import work_folders
 from imatrix.evaluate.worst_layer import WorstLayers
 from imatrix.forward.logits import SCORED, LogitSource, sweep_vocabulary
 from imatrix.forward.open import ModelSource, open_model
@@ -34,33 +35,39 @@ from imatrix.forward.run import ForwardPass
 from imatrix.forward.workers import torch_threads
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.quality import judge
+from imatrix.texts.suite import Suite
+from imatrix.texts.tokenise import ClassChunks
+from quantize.importances.text_sketch import PASSAGE, TextSketch
+
+_LASTING = Path("/var/tmp")
+"""Folder for large temporary files: /tmp may be in memory, which hidden states are to spare."""
 
 
 @contextmanager
 def open_evaluation(
     base: Path | LogitsFile,
-    texts: Texts,
+    texts: Suite | Path | None,
     quants: Sequence[AnyPath],
     options: EvaluateOptions,
     report: Reporter,
     check: Check,
-) -> Iterator[tuple[Evaluation, ...]]:
-    """Give an evaluation on each text; see `imatrix.evaluate.pipeline.evaluating`."""
+) -> Iterator[Evaluation]:
+    """Give an evaluation; see `imatrix.evaluate.pipeline.evaluating`."""
     with ExitStack() as opened:
         opened.enter_context(torch_threads(options.forward.n_threads))
         paths, stock = with_stock(quants, options.against)
         models = [opened.enter_context(open_model(path)) for path in paths]
         source = open_base(base, options, opened)
         source.known.admit(models, report.tell)
-        read, tensors = source.read(texts, models[0].vocab()), [_tensors(each) for each in models]
+        read = source.read(texts, models[0].vocab())
         tell_all(_findings_of(models, max(text.chunks.longest for text in read)), report.tell)
         for text in read:
             _tell_doubts(text, models, report)
-            check(text, tensors)
+            check(text, [each.infos for each in models])
         chunks = Chunks.joined([text.chunks for text in read])
         noise = noise_entrants(source) if options.noise_floor else ()
         entrants = [*map(Entrant, models), *noise]
-        with work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
+        with _work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
             steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
             heads, drafts = _head_layers(steps.models), _head_layers(steps.drafting)
             report.start(steps.n_layers_in_all + heads + drafts, steps.n_layers_done)
@@ -73,15 +80,46 @@ def open_evaluation(
             if options.logits is not None:
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
-            models_by_text = zip(*_models(steps, visitor, drafted, tensors), strict=True)
+            models_by_text = zip(*_models(steps, visitor, drafted, len(models)), strict=True)
             floors = _noise_floors(visitor, len(models), noise, chunks)
             source.refuse_changed()
             for model in models:
                 model.watch.refuse_changed()
-            yield tuple(
-                Evaluation(text, source.path, of_text[0].divergence.base_ppl, of_text, floor, stock)
+            by_class = {
+                text.name: ClassEvaluation(text, of_text[0].divergence.base_ppl, of_text, floor)
                 for text, of_text, floor in zip(read, models_by_text, floors, strict=True)
-            )
+            }
+            yield Evaluation(source.path, by_class, stock, texts if isinstance(texts, Suite) else None)
+
+
+@contextmanager
+def _work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Iterator[list[Path]]:
+    """Give each model a name for its work folder; the folders go unless an error ends the run.
+
+    Whatever else is in the folder that they are in stays there.
+
+    has_base  whether the first is the base's
+    """
+    models = [f"model-{number}" for number in range(1, n_models + 1)]
+    names = ["base", *models] if has_base else models
+    if options.work is None:
+        with TemporaryDirectory(prefix="evaluate-", dir=temporary_folder()) as folder:
+            try:
+                yield [Path(folder, name) for name in names]
+            except KeyboardInterrupt as error:
+                error.__notes__ = [spoken("nothing is kept without --json, --html or --work DIR")]
+                raise
+        return
+    with in_use(options.work):
+        yield [options.work / name for name in names]
+        forget(options.work)
+
+
+def temporary_folder() -> Path | None:
+    """Choose where temporary folders go: $TMPDIR, or /var/tmp; None: Python decides."""
+    if os.environ.get("TMPDIR") or not os.access(_LASTING, os.W_OK):
+        return None
+    return _LASTING
 
 
 def _findings_of(models: Sequence[ModelSource], chunk_size: int) -> Iterator[Finding]:
@@ -94,16 +132,23 @@ def _findings_of(models: Sequence[ModelSource], chunk_size: int) -> Iterator[Fin
             said.add(finding.kind)
 
 
-def _tell_doubts(text: EvaluatedText, models: Sequence[ModelSource], report: Reporter) -> None:
+def _tell_doubts(text: ClassChunks, models: Sequence[ModelSource], report: Reporter) -> None:
     """Say of a text that numbers from it show next to nothing, or flatter files calibrated on it."""
-    about = text.text_class
-    where, name = ("", "the text") if about is None else (f"class {about.name}: ", f"class {about.name}")
+    where, name = ("", "the text") if text.is_alone else (f"class {text.name}: ", f"class {text.name}")
     for finding in judge(text.chunks).findings():
         if finding.is_bad:
             said = f"{where}{finding.text}: these numbers say nothing of ordinary texts"
             report.tell(replace(finding, text=said))
-    for finding in overlap_findings(models, text.chunks.tokens, name):
-        report.tell(finding)
+    for model in models:
+        sketch = TextSketch.read(model.metadata)
+        shared = 0.0 if sketch is None else sketch.shared(text.chunks.tokens)
+        if shared:
+            percent = f"about {100 * shared:.0f} %" if shared >= 0.005 else "less than 1 %"
+            said = (
+                f"{model.path.name} was calibrated on {percent} of {name}, by passages of {PASSAGE} tokens:"
+                " it is better there than elsewhere, and so are these numbers"
+            )
+            report.tell(Finding("calibrated on this", said, Level.WARNING))
 
 
 def _head_layers(models: Sequence[ForwardPass]) -> float:
@@ -137,24 +182,17 @@ def _compare_logits(
     return visitor
 
 
-def _tensors(source: ModelSource) -> tuple[TensorSize, ...]:
-    return tuple(
-        TensorSize(tensor.name, tensor.type, tensor.type.tensor_bytes(tensor.shape))
-        for tensor in source.tensors.values()
-    )
-
-
 def _models(
     steps: Lockstep,
     visitor: DivergenceVisitor,
     drafted: DivergenceVisitor | None,
-    tensors: Sequence[tuple[TensorSize, ...]],
+    n_models: int,
 ) -> Iterator[tuple[EvaluatedModel, ...]]:
-    """Yield what was measured of each model on each text.
+    """Yield what was measured of each of the first `n_models` on each text.
 
     drafted  of the drafts, where some have been compared
     """
-    for number, model in enumerate(steps.models[: len(tensors)], 1):
+    for number, model in enumerate(steps.models[:n_models], 1):
         tokens, source, drafts = visitor.values(number), model.source, None
         if drafted is not None and model in steps.drafting:
             drafts = drafted.values(1 + steps.drafting.index(model))
@@ -172,7 +210,7 @@ def _models(
                     layers=layers,
                     worst_layer=worst.of(layers),
                     tokens=here,
-                    tensors=tensors[number - 1],
+                    tensors=source.infos,
                     drafts=None if drafts is None else Drafts.of(here, drafts.of_chunks(chunks)),
                 )
             )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -43,6 +44,10 @@ class WorstLayer:
 
     layer: int
     tensors: tuple[TensorError, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layer as JSON data."""
+        return {"layer": self.layer, "tensors": [asdict(each) for each in self.tensors]}
 
 
 class WorstLayers:

@@ -49,7 +49,7 @@ from imatrix.sensitivities.observe import (
 )
 from imatrix.sensitivities.options import SensitivityOptions
 from imatrix.sensitivities.type_errors import CANDIDATES, RowLengths, TypeErrors
-from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text
 from quantize.fill.sources import SourceTensor
@@ -67,7 +67,7 @@ def measure(
         whole = opened.enter_context(open_model(model))
         metadata, targets = opened.enter_context(_targets(whole))
         source = _as_far_as(whole, targets)
-        text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
+        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
         tell_all(source.findings(text.chunk_size), report.tell)
         measurement = _Measurement(source, _quantized(targets), metadata, text, options)
@@ -78,7 +78,7 @@ def measure(
             model={"path": source.path.name, "files": source.watch.recognised_by()},
             text={
                 "path": path.name,
-                "sha256": mixture_sha256(path),
+                "sha256": text.sha256,
                 "chunks": text.n_chunks,
                 "context": text.chunk_size,
                 "seed": options.seed,

@@ -12,36 +12,45 @@ times the golden ratio says, which spreads any number of first ones evenly.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.files.named_files import read_input
+from gguf_tools.files.named_files import read_corpus, read_input
 from gguf_tools.format.values import Metadata
-from imatrix.texts.suite import read_suite
+from imatrix.texts.suite import Suite, read_suite
 from imatrix.texts.tokenise import class_tokens
-from imatrix.texts.tokens import Cut, Text, bos_of, cut_into_chunks, read_text
+from imatrix.texts.tokens import Cut, Text, bos_of, cut_into_chunks, make_encoder
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-def read_mixture(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
+def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
     """Read a file, or the classes of a folder in equal shares, and cut it into chunks of tokens.
 
     A folder's own contexts, and what it has scored, don't matter here.
 
-    vocab, vocab_size  see `imatrix.texts.tokens.read_text`
-    raises  BadRequest for a class that is too short for a chunk, and what `read_text` and `read_suite` raise
+    vocab       the keys tokenizer.*
+    vocab_size  rows of the embedding
+    raises  BadRequest for a file that is not text, a file or a class that is too short, a token outside the
+            vocabulary, and what `read_suite` raises; BadTokenizer for a tokenizer that is not supported
     """
-    if not path.is_dir():
-        return read_text(path, vocab, vocab_size, cut)
-    notes: list[str] = []
+    if path.is_dir():
+        return _mixed(path, vocab, vocab_size, cut)
+    text = read_corpus(path)
+    ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
+    found = cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
+    return replace(found, sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _mixed(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
+    suite, notes = read_suite(path), list[str]()
     bos, whole = bos_of(vocab), Cut(cut.chunk_size)
-    found = class_tokens(read_suite(path), vocab, vocab_size, notes, parse_special=cut.parse_special)
     texts = {
         name: cut_into_chunks(ids if bos is None else ids[1:], bos, vocab_size, whole, str(path / name))
-        for name, ids in found
+        for name, ids in class_tokens(suite, vocab, vocab_size, notes, parse_special=cut.parse_special)
     }
     rounds = sorted(
         (number, place, int(chunk))
@@ -55,15 +64,20 @@ def read_mixture(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text
         np.stack([parts[place].inputs[chunk] for _, place, chunk in used]),
         tuple(names[place] for _, place, _ in used),
         tuple(notes),
+        _suite_sha256(suite),
     )
 
 
 def mixture_sha256(path: Path) -> str:
-    """Compute the SHA-256 of a file or, of a folder, of the names and texts of its classes."""
-    if not path.is_dir():
-        return hashlib.sha256(read_input(path)).hexdigest()
+    """Compute the SHA-256 that `read_text` gives a text, without cutting it."""
+    if path.is_dir():
+        return _suite_sha256(read_suite(path))
+    return hashlib.sha256(read_input(path)).hexdigest()
+
+
+def _suite_sha256(suite: Suite) -> str:
     digest = hashlib.sha256()
-    for each in read_suite(path).classes:
+    for each in suite.classes:
         template = "" if each.template is None else each.template.source
         for part in (each.name, each.read, template, *(text.sha256 for text in each.texts)):
             digest.update(f"{len(part)} {part}".encode())

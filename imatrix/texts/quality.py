@@ -31,6 +31,8 @@ than ordinary ones, and better than none. docs/calibrated.md has what files of e
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +57,9 @@ _MOST_COPIED = 0.95
 
 _FEW_TOKENS = 2048
 """Tokens that are no copies, below which a text is thin."""
+
+_NEARLY_ALL = 0.99
+"""Share of the letters of a text that is in one script alone."""
 
 _ORDER_TOKENS, _LEAST_ORDER = 8192, 0.6
 """Tokens at the beginning in which order is measured, and between the 0.51 of random texts and 0.77."""
@@ -190,3 +195,28 @@ def _order(tokens: npt.NDArray[np.int64]) -> float:
 def _pairs(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return a number for each pair of neighbours, another one for each kind."""
     return tokens[:-1] * (tokens.max() + 1) + tokens[1:]
+
+
+def script_findings(text: str) -> Iterator[Finding]:
+    """Yield a note on a text in one script alone: what it teaches may not hold for texts in others.
+
+    On SmolLM2-135M, files that were calibrated on English had 1.16 (Q2_K) and 1.20 (Q4_K_M) of stock's
+    divergence on Arabic, Chinese, Cyrillic, Devanagari, Hangul and Japanese, and 0.5 to 0.8 on texts in
+    English and on code.
+    """
+    scripts: Counter[str] = Counter()
+    for character, count in Counter(text).items():
+        if character.isalpha():
+            # The script begins a letter's name in Unicode: LATIN SMALL LETTER A.
+            scripts[unicodedata.name(character, "UNKNOWN").split()[0].split("-")[0].capitalize()] += count
+    if not scripts:
+        return
+    ((script, count),) = scripts.most_common(1)
+    if count >= _NEARLY_ALL * scripts.total():
+        share = f"{100 * count / scripts.total():.1f} %"
+        yield Finding(
+            "one script",
+            f"{share} of the text's letters are {script}: in other scripts the file may be worse than without"
+            " --calibrate; add some text of each that it is for",
+            Level.NOTE,
+        )

@@ -217,6 +217,8 @@ class _Given:
             raise self.wrong(where, why)
         read = self._word((*where, "read"), said, (PLAIN, CHAT), CHAT if all(is_chat) else PLAIN)
         texts = tuple(self._text(name, path) for path in paths)
+        # An error names the file as a user would.
+        chats = ((str(self.folder / text.name), text.text) for text in texts if read == CHAT)
         return TextClass(
             name=name,
             title=self.text_at((*where, "title"), name, said),
@@ -225,7 +227,7 @@ class _Given:
             context=self._context(where, said),
             scored=self._word((*where, "scored"), said, SCORED[read], SCORED[read][0]),
             template=self._template((*where, "template"), said, read),
-            conversations=self._conversations(texts) if read == CHAT else (),
+            conversations=tuple(each for chat in chats for each in parse_conversations(*chat)),
         )
 
     def _paths(self, name: str, said: Mapping[str, Any]) -> Iterator[Path]:
@@ -291,12 +293,6 @@ class _Given:
                 raise BadRequest(f"{path}: is empty, expected a text of class {quoted(name)}")
             self._read[path] = SuiteText(path.relative_to(self.folder).as_posix(), text)
         return self._read[path]
-
-    def _conversations(self, texts: tuple[SuiteText, ...]) -> tuple[Conversation, ...]:
-        """Read the conversations of all texts; an error names the file as a user would."""
-        return tuple(
-            each for text in texts for each in parse_conversations(str(self.folder / text.name), text.text)
-        )
 
     def _context(self, where: tuple[str, ...], said: Mapping[str, Any]) -> int:
         own = "context" in said

@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,23 +42,43 @@ _FEWEST = 2
 
 @dataclass(frozen=True, eq=False)
 class ClassChunks:
-    """A class of texts as tokens of one model.
+    """A class of texts as tokens of one model; a text that is measured alone is a class, too.
 
     title     for people
     chunks    one part
-    places    of each chunk: the text, and which of its chunks or lines it is
-    sha256    of the texts, whatever the tokenizer
+    sha256    of the texts, whatever the tokenizer; None where only the tokens were given
+    spelled   the bytes that each token of the vocabulary stands for
+    places    of each chunk: the text, and which of its chunks or lines it is; nothing for a text alone
     template  what conversations were rendered through, for people; None for plain texts
     notes     what was left out, one line each
+    is_alone  whether it is a text alone, and no class of a suite
+    path      of a text alone; None where only its tokens were given
     """
 
     name: str
     title: str
-    chunks: Chunks
-    places: tuple[str, ...]
-    sha256: str
+    chunks: Chunks = field(repr=False)
+    sha256: str | None
+    spelled: tuple[bytes, ...] = field(repr=False)
+    places: tuple[str, ...] = ()
     template: str | None = None
     notes: tuple[str, ...] = ()
+    is_alone: bool = False
+    path: Path | None = None
+
+    @property
+    def n_chunks(self) -> int:
+        return self.chunks.n_chunks
+
+    @property
+    def chunk_size(self) -> int:
+        """Tokens of a chunk; of the longest where they differ."""
+        return self.chunks.longest
+
+    @property
+    def n_tokens_measured(self) -> int:
+        """Number of tokens whose predictions count, of all chunks."""
+        return self.chunks.n_scored
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +146,9 @@ class _Tokeniser:
                 name=each.name,
                 title=each.title,
                 chunks=_joined(chunks),
-                places=tuple(chunk.place for chunk in chunks),
                 sha256=hashlib.sha256("".join(text.sha256 for text in each.texts).encode()).hexdigest(),
+                spelled=self._pieces,
+                places=tuple(chunk.place for chunk in chunks),
                 template=template,
                 notes=tuple(notes),
             )

@@ -10,7 +10,7 @@ conversion would write. Its ids are llama.cpp's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,6 @@ import numpy.typing as npt
 from convert.tokenizer.cuttings import BYTE_PAIRS, CUTTINGS, cutting_of
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadRequest, BadTokenizer
-from gguf_tools.files.named_files import read_corpus
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.number_types import Count, Natural
@@ -44,12 +43,14 @@ class Text:
     inputs   the same, but BOS is each chunk's first token if the tokenizer adds one
     classes  the kind of text of each chunk; empty for a single text
     notes    what was left out, one line each
+    sha256   of the file, or of the names and texts of classes; "" where only the tokens were given
     """
 
     tokens: npt.NDArray[np.int64]
     inputs: npt.NDArray[np.int64]
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sha256: str = ""
 
     @property
     def n_chunks(self) -> int:
@@ -103,23 +104,6 @@ class Cut(CheckedFields):
             )
         last = n_whole if self.n_chunks is None else min(n_whole, self.from_chunk + self.n_chunks)
         return slice(self.from_chunk, last)
-
-
-def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
-    """Read a file's text and cut it into chunks of tokens.
-
-    vocab       the keys tokenizer.*
-    vocab_size  rows of the embedding
-    raises  BadRequest for a file that is not text, is too short, or has a token outside the vocabulary;
-            BadTokenizer for a tokenizer that is not supported
-    """
-    text = read_corpus(path)
-    ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
-    return cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
-
-
-ReadText = Callable[[Path, Metadata, int, Cut], Text]
-"""Function that reads a text as `read_text` does."""
 
 
 def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:

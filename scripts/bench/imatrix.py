@@ -129,7 +129,8 @@ def plain_loop(model: str, path: str, n_chunks: str, n_threads: str, dtype: str)
     from imatrix.forward.open import open_model
     from imatrix.forward.run import embed
     from imatrix.forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-    from imatrix.texts.tokens import Cut, Text, read_text
+    from imatrix.texts.mixture import read_text
+    from imatrix.texts.tokens import Cut, Text
 
     torch.set_num_threads(int(n_threads))
     with open_model(model) as source:

@@ -39,7 +39,8 @@ sys.path.insert(0, str(ROOT))
 import convert  # noqa: E402
 from gguf_tools import open_gguf  # noqa: E402
 from imatrix.forward.open import open_model  # noqa: E402
-from imatrix.texts.tokens import Cut, read_text  # noqa: E402
+from imatrix.texts.mixture import read_text  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 from quantize.formats.base import Decode  # noqa: E402
 from quantize.formats.codecs import CODECS  # noqa: E402
 from quantize.plan.overrides import parse_custom_q  # noqa: E402

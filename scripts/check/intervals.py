@@ -36,9 +36,15 @@ import convert
 import gguf_tools
 import quantize
 from gguf_tools.format.shards import open_gguf
-from imatrix.evaluate.comparison import ChunkSums, Interval, difference_interval, ratio_interval, verdict_p
+from imatrix.evaluate.comparison import (
+    ChunkSums,
+    Interval,
+    difference_interval,
+    ratio_interval,
+    two_sided_quantile,
+    verdict_p,
+)
 from imatrix.evaluate.divergence import Values
-from imatrix.evaluate.student_t import two_sided_quantile
 from imatrix.texts.tokens import Cut
 from quantize.importances.entries import Importance
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import gguf_tools
 from imatrix.evaluate.comparison import Comparisons, Interval, compare
-from imatrix.evaluate.suite.result import ALL, SuiteEvaluation
+from imatrix.evaluate.evaluation import Evaluation
+from imatrix.evaluate.figures import ALL
 
 
 def main() -> None:
@@ -38,9 +39,9 @@ def main() -> None:
         print(line)
 
 
-def table(found: SuiteEvaluation, pairs: Sequence[tuple[Path, Path]]) -> Iterator[str]:
+def table(found: Evaluation, pairs: Sequence[tuple[Path, Path]]) -> Iterator[str]:
     """Yield the lines of the table: a column for each pair."""
-    number = {file.path: place for place, file in enumerate(found.files)}
+    number = {file.path: place for place, file in enumerate(found.models)}
     by_class = {name: [model.tokens for model in each.models] for name, each in found.by_class.items()}
     compared: list[Comparisons] = [
         compare({name: (tokens[number[file]], tokens[number[stock]]) for name, tokens in by_class.items()})

@@ -42,9 +42,9 @@ def test_measures_are_near_those_of_llama_perplexity(
     (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
     options = gguf_tools.EvaluateOptions(cut=Cut(512, n_chunks=12))
     evaluation = gguf_tools.evaluate(tiny_folder, tmp_path / "t.txt", [tmp_path / "q.gguf"], options)
-    assert (evaluation.text.n_chunks, evaluation.text.n_tokens_measured) == (12, 3060)
-    assert evaluation.base_ppl.value == pytest.approx(printed("Mean PPL(base)"), rel=2e-5)
-    assert evaluation.base_ppl.error == pytest.approx(1.318754, rel=2e-5)
+    assert (evaluation.alone.text.n_chunks, evaluation.alone.text.n_tokens_measured) == (12, 3060)
+    assert evaluation.alone.base_ppl.value == pytest.approx(printed("Mean PPL(base)"), rel=2e-5)
+    assert evaluation.alone.base_ppl.error == pytest.approx(1.318754, rel=2e-5)
     found = evaluation.models[0].divergence
     assert found.ppl.value == pytest.approx(printed("Mean PPL(Q)"), rel=1e-3)
     assert found.kld.mean.value == pytest.approx(printed("Mean    KLD"), rel=0.01)

@@ -15,7 +15,8 @@ import imatrix
 from gguf_tools import open_gguf
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.open import open_model
-from imatrix.texts.tokens import Cut, read_text
+from imatrix.texts.mixture import read_text
+from imatrix.texts.tokens import Cut
 from quantize.roles import layer_of
 from tests.end_to_end.arch_models import GOLDEN
 from tests.end_to_end.test_complete import complete

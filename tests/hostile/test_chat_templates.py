@@ -18,7 +18,7 @@ from gguf_tools.format.values import Value
 from imatrix.texts import rendering
 from imatrix.texts.chat import Renderer
 from imatrix.texts.conversations import Conversation
-from imatrix.texts.mixture import read_mixture
+from imatrix.texts.mixture import read_text
 from imatrix.texts.rendering import ChatRenderer
 from imatrix.texts.suite import read_suite
 from imatrix.texts.templates import PLAIN, Template
@@ -132,7 +132,7 @@ def test_the_model_and_the_key_are_named(tmp_path: Path) -> None:
     )
     for read in (
         lambda: tokenise(read_suite(tmp_path), vocab, 10_000),
-        lambda: read_mixture(tmp_path, vocab, 10_000, Cut(8)),
+        lambda: read_text(tmp_path, vocab, 10_000, Cut(8)),
     ):
         with pytest.raises(
             BadRequest, match=r"^m\.gguf: tokenizer\.chat_template: the model's template: can't"

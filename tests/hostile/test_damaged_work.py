@@ -80,7 +80,7 @@ def gradients(models: Models, place: Path) -> Path:
     """Both passes of `sensitivity` and `--calibrate`, and what the second one needs of them."""
     from imatrix.calibrate.statistics.gradients import GradientOptions, collect_gradients
     from imatrix.forward.open import open_model
-    from imatrix.texts.tokens import read_text
+    from imatrix.texts.mixture import read_text
 
     with open_model(models.base) as source:
         text = read_text(models.text, source.vocab(), source.network.vocab_size, CUT)

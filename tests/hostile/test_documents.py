@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from convert.card.facts import read_report
 from gguf_tools.errors import BadRequest, FormatError, ToolkitError
 from gguf_tools.files.documents import MAX_VALUES, line_of, parse_json, parse_yaml
 from gguf_tools.text import quoted
-from imatrix.evaluate.report.points import read_earlier
 from imatrix.texts.suite import read_suite
 from quantize.plan.recipe_files import read_recipe_file
 from quantize.plan.sensitivities import read_sensitivities
@@ -88,6 +88,8 @@ def test_lines_of_many_classes_come_from_one_reading(tmp_path: Path, monkeypatch
     assert len(read) == 1
 
 
+read_card_report = partial(read_report, for_card=True)
+
 BAD_JSON = {
     "digits": ('{\n"a": ' + "9" * 5000 + "}", "line 2, column 6: '999"),
     "infinity": ('{"a": 1e400}', "line 1, column 7: '1e400' is no finite number"),
@@ -103,7 +105,7 @@ def test_json_is_refused_with_its_line(case: str, tmp_path: Path) -> None:
     text, message = BAD_JSON[case]
     path = tmp_path / "x.json"
     path.write_text(text)
-    for read in (read_recipe_file, read_sensitivities, read_earlier, read_report):
+    for read in (read_recipe_file, read_sensitivities, read_report, read_card_report):
         with pytest.raises(ToolkitError, match=rf"x\.json: (not .*: )?{message}") as caught:
             read(path)
         assert len(str(caught.value)) < len(str(tmp_path)) + 200
@@ -123,7 +125,7 @@ REPORT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("read", [read_earlier, read_report])
+@pytest.mark.parametrize("read", [read_report, read_card_report])
 @pytest.mark.parametrize(
     ("place", "bad"),
     [

@@ -11,8 +11,9 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import read_document
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.named_files import MAX_CORPUS, read_corpus, read_input, read_input_text
+from imatrix.texts.mixture import read_text
 from imatrix.texts.suite import read_suite
-from imatrix.texts.tokens import Cut, Vocabulary, read_text
+from imatrix.texts.tokens import Cut, Vocabulary
 
 
 @pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="no /proc")

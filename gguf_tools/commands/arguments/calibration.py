@@ -98,11 +98,9 @@ class Divergence:
 
     def print_of(self, source: Path, output: Path) -> None:
         """Measure an output, and print the result."""
-        from imatrix.evaluate.evaluation import evaluation_lines
         from imatrix.evaluate.pipeline import evaluate
 
-        evaluation = evaluate(source, self.text, [output], self.options, progress=True)
-        say(*evaluation_lines(evaluation))
+        say(*evaluate(source, self.text, [output], self.options, progress=True).lines())
 
 
 def read_divergence(args: argparse.Namespace) -> Divergence | None:

@@ -69,7 +69,7 @@ def read_card_facts(args: argparse.Namespace) -> CardRequest:
             raise BadRequest(f"{option} {text}: expected OWNER/NAME")
         repos[option] = None if name is None else name.repo
     if args.report is not None:
-        read_report(args.report)
+        read_report(args.report, for_card=True)
     return CardRequest(
         None, repos["--base-model"], args.quantized_by, args.report, home=repos["--repository"]
     )

@@ -22,7 +22,7 @@ from imatrix.calibrate.shapes import Coverage, Shapes
 from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
 from imatrix.sensitivities.options import SensitivityOptions
 from imatrix.sensitivities.type_errors import CANDIDATES
-from imatrix.texts.mixture import read_mixture
+from imatrix.texts.mixture import read_text
 from imatrix.texts.tokens import Cut, Text, Vocabulary
 from quantize.prepare import Preparation
 from quantize.roles import layer_of
@@ -104,7 +104,7 @@ class Estimates:
         return self._read(self.request.text, self.request.cut)
 
     def _read(self, text: Path, cut: Cut) -> Text:
-        return read_mixture(text, Vocabulary(self._metadata), self._shapes.network.vocab_size, cut)
+        return read_text(text, Vocabulary(self._metadata), self._shapes.network.vocab_size, cut)
 
     def _pass_seconds(self, text: Text) -> float:
         """How long a pass through all layers and the output matrix takes."""

@@ -29,7 +29,7 @@ from imatrix.evaluate.options import EvaluateOptions
 from imatrix.evaluate.pipeline import evaluating
 from imatrix.options import CollectOptions
 from imatrix.sensitivities.measure import SensitivityOptions, sensitivity
-from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.mixture import mixture_sha256
 
 CARD = "card"
 """Name of the step that writes README.md, which is recognised by what is in it."""
@@ -179,7 +179,7 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
 
 def _collect(cooking: Cooking, progress: Shown) -> None:
     request = cooking.request
-    options = filled(CollectOptions, request, any_text=request.force, force=True, read=read_mixture)
+    options = filled(CollectOptions, request, any_text=request.force, force=True)
     collect(request.source, request.text, request.matrix, options, progress=progress)
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from imatrix.evaluate.auditing.options import AuditOptions
     from imatrix.evaluate.auditing.report import AuditReport
     from imatrix.evaluate.evaluation import Evaluation
-    from imatrix.evaluate.suite.result import SuiteEvaluation
     from imatrix.texts.tokens import Cut
 
 DETAIL = """
@@ -183,7 +182,7 @@ def _audited(request: AuditRequest) -> AuditReport:
         return report.with_finding(Finding("divergence", f"not measured: {error}", Level.BAD))
 
 
-def _evaluated(request: AuditRequest) -> Evaluation | SuiteEvaluation:
+def _evaluated(request: AuditRequest) -> Evaluation:
     """Measure the file's divergence from the base, which is fetched if it is on the Hub."""
     from convert.sources import model_path
     from imatrix.evaluate.options import EvaluateOptions

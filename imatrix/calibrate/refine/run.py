@@ -52,7 +52,7 @@ from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.run import forward_pass
 from imatrix.forward.work.work_folder import WorkFolder, WorkParts, run_identity
 from imatrix.forward.workers import give_back, threads_for, torch_threads, workers_for
-from imatrix.texts.mixture import mixture_sha256, read_mixture
+from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text
 from quantize.calibration import REFINED_KEY
@@ -86,7 +86,7 @@ def run_refinement(
         base = opened.enter_context(open_model(original))
         _refuse_unrefinable(source)
         KnownModel.of(base).admit([source], report.tell)
-        text = read_mixture(path, source.vocab(), source.network.vocab_size, options.cut)
+        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
         admit(text, str(path), report.tell, any_text=options.any_text)
         tell_all(source.findings(text.chunk_size), report.tell)
         run = _Run(source, base, text, output, options, report)
@@ -98,7 +98,7 @@ def run_refinement(
         tensors, best, n_steps = run.descend()
         for each in (source, base):
             each.watch.refuse_changed()
-        sketch, known = TextSketch.of(text.tokens.ravel(), mixture_sha256(path)), run.known
+        sketch, known = TextSketch.of(text.tokens.ravel(), text.sha256), run.known
         if known is not None:
             sketch = known.joined(sketch)
         keys = {REFINED_KEY: Value.string(run.digest), **sketch.metadata()}

@@ -114,14 +114,11 @@ def encoder_of(expected: Sequence[Expected], metadata: Metadata) -> Encoder:
     # What any encoder gives back as it was says nothing of which one it was.
     telling = [each for each in expected if not each.is_on_grid] or expected
     has_importances = keys.QUANTIZE_IMATRIX_ENTRIES_COUNT in metadata
-    if telling and not has_importances and _share_of_plain(telling) >= PLAIN_SHARE:
+    n_plain = sum(each.is_plain for each in telling)
+    if telling and not has_importances and n_plain / len(telling) >= PLAIN_SHARE:
         return "plain"
     ratios = [each.ratio for each in telling if not each.is_plain]
     return "calibrated" if ratios and float(np.median(ratios)) > RAISED else "importances"
-
-
-def _share_of_plain(expected: Sequence[Expected]) -> float:
-    return sum(each.is_plain for each in expected) / len(expected)
 
 
 def rise_of(type_: GGMLType, encoder: Encoder) -> Rise:

@@ -75,7 +75,9 @@ class Sums:
     @property
     def relative(self) -> Floats:
         """Relative error sqrt(lost / wanted); 0 where nothing is lost, infinite where the base is zero."""
-        return _root_of_quotient(self.lost, self.wanted)
+        lost = np.asarray(self.lost, np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(lost > 0, np.sqrt(lost / self.wanted), 0.0)
 
     @property
     def product(self) -> Floats:
@@ -100,12 +102,6 @@ class Sums:
 
 def _quotient(a: Floats, b: Floats) -> Floats:
     return np.divide(a, b, out=np.zeros_like(np.asarray(a, np.float64)), where=b > 0)
-
-
-def _root_of_quotient(lost: Floats, wanted: Floats) -> Floats:
-    lost = np.asarray(lost, np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(lost > 0, np.sqrt(lost / wanted), 0.0)
 
 
 @dataclass(frozen=True)

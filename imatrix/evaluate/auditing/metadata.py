@@ -163,12 +163,8 @@ def _rows(found: Metadata, wanted: Metadata) -> Iterator[tuple[str, KeyRow]]:
 
 def row_of(key: str, architecture: str) -> KeyRow:
     """Find the row of the table for a key."""
-    name = _literal(architecture)
+    name = re.sub(r"([*?\[])", r"[\1]", architecture)  # each character stands for itself
     return next(row for row in KEYS if fnmatchcase(key, row.pattern.replace("{arch}", name)))
-
-
-def _literal(text: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", text)
 
 
 def _judge(

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gguf_tools.findings import MAX_WHERE, Finding, Level, capped
 from gguf_tools.text import cut_short, html_table, in_layer_ranges, printable, table
 from imatrix.evaluate.auditing.diagnose import Diagnosis
 from imatrix.evaluate.auditing.expected import Encoder
-
-if TYPE_CHECKING:
-    from imatrix.evaluate.evaluation import Evaluation
-    from imatrix.evaluate.suite.result import SuiteEvaluation
-
 
 MOST_SHOWN = 25
 """Findings of a kind that a terminal gets; the JSON and the page have all."""
@@ -59,6 +54,18 @@ class TensorAudit:
         }  # fmt: skip
 
 
+class Measured(Protocol):
+    """A divergence that was measured elsewhere."""
+
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        ...
+
+
 @dataclass(frozen=True)
 class AuditReport:
     """An audit of a file.
@@ -76,7 +83,7 @@ class AuditReport:
     encoder: Encoder
     tensors: tuple[TensorAudit, ...]
     findings: tuple[Finding, ...]
-    evaluation: Evaluation | SuiteEvaluation | None = None
+    evaluation: Measured | None = None
 
     def __repr__(self) -> str:
         n_bad = len(self.at(Level.BAD))
@@ -97,19 +104,12 @@ class AuditReport:
     def with_finding(self, finding: Finding) -> AuditReport:
         return replace(self, findings=tuple(sorted((*self.findings, finding), key=lambda each: -each.level)))
 
-    def with_evaluation(self, evaluation: Evaluation | SuiteEvaluation) -> AuditReport:
+    def with_evaluation(self, evaluation: Measured) -> AuditReport:
         return replace(self, evaluation=evaluation)
 
     def divergence_lines(self) -> list[str]:
         """Return the evaluation as text; nothing where none was asked for."""
-        from imatrix.evaluate.evaluation import Evaluation, evaluation_lines
-        from imatrix.evaluate.suite.result import suite_lines
-
-        if self.evaluation is None:
-            return []
-        if isinstance(self.evaluation, Evaluation):
-            return list(evaluation_lines(self.evaluation))
-        return suite_lines(self.evaluation)
+        return [] if self.evaluation is None else self.evaluation.lines()
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""

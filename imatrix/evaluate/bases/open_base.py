@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
@@ -20,9 +20,8 @@ from imatrix.evaluate.bases.base import BaseWeights, ComputedBase, Entrant, Lock
 from imatrix.evaluate.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from imatrix.evaluate.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
 from imatrix.evaluate.bases.same_model import KnownModel, ModelFacts
-from imatrix.evaluate.evaluation import EvaluatedText
-from imatrix.evaluate.options import EvaluateOptions, LogitsFile
-from imatrix.evaluate.texts import OneText, Texts
+from imatrix.evaluate.figures import ALL
+from imatrix.evaluate.options import SHORTEST_CHUNK, EvaluateOptions, LogitsFile
 from imatrix.forward.device import choose_device
 from imatrix.forward.layers.load import SharedWeights
 from imatrix.forward.logits import predicted_positions
@@ -33,7 +32,11 @@ from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
 from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from imatrix.forward.workers import threads_for
 from imatrix.texts.chunks import Chunks
-from imatrix.texts.tokens import Cut, bos_of, read_text
+from imatrix.texts.mixture import read_text
+from imatrix.texts.spelling import spelled
+from imatrix.texts.suite import Suite
+from imatrix.texts.tokenise import ClassChunks, tokenise
+from imatrix.texts.tokens import Cut, Text, bos_of
 
 Files = list[list[str]]
 """Name of each file of a model, and what it is recognised by."""
@@ -62,9 +65,26 @@ class OpenBase(ABC):
         """The model, as far as it is known."""
         return KnownModel(self.path, self.facts, self.source)
 
-    @abstractmethod
-    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
-        """Read the texts; `vocab` is that of a model that was made of the base."""
+    def read(self, texts: Suite | Path | None, vocab: Metadata) -> tuple[ClassChunks, ...]:
+        """Read a suite, or a text alone, as the base's tokens.
+
+        texts   None for the text of a file of logits
+        vocab   that of a model that was made of the base
+        raises  BadRequest for texts that can't be read, or of which nothing can be measured; BadTokenizer
+                for a tokenizer that is not supported
+        """
+        if not isinstance(texts, Suite):
+            if texts is None:
+                raise BadArgument("no text; only a file of logits has its own")
+            text = read_text(texts, vocab, self.facts.vocab_size, self.options.cut)
+            return (_alone(text, texts, texts.name, vocab),)
+        classes = tokenise(texts, vocab, self.facts.vocab_size)
+        for each in classes:
+            if each.name == ALL:
+                raise BadRequest(f"class {ALL!r}: figures over all classes are called so; name it otherwise")
+            if not each.chunks.n_scored:
+                raise BadRequest(f"class {each.name!r}: no token is scored; are its chunks too short?")
+        return classes
 
     @abstractmethod
     def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
@@ -146,8 +166,8 @@ class ModelBase(OpenBase):
     kept: KeptFolder | None
     is_computed = True
 
-    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
-        return texts.read(self.source.vocab(), self.facts.vocab_size)
+    def read(self, texts: Suite | Path | None, vocab: Metadata) -> tuple[ClassChunks, ...]:
+        return super().read(texts, self.source.vocab())
 
     def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
         source, keeper, files = self.source, None, self.source.watch.recognised_by()
@@ -176,8 +196,8 @@ class StoredBase(OpenBase):
     kept: KeptFolder
     about: Mapping[str, Any]
 
-    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
-        read = texts.read(vocab, self.facts.vocab_size)
+    def read(self, texts: Suite | Path | None, vocab: Metadata) -> tuple[ClassChunks, ...]:
+        read = super().read(texts, vocab)
         chunks = Chunks.joined([text.chunks for text in read])
         files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
         run = {"base": files, "name": self.path.name, **_about_text(chunks, self.options)}
@@ -220,20 +240,28 @@ class LogitsBase(OpenBase):
     files: Callable[[], Files]
     floor = SMALLEST_LOG_PROB
 
-    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
-        assert isinstance(texts, OneText), "refused for a suite"
-        text, wanted = self.logits.text(bos_of(vocab)), texts.cut.chunk_size
-        if wanted not in (text.chunk_size, Cut().chunk_size):
-            raise BadRequest(f"{self.path}: chunks of {text.chunk_size} tokens, and -c {wanted}")
-        if texts.path is not None:
-            cut = replace(texts.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
-            given = read_text(texts.path, vocab, self.logits.vocab_size, cut)
-            if given.tokens.tolist() != text.tokens.tolist():
-                raise BadRequest(f"{texts.path}: is not the text of {self.path}, whose tokens are others")
-        return (texts.of(text, vocab),)
+    def read(self, texts: Suite | Path | None, vocab: Metadata) -> tuple[ClassChunks, ...]:
+        assert not isinstance(texts, Suite), "refused by the pipeline"
+        text, cut = self.logits.text(bos_of(vocab)), self.options.cut
+        if cut.chunk_size not in (text.chunk_size, Cut().chunk_size):
+            raise BadRequest(f"{self.path}: chunks of {text.chunk_size} tokens, and -c {cut.chunk_size}")
+        if texts is None:
+            return (_alone(text, None, self.path.name, vocab),)
+        cut = replace(cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
+        given = read_text(texts, vocab, self.logits.vocab_size, cut)
+        if given.tokens.tolist() != text.tokens.tolist():
+            raise BadRequest(f"{texts}: is not the text of {self.path}, whose tokens are others")
+        return (_alone(given, texts, texts.name, vocab),)
 
     def begin(self, shared: SharedPass, models: Sequence[Entrant], folders: Sequence[Path]) -> Lockstep:
         return Lockstep(None, lambda: self.logits, shared.passes(self.files(), models, folders))
+
+
+def _alone(text: Text, path: Path | None, name: str, vocab: Metadata) -> ClassChunks:
+    """Describe a text alone; raises BadArgument for chunks of which nothing can be measured."""
+    if text.chunk_size < SHORTEST_CHUNK:
+        raise BadArgument(f"a context of {text.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
+    return ClassChunks(name, name, text.chunks, text.sha256 or None, spelled(vocab), is_alone=True, path=path)
 
 
 def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:

@@ -1,20 +1,24 @@
 """Maps of a file's tensors as charts: a row for each part of a layer, a column for each layer.
 
-Colour is the type or a price, and the sides of a box tell the size.
+Colour is the type or a price, and the sides of a box tell the size. So they show the types of each file, and
+what more bytes would save.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gguf_tools.format.ggml_types import GGMLType
-from gguf_tools.text import printable, size_text
-from imatrix.evaluate.evaluation import TensorSize
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.text import html_text, printable, size_text
+from imatrix.evaluate.evaluation import EvaluatedModel
 from imatrix.evaluate.report.charts import Canvas, drawing
-from imatrix.evaluate.report.points import Price
+from imatrix.evaluate.report.points import Price, prices_of
 from imatrix.evaluate.report.svg import RING, SERIES, SURFACE, svg_text
+from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import layer_of
 
 
@@ -24,7 +28,7 @@ class Cell:
 
     row: int
     column: int
-    tensor: TensorSize
+    tensor: TensorInfo
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class TensorMap:
     cells: tuple[Cell, ...]
 
     @classmethod
-    def of(cls, tensors: Sequence[TensorSize]) -> TensorMap:
+    def of(cls, tensors: Sequence[TensorInfo]) -> TensorMap:
         """Return the map of a file's tensors; rows come in the order of the file."""
         layers = [layer_of(tensor.name) for tensor in tensors]
         parts = [
@@ -56,7 +60,7 @@ class TensorMap:
         return cls(rows, max((cell.column for cell in cells), default=0), cells)
 
 
-def types_by_bits(tensors: Iterable[TensorSize]) -> tuple[GGMLType, ...]:
+def types_by_bits(tensors: Iterable[TensorInfo]) -> tuple[GGMLType, ...]:
     """Return the types that occur, those of the fewest bits per weight first."""
     types = {tensor.type.id: tensor.type for tensor in tensors}
     return tuple(sorted(types.values(), key=lambda type_: (type_.bits_per_weight, type_.id)))
@@ -65,16 +69,14 @@ def types_by_bits(tensors: Iterable[TensorSize]) -> tuple[GGMLType, ...]:
 _ROW_HEIGHT, _MARGIN = 17, 90
 """Height of a row, and of axis and legend together, in the page's pixels."""
 
+_WIDE_MAP, _NARROW_MAP = 1100, 356
+"""Largest width of a map in both sizes, in the page's pixels."""
+
 _SMALLEST_BYTES, _SMALLEST_SIDE = 1 << 12, 0.3
 """Tensors up to this size have this side; 1 is a whole cell, and the side of the largest tensor."""
 
 _LEAST_SHARE = 1e-3
 """The share of the highest price below which all prices have one colour."""
-
-
-def map_width(n_layers: int, canvas_width: int) -> int:
-    """Width of a map: `canvas_width` at most, less where cells would get too wide."""
-    return min(canvas_width, 220 + 34 * (n_layers + 1))
 
 
 @dataclass(frozen=True)
@@ -195,11 +197,8 @@ def _price_colours() -> list[str]:
     import matplotlib
 
     scale, n_steps = matplotlib.colormaps["magma"], round(-2 * math.log10(_LEAST_SHARE))
-    return [_hex(scale(0.92 - 0.8 * step / n_steps)) for step in range(n_steps + 1)]
-
-
-def _hex(colour: Sequence[float]) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in colour[:3])
+    colours = (scale(0.92 - 0.8 * step / n_steps) for step in range(n_steps + 1))
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in colour[:3]) for colour in colours]
 
 
 def _side(n_bytes: int, largest: int) -> float:
@@ -213,3 +212,53 @@ def _side(n_bytes: int, largest: int) -> float:
 def _layer_text(column: float, n_layers: int) -> str:
     """Label of a column: nothing for the one of tensors outside of layers."""
     return str(round(column) - 1) if 1 <= round(column) <= n_layers else ""
+
+
+def map_sections(models: Sequence[EvaluatedModel]) -> Iterator[str]:
+    """Yield the maps of types."""
+    yield "<h2>Types and sizes</h2>"
+    yield (
+        '<p class="note">Each box is a tensor; the first column has those outside of layers. Its colour is'
+        " the type, and its sides grow with the logarithm of its size. The pointer shows name and bytes.</p>"
+    )
+    types = types_by_bits(tensor for model in models for tensor in model.tensors)
+    for number, model in enumerate(models):
+        map_ = TensorMap.of(model.tensors)
+        draw = partial(map_chart, map_, types)
+        summary = f"{printable(model.path.name)}, {size_text(model.n_bytes)}"
+        yield _map(f"map{number}", map_.n_layers, summary, draw, is_open=number == 0)
+
+
+def price_sections(models: Sequence[EvaluatedModel], losses: Sensitivities | None) -> Iterator[str]:
+    """Yield the maps of what tensors cost; nothing without losses."""
+    if losses is None:
+        return
+    yield "<h2>What more bytes would save</h2>"
+    yield (
+        '<p class="note">The darker a tensor, the more damage each further MiB would save there, as the'
+        " losses predict it for stock encoding, in nats per token. In a file whose types were chosen by them,"
+        " all tensors that could have more bytes are about equally dark. The pointer shows the damage at the"
+        " tensor's type and the type that would save most.</p>"
+    )
+    for number, model in enumerate(models):
+        map_, prices = TensorMap.of(model.tensors), prices_of(model.tensors, losses)
+        total = sum(price.damage for price in prices.values())
+        summary = f"{printable(model.path.name)}, predicted damage {total:.5f}"
+        draw = partial(price_chart, map_, prices)
+        yield _map(f"prices{number}", map_.n_layers, summary, draw, is_open=number == 0)
+
+
+def _map(
+    prefix: str, n_layers: int, summary: str, draw: Callable[[str, str, int], str], *, is_open: bool
+) -> str:
+    """Return a map in both sizes.
+
+    draw  is given a prefix of identifiers, a class of the style sheet and a width
+    """
+    wide = min(_WIDE_MAP, 220 + 34 * (n_layers + 1))  # less where cells would get too wide
+    drawn = "".join(
+        f'<div class="{name}" style="max-width: {width}px">{draw(f"{prefix}-{name}-", name, width)}</div>'
+        for name, width in (("wide", wide), ("narrow", _NARROW_MAP))
+    )
+    opened = " open" if is_open else ""
+    return f"<details{opened}><summary>{html_text(summary)}</summary><figure>{drawn}</figure></details>"

@@ -1,68 +1,145 @@
-"""An evaluation on one text as a page: no script, and nothing that is loaded from elsewhere."""
+"""An evaluation as a page: no script, and nothing that is loaded from elsewhere.
+
+A text alone is shown token by token and layer by layer, a suite by class: its charts have a row for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from convert.card.facts import Report
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import html_text, printable, size_text
-from imatrix.evaluate.drafts import DRAFT_HEADINGS, DRAFTS_ARE, draft_rows
+from imatrix.evaluate.comparison import Comparison, Interval, Verdict, flips_interval, kld_interval
+from imatrix.evaluate.divergence import DRAFT_HEADINGS, DRAFTS_ARE, TokenValues, draft_rows
 from imatrix.evaluate.evaluation import EvaluatedModel, Evaluation
-from imatrix.evaluate.noise_floor import NOISE_HEADINGS, noise_rows
-from imatrix.evaluate.report.charts import SMALLEST_KLD, drift_chart, routing_chart, size_chart, tokens_chart
+from imatrix.evaluate.figures import ALL
+from imatrix.evaluate.noise_floor import NOISE_HEADINGS, mean_floor, noise_by_class_rows, noise_rows
+from imatrix.evaluate.report.charts import (
+    SMALLEST_KLD,
+    Canvas,
+    drift_chart,
+    routing_chart,
+    size_chart,
+    tokens_chart,
+)
+from imatrix.evaluate.report.class_charts import ClassRows, Mark, class_chart, floor_text
 from imatrix.evaluate.report.html import chart_html, estimate_text, page_html, page_title, table_html
-from imatrix.evaluate.report.model_sections import map_sections, price_sections
-from imatrix.evaluate.report.passage_section import passage_sections
-from imatrix.evaluate.report.points import Earlier, Point, earlier_points, measured_points
+from imatrix.evaluate.report.map_chart import map_sections, price_sections
+from imatrix.evaluate.report.passages import passage_sections
+from imatrix.evaluate.report.points import (
+    Point,
+    earlier_points,
+    is_of_base,
+    measured_points,
+    prices_of,
+    refuse_another_base,
+    refuse_another_text,
+    refuse_other_classes,
+)
 from imatrix.evaluate.report.summary import comparison_section, summary_section
+from imatrix.texts.suite import Suite
+from imatrix.texts.tokenise import ClassChunks
 from quantize.plan.sensitivities import Sensitivities
 
-_HEADINGS = ("file", "size", "bpw", "PPL", "KLD", "median", "99%", "max", "same top", "flips", "RMS dp")
+
+@dataclass(frozen=True)
+class PageInputs:
+    """Files that the user has named for a page; those that don't fit are refused before anything is computed.
+
+    earlier  evaluations whose files are shown beside
+    losses   what each tensor costs at each type; None: the page gets no map of that
+    """
+
+    earlier: tuple[Report, ...]
+    losses: Sensitivities | None
+
+    def refuse_other_suites(self, suite: Suite) -> None:
+        """Raise BadRequest for evaluations on other classes than those of a suite."""
+        for each in self.earlier:
+            refuse_other_classes(each, [text_class.name for text_class in suite.classes])
+
+    def refuse_unfit(self, text: ClassChunks, files: Sequence[Sequence[TensorInfo]]) -> None:
+        """Raise BadRequest, before anything is computed, for what would not fit in the end.
+
+        files  the tensors of each model
+        """
+        for each in self.earlier:
+            refuse_another_text(each, text)
+        if self.losses is not None:
+            for tensors in files:
+                prices_of(tensors, self.losses)
+
+    def page(self, evaluation: Evaluation) -> str:
+        """Return the page, without evaluations that turn out to be of another base."""
+        fit = [each for each in self.earlier if is_of_base(each, evaluation)]
+        return report_page(evaluation, fit, self.losses)
+
+    def refuse_other_bases(self, evaluation: Evaluation) -> None:
+        """Raise BadRequest for an evaluation that the page is without: only the perplexity shows its base."""
+        for each in self.earlier:
+            refuse_another_base(each, evaluation)
 
 
 def report_page(
-    evaluation: Evaluation, earlier: Sequence[Earlier] = (), losses: Sensitivities | None = None
+    evaluation: Evaluation, earlier: Sequence[Report] = (), losses: Sensitivities | None = None
 ) -> str:
     """Return the page, with the smallest file first everywhere.
 
-    earlier  evaluations whose files are shown beside, by size and divergence
+    earlier  evaluations on the same texts, whose files are shown beside, by size and divergence
     losses   of the base: what each tensor costs at each type, for a map of that
-    raises   BadRequest for an earlier evaluation of another text or base, and losses of another model
+    raises   BadRequest for an earlier evaluation of other texts or base, and losses of another model
     """
     evaluation = evaluation.by_size()
-    models, klds = evaluation.models, [each.divergence.kld.mean.value for each in evaluation.models]
-    measured = measured_points(models, klds)
+    models, is_alone = evaluation.models, evaluation.suite is None
+    measured = measured_points(evaluation)
     others = [
-        point
-        for number, each in enumerate(earlier, 1)
-        for point in earlier_points(each, number, [evaluation])
+        point for number, each in enumerate(earlier, 1) for point in earlier_points(each, number, evaluation)
     ]
-    floor = None if evaluation.noise is None else evaluation.noise.kld
+    floor = mean_floor(evaluation.noise.values()) if evaluation.noise else None
+    title = page_title(evaluation.base_path, len(models))
     sections = [
-        *_heading(evaluation),
+        f"<h1>{html_text(title)}</h1>",
+        f'<p class="note">{_note(evaluation)}</p>',
         *summary_section(measured, floor, evaluation.comparisons),
-        *_tables(evaluation),
+        *(_tables(evaluation) if is_alone else table_html(_OVERALL, _overall(evaluation))),
         '<div class="charts">',
-        size_figure((*measured, *others), earlier, floor),
-        *_charts(models),
+        _size_figure((*measured, *others), earlier, floor),
+        *(_token_charts(models) if is_alone else _class_charts(evaluation)),
         "</div>",
         *comparison_section(evaluation.comparisons),
+        *(() if is_alone else _by_class(evaluation)),
         *map_sections(models),
         *price_sections(models, losses),
-        *passage_sections({None: evaluation}),
+        *passage_sections(evaluation.by_class),
     ]
-    return page_html(page_title(evaluation.base_path, len(models)), sections)
+    return page_html(title, sections)
 
 
-def _heading(evaluation: Evaluation) -> Iterator[str]:
-    text = evaluation.text
-    name = (evaluation.base_path if text.path is None else text.path).name
-    yield f"<h1>{html_text(page_title(evaluation.base_path, len(evaluation.models)))}</h1>"
-    yield (
-        f'<p class="note">{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of'
-        f" {text.chunk_size} tokens of {html_text(name)}. The base's perplexity is"
-        f" {estimate_text(evaluation.base_ppl, 4)}. KLD is the Kullback-Leibler divergence from the base, in"
-        " nats.</p>"
+def _note(evaluation: Evaluation) -> str:
+    """Say what was measured, and what the figures mean."""
+    nats = "KLD is the Kullback-Leibler divergence from the base, in nats."
+    suite = evaluation.suite
+    if suite is None:
+        alone = evaluation.alone
+        text = alone.text
+        return (
+            f"{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of {text.chunk_size}"
+            f" tokens of {html_text(text.name)}. The base's perplexity is"
+            f" {estimate_text(alone.base_ppl, 4)}. {nats}"
+        )
+    texts = [each.text for each in evaluation.by_class.values()]
+    n_measured, n_chunks = sum(each.n_tokens_measured for each in texts), sum(each.n_chunks for each in texts)
+    name = html_text(suite.name) + (", a tenth of each" if suite.quick else "")
+    return (
+        f"{len(texts)} classes of texts, suite {name}: {n_measured:,} tokens measured, in {n_chunks} chunks."
+        f" Over all, each class weighs the same. {nats} Flips are tokens that the base gives more than 90 %,"
+        " and that the file would not write. Behind \u00b1 stands a standard error over chunks."
     )
+
+
+_HEADINGS = ("file", "size", "bpw", "PPL", "KLD", "median", "99%", "max", "same top", "flips", "RMS dp")
 
 
 def _tables(evaluation: Evaluation) -> Iterator[str]:
@@ -71,8 +148,8 @@ def _tables(evaluation: Evaluation) -> Iterator[str]:
     if drafts:
         yield f'<p class="note">The {DRAFTS_ARE}.</p>'
         yield from table_html(DRAFT_HEADINGS, drafts)
-    if evaluation.noise is not None:
-        yield from table_html(NOISE_HEADINGS, noise_rows(evaluation.noise))
+    for noise in evaluation.noise.values():
+        yield from table_html(NOISE_HEADINGS, noise_rows(noise))
 
 
 def _measures(model: EvaluatedModel) -> Sequence[str]:
@@ -91,7 +168,37 @@ def _measures(model: EvaluatedModel) -> Sequence[str]:
     )
 
 
-def size_figure(points: Sequence[Point], earlier: Sequence[Earlier], floor: float | None) -> str:
+_OVERALL = ("file", "size", "bpw", "KLD", "99.9%", "same top", "flips", "flips of the confident")
+
+
+def _overall(evaluation: Evaluation) -> Iterator[Sequence[str]]:
+    for file, figures in zip(evaluation.models, evaluation.figures, strict=True):
+        found = figures[ALL]
+        yield (
+            file.path.name,
+            size_text(file.n_bytes),
+            f"{file.bits_per_weight:.2f}",
+            f"{found.kld.value:.5f} \u00b1 {found.kld.error:.5f}",
+            f"{found.p99_9:.4f}",
+            f"{found.same_top.value:.2%}",
+            f"{found.flips.value:.2%}",
+            f"{found.flips_of_confident.value:.2%}",
+        )
+
+
+def _by_class(evaluation: Evaluation) -> Iterator[str]:
+    """Yield tables of the divergences by class, with the noise floor beside them."""
+    names = [*evaluation.by_class, ALL]
+    yield "<h2>Mean divergence by class</h2>"
+    noise = noise_by_class_rows(evaluation.noise) if evaluation.noise else []
+    rows = [
+        (file.path.name, *(f"{figures[name].kld.value:.5f}" for name in names))
+        for file, figures in zip(evaluation.models, evaluation.figures, strict=True)
+    ]
+    yield from table_html(("", *names), [*rows, *noise])
+
+
+def _size_figure(points: Sequence[Point], earlier: Sequence[Report], floor: float | None) -> str:
     """Draw files by size and divergence.
 
     points  those that were measured, and those of earlier evaluations
@@ -115,7 +222,7 @@ def size_figure(points: Sequence[Point], earlier: Sequence[Earlier], floor: floa
     )  # fmt: skip
 
 
-def _charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
+def _token_charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
     yield chart_html(
         "tokens", "Divergence over tokens",
         "The share of tokens whose divergence is larger than a value. A file with a long tail to the right is"
@@ -135,3 +242,82 @@ def _charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
             "Share of tokens' choices of experts that are other ones than the base's.",
             lambda prefix, canvas: routing_chart(models, prefix, canvas),
         )  # fmt: skip
+
+
+def _class_charts(evaluation: Evaluation) -> Iterator[str]:
+    divergences = _rows_of(evaluation, "mean KLD", kld_interval, "{:.5f}")
+    about = "Mean KLD of each file with its 95 % interval over chunks, each by itself. Bars join the files."
+    yield _class_figure("classes", "Divergence by class", f"{about} {floor_text(divergences)}", divergences)
+    if evaluation.comparisons:
+        yield _class_figure(
+            "ratios", f"Against {printable(evaluation.comparisons[0].stock.name)}",
+            "Mean KLD over that of the stock file, with the 95 % interval from paired chunks: left of 1 is"
+            " better. Intervals by class are corrected for the number of classes. Hollow marks can't be told"
+            " apart from it.",
+            _ratios(evaluation),
+        )  # fmt: skip
+    yield _class_figure(
+        "flips", "Flips by class",
+        "Share of tokens that the base gives more than 90 % and that the file would not write. It is what a"
+        " reader notices.",
+        _rows_of(evaluation, "share of tokens flipped", flips_interval, "{:.3%}"),
+    )  # fmt: skip
+
+
+def _class_figure(name: str, title: str, caption: str, rows: ClassRows) -> str:
+    def draw(prefix: str, canvas: Canvas) -> str:
+        return class_chart(rows, prefix, canvas)
+
+    return chart_html(name, title, caption, draw)
+
+
+def _rows_of(
+    evaluation: Evaluation, label: str, interval: Callable[[Sequence[TokenValues]], Interval], form: str
+) -> ClassRows:
+    """Return a figure of every file by class and over all, with its interval."""
+    is_kld = interval is kld_interval
+    floors = [each.kld for each in evaluation.noise.values()]
+    marks = []
+    for number, file in enumerate(evaluation.models):
+        tokens = {name: each.models[number].tokens for name, each in evaluation.by_class.items()}
+        rows = {name: [each] for name, each in tokens.items()} | {ALL: [*tokens.values()]}
+        found = {name: interval(each) for name, each in rows.items()}
+        marks.append([_mark(f"{file.path.name}, {name}", each, form) for name, each in found.items()])
+    return ClassRows(
+        names=[*evaluation.by_class, ALL],
+        files=[(number, file.path.name) for number, file in enumerate(evaluation.models)],
+        marks=marks,
+        label=label,
+        scale="log" if is_kld else "linear",
+        floors=[*floors, mean_floor(evaluation.noise.values())] if is_kld and floors else None,
+        has_total=True,
+    )
+
+
+def _ratios(evaluation: Evaluation) -> ClassRows:
+    """Return the ratio of every file to the stock one, by class and over all."""
+    comparisons = evaluation.comparisons
+    paths = [file.path for file in evaluation.models]
+    marks = []
+    for each in comparisons:
+        found = (*each.found.by_class, each.found.overall)
+        marks.append([_ratio_mark(each.path.name, comparison) for comparison in found])
+    return ClassRows(
+        names=[*evaluation.by_class, ALL],
+        files=[(paths.index(each.path), each.path.name) for each in comparisons],
+        marks=marks,
+        label="KLD, ratio to stock",
+        line=1.0,
+        has_total=True,
+    )
+
+
+def _ratio_mark(file: str, found: Comparison) -> Mark:
+    is_sure = found.verdict is not Verdict.NOT_TOLD_APART
+    title = f"{file}, {found.name or ALL}"
+    return replace(_mark(title, found.kld_ratio, "{:.3f}"), is_sure=is_sure, title=f"{title}: {found.words}")
+
+
+def _mark(title: str, found: Interval, form: str) -> Mark:
+    value, low, high = map(form.format, (found.value, found.low, found.high))
+    return Mark(found.value, found.low, found.high, f"{printable(title)}: {value} ({low} to {high})")

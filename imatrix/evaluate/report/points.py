@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from convert.card.facts import Report, ReportText
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.documents import count_at, number_at, read_document
 from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import shown
-from imatrix.evaluate.evaluation import EvaluatedModel, EvaluatedText, Evaluation, TensorSize
+from imatrix.evaluate.evaluation import Evaluation
+from imatrix.texts.tokenise import ClassChunks
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
 _NEAR = 0.01
@@ -35,90 +35,30 @@ class Point:
     group: int
 
 
-@dataclass(frozen=True)
-class EarlierText:
-    """Facts of an earlier evaluation about its text, or about a class of its suite.
-
-    name  of the class; None for a text that is alone
-    """
-
-    name: str | None
-    sha256: str | None
-    n_chunks: int
-    chunk_size: int
-    base_ppl: float
-
-    @classmethod
-    def of(cls, name: str | None, about: Any, base_ppl: float) -> EarlierText:
-        """Read it; `about` is JSON data."""
-        sha256 = about["sha256"] and shown(str(about["sha256"]))
-        return cls(name, sha256, count_at(about, "n_chunks"), count_at(about, "chunk_size"), base_ppl)
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """An earlier evaluation, as its JSON tells it.
-
-    texts  the one text, or the classes of a suite
-    files  name, size in bytes and mean divergence of each
-    """
-
-    path: Path
-    texts: tuple[EarlierText, ...]
-    files: tuple[tuple[str, int, float], ...]
-
-    def text(self, name: str | None) -> EarlierText:
-        """Return a class, or with None the one text; raises BadRequest if there is none."""
-        for each in self.texts:
-            if each.name == name:
-                return each
-        what = "measured on a suite" if name is None else f"not measured on the class {name}"
-        raise BadRequest(f"{self.path}: {what}")
-
-
-def measured_points(models: Sequence[EvaluatedModel], klds: Sequence[float]) -> tuple[Point, ...]:
+def measured_points(evaluation: Evaluation) -> tuple[Point, ...]:
     """Return the files of an evaluation, with their mean divergences."""
-    return tuple(
-        Point(model.path.name, model.n_bytes, kld, 0) for model, kld in zip(models, klds, strict=True)
-    )
+    files = zip(evaluation.models, evaluation.mean_klds, strict=True)
+    return tuple(Point(model.path.name, model.n_bytes, kld, 0) for model, kld in files)
 
 
-def read_earlier(path: Path) -> Earlier:
-    """Read what an earlier evaluation, on a text or a suite, has written with --json.
-
-    raises  BadRequest for a file that is something else
-    """
-    content = read_document(path, unless="not what evaluate --json writes")
-    try:
-        suite = content.get("suite")
-        if suite is None:
-            texts = [EarlierText.of(None, content["text"], _ppl(content["base"], "ppl"))]
-        else:
-            classes = ((shown(str(each["name"])), each) for each in suite["classes"])
-            texts = [EarlierText.of(name, each, _ppl(each, "base_ppl")) for name, each in classes]
-        files = [
-            (
-                shown(Path(model["path"]).name),
-                count_at(model, "n_bytes"),
-                number_at(model["kld"], "mean") if suite is None else number_at(model["all"], "kld"),
-            )
-            for model in content["models"]
-        ]
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise BadRequest(f"{path}: not what evaluate --json writes ({shown(str(error))})") from error
-    return Earlier(path, tuple(texts), tuple(files))
+def report_points(report: Report, group: int) -> tuple[Point, ...]:
+    """Return the files of an evaluation that its JSON tells."""
+    return tuple(Point(shown(each.name), each.n_bytes, each.kld, group) for each in report.files)
 
 
-def _ppl(entry: Any, key: str) -> float:
-    """Return a perplexity, which is above 0."""
-    if (found := number_at(entry, key)) <= 0:
-        raise ValueError(f"{key} is {found}, expected more than 0")
-    return found
+def _same_text(earlier: Report, here: ClassChunks) -> ReportText:
+    """Find the same class in an earlier evaluation, or its one text; raises BadRequest if there is none."""
+    name = None if here.is_alone else here.name
+    for each in earlier.texts:
+        if each.name == name:
+            return each
+    what = "measured on a suite" if name is None else f"not measured on the class {name}"
+    raise BadRequest(f"{earlier.path}: {what}")
 
 
-def refuse_another_text(earlier: Earlier, text: EvaluatedText) -> None:
+def refuse_another_text(earlier: Report, text: ClassChunks) -> None:
     """Raise BadRequest if the earlier evaluation used another text, or cut it otherwise."""
-    found = earlier.text(class_name(text))
+    found = _same_text(earlier, text)
     where = "" if found.name is None else f"class {found.name}: "
     for what, there, here in (
         ("text (sha256", found.sha256, text.sha256),
@@ -132,7 +72,7 @@ def refuse_another_text(earlier: Earlier, text: EvaluatedText) -> None:
         )
 
 
-def refuse_other_classes(earlier: Earlier, names: Sequence[str]) -> None:
+def refuse_other_classes(earlier: Report, names: Sequence[str]) -> None:
     """Raise BadRequest if the earlier evaluation has classes that a suite lacks, or is of one text."""
     more = [str(each.name) for each in earlier.texts if each.name not in names]
     if more:
@@ -141,43 +81,37 @@ def refuse_other_classes(earlier: Earlier, names: Sequence[str]) -> None:
         raise BadRequest(f"{earlier.path}: measured on {what}")
 
 
-def class_name(text: EvaluatedText) -> str | None:
-    """Return the name of the class that a text is; None for a text that is alone."""
-    return None if text.text_class is None else text.text_class.name
-
-
-def is_of_base(earlier: Earlier, evaluations: Sequence[Evaluation]) -> bool:
+def is_of_base(earlier: Report, evaluation: Evaluation) -> bool:
     """Tell whether an earlier evaluation of the same texts can be of the same base."""
-    return _strange(earlier, evaluations) is None
+    return _strange(earlier, evaluation) is None
 
 
-def refuse_another_base(earlier: Earlier, evaluations: Sequence[Evaluation]) -> None:
+def refuse_another_base(earlier: Report, evaluation: Evaluation) -> None:
     """Raise BadRequest if the perplexity of the earlier evaluation's base says that it is another model."""
-    strange = _strange(earlier, evaluations)
+    strange = _strange(earlier, evaluation)
     if strange is not None:
         there, here = strange
         raise BadRequest(f"{earlier.path}: measured against another base (PPL {there:.4f}, here {here:.4f})")
 
 
-def _strange(earlier: Earlier, evaluations: Sequence[Evaluation]) -> tuple[float, float] | None:
+def _strange(earlier: Report, evaluation: Evaluation) -> tuple[float, float] | None:
     """Return two perplexities on one text that no two computations of one base have; None: there are none."""
-    for each in evaluations:
-        there, here = earlier.text(class_name(each.text)).base_ppl, each.base_ppl.value
+    for each in evaluation.by_class.values():
+        there, here = _same_text(earlier, each.text).base_ppl, each.base_ppl.value
         if abs(there / here - 1) > _NEAR:
             return there, here
     return None
 
 
-def earlier_points(earlier: Earlier, group: int, evaluations: Sequence[Evaluation]) -> tuple[Point, ...]:
+def earlier_points(earlier: Report, group: int, evaluation: Evaluation) -> tuple[Point, ...]:
     """Return the files of an earlier evaluation.
 
-    evaluations  on one text, or on each class of a suite
-    raises       BadRequest if it was measured on another text, or against another base
+    raises  BadRequest if it was measured on other texts than `evaluation`, or against another base
     """
-    for each in evaluations:
+    for each in evaluation.by_class.values():
         refuse_another_text(earlier, each.text)
-    refuse_another_base(earlier, evaluations)
-    return tuple(Point(name, n_bytes, kld, group) for name, n_bytes, kld in earlier.files)
+    refuse_another_base(earlier, evaluation)
+    return report_points(earlier, group)
 
 
 def pareto_front(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -229,7 +163,7 @@ class Price:
     per_mib: float
 
 
-def prices_of(tensors: Sequence[TensorSize], losses: Sensitivities) -> dict[str, Price]:
+def prices_of(tensors: Sequence[TensorInfo], losses: Sensitivities) -> dict[str, Price]:
     """Price the tensors of a file that the losses know at their types.
 
     raises  BadRequest for losses of another model
@@ -245,7 +179,7 @@ def prices_of(tensors: Sequence[TensorSize], losses: Sensitivities) -> dict[str,
     }
 
 
-def _price(tensor: TensorSize, measured: TensorSensitivity) -> Price:
+def _price(tensor: TensorInfo, measured: TensorSensitivity) -> Price:
     expected = tensor.type.tensor_bytes(measured.shape)
     if tensor.n_bytes != expected:
         raise BadRequest(

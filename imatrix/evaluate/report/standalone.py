@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from convert.card.facts import read_report
 from imatrix.evaluate.report.charts import WIDE, require_matplotlib, size_chart
-from imatrix.evaluate.report.points import Point, read_earlier
+from imatrix.evaluate.report.points import report_points
 from imatrix.evaluate.report.style import DARK, LIGHT
 
 MARK = "<!-- gguf-tools chart -->"
@@ -20,8 +21,7 @@ def size_chart_file(report: Path) -> str:
     raises  BadRequest for a file that is something else, and without matplotlib
     """
     require_matplotlib()
-    files = sorted(read_earlier(report).files, key=lambda file: file[1])
-    points = [Point(name, n_bytes, kld, 0) for name, n_bytes, kld in files]
+    points = sorted(report_points(read_report(report), 0), key=lambda point: point.n_bytes)
     svg = size_chart(points, "", WIDE)
     style = (
         f"<style>:root {{ {LIGHT} }} svg {{ background: var(--surface); }}"

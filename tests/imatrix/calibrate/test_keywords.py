@@ -33,7 +33,7 @@ def test_an_evaluation_takes_keywords(made: Callable[[str], Path], text: Path, t
     found = gguf_tools.evaluate(
         made("F32"), text, [made("Q8_0")], n_chunks=2, chunk_size=32, n_threads=1, work=str(tmp_path / "w")
     )
-    assert (found.text.n_chunks, found.text.chunk_size) == (2, 32)
+    assert (found.alone.text.n_chunks, found.alone.text.chunk_size) == (2, 32)
 
 
 def test_unknown_keywords_are_refused_with_what_is_known(text: Path) -> None:

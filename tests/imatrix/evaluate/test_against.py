@@ -31,8 +31,8 @@ def test_every_file_is_compared_with_the_stock_one(made: Made, text: Path) -> No
     assert (better.path, better.stock) == (files[0], made("Q2_K"))
     assert better.found.overall.verdict is Verdict.BETTER
     pair = {"text.txt": (found.models[0].tokens, found.models[2].tokens)}
-    assert found.noise is not None
-    assert better.found == compare(pair, {"text.txt": found.noise.kld})
+    assert found.alone.noise is not None
+    assert better.found == compare(pair, {"text.txt": found.alone.noise.kld})
     klds = [model.divergence.kld.mean.value for model in found.models]
     assert worse.found.overall.kld_ratio.value == pytest.approx(klds[1] / klds[2])
     ratio = f"{klds[0] / klds[2]:#.3g}"

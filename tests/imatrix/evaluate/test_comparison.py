@@ -8,9 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imatrix.evaluate.comparison import ChunkSums, Verdict, compare, difference_interval, ratio_interval
+from imatrix.evaluate.comparison import (
+    ChunkSums,
+    Verdict,
+    compare,
+    difference_interval,
+    ratio_interval,
+    two_sided_p,
+    two_sided_quantile,
+)
 from imatrix.evaluate.divergence import TokenValues, Values
-from imatrix.evaluate.student_t import two_sided_p, two_sided_quantile
 from scripts.check.intervals import coverages, populations
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quality"

@@ -10,12 +10,12 @@ import pytest
 
 import convert
 import gguf_tools
-from imatrix.evaluate.drafts import DRAFTS_ARE
-from imatrix.evaluate.evaluation import evaluation_lines
+from imatrix.evaluate.divergence import DRAFTS_ARE
 from imatrix.evaluate.report.page import report_page
 from imatrix.forward.open import open_model
 from imatrix.forward.options import ForwardOptions
-from imatrix.texts.tokens import Cut, read_text
+from imatrix.texts.mixture import read_text
+from imatrix.texts.tokens import Cut
 from quantize import quantize
 from tests.support import oracle
 from tests.support.checkpoints import Tensors, add_mtp_layer, edit_tensors
@@ -74,7 +74,7 @@ def test_acceptance_is_that_of_llamas_logits(drafting: Path, text: Path, tmp_pat
     assert same.drafts.same_top.value == 1
     assert 0 < q4.drafts.kld.mean.value < 1
     shown = f"{q4.drafts.accepted.value:.2%}"
-    lines = evaluation_lines(evaluation)
+    lines = evaluation.lines()
     line = lines[lines.index(DRAFTS_ARE) + 3]
     assert [line.split()[0], *line.split()[-2:]] == ["q4.gguf", shown, f"{q4.drafts.base_accepted.value:.2%}"]
     assert f"<td>{shown}</td>" in report_page(evaluation)

@@ -29,10 +29,11 @@ from tests.support.checkpoints import Tensors, edit_config, edit_tensors, load_t
 torch = pytest.importorskip("torch")
 
 from imatrix.evaluate.bases.base import compute_layer  # noqa: E402
-from imatrix.evaluate.work_folders import temporary_folder  # noqa: E402
+from imatrix.evaluate.run import temporary_folder  # noqa: E402
 from imatrix.forward import logits  # noqa: E402
 from imatrix.forward.options import ForwardOptions  # noqa: E402
-from imatrix.texts.tokens import Cut, read_text  # noqa: E402
+from imatrix.texts.mixture import read_text  # noqa: E402
+from imatrix.texts.tokens import Cut  # noqa: E402
 
 OPTIONS = gguf_tools.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
@@ -117,7 +118,7 @@ def test_measures_are_those_of_transformers(
     expected = measure(tokens)
     # Hidden states in float32 move the divergence of a token by about 1e-8, here as in transformers.
     near = {"rel": 1e-4, "abs": 5e-8}
-    assert evaluation.base_ppl.value == pytest.approx(expected.base_ppl.value, **near)
+    assert evaluation.alone.base_ppl.value == pytest.approx(expected.base_ppl.value, **near)
     assert found.divergence.ppl.value == pytest.approx(expected.ppl.value, **near)
     assert found.divergence.kld.mean.value == pytest.approx(expected.kld.mean.value, **near)
     assert found.divergence.kld.mean.error == pytest.approx(expected.kld.mean.error, **near)
@@ -255,12 +256,12 @@ def test_a_folder_with_other_files_keeps_them(made: Made, text: Path, tmp_path: 
 
 def test_temporary_files_spare_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
-    monkeypatch.setattr("imatrix.evaluate.work_folders._LASTING", tmp_path)
+    monkeypatch.setattr("imatrix.evaluate.run._LASTING", tmp_path)
     assert temporary_folder() == tmp_path
     monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
     assert temporary_folder() is None
     monkeypatch.delenv("TMPDIR")
-    monkeypatch.setattr("imatrix.evaluate.work_folders._LASTING", tmp_path / "none")
+    monkeypatch.setattr("imatrix.evaluate.run._LASTING", tmp_path / "none")
     assert temporary_folder() is None
 
 

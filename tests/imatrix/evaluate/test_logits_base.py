@@ -45,7 +45,7 @@ def written(made: Made, text: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_a_file_gives_nearly_the_numbers_of_its_model(written: Path, made: Made, text: Path) -> None:
     expected = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS)
     found = gguf_tools.evaluate(gguf_tools.LogitsFile(written), None, [made("Q2_K")], OPTIONS)
-    assert found.base_ppl.value == pytest.approx(expected.base_ppl.value, rel=1e-4)
+    assert found.alone.base_ppl.value == pytest.approx(expected.alone.base_ppl.value, rel=1e-4)
     measured, wanted = found.models[0].divergence, expected.models[0].divergence
     assert measured.ppl == wanted.ppl
     assert measured.kld.mean.value == pytest.approx(wanted.kld.mean.value, rel=1e-3)
@@ -53,7 +53,7 @@ def test_a_file_gives_nearly_the_numbers_of_its_model(written: Path, made: Made,
     assert found.models[0].layers == ()
     assert found.models[0].worst_layer is None
     assert found.to_json()["text"]["path"] is None
-    assert found.text.n_tokens_measured == 93
+    assert found.alone.text.n_tokens_measured == 93
 
 
 @pytest.mark.parametrize("n_vocab", [300, 301])

@@ -10,7 +10,6 @@ import pytest
 
 import gguf_tools
 from gguf_tools.errors import BadRequest
-from imatrix.evaluate.evaluation import evaluation_lines
 from tests.imatrix.forward.float_files import files_of, scale
 from tests.support.checkpoints import edit_tensors
 from tests.support.trained_model import trained_model
@@ -33,7 +32,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def test_a_bf16_copy_costs_what_a_bf16_file_does(scaled: Made, text: Path) -> None:
     found = gguf_tools.evaluate(scaled("f32"), text, [scaled("bf16")], OPTIONS, noise_floor=True)
-    noise, file = found.noise, found.models[0].divergence
+    noise, file = found.alone.noise, found.models[0].divergence
     assert noise is not None
     assert noise.weights is not None
     assert noise.weights == file
@@ -46,7 +45,7 @@ def test_rounded_activations_cost_what_a_base_loses_like_llama_cpp(
     made: Made, text: Path, tmp_path: Path
 ) -> None:
     file, logits = made("Q8_0"), tmp_path / "base.kld"
-    noise = gguf_tools.evaluate(file, text, [file], OPTIONS, noise_floor=True, logits=logits).noise
+    noise = gguf_tools.evaluate(file, text, [file], OPTIONS, noise_floor=True, logits=logits).alone.noise
     assert noise is not None
     assert noise.weights is None
     like = gguf_tools.evaluate(gguf_tools.LogitsFile(logits), None, [file], OPTIONS, like="llama.cpp").models[
@@ -59,15 +58,15 @@ def test_rounded_activations_cost_what_a_base_loses_like_llama_cpp(
 
 def test_a_bf16_base_has_no_floor_of_weights(made: Made, tiny_folder: Path, text: Path) -> None:
     found = gguf_tools.evaluate(tiny_folder, text, [made("Q8_0")], OPTIONS, noise_floor=True)
-    assert found.noise is not None
-    assert found.noise.weights is None
-    assert found.noise.kld == found.noise.activations.kld.mean.value > 1e-5
-    lines = evaluation_lines(found)
+    assert found.alone.noise is not None
+    assert found.alone.noise.weights is None
+    assert found.alone.noise.kld == found.alone.noise.activations.kld.mean.value > 1e-5
+    lines = found.lines()
     assert "BF16 weights cost nothing: rounding to BF16 changes no weight of the base" in lines
     assert any(line.startswith("8-bit activations ") for line in lines)
     said = found.to_json()["noise_floor"]
     assert said["bf16_weights"] is None
-    assert said["kld"] == said["activations"]["kld"] == found.noise.kld
+    assert said["kld"] == said["activations"]["kld"] == found.alone.noise.kld
 
 
 def test_the_floor_changes_no_other_number(made: Made, text: Path) -> None:
@@ -75,7 +74,7 @@ def test_the_floor_changes_no_other_number(made: Made, text: Path) -> None:
         gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=floor)
         for floor in (False, True)
     )
-    assert plain.noise is None
+    assert plain.alone.noise is None
     assert "noise_floor" not in plain.to_json()
     assert floored.models[0].divergence == plain.models[0].divergence
     assert floored.models[0].layers == plain.models[0].layers
@@ -102,14 +101,14 @@ def test_a_run_that_was_interrupted_resumes_its_floor(
         with pytest.raises(KeyboardInterrupt):
             gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, work=work)
     found = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, work=work)
-    assert found.noise == expected.noise
+    assert found.alone.noise == expected.alone.noise
 
 
 def test_kept_states_have_a_floor_while_the_base_is_there(made: Made, text: Path, tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     expected = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, keep=keep)
     found = gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, noise_floor=True, keep=keep)
-    assert found.noise == expected.noise
+    assert found.alone.noise == expected.alone.noise
 
 
 def test_logits_alone_have_no_floor(made: Made, text: Path, tmp_path: Path) -> None:

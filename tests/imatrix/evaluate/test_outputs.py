@@ -138,8 +138,11 @@ def written_earlier(path: Path, text: Path, **change: object) -> Path:
     import hashlib
 
     ppl = change.pop("ppl", 20.0)
-    about = {"sha256": hashlib.sha256(text.read_bytes()).hexdigest(), "n_chunks": 2, "chunk_size": 64}
-    models = [{"path": "x-Q4_K.gguf", "n_bytes": 5, "kld": {"mean": 0.1}}]
+    sha256 = hashlib.sha256(text.read_bytes()).hexdigest()
+    sizes = {"n_chunks": 2, "chunk_size": 64, "n_tokens_measured": 62}
+    about = {"path": str(text), "sha256": sha256, **sizes}
+    kld = {"mean": 0.1, "error": 0.01, "p99": 0.5}
+    models = [{"path": "x-Q4_K.gguf", "n_bytes": 5, "ppl": 20.5, "kld": kld, "same_top": 0.9}]
     path.write_text(json.dumps({"text": {**about, **change}, "base": {"ppl": ppl}, "models": models}))
     return path
 

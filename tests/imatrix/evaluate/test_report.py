@@ -8,7 +8,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 
 import gguf_tools
+from convert.card.facts import read_report
 from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F32, Q2_K, Q4_K, Q6_K
-from imatrix.evaluate.evaluation import Evaluation, TensorSize
+from gguf_tools.format.tensors import TensorInfo
+from imatrix.evaluate.evaluation import EvaluatedModel, Evaluation
 from imatrix.evaluate.report.map_chart import TensorMap, types_by_bits
 from imatrix.evaluate.report.passages import N_TOKENS, worst_passages
 from imatrix.evaluate.report.points import (
@@ -30,7 +32,6 @@ from imatrix.evaluate.report.points import (
     measured_points,
     pareto_front,
     prices_of,
-    read_earlier,
     short_names,
 )
 from imatrix.texts.spelling import spelled, texts
@@ -50,6 +51,12 @@ Made = Callable[[str], Path]
 def evaluation(made: Made, text: Path) -> Evaluation:
     options = gguf_tools.EvaluateOptions(cut=Cut(128, n_chunks=3), forward=ForwardOptions(n_threads=1))
     return gguf_tools.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0"), made("F32")], options)
+
+
+def with_models(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Evaluation:
+    """Return an evaluation on one text with other models."""
+    ((name, alone),) = evaluation.by_class.items()
+    return replace(evaluation, by_class={name: replace(alone, models=tuple(models))})
 
 
 def written(evaluation: Evaluation, path: Path, **changes: Any) -> Path:
@@ -76,10 +83,10 @@ def test_names_lose_what_all_begin_with() -> None:
 
 
 def test_earlier_files_stand_beside(evaluation: Evaluation, tmp_path: Path) -> None:
-    earlier = read_earlier(written(evaluation, tmp_path / "stock.json"))
-    found = earlier_points(earlier, 1, [evaluation])
-    klds = [model.divergence.kld.mean.value for model in evaluation.models]
-    assert found == tuple(replace(point, group=1) for point in measured_points(evaluation.models, klds))
+    earlier = read_report(written(evaluation, tmp_path / "stock.json"))
+    found = earlier_points(earlier, 1, evaluation)
+    assert found == tuple(replace(point, group=1) for point in measured_points(evaluation))
+    assert [point.kld for point in found] == [each.divergence.kld.mean.value for each in evaluation.models]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +101,9 @@ def test_earlier_files_stand_beside(evaluation: Evaluation, tmp_path: Path) -> N
 def test_numbers_that_do_not_compare_are_refused(
     changes: dict[str, Any], message: str, evaluation: Evaluation, tmp_path: Path
 ) -> None:
-    earlier = read_earlier(written(evaluation, tmp_path / "stock.json", **changes))
+    earlier = read_report(written(evaluation, tmp_path / "stock.json", **changes))
     with pytest.raises(BadRequest, match=message):
-        earlier_points(earlier, 1, [evaluation])
+        earlier_points(earlier, 1, evaluation)
 
 
 def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
@@ -104,13 +111,13 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     for content in ("{", "[]", '{"text": 1}', '{"text": {}, "base": {}, "models": []}'):
         path.write_text(content)
         with pytest.raises(BadRequest, match=r"x\.json: not what evaluate --json writes"):
-            read_earlier(path)
+            read_report(path)
     with pytest.raises(BadRequest, match=r"y\.json: can't be read \(No such file"):
-        read_earlier(tmp_path / "y.json")
+        read_report(tmp_path / "y.json")
 
 
 def test_tokens_spell_the_text(evaluation: Evaluation, text: Path) -> None:
-    found = evaluation.text
+    found = evaluation.alone.text
     spelled_text = b"".join(found.spelled[token] for token in found.chunks.tokens[1:].tolist())
     assert len(spelled_text) > 600
     assert spelled_text in text.read_bytes()
@@ -133,11 +140,11 @@ def test_the_worst_passages_are_those_with_the_largest_divergence(evaluation: Ev
     kld[1, 10 : 10 + N_TOKENS] = 0.5
     kld[2, 0] = 3.0
     values = replace(evaluation.models[0].tokens, kld=kld.ravel())
-    worst, second, third = worst_passages(evaluation.text, values, 3)
+    worst, second, third = worst_passages(evaluation.alone.text, values, 3)
     assert (worst.chunk, worst.position, worst.kld) == (1, 64 + 1 + 10, pytest.approx(0.5))
     assert (second.chunk, second.position) == (2, 65)
     assert third.chunk == 0
-    text = evaluation.text
+    text = evaluation.alone.text
     second_chunk = text.chunks.tokens[128:256]
     tokens = second_chunk[75 : 75 + N_TOKENS].tolist()
     shown = "".join(token.text for token in worst.tokens)
@@ -147,7 +154,7 @@ def test_the_worst_passages_are_those_with_the_largest_divergence(evaluation: Ev
 
 
 def test_a_passage_tells_what_both_models_would_have_written(evaluation: Evaluation) -> None:
-    text, values = evaluation.text, evaluation.models[0].tokens
+    text, values = evaluation.alone.text, evaluation.models[0].tokens
     passage = worst_passages(text, values, 1)[0]
     here = (values.chunk == passage.chunk) & (values.position >= passage.position - 1)
     first, kld = np.flatnonzero(here)[:N_TOKENS], values.kld
@@ -163,10 +170,10 @@ def test_a_passage_tells_what_both_models_would_have_written(evaluation: Evaluat
 
 def test_a_map_has_a_column_for_each_layer() -> None:
     tensors = [
-        TensorSize("token_embd.weight", Q6_K, 1000),
-        TensorSize("blk.0.attn_q.weight", Q4_K, 100),
-        TensorSize("blk.1.attn_q.weight", Q4_K, 100),
-        TensorSize("blk.1.exp_probs_b.bias", F32, 10),
+        TensorInfo("token_embd.weight", (9, 256), Q6_K),
+        TensorInfo("blk.0.attn_q.weight", (1, 256), Q4_K),
+        TensorInfo("blk.1.attn_q.weight", (1, 256), Q4_K),
+        TensorInfo("blk.1.exp_probs_b.bias", (3,), F32),
     ]
     found = TensorMap.of(tensors)
     assert found.rows == ("token_embd", "attn_q", "exp_probs_b.bias")
@@ -196,7 +203,7 @@ def test_prices_are_what_the_best_larger_type_saves(evaluation: Evaluation) -> N
 
 
 def test_the_page_says_what_more_bytes_would_save(evaluation: Evaluation) -> None:
-    one = replace(evaluation, models=evaluation.models[:1])
+    one = with_models(evaluation, evaluation.models[:1])
     page = report_page(one, losses=losses_of(evaluation))
     assert "What more bytes would save" in page
     assert re.search(r"blk\.0\.attn_q_a\.weight: Q2_K, predicted damage 0.008; Q4_K would save", page)
@@ -228,8 +235,8 @@ def test_a_page_loads_nothing_and_says_what_strangers_names_say(
 ) -> None:
     hostile = Path("<script>alert(1)&$x^2$\x1b[2J.gguf")
     models = (replace(evaluation.models[0], path=hostile), *evaluation.models[1:])
-    earlier = read_earlier(written(evaluation, tmp_path / "stock.json"))
-    page = report_page(replace(evaluation, models=models), [earlier])
+    earlier = read_report(written(evaluation, tmp_path / "stock.json"))
+    page = report_page(with_models(evaluation, models), [earlier])
     assert "<script" not in page
     assert "\x1b" not in page
     assert "&lt;script&gt;" in page
@@ -248,7 +255,7 @@ def test_a_page_loads_nothing_and_says_what_strangers_names_say(
 def test_a_file_equal_to_its_base_is_named_below_the_chart(evaluation: Evaluation) -> None:
     page = report_page(evaluation)
     assert "Not shown, because the divergence is 0: F32.gguf." in page
-    only = report_page(replace(evaluation, models=evaluation.models[2:]))
+    only = report_page(with_models(evaluation, evaluation.models[2:]))
     assert "Drift by layer" in only
 
 

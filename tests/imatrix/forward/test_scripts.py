@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imatrix.texts.scripts import script_findings
+from imatrix.texts.quality import script_findings
 
 ENGLISH = "Rows that share statistics are a group: a matrix, one head's rows, one expert's. " * 20
 

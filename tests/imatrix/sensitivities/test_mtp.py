@@ -27,7 +27,7 @@ from tests.naive.mtp import WholeDraft  # noqa: E402
 
 def test_damages_are_those_of_the_drafts_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(run, "read_mixture", lambda *_: Text(CHUNKS, CHUNKS))
+    monkeypatch.setattr(run, "read_text", lambda *_: Text(CHUNKS, CHUNKS))
     monkeypatch.setattr(
         imatrix.forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
     )

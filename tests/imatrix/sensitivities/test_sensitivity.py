@@ -31,6 +31,7 @@ pytest.importorskip("transformers")
 from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
 from imatrix.sensitivities import run  # noqa: E402
 from imatrix.sensitivities.type_errors import spread  # noqa: E402
+from imatrix.texts.mixture import mixture_sha256  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 
 TYPES = ("Q4_0", "IQ4_NL", "Q8_0")
@@ -42,7 +43,7 @@ def random_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every text be the same random tokens: the models have no tokenizer."""
     import imatrix.forward.open
 
-    monkeypatch.setattr(run, "read_mixture", lambda *_: Text(CHUNKS, CHUNKS))
+    monkeypatch.setattr(run, "read_text", lambda path, *_: Text(CHUNKS, CHUNKS, sha256=mixture_sha256(path)))
     monkeypatch.setattr(
         imatrix.forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
     )

@@ -35,7 +35,7 @@ torch = pytest.importorskip("torch")
 from imatrix.calibrate.run.by_class import ClassErrors  # noqa: E402
 from imatrix.calibrate.run.layers import LayerRun  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
-from imatrix.texts.mixture import read_mixture  # noqa: E402
+from imatrix.texts.mixture import read_text  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 from tests.imatrix.evaluate.trained_files import Damage  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
@@ -134,11 +134,11 @@ def test_a_plan_and_its_run_read_the_text_once(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*arguments: Any) -> Text:
-        texts.append(read_mixture(*arguments))
+        texts.append(read_text(*arguments))
         return texts[-1]
 
     texts: list[Text] = []
-    monkeypatch.setattr("imatrix.calibrate.calibration.read_mixture", read)
+    monkeypatch.setattr("imatrix.calibrate.calibration.read_text", read)
     path = tmp_path / "text.txt"
     path.write_bytes(calibration_text()[:8000])
     options = quantize.QuantizeOptions(calibration=plainly(path, Cut(128)).begin())

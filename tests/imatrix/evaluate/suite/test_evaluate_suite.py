@@ -16,7 +16,7 @@ import gguf_tools
 from gguf_tools.cluster import connect
 from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
-from imatrix.evaluate.evaluation import Evaluation
+from imatrix.evaluate.evaluation import ClassEvaluation
 from tests.imatrix.evaluate.suite.test_tokenise import write
 from tests.imatrix.forward.deepseek4_models import v4_model
 from tests.support.checkpoints import Tensors, edit_tensors, load_transformers
@@ -62,7 +62,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def same(found: Evaluation, expected: Evaluation, *, rel: float = 1e-9) -> None:
+def same(found: ClassEvaluation, expected: ClassEvaluation, *, rel: float = 1e-9) -> None:
     """Compare all numbers of two evaluations, those of single tokens with them."""
     assert found.text.chunks.digest() == expected.text.chunks.digest()
     assert found.base_ppl.value == pytest.approx(expected.base_ppl.value, rel=rel)
@@ -86,9 +86,11 @@ def compare(found: Any, expected: Any, rel: float) -> None:
         assert found == expected
 
 
-def alone(base: Path, suite: Path, name: str, file: Path, options: gguf_tools.EvaluateOptions) -> Evaluation:
+def alone(
+    base: Path, suite: Path, name: str, file: Path, options: gguf_tools.EvaluateOptions
+) -> ClassEvaluation:
     cut = replace(options, cut=Cut(CONTEXTS[name]))
-    return gguf_tools.evaluate(base, suite / f"{name}.txt", [file], cut)
+    return gguf_tools.evaluate(base, suite / f"{name}.txt", [file], cut).alone
 
 
 @pytest.mark.parametrize(("n_threads", "memory_bytes"), [(1, 0), (2, 1 << 30)])
@@ -168,12 +170,12 @@ def round_tensors(tensors: Tensors) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected(made: Made, suite: Path) -> gguf_tools.SuiteEvaluation:
+def expected(made: Made, suite: Path) -> gguf_tools.Evaluation:
     return gguf_tools.evaluate_suite(made("F32"), suite, [made("Q2_K")], ONE_THREAD)
 
 
 def test_an_interrupted_run_goes_on(
-    expected: gguf_tools.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
+    expected: gguf_tools.Evaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
     options = replace(ONE_THREAD, work=tmp_path / "work")
     with pytest.raises(Killed):
@@ -186,7 +188,7 @@ def test_an_interrupted_run_goes_on(
 
 
 def test_states_of_a_base_are_kept_for_a_suite(
-    expected: gguf_tools.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
+    expected: gguf_tools.Evaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
     options = replace(ONE_THREAD, keep=tmp_path / "kept")
     for n_done in (0, 3):
@@ -217,7 +219,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("here")
 def test_workers_of_a_scheduler_compute_a_suite(
-    expected: gguf_tools.SuiteEvaluation, made: Made, suite: Path, tmp_path: Path
+    expected: gguf_tools.Evaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
     forward = ForwardOptions(n_threads=1, scheduler="here:1")
     options = gguf_tools.EvaluateOptions(forward=forward, work=tmp_path / "work")

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadRequest
-from imatrix.texts.mixture import mixture_sha256, read_mixture
-from imatrix.texts.tokens import Cut, Text, read_text
+from imatrix.texts.mixture import mixture_sha256, read_text
+from imatrix.texts.tokens import Cut, Text
 from tests.imatrix.evaluate.suite.chats import ASKED, BOS, SAYS, vocabulary
 
 WORDS = "the quick brown fox jumps over the lazy dog and the naïve café owner "
 
 
 def read(path: Path, cut: Cut, *, add_bos: bool = False) -> Text:
-    return read_mixture(path, vocabulary(add_bos=add_bos), 10_000, cut)
+    return read_text(path, vocabulary(add_bos=add_bos), 10_000, cut)
 
 
 def write(folder: Path, **texts: str) -> Path:
@@ -140,3 +140,9 @@ def test_another_word_class_or_template_gives_another_digest(tmp_path: Path) -> 
     (tmp_path / "suite.yaml").write_text("classes: {b: , d: , talk: {template: plain}}")
     seen.append(mixture_sha256(tmp_path))
     assert len(set(seen)) == 4
+
+
+def test_a_text_knows_its_digest(tmp_path: Path) -> None:
+    write(tmp_path, a=WORDS * 20, b=WORDS * 30)
+    for path in (tmp_path, tmp_path / "a.txt"):
+        assert read(path, Cut(16)).sha256 == mixture_sha256(path)

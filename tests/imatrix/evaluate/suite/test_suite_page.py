@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 
 import gguf_tools
+from convert.card.facts import read_report
 from gguf_tools.commands.evaluate import main
 from gguf_tools.errors import BadRequest
-from imatrix.evaluate.report.points import read_earlier, refuse_other_classes
-from imatrix.evaluate.suite.result import SuiteEvaluation, suite_lines
+from imatrix.evaluate.evaluation import Evaluation
+from imatrix.evaluate.report.points import refuse_other_classes
 from tests.imatrix.evaluate.suite.test_tokenise import write
 from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from imatrix.evaluate.report.suite_page import suite_page
+from imatrix.evaluate.report.page import report_page
 from imatrix.forward.options import ForwardOptions
 
 Made = Callable[[str], Path]
@@ -40,7 +41,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def evaluation(made: Made, suite: Path) -> SuiteEvaluation:
+def evaluation(made: Made, suite: Path) -> Evaluation:
     files = [made("Q2_K"), made("IQ3_XXS"), made("Q8_0")]
     return gguf_tools.evaluate_suite(
         made("F32"), suite, files, forward=ForwardOptions(n_threads=1), against=files[1], noise_floor=True
@@ -48,8 +49,8 @@ def evaluation(made: Made, suite: Path) -> SuiteEvaluation:
 
 
 @pytest.fixture(scope="module")
-def page(evaluation: SuiteEvaluation) -> str:
-    return suite_page(evaluation)
+def page(evaluation: Evaluation) -> str:
+    return report_page(evaluation)
 
 
 def drawings(page: str) -> list[ElementTree.Element]:
@@ -64,14 +65,14 @@ def test_every_class_has_a_row_in_every_chart(page: str) -> None:
         assert {*CLASSES, "all"} <= set(texts)
 
 
-def test_marks_tell_their_figures(evaluation: SuiteEvaluation, page: str) -> None:
+def test_marks_tell_their_figures(evaluation: Evaluation, page: str) -> None:
     kld = evaluation.figures[2]["tales"].kld.value
     assert f"<title>Q8_0.gguf, tales: {kld:.5f} (" in page
     (better,) = [each for each in evaluation.comparisons if each.path.name == "Q8_0.gguf"]
     assert f"<title>Q8_0.gguf, letters: {better.found.by_class[0].words}</title>" in page
 
 
-def test_the_page_begins_with_what_it_says(evaluation: SuiteEvaluation, page: str) -> None:
+def test_the_page_begins_with_what_it_says(evaluation: Evaluation, page: str) -> None:
     said = page[: page.index("<table>")]
     for each in evaluation.comparisons:
         assert each.words in said
@@ -81,15 +82,15 @@ def test_the_page_begins_with_what_it_says(evaluation: SuiteEvaluation, page: st
     assert "Better on all classes." in said
 
 
-def test_the_page_says_of_the_noise_floor_what_is_there(evaluation: SuiteEvaluation, page: str) -> None:
+def test_the_page_says_of_the_noise_floor_what_is_there(evaluation: Evaluation, page: str) -> None:
     assert "What the grey steps cover is noise." in page
     none = {name: replace(each, noise=None) for name, each in evaluation.by_class.items()}
-    unmeasured = suite_page(replace(evaluation, by_class=none))
+    unmeasured = report_page(replace(evaluation, by_class=none))
     assert "The noise floor was not measured (--noise-floor)." in unmeasured
     assert "grey" not in unmeasured
 
 
-def test_the_page_says_that_intervals_by_class_are_corrected(evaluation: SuiteEvaluation, page: str) -> None:
+def test_the_page_says_that_intervals_by_class_are_corrected(evaluation: Evaluation, page: str) -> None:
     assert "Intervals and verdicts by class are corrected for the number of classes" in page
     (first, _) = evaluation.to_json()["comparisons"]
     assert first["all"]["level"] == 0.95
@@ -111,19 +112,19 @@ def test_the_worst_passage_of_each_class_is_shown(page: str) -> None:
         assert worst.count(f'<p class="note">{name}: KLD ') == 3, "once for each file"
 
 
-def test_terminal_and_json_have_the_floor_by_class(evaluation: SuiteEvaluation) -> None:
-    lines, found = suite_lines(evaluation), evaluation.to_json()
+def test_terminal_and_json_have_the_floor_by_class(evaluation: Evaluation) -> None:
+    lines, found = evaluation.lines(), evaluation.to_json()
     floor = found["noise_floor"]
     assert floor["classes"].keys() == set(CLASSES)
     assert floor["all"] == pytest.approx(sum(each["kld"] for each in floor["classes"].values()) / 3)
     start = next(number for number, line in enumerate(lines) if line.startswith("noise floor "))
     assert [line.split()[0] for line in lines[start + 1 : start + 4]] == list(CLASSES)
     assert {each["path"] for each in found["comparisons"]} == {
-        str(file.path) for file in evaluation.files if file.path.name != "IQ3_XXS.gguf"
+        str(file.path) for file in evaluation.models if file.path.name != "IQ3_XXS.gguf"
     }
 
 
-def written(evaluation: SuiteEvaluation, path: Path, **changes: Any) -> Path:
+def written(evaluation: Evaluation, path: Path, **changes: Any) -> Path:
     """Write the JSON of an evaluation, after changes to what it says of its first class."""
     content = evaluation.to_json()
     content["suite"]["classes"][0] |= changes
@@ -131,12 +132,12 @@ def written(evaluation: SuiteEvaluation, path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_files_of_an_earlier_evaluation_stand_beside(evaluation: SuiteEvaluation, tmp_path: Path) -> None:
-    earlier = read_earlier(written(evaluation, tmp_path / "stock.json"))
-    page = suite_page(evaluation, [earlier])
+def test_files_of_an_earlier_evaluation_stand_beside(evaluation: Evaluation, tmp_path: Path) -> None:
+    earlier = read_report(written(evaluation, tmp_path / "stock.json"))
+    page = report_page(evaluation, [earlier])
     assert "Hollow: files of stock.json." in page
     klds = [figures["all"].kld.value for figures in evaluation.figures]
-    assert [kld for _, _, kld in earlier.files] == klds
+    assert [each.kld for each in earlier.files] == klds
 
 
 @pytest.mark.parametrize(
@@ -149,17 +150,17 @@ def test_files_of_an_earlier_evaluation_stand_beside(evaluation: SuiteEvaluation
     ],
 )
 def test_numbers_that_do_not_compare_are_refused(
-    changes: dict[str, Any], message: str, evaluation: SuiteEvaluation, tmp_path: Path
+    changes: dict[str, Any], message: str, evaluation: Evaluation, tmp_path: Path
 ) -> None:
-    earlier = read_earlier(written(evaluation, tmp_path / "stock.json", **changes))
+    earlier = read_report(written(evaluation, tmp_path / "stock.json", **changes))
     with pytest.raises(BadRequest, match=message):
-        suite_page(evaluation, [earlier])
+        report_page(evaluation, [earlier])
 
 
 def test_other_classes_are_refused_before_anything_is_computed(
-    evaluation: SuiteEvaluation, tmp_path: Path
+    evaluation: Evaluation, tmp_path: Path
 ) -> None:
-    earlier = read_earlier(written(evaluation, tmp_path / "stock.json"))
+    earlier = read_report(written(evaluation, tmp_path / "stock.json"))
     refuse_other_classes(earlier, CLASSES)
     with pytest.raises(BadRequest, match=r"measured on classes that are not here: manual, tales"):
         refuse_other_classes(earlier, ["letters"])

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadRequest
+from imatrix.texts.mixture import read_text
 from imatrix.texts.suite import read_suite
 from imatrix.texts.tokenise import ClassChunks, tokenise
-from imatrix.texts.tokens import Cut, read_text
+from imatrix.texts.tokens import Cut
 from tests.imatrix.evaluate.suite.chats import vocabulary
 
 WORDS = "the quick brown fox jumps over the lazy dog and the naïve café owner "

@@ -15,6 +15,9 @@ import numpy as np
 
 from imatrix.evaluate.divergence import Estimate, TokenValues, Values, exp_loss, mean_over_chunks
 
+ALL = "all"
+"""Name of the figures over all classes beside those of classes."""
+
 
 @dataclass(frozen=True)
 class Figures:

@@ -15,9 +15,8 @@ import pytest
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import MAX_WIDTH, for_json
 from imatrix.evaluate.divergence import TokenValues, mean_over_chunks, measure
-from imatrix.evaluate.evaluation import EvaluatedModel, EvaluatedText, Evaluation
-from imatrix.evaluate.suite.figures import Figures
-from imatrix.evaluate.suite.result import SuiteEvaluation, suite_lines
+from imatrix.evaluate.evaluation import ClassEvaluation, EvaluatedModel, Evaluation
+from imatrix.evaluate.figures import Figures
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.suite import Suite
 from imatrix.texts.tokenise import ClassChunks
@@ -128,7 +127,7 @@ def test_a_class_of_one_chunk_has_the_mean_variance_of_the_others() -> None:
 
 
 @pytest.fixture
-def evaluation() -> SuiteEvaluation:
+def evaluation() -> Evaluation:
     """Two files on three classes, the last of one chunk."""
     by_class = {}
     for number, (name, sizes) in enumerate({"prose": [40, 40], "code": [9, 14, 30], "chat": [12]}.items()):
@@ -138,17 +137,17 @@ def evaluation() -> SuiteEvaluation:
         chunks = Chunks(ids, ids, bounds, ~np.isin(np.arange(bounds[-1]), bounds))
         notes = tuple(f"{name}.txt: left out {each}" for each in range(number * 4))
         places = tuple(f"{name}: {each}" for each in range(len(sizes)))
-        about = ClassChunks(name, name.title(), chunks, places, "ab" * 32, None, notes)
+        text = ClassChunks(name, name.title(), chunks, "ab" * 32, (), places, None, notes)
         models = tuple(
             EvaluatedModel(Path(file), 10**6, 4.5, measure(each), (), None, each, ())
             for file, each in zip(FILES, tokens, strict=True)
         )
-        text = EvaluatedText(None, about.sha256, chunks, (), about)
-        by_class[name] = Evaluation(text, Path("lite-bf16.gguf"), models[0].divergence.base_ppl, models)
-    return SuiteEvaluation(Suite("ours", "Our texts", (), quick=True), by_class)
+        by_class[name] = ClassEvaluation(text, models[0].divergence.base_ppl, models)
+    suite = Suite("ours", "Our texts", (), quick=True)
+    return Evaluation(Path("lite-bf16.gguf"), by_class, suite=suite)
 
 
-def test_there_is_a_row_for_each_file_and_class_and_over_all(evaluation: SuiteEvaluation) -> None:
+def test_there_is_a_row_for_each_file_and_class_and_over_all(evaluation: Evaluation) -> None:
     rows = evaluation.rows()
     assert [(row["file"], row["class"]) for row in rows] == [
         (file, name) for file in FILES for name in ("prose", "code", "chat", "all")
@@ -162,7 +161,7 @@ def test_there_is_a_row_for_each_file_and_class_and_over_all(evaluation: SuiteEv
     assert by_class["code"]["kld"] == evaluation.by_class["code"].models[0].divergence.kld.mean.value
 
 
-def test_json_has_figures_and_all_measures_of_every_class(evaluation: SuiteEvaluation) -> None:
+def test_json_has_figures_and_all_measures_of_every_class(evaluation: Evaluation) -> None:
     found = json.loads(json.dumps(for_json(evaluation.to_json()), allow_nan=False))
     assert found["suite"]["quick"] is True
     assert [each["name"] for each in found["suite"]["classes"]] == ["prose", "code", "chat"]
@@ -175,8 +174,8 @@ def test_json_has_figures_and_all_measures_of_every_class(evaluation: SuiteEvalu
     assert code["kld_error"] != code["evaluation"]["kld"]["error"], "over chunks, and over tokens"
 
 
-def test_lines_fit_the_terminal_and_notes_are_few(evaluation: SuiteEvaluation) -> None:
-    lines = suite_lines(evaluation)
+def test_lines_fit_the_terminal_and_notes_are_few(evaluation: Evaluation) -> None:
+    lines = evaluation.lines()
     assert max(map(len, lines)) <= MAX_WIDTH
     assert lines[0] == "suite ours: 3 classes, a tenth of each, 145 tokens measured"
     assert sum("left out" in line for line in lines) == 4 + 5
@@ -186,9 +185,7 @@ def test_lines_fit_the_terminal_and_notes_are_few(evaluation: SuiteEvaluation) -
     assert "<th>flips</th>" in evaluation._repr_html_()
 
 
-def test_a_data_frame_is_made_of_the_rows(
-    evaluation: SuiteEvaluation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_frame_is_made_of_the_rows(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gguf_tools.dataframes.find_spec", lambda name: None)
     with pytest.raises(BadRequest, match="a DataFrame needs pandas: pip install pandas"):
         evaluation.to_dataframe()
@@ -197,3 +194,8 @@ def test_a_data_frame_is_made_of_the_rows(
     monkeypatch.setitem(sys.modules, "pandas", pandas)
     monkeypatch.setattr("gguf_tools.dataframes.find_spec", lambda name: name)
     assert evaluation.to_dataframe() == evaluation.rows()
+
+
+def test_several_classes_are_not_alone(evaluation: Evaluation) -> None:
+    with pytest.raises(ValueError, match="too many values"):
+        _ = evaluation.alone
