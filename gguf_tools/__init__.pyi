@@ -1,6 +1,9 @@
 """Public names of gguf_tools and their homes, for type checkers and for `gguf_tools.lazy`."""
 
 import imatrix as imatrix
+from convert.audit.options import AuditOptions as AuditOptions
+from convert.audit.pipeline import audit as audit
+from convert.audit.report import AuditReport as AuditReport
 from convert.options import ConvertOptions as ConvertOptions
 from convert.pipeline import convert as convert
 from convert.sources import SourceOptions as SourceOptions
@@ -67,9 +70,6 @@ from imatrix.calibrate.calibration import Calibration as Calibration
 from imatrix.calibrate.refine.options import Refinement as Refinement
 from imatrix.calibrate.refine.options import RefineOptions as RefineOptions
 from imatrix.calibrate.refine.pipeline import refine as refine
-from imatrix.evaluate.auditing.options import AuditOptions as AuditOptions
-from imatrix.evaluate.auditing.pipeline import audit as audit
-from imatrix.evaluate.auditing.report import AuditReport as AuditReport
 from imatrix.evaluate.evaluation import Evaluation as Evaluation
 from imatrix.evaluate.evaluation import SuiteEvaluation as SuiteEvaluation
 from imatrix.evaluate.options import EvaluateOptions as EvaluateOptions

@@ -6,7 +6,7 @@
 `clean` prints, by type, the largest error of a tensor and of a row in units of the plain encoder's, and of
 the slope. `revisions` prints from which distance on weights of another revision are told.
 
-BASE is a folder, or a GGUF file. imatrix/evaluate/auditing/expected.py has the bounds.
+BASE is a folder, or a GGUF file. convert/audit/expected.py has the bounds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from convert.audit.base import open_audit_base  # noqa: E402
+from convert.audit.expected import CALIBRATED, Encoder, as_encoded, expect, read_rows, rise_of  # noqa: E402
+from convert.audit.judge import Pair, bad_rows  # noqa: E402
+from convert.audit.measure import measure, runs_of  # noqa: E402
+from convert.audit.pairs import fits  # noqa: E402
 from gguf_tools.format.ggml_types import GGMLType, by_name  # noqa: E402
 from gguf_tools.format.shards import open_gguf  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.text import table  # noqa: E402
-from imatrix.evaluate.auditing.base import open_audit_base  # noqa: E402
-from imatrix.evaluate.auditing.expected import CALIBRATED, Encoder, as_encoded, expect, read_rows, rise_of  # noqa: E402
-from imatrix.evaluate.auditing.judge import Pair, bad_rows  # noqa: E402
-from imatrix.evaluate.auditing.measure import measure, runs_of  # noqa: E402
-from imatrix.evaluate.auditing.pairs import fits  # noqa: E402
 from quantize.fill.sources import GGUFTensor, SourceTensor  # noqa: E402
 
 TYPES = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "IQ4_XS", "Q3_K", "IQ3_XXS", "Q2_K", "IQ2_XS", "IQ1_S")

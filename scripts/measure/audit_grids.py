@@ -6,7 +6,7 @@
 A base is examples/small-llama, its first layers, with matrices on the grid of a format that checkpoints are
 stored in, or on that of a GGUF type. `clean` makes files of it by the plain encoder, with importances, and
 calibrated: nothing in them is wrong. `faults` puts every fault of
-tests/imatrix/evaluate/auditing/faults.py into such files; one that is found and called otherwise is printed,
+tests/convert/audit/faults.py into such files; one that is found and called otherwise is printed,
 and not missed. docs/audit.md has the counts.
 """
 
@@ -28,8 +28,8 @@ import quantize  # noqa: E402
 from gguf_tools.commands.main import main as command  # noqa: E402
 from gguf_tools.findings import Level  # noqa: E402
 from quantize.plan.plan import PlanOptions  # noqa: E402
-from tests.imatrix.evaluate.auditing.faults import FAULTS, damage  # noqa: E402
-from tests.imatrix.evaluate.auditing.grids import GRIDS, Grid, encoded_as, on_grid  # noqa: E402
+from tests.convert.audit.faults import FAULTS, damage  # noqa: E402
+from tests.convert.audit.grids import GRIDS, Grid, encoded_as, on_grid  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
 
 BASES: dict[str, Grid] = {

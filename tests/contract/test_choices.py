@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from convert.audit.options import AuditChoices, AuditOptions
 from convert.options import ConvertChoices, ConvertOptions
 from convert.sources import SourceChoices, SourceOptions
 from gguf_tools.commands.functions import CalibrateChoices
 from imatrix.calibrate.options import CalibrationChoices, CalibrationOptions
 from imatrix.calibrate.refine.options import RefineChoices, RefineOptions
-from imatrix.evaluate.auditing.options import AuditChoices, AuditOptions
 from imatrix.evaluate.options import EvaluateChoices, EvaluateOptions
 from imatrix.forward.options import ForwardOptions
 from imatrix.options import CollectChoices, CollectOptions

@@ -9,11 +9,11 @@ import pytest
 
 import gguf_tools
 import imatrix
+from convert.audit.pipeline import audit
 from gguf_tools import open_gguf
 from gguf_tools.commands.main import main
 from gguf_tools.look.compare import compare
 from imatrix.check import check, read_model
-from imatrix.evaluate.auditing.pipeline import audit
 from quantize import quantize
 from quantize.fill.sources import GGUFTensor
 from quantize.padding import PadChoice

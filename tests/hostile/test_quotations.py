@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from convert.architectures.fields import Fields, unread_notes
+from convert.audit.metadata import metadata_findings
+from convert.audit.report import where_text
 from convert.tokenizer.chat_templates import _broken_templates
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from gguf_tools.commands.convert import main as convert
@@ -18,8 +20,6 @@ from gguf_tools.files.documents import parse_yaml
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
-from imatrix.evaluate.auditing.metadata import metadata_findings
-from imatrix.evaluate.auditing.report import where_text
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "small-llama"
 LONG = "Z" * 10_000

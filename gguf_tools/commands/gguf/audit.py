@@ -17,8 +17,8 @@ from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 
 if TYPE_CHECKING:
-    from imatrix.evaluate.auditing.options import AuditOptions
-    from imatrix.evaluate.auditing.report import AuditReport
+    from convert.audit.options import AuditOptions
+    from convert.audit.report import AuditReport
     from imatrix.evaluate.evaluation import Evaluation
     from imatrix.texts.tokens import Cut
 
@@ -130,8 +130,8 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 def _read(args: argparse.Namespace) -> AuditRequest:
+    from convert.audit.options import AuditOptions
     from gguf_tools.commands.arguments.forward import cut_of
-    from imatrix.evaluate.auditing.options import AuditOptions
 
     every_row = True if args.all else False if args.sample else None
     if args.quick and args.suite is None:
@@ -155,7 +155,7 @@ def carry_out(request: AuditRequest) -> int:
     if request.json is not None:
         write_whole(request.json, (json_text(report.to_json()) + "\n").encode())
     if request.html is not None:
-        from imatrix.evaluate.auditing.page import audit_page
+        from imatrix.evaluate.report.audit_page import audit_page
 
         write_whole(request.html, audit_page(report).encode())
     for output in outputs:
@@ -164,9 +164,9 @@ def carry_out(request: AuditRequest) -> int:
 
 
 def _audited(request: AuditRequest) -> AuditReport:
+    from convert.audit.pipeline import audit
     from convert.sources import hub_name, source_folder
     from gguf_tools.findings import Finding, Level
-    from imatrix.evaluate.auditing.pipeline import audit
 
     is_remote = hub_name(request.base) is not None
     base = source_folder(request.base, stream=is_remote, quiet=request.quiet)

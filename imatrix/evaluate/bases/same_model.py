@@ -3,7 +3,7 @@
 Divergences mean something where both give the same token the same number. So tokens, what text becomes of
 them, special tokens and sizes must be the same. What may differ: layers that are left out, padding, the
 layout of latent attention, names of tokens that only fill the vocabulary up, kinds of added tokens, and keys
-that other converters leave out. `imatrix.evaluate.auditing.metadata` has a row for each key.
+that other converters leave out. `convert.audit.metadata` has a row for each key.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convert.audit.metadata import identity_findings
 from gguf_tools.errors import AnotherModel
 from gguf_tools.findings import Finding, Level, Tell
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
-from imatrix.evaluate.auditing.metadata import identity_findings
 from imatrix.forward.open import ModelSource
 from quantize.padding.counterparts import without_padding
 from quantize.padding.hidden_size import n_hidden_zeros

@@ -12,8 +12,8 @@ import pytest
 
 from gguf_tools.commands.main import main
 from tests.contract.import_graph import ROOT
-from tests.imatrix.evaluate.auditing.conftest import Base, Make
-from tests.imatrix.evaluate.auditing.faults import FAULTS, damage
+from tests.convert.audit.conftest import Base, Make
+from tests.convert.audit.faults import FAULTS, damage
 from tests.support.hub_server import HubServer
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from convert.audit.expected import as_encoded
 from gguf_tools.format.shards import open_gguf
-from imatrix.evaluate.auditing.expected import as_encoded
 from tests.support.packers import nf4
 from tests.support.scaled_packers import fp8, mxfp4, nvfp4
 

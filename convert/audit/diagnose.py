@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from convert.audit.base import AuditBase
+from convert.audit.expected import CALIBRATED, read_rows
+from convert.audit.hypotheses import Candidate, Suspect, candidates
+from convert.audit.judge import Pair
+from convert.audit.measure import Indices, RowSums, Sums, rows_of_a_matrix
+from convert.audit.search import BLOCK, Fit, fits
+from convert.audit.transforms import in_other_byte_order
 from gguf_tools.text import number_ranges
-from imatrix.evaluate.auditing.base import AuditBase
-from imatrix.evaluate.auditing.expected import CALIBRATED, read_rows
-from imatrix.evaluate.auditing.hypotheses import Candidate, Suspect, candidates
-from imatrix.evaluate.auditing.judge import Pair
-from imatrix.evaluate.auditing.measure import Indices, RowSums, Sums, rows_of_a_matrix
-from imatrix.evaluate.auditing.search import BLOCK, Fit, fits
-from imatrix.evaluate.auditing.transforms import in_other_byte_order
 
 MOST_ROWS = 128
 MOST_WEIGHTS = 1 << 20

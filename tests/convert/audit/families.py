@@ -13,7 +13,7 @@ import numpy as np
 from tests.support.checkpoints import Tensors, read_config, write_checkpoint
 from tests.support.published_models import MODELS, decoder
 
-EXAMPLES = Path(__file__).parents[4] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 _WIDE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -11,6 +11,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
+from convert.audit.base import AuditBase, head_sizes, layout_in, open_audit_base
+from convert.audit.diagnose import Diagnosis, Patience, diagnose
+from convert.audit.expected import Encoder, Expected, encoder_of, expect, rise_of
+from convert.audit.judge import Pair, bad_rows
+from convert.audit.measure import RowSums, measure, runs_of
+from convert.audit.metadata import metadata_findings
+from convert.audit.options import MOST_WEIGHTS_READ, AuditChoices, AuditOptions
+from convert.audit.pairs import (
+    Layers,
+    fits,
+    keys_that_may_differ,
+    match_layers,
+    structure_findings,
+)
+from convert.audit.report import AuditReport, TensorAudit
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import QuantError
@@ -21,21 +36,6 @@ from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Bar, Shown, StartProgress
-from imatrix.evaluate.auditing.base import AuditBase, head_sizes, layout_in, open_audit_base
-from imatrix.evaluate.auditing.diagnose import Diagnosis, Patience, diagnose
-from imatrix.evaluate.auditing.expected import Encoder, Expected, encoder_of, expect, rise_of
-from imatrix.evaluate.auditing.judge import Pair, bad_rows
-from imatrix.evaluate.auditing.measure import RowSums, measure, runs_of
-from imatrix.evaluate.auditing.metadata import metadata_findings
-from imatrix.evaluate.auditing.options import MOST_WEIGHTS_READ, AuditChoices, AuditOptions
-from imatrix.evaluate.auditing.pairs import (
-    Layers,
-    fits,
-    keys_that_may_differ,
-    match_layers,
-    structure_findings,
-)
-from imatrix.evaluate.auditing.report import AuditReport, TensorAudit
 from quantize.fill.scaled import scaled_tensors
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import decodable, encodable, get_decoder, get_format

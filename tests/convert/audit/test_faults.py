@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import gguf_tools
-from imatrix.evaluate.auditing.report import AuditReport
-from tests.imatrix.evaluate.auditing.conftest import Base, Make
-from tests.imatrix.evaluate.auditing.families import FAMILIES
-from tests.imatrix.evaluate.auditing.faults import FAULTS, damage
+from convert.audit.report import AuditReport
+from tests.convert.audit.conftest import Base, Make
+from tests.convert.audit.families import FAMILIES
+from tests.convert.audit.faults import FAULTS, damage
 
 TYPES = ("Q8_0", "Q4_K_M", "imatrix IQ2_XS", "calibrated Q2_K")
 

@@ -8,12 +8,12 @@ from math import prod
 
 import numpy as np
 
+from convert.audit.base import EMBEDDINGS, MTP, OUTPUT, AuditBase, layout_in
+from convert.audit.expected import read_rows
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.text import in_layer_ranges, number_ranges
-from imatrix.evaluate.auditing.base import EMBEDDINGS, MTP, OUTPUT, AuditBase, layout_in
-from imatrix.evaluate.auditing.expected import read_rows
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.mla_layout.layouts import roles_in
 from quantize.roles import in_layer, layer_of

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguf_tools.format.tensors import TensorInfo
-from imatrix.evaluate.auditing.expected import (
+from convert.audit.expected import (
     LEAST_COSINE_SHARE,
     PLAIN,
     SLOPE_FLOOR,
@@ -21,7 +20,8 @@ from imatrix.evaluate.auditing.expected import (
     expect,
     read_rows,
 )
-from imatrix.evaluate.auditing.measure import Indices, RowSums, Sums, block_cols
+from convert.audit.measure import Indices, RowSums, Sums, block_cols
+from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 
 MOST_ENCODED = 4 << 20

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gguf_tools.errors import ToolkitError
-from gguf_tools.format.ggml_types import by_name
-from gguf_tools.format.hparams import Size
-from imatrix.evaluate.auditing.base import AuditBase
-from imatrix.evaluate.auditing.expected import Floats32, as_encoded, limits_of, read_rows
-from imatrix.evaluate.auditing.judge import Pair
-from imatrix.evaluate.auditing.measure import Indices, rows_of_a_matrix
-from imatrix.evaluate.auditing.search import column_order, nearest_matrices, row_order
-from imatrix.evaluate.auditing.transforms import (
+from convert.audit.base import AuditBase
+from convert.audit.expected import Floats32, as_encoded, limits_of, read_rows
+from convert.audit.judge import Pair
+from convert.audit.measure import Indices, rows_of_a_matrix
+from convert.audit.search import column_order, nearest_matrices, row_order
+from convert.audit.transforms import (
     Move,
     Recut,
     Rows,
@@ -31,6 +28,9 @@ from imatrix.evaluate.auditing.transforms import (
     transposed,
     within,
 )
+from gguf_tools.errors import ToolkitError
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.hparams import Size
 from quantize.fill.sources import HeadRows, SourceTensor, TransposedHeads
 from quantize.formats.codecs import CODECS, needs_importances
 from quantize.mla_layout.layouts import HeadSizes

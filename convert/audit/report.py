@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from convert.audit.diagnose import Diagnosis
+from convert.audit.expected import Encoder
 from gguf_tools.findings import MAX_WHERE, Finding, Level, capped
 from gguf_tools.text import cut_short, html_table, in_layer_ranges, printable, table
-from imatrix.evaluate.auditing.diagnose import Diagnosis
-from imatrix.evaluate.auditing.expected import Encoder
 
 MOST_SHOWN = 25
 """Findings of a kind that a terminal gets; the JSON and the page have all."""

@@ -9,7 +9,7 @@ import pytest
 
 import convert
 from gguf_tools.commands.main import main
-from tests.imatrix.evaluate.auditing.families import family_folder
+from tests.convert.audit.families import family_folder
 from tests.support.trained_model import calibration_text
 
 Base = Callable[[str], Path]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_tools.format.ggml_types import by_name
-from gguf_tools.format.tensors import TensorInfo
-from imatrix.evaluate.auditing.diagnose import _plural
-from imatrix.evaluate.auditing.measure import Sums, runs_of
-from imatrix.evaluate.auditing.pairs import fits as fit_in_rows
-from imatrix.evaluate.auditing.search import fits
-from imatrix.evaluate.auditing.transforms import (
+from convert.audit.diagnose import _plural
+from convert.audit.measure import Sums, runs_of
+from convert.audit.pairs import fits as fit_in_rows
+from convert.audit.search import fits
+from convert.audit.transforms import (
     halves_turned,
     interleaved,
     one_below_the_other,
     taken_apart,
     within,
 )
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.tensors import TensorInfo
 
 RNG = np.random.default_rng(0)
 

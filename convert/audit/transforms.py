@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from convert.audit.expected import Floats32, read_rows
+from convert.audit.measure import Indices
 from gguf_tools.format.block_layouts import can_swap, swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
-from imatrix.evaluate.auditing.expected import Floats32, read_rows
-from imatrix.evaluate.auditing.measure import Indices
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_decoder
 

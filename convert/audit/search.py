@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from imatrix.evaluate.auditing.expected import Floats32, read_rows
-from imatrix.evaluate.auditing.measure import Indices
+from convert.audit.expected import Floats32, read_rows
+from convert.audit.measure import Indices
 from quantize.fill.encode import STRIP_ELEMS
 from quantize.fill.sources import SourceTensor
 

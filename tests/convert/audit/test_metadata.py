@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from convert.audit.metadata import KEYS, metadata_findings
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
-from imatrix.evaluate.auditing.metadata import KEYS, metadata_findings
 
 BASE: Metadata = {
     keys.ARCHITECTURE: Value.string("llama"),

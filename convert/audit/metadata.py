@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gguf_tools.findings import Finding, Level
-from gguf_tools.format import keys
-from gguf_tools.format.shown import value_text
-from gguf_tools.format.values import Metadata, Value
-from imatrix.evaluate.auditing.vocabularies import (
+from convert.audit.vocabularies import (
     describe_kinds,
     describe_tokens,
     other_kinds,
     other_pieces,
     other_tokens,
 )
+from gguf_tools.findings import Finding, Level
+from gguf_tools.format import keys
+from gguf_tools.format.shown import value_text
+from gguf_tools.format.values import Metadata, Value
 
 KIND = "metadata"
 

@@ -11,19 +11,19 @@ import pytest
 import convert
 import gguf_tools
 import quantize
+from convert.audit import diagnose
+from convert.audit.expected import read_rows
+from convert.audit.report import AuditReport
 from gguf_tools.findings import Level
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.shards import open_gguf
-from imatrix.evaluate.auditing import diagnose
-from imatrix.evaluate.auditing.expected import read_rows
-from imatrix.evaluate.auditing.report import AuditReport
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor
 from quantize.formats.codecs import requires_importances
 from quantize.mla_layout.pipeline import change_layout
 from quantize.plan.plan import PlanOptions
 from quantize.repack.pipeline import repack
-from tests.imatrix.evaluate.auditing.conftest import Base, Make
-from tests.imatrix.evaluate.auditing.families import FAMILIES
+from tests.convert.audit.conftest import Base, Make
+from tests.convert.audit.families import FAMILIES
 from tests.support import oracle
 
 PLAIN = (

@@ -15,9 +15,9 @@ from gguf_tools.findings import Level
 from gguf_tools.format.values import Value
 from quantize.calibration import METHOD_KEY
 from quantize.plan.plan import PlanOptions
-from tests.imatrix.evaluate.auditing.faults import FAULTS, Fault, Model, damage
-from tests.imatrix.evaluate.auditing.grids import GRIDS, encoded_as, on_grid
-from tests.imatrix.evaluate.auditing.test_clean import alarms
+from tests.convert.audit.faults import FAULTS, Fault, Model, damage
+from tests.convert.audit.grids import GRIDS, encoded_as, on_grid
+from tests.convert.audit.test_clean import alarms
 from tests.imatrix.evaluate.trained_files import importances_of
 
 QUICK = {
@@ -35,7 +35,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the first two layers of a small model, as F32."""
     folder = tmp_path_factory.mktemp("exact")
     whole, first = folder / "whole.gguf", folder / "f32.gguf"
-    convert.convert(Path(__file__).parents[4] / "examples" / "small-llama", whole, outtype="f32")
+    convert.convert(Path(__file__).parents[3] / "examples" / "small-llama", whole, outtype="f32")
     quantize.quantize(whole, first, "F32", types=PlanOptions(prune_layers=(2, 3, 4, 5)))
     return first
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from convert.audit.report import AuditReport, TensorAudit, folded, where_text
 from gguf_tools.hub.names import folder_name
 from gguf_tools.text import html_text
-from imatrix.evaluate.auditing.report import AuditReport, TensorAudit, folded, where_text
 from imatrix.evaluate.report.html import page_html
 
 _OWN_STYLE = """\

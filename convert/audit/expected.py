@@ -21,12 +21,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from convert.audit.measure import Indices, Ordinary, Sums
 from gguf_tools.errors import BadWeights, QuantError
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from imatrix.evaluate.auditing.measure import Indices, Ordinary, Sums
 from quantize.calibration import METHOD_KEY, REFINED_KEY
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 from quantize.formats import encodable, get_format
