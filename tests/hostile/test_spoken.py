@@ -25,14 +25,20 @@ OTHERS = {
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Yield every text of the library that is no docstring, and where it is."""
+    """Yield every text of the library that is no docstring and not a flag's own, and where it is."""
     for package in PACKAGES:
         for path in (each for each in files_of(package) if floor_of(name_of(each)) != ROOF):
             tree = ast.parse((ROOT / path).read_text())
             said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            said |= {id(each) for call in ast.walk(tree) if is_flag(call) for each in ast.walk(call)}
             for node in ast.walk(tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
                     yield f"{path}:{node.lineno}", node.value
+
+
+def is_flag(node: ast.AST) -> bool:
+    """Whether a call gives a field its flag, with the name and the help that a command shows."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "flag"
 
 
 def test_every_flag_in_a_message_has_a_name_in_python() -> None:
