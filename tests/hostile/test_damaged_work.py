@@ -24,7 +24,7 @@ from gguf_tools.files.leftovers import forget
 from gguf_tools.files.owned_folder import FileRecord
 from gguf_tools.files.work_names import work_path
 from gguf_tools.text import json_text
-from imatrix.calibrate.run import saves
+from imatrix.calibrate.run import context
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.work.work_folder import EMBEDDING
 from imatrix.texts.tokens import Cut
@@ -199,7 +199,7 @@ Stopped = Callable[[str], tuple[Path, bytes]]
 @pytest.fixture(autouse=True)
 def always_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calibrated runs save the states after every layer."""
-    monkeypatch.setattr(saves, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(context, "SAVE_SECONDS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def stopped(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Stopped
                     add(self, what, names)
 
                 patched.setattr(FileRecord, "add", killed)
-                patched.setattr(saves, "SAVE_SECONDS", 0)
+                patched.setattr(context, "SAVE_SECONDS", 0)
                 with pytest.raises(Killed):
                     command.run(models, place)
             known[name] = place, command.run(models, tmp_path_factory.mktemp("whole")).read_bytes()
