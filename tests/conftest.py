@@ -100,6 +100,20 @@ SAMPLED = {
     "quantize/mla_layout/test_change_layout.py::test_value_rows_of_any_type_are_regrouped_row_by_row": 3,
     "quantize/plan/test_any_architecture.py::test_plans_equal_the_recorded_ones": 4,
     "quantize/plan/test_layouts.py::test_plans_equal_the_recorded_ones": 3,
+    "attack/test_attack.py::test_a_few_trials": 2,
+    "end_to_end/test_quantize_tiny.py::test_with_importances": 2,
+    "end_to_end/test_quantize_tiny.py::test_with_importances_in_the_older_form": 4,
+    "end_to_end/test_quantize_tiny.py::test_without_importances": 2,
+    "gguf_tools/test_progress.py::test_functions_that_compute_have_one_bar_that_ends_full": 2,
+    "hostile/test_changed_models.py::test_importances": 2,
+    "hostile/test_numbers.py::test_feedback_never_makes_what_the_encoder_refuses": 3,
+    "hostile/test_numbers.py::test_the_tensor_the_row_and_the_weight_are_named": 3,
+    "imatrix/calibrate/refine/test_codes.py::test_without_steps_bytes_are_those_of_the_file": 3,
+    "imatrix/calibrate/refine/test_scales.py::test_the_same_scales_are_the_same_bytes": 3,
+    "imatrix/evaluate/suite/test_evaluate_suite.py::test_a_class_has_the_numbers_of_its_text_alone": 2,
+    "imatrix/test_collect.py::test_a_disk_that_fails_leaves_what_a_rerun_needs": 2,
+    "imatrix/test_device.py::test_another_device_gives_the_same": 2,
+    "quantize/rounding/test_refine.py::test_a_block_moves_where_that_costs_less": 3,
 }
 """Tests whose cases show nearly the same: one of so many runs always, chosen by its name; others are slow."""
 

@@ -81,6 +81,7 @@ def test_no_arguments_are_bad_arguments(prog: str, capsys: pytest.CaptureFixture
 # ---- looking before writing
 
 
+@pytest.mark.slow
 def test_dry_run_as_json_is_what_is_then_written(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -190,6 +190,7 @@ def counted(counter: Path) -> Iterator[None]:
     os.close(fd)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(made: Made, tmp_path: Path) -> None:
     happened = kill_at_random(made, tmp_path, 20, seed=0)
     assert happened["kills"] >= 20

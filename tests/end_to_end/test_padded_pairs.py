@@ -167,6 +167,7 @@ def test_importances_of_either(plain: Path, padded: Path, text: Path, tmp_path: 
         assert types[0] == types[1]
 
 
+@pytest.mark.slow
 def test_types_of_ik_llama(plain: Path, tmp_path: Path) -> None:
     from quantize.plan.decide import PlanOptions
     from quantize.plan.overrides import parse_custom_q
@@ -177,6 +178,7 @@ def test_types_of_ik_llama(plain: Path, tmp_path: Path) -> None:
     assert (types["blk.1.ffn_down_exps.weight"], types["blk.0.ffn_down.weight"]) == ("IQ3_K", "IQ4_KS")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_type", ["Q4_K_S", "IQ3_XXS"])
 def test_calibrated_padding_carries_nothing(
     plain: Path, padded: Path, text: Path, tmp_path: Path, file_type: str

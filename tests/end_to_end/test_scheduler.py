@@ -90,6 +90,7 @@ def test_a_folder_in_one_pass_to_two_types(
         assert made == (tmp_path / f"threads-{name}.gguf").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_code_is_refused_by_name(
     processes: Processes, tiny_gguf: MakeFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

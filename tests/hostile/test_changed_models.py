@@ -104,6 +104,7 @@ def test_a_sensitivity(model: Path, weights: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_calibration(model: Path, weights: Path, tmp_path: Path) -> None:
     import convert
 

@@ -93,6 +93,7 @@ def test_forced_importances_are_told_even_quietly(
     assert left(tmp_path) == ["out.gguf"]
 
 
+@pytest.mark.slow
 def test_a_forced_calibration_says_at_its_end_that_nothing_is_proven(
     base: Path, nonsense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_fewer_tokens_a_column_has_the_more_its_moments_are_damped() -> None
     assert Trust().input_damp(0, 256) == Trust(False).input_damp(256000, 256) == 0.1
 
 
+@pytest.mark.slow
 def test_a_large_text_is_told_with_its_time_and_with_what_would_do(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_large_text_is_told_with_its_time_and_with_what_would_do(
     assert "tokens for each" not in shown
 
 
+@pytest.mark.slow
 def test_a_little_text_and_one_in_one_script_are_told_before_and_during_a_run(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -234,6 +234,7 @@ def test_output_frequency_writes_what_is_known(
     assert {name.split(".")[1] for name in load(out).entries} == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_kill_and_go_on_gives_the_same_bytes(
     tiny_folder: Path, calibration: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def test_layouts_of_latent_attention(
     assert alarms(gguf_tools.audit(made("deepseek2", file_type), path)) == [] or file_type != "F32"
 
 
+@pytest.mark.slow
 def test_what_a_changed_layout_has_encoded_twice_is_a_warning(base: Base, made: Make, tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     change_layout(made("deepseek2", "Q4_K_M"), path, "none")
@@ -144,6 +145,7 @@ def test_split_repacked_and_chosen_types(family: str, base: Base, made: Make, tm
     assert alarms(gguf_tools.audit(tmp_path / "own.gguf", base(family))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "level"), [(0.0, Level.BAD), (1.0, Level.WARNING)])
 def test_a_row_that_a_calibration_may_have_given_up_is_no_error(
     share: float, level: Level, base: Base, made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -234,6 +234,7 @@ def test_a_split_goes_on_after_a_name_could_not_be_given(
     assert len(list(Path().glob("m-*"))) == 3
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """kill -9 while keys are set in place again and again, in a large header: no file is ever torn."""
     path = tmp_path / "a.gguf"

@@ -45,6 +45,7 @@ def tensor_bytes(base: Path, text: Path, output: Path, method: str, n_threads: i
         return {name: file.raw(name).tobytes() for name in file.tensors}
 
 
+@pytest.mark.slow
 def test_the_method_of_the_page_goes_all_the_way(
     powers: Method, base: Path, text: Path, tmp_path: Path
 ) -> None:

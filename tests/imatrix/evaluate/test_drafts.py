@@ -50,6 +50,7 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 def test_acceptance_is_that_of_llamas_logits(drafting: Path, text: Path, tmp_path: Path) -> None:
     quantize(drafting, tmp_path / "q4.gguf", "Q4_0")

@@ -88,6 +88,7 @@ def test_every_part_shows_in_the_logits(folder: Path, tmp_path: Path) -> None:
         assert relative_error(logits_of(v4_model(tmp_path / name, **changes)), expected) > 1e-3, name
 
 
+@pytest.mark.slow
 def test_chunks_shorter_than_a_window(folder: Path) -> None:
     for n_tokens in (1, 3, 4, 9):
         tokens = TOKENS[:n_tokens]

@@ -176,6 +176,7 @@ def test_what_lies_between_two_levels_moves_first() -> None:
     assert np.abs(lost[moved]).mean() > 1.5 * np.abs(lost).mean()
 
 
+@pytest.mark.slow
 def test_a_file_with_moved_codes_diverges_less(made: Path, tmp_path: Path) -> None:
     inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
     choices = {"chunk_size": 64, "n_chunks": 24, "steps": 1, "rate": 1e-9, "forward": FORWARD}
@@ -197,6 +198,7 @@ def test_a_file_with_moved_codes_diverges_less(made: Path, tmp_path: Path) -> No
     assert n_changed > 6
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_makes_the_same_file(
     made: Path,
     tmp_path: Path,

@@ -201,6 +201,7 @@ def test_a_dry_run_tells_what_will_be_needed(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_gives_the_same_bytes(
     base: Path, one_sided: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -302,6 +303,7 @@ def test_an_interrupted_run_goes_on_from_any_saved_layer(
     assert (begun[0] > 0) == (not seconds)
 
 
+@pytest.mark.slow
 def test_what_memory_or_disk_have_changed_is_found(
     base: Path, one_sided: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +334,7 @@ def test_a_file_of_which_nothing_is_calibrated_is_written(base: Path, text: Path
     assert tensor_bytes(tmp_path / "a.gguf") == tensor_bytes(tmp_path / "b.gguf")
 
 
+@pytest.mark.slow
 def test_a_seed_decides_what_gradients_decide(base: Path, text: Path, tmp_path: Path) -> None:
     def embedding(seed: int) -> bytes:
         calibration = replace(plainly(text, Cut(128, n_chunks=4)), embedding=True, seed=seed)
@@ -374,6 +377,7 @@ def test_a_model_whose_activations_overflow_is_refused(damaged: Damage, text: Pa
         make_calibrated(source, tmp_path / "out.gguf", text)
 
 
+@pytest.mark.slow
 def test_a_tensor_that_is_not_shown_is_made_without_importances(
     base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +412,7 @@ def classes(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_of_classes_is_shared_equally_and_told_by_class(
     base: Path, classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,6 +430,7 @@ def test_a_folder_of_classes_is_shared_equally_and_told_by_class(
         assert file.get("quantize.imatrix.chunks_count") == 12
 
 
+@pytest.mark.slow
 def test_a_class_that_is_not_better_is_told_with_q_too(
     base: Path, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -449,6 +455,7 @@ def test_a_folder_is_no_text_to_evaluate_on(
     assert not (tmp_path / "out.gguf").exists()
 
 
+@pytest.mark.slow
 def test_another_text_makes_another_provenance(
     base: Path, one_sided: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -488,6 +495,7 @@ def test_a_file_that_was_calibrated_on_a_text_is_told_when_it_is_measured_there(
         assert all("one.gguf was calibrated on about 100 % of the text" in line for line in found)
 
 
+@pytest.mark.slow
 def test_a_file_without_provenance_keeps_no_sketch(
     base: Path, one_sided: Path, text: Path, tmp_path: Path
 ) -> None:

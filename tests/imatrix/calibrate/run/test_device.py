@@ -104,6 +104,7 @@ def in_order(report: Report) -> list[Record]:
     return sorted(report.parts, key=lambda part: (part.tensor, part.first))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", NAMES, indirect=True)
 def test_another_device_calibrates_alike(run: Run) -> None:
     """As alike as both orders of the sums on one device."""
@@ -133,6 +134,7 @@ def estimates(divergence: FinalDivergence) -> tuple[Estimate, Estimate]:
     return divergence.summed, divergence.held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", NAMES, indirect=True)
 @pytest.mark.parametrize(
     ("method", "near"),
@@ -181,6 +183,7 @@ def read_by_rounding(strip: Strip) -> Iterator[npt.NDArray[np.float32]]:
         yield strip.block.covariance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["llama-biases"], indirect=True)
 def test_another_device_refines_alike(base: Path, text: Path, tmp_path: Path) -> None:
     """A few moves are rounded the other way."""

@@ -145,6 +145,7 @@ def test_threads_and_where_states_are_kept_change_no_bit(model: Path, tmp_path: 
     same(collect(model, tmp_path / "c", forward=in_files), expected)
 
 
+@pytest.mark.slow
 def test_states_are_in_memory_while_they_are_needed(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_slices_of_the_vocabulary_change_no_label(
     assert 0.9 < (other["labels"] != expected["labels"]).mean() < 1
 
 
+@pytest.mark.slow
 def test_labels_are_drawn_as_the_model_predicts(model: Path, tmp_path: Path) -> None:
     """Drawn often enough, a token comes as often as the sum of its probabilities, within the noise."""
     from tests.imatrix.forward.small_models import run_all_layers

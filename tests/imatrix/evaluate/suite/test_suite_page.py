@@ -57,6 +57,7 @@ def drawings(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
+@pytest.mark.slow
 def test_every_class_has_a_row_in_every_chart(page: str) -> None:
     by_class = [svg for svg in drawings(page) if "by class of texts" in svg.get("aria-label", "")]
     assert len(by_class) == 2 * 3, "divergence, ratio to stock and flips, each in two sizes"
