@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from gguf_tools.files.named_files import output_path
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import cached_name
 from quantize.calibration import begun
-from quantize.fill.sources import GGUFSources, GGUFTensor
+from quantize.fill.sources import GGUFSources, GGUFTensor, stored_tensors
 from quantize.grids import with_grids
 from quantize.options import QuantizeOptions
 from quantize.padding.choose import decide_padded, refuse_overridden_sizes
@@ -120,7 +120,11 @@ def plan_run(
     with open_gguf(path) as opened:
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
-        rows = row_sources(preparation.plan, sources, partial(GGUFSources, path), preparation.padding)
+
+        def spec(names: Mapping[str, str]) -> GGUFSources:
+            return GGUFSources(path, partial(stored_tensors, names=names))
+
+        rows = row_sources(preparation.plan, sources, spec, preparation.padding)
         yield Run(preparation, rows, gguf_inputs(opened), started, calibration)
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,13 +27,13 @@ from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType
-from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.shards import GGUFSet
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import size_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
-from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, GGUFSources, GGUFTensor, MadeOfTensor, SourceTensor
 from quantize.formats import get_decoder
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
@@ -87,29 +87,20 @@ def _provenance(key: str, *, undo: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Regrouped:
+class Regrouped(MadeOfTensor):
     """A stored tensor whose rows are interleaved or taken apart; `type` is what they become."""
 
-    stored: GGUFTensor
+    tensor: GGUFTensor
     type: GGMLType
-    by_rows: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         from quantize.formats.ik.interleaved.interleaved import from_base, to_base
 
         apart = self.type.rows_interleaved == 1
-        grouped = self.stored.type if apart else self.type
+        grouped = self.tensor.type if apart else self.type
         group, n_cols = grouped.rows_interleaved, self.shape[-1]
         first, last = start // group * group, -(-stop // group) * group
-        data = self.stored.raw_rows(first, last).reshape(last - first, -1)
+        data = self.tensor.raw_rows(first, last).reshape(last - first, -1)
         rows = to_base(grouped, data, n_cols) if apart else from_base(grouped, data, n_cols)
         return rows[start - first : stop - first].reshape(-1)
 
@@ -120,29 +111,10 @@ class Regrouped:
         return get_decoder(self.type)(raw.reshape(stop - start, -1), self.shape[-1])
 
 
-@dataclass(frozen=True)
-class RegroupedSources:
-    """The tensors of a GGUF file or a split set, some of them regrouped.
-
-    path   of the file, or of any part
-    types  name -> the type that its rows become
-    """
-
-    path: Path
-    types: Mapping[str, GGMLType]
-
-    @contextmanager
-    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
-        with open_gguf(self.path) as source:
-            yield self.of(source)
-
-    def of(self, source: GGUFSet) -> dict[str, SourceTensor]:
-        """Return the same for a file that is open."""
-        return {name: self._tensor(GGUFTensor(source, name)) for name in source.tensors}
-
-    def _tensor(self, stored: GGUFTensor) -> SourceTensor:
-        type_ = self.types.get(stored.name, stored.type)
-        return stored if type_ == stored.type else Regrouped(stored, type_)
+def _regrouped(file: GGUFSet, types: Mapping[str, GGMLType]) -> dict[str, SourceTensor]:
+    """Take the tensors of a file, those in `types` as what their rows become."""
+    stored = {name: GGUFTensor(file, name) for name in file.tensors}
+    return {name: Regrouped(each, types[name]) if name in types else each for name, each in stored.items()}
 
 
 class RepackChoices(RunChoices, total=False):
@@ -270,5 +242,5 @@ def _way(each: Regrouping) -> str:
 
 def _row_sources(change: RepackChange, source: GGUFSet) -> RowSources:
     types = {each.info.name: each.info.type for each in change.regroupings.tensors if each.is_regrouped}
-    spec = RegroupedSources(source.path, types)
-    return RowSources(spec.of(source), {}, spec)
+    make = partial(_regrouped, types=types)
+    return RowSources(make(source), {}, GGUFSources(source.path, make))
