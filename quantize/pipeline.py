@@ -26,14 +26,14 @@ from gguf_tools.hub.names import cached_name
 from quantize.calibration import begun
 from quantize.fill.sources import GGUFSources, GGUFTensor, stored_tensors
 from quantize.grids import with_grids
-from quantize.options import QuantizeOptions
+from quantize.options import QuantizeChoices, QuantizeOptions
 from quantize.padding.choose import decide_padded, refuse_overridden_sizes
 from quantize.plan.overrides import fit_kv_overrides
 from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
 from quantize.run import Result, Run, execute_together
-from quantize.run_options import QuantizeChoices, RunOptions
+from quantize.run_options import RunOptions
 
 
 @checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,9 @@ from gguf_tools.dataframes import dataframe
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.files.overwriting import is_unfinished
+from gguf_tools.findings import Finding, teller
 from gguf_tools.format.shown import types_table
+from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown
 from quantize.calibration import BegunCalibrating
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob
@@ -21,7 +24,7 @@ from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.reuse import reuse_outlook
 from quantize.finished import are_finished, refuse_or_replace
 from quantize.prepare import Preparation
-from quantize.run_options import RunBar, RunOptions
+from quantize.run_options import RunOptions
 
 if TYPE_CHECKING:
     import pandas
@@ -158,6 +161,67 @@ class Run:
             return
         with self.calibration.open(self.preparation.plan, job, run) as calibrator:
             yield replace(job, calibrator=calibrator)
+
+
+class RunBar:
+    """Shows how far a run has come: in bytes, or where a calibration makes them in seconds of its work.
+
+    A terminal shows the kernels that are compiled before, too.
+    """
+
+    def __init__(self, label: str, show: Shown, *, is_calibrated: bool = False) -> None:
+        self._show, self._is_calibrated = show, is_calibrated
+        self._bar = Bar(label, WORK if is_calibrated else BYTES, show)
+        self._kernels = Bar("", show=None)
+        self._lock = threading.Lock()
+        self._total = 0
+
+    def start(self, preparation: Preparation) -> Progress:
+        """Get ready for what was decided, and return what shows and advances the bar, from any thread.
+
+        Of several outputs that are made together, the bar shows the sum.
+        """
+        self._total += preparation.plan.total_bytes
+        return self._advance
+
+    def told(self, run: RunOptions) -> RunOptions:
+        """Let a run move these bars, and with True tell what a user should know."""
+        told = teller(quiet=False) if self._show is True else run.tell
+
+        def tell(finding: Finding) -> None:
+            self._bar.close()
+            told(finding)
+
+        return replace(run, compiling=self._compiling, calibrating=self._calibrating, tell=tell)
+
+    def _compiling(self, n_kernels: int) -> Progress:
+        """Show the bar of kernels if they take long, and return what advances it, from any thread."""
+        show = True if self._show is True else None
+        self._kernels = Bar(f"compiling {n_kernels} kernels, once", KERNELS, show)
+        return self._kernels.start(n_kernels)
+
+    def _calibrating(self, seconds: float, done: float) -> Bar:
+        """Show the work of a calibration, and return its bar."""
+        self._kernels.close()
+        self._bar.start(seconds, done)
+        return self._bar
+
+    def _advance(self, n_bytes: int) -> None:
+        if self._is_calibrated:
+            return
+        with self._lock:
+            total, self._total = self._total, 0
+            if total:
+                self._kernels.close()
+                self._bar.start(total)
+        self._bar.advance(n_bytes)
+
+    def __enter__(self) -> RunBar:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._kernels.close()
+        self._bar.__exit__(*error)
 
 
 def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:

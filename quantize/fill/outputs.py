@@ -32,13 +32,13 @@ from quantize.fill.encode import encode_strips
 from quantize.fill.executors import Executor, make_executor
 from quantize.fill.filling import Filler, JobSpec
 from quantize.fill.job import FillJob
-from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import describe_run
 from quantize.fill.reuse import OldFiles, Reuse
 from quantize.fill.session import Session
 from quantize.fill.verify import Verification, merge_verifications
 from quantize.importances.files import stored_inputs
+from quantize.run_options import RunOptions
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Written:
 
 
 def write_outputs(
-    jobs: Sequence[FillJob], options: FillOptions, progress: Sequence[Progress] = ()
+    jobs: Sequence[FillJob], options: RunOptions, progress: Sequence[Progress] = ()
 ) -> list[Written]:
     """Fill the outputs of several jobs from the same source at once, and publish each when it is whole.
 
@@ -232,7 +232,7 @@ def write_outputs(
     return [each.written(compiled - began, limit) for each in opened]
 
 
-def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
+def _executor(options: RunOptions, output: Path, stack: ExitStack) -> Executor:
     """Open the executor of the chunks: threads, or the workers of a scheduler until `stack` is closed."""
     if options.scheduler is None:
         return make_executor(options.threads)
@@ -245,7 +245,7 @@ class _OpenJob:
     """A job with its journal, its older files and its session open."""
 
     def __init__(
-        self, job: FillJob, options: FillOptions, watch: InputWatch, progress: Progress, stack: ExitStack
+        self, job: FillJob, options: RunOptions, watch: InputWatch, progress: Progress, stack: ExitStack
     ) -> None:
         first = job.outputs[0]
         refuse_inputs(journal_path(first.path), job.inputs)
