@@ -129,15 +129,6 @@ class Decision:
     fell_from: GGMLType | None = None
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Position of a tensor among its kind; see Situation."""
-
-    n_visited: int = 0
-    position: int = 0
-    total: int = 0
-
-
 def decide(
     tensors: Sequence[Candidate],
     recipe: Recipe,
@@ -165,14 +156,14 @@ def decide(
             role = Role.OUTPUT
             if options.output_type is not None:
                 return Decision(options.output_type, Decider.OPTION, "--output-tensor-type, tied embeddings")
-        place = places[tensor.name]
+        n_visited, position, total = places[tensor.name]
         situation = Situation(
             role=role,
             facts=facts,
             has_importances=has_importances,
-            n_visited=place.n_visited,
-            position=place.position,
-            total=place.total,
+            n_visited=n_visited,
+            position=position,
+            total=total,
             fits_default=tensor.info.n_cols % _default(recipe).block_elems == 0,
             is_stacked=tensor.info.n_mats > 1,
             n_cols=tensor.info.n_cols,
@@ -236,8 +227,8 @@ def _default(recipe: Recipe) -> GGMLType:
 
 def _places(
     visited: Sequence[Candidate], everything: Sequence[Candidate], facts: ModelFacts, keep_order: bool
-) -> dict[str, _Place]:
-    """Return the place of each of the tensors `visited`, by name.
+) -> dict[str, tuple[int, int, int]]:
+    """Return n_visited, position and total of each of the tensors `visited`, by name; see Situation.
 
     For attention values the total is the number of such tensors; for feed-forward matrices it is the number
     of layers. In a mixture of experts the position is the layer, because a layer may have several matrices
@@ -249,20 +240,20 @@ def _places(
     candidates = {tensor.name: tensor for tensor in visited}
     names = list(candidates) if keep_order else file_order(candidates)
     counts: Counter[Role] = Counter()
-    places = {}
+    places: dict[str, tuple[int, int, int]] = {}
     for name in names:
         role = candidates[name].role.role
         if role in V_LIKE:
             n_visited = counts[Role.ATTN_V]
             counts[Role.ATTN_V] += 1
-            places[name] = _Place(n_visited, n_visited, n_values)
+            places[name] = n_visited, n_visited, n_values
         elif role in (Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP):
             n_visited = counts[role]
             counts[role] += 1
             position = _layer(candidates[name], facts) if facts.n_experts > 1 else n_visited
-            places[name] = _Place(n_visited, position, facts.n_layers)
+            places[name] = n_visited, position, facts.n_layers
         else:
-            places[name] = _Place()
+            places[name] = 0, 0, 0
     return places
 
 
@@ -292,9 +283,9 @@ def _fit_rows(
         fallback = find_override(fallbacks, tensor.name)
         fitting = fit(type_, n_cols, fallback, n_rows, program)
         if fitting is not None:
-            reason = f"{decision.reason}; {fitting.reason}"
-            fell = fitting.reason is not None
-            fitted.append(Decision(fitting.type, decision.decider, reason, type_) if fell else decision)
+            instead, why = fitting
+            reason = f"{decision.reason}; {why}"
+            fitted.append(Decision(instead, decision.decider, reason, type_) if why else decision)
             continue
         misfit = f"{type_.name}: {describe_misfit(type_, n_cols, n_rows)}"
         if fallback is None:

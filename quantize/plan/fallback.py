@@ -16,20 +16,10 @@ and under its own file types. A matrix whose rows fill no group of an interleave
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gguf_tools.format.ggml_types import F16, GGMLType, by_name
 from quantize.formats.codecs import CODECS, LOOSE_BASES, REGROUPED, codec_of
 from quantize.plan.overrides import Override
 from quantize.roles import Program
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The type that can hold a row, and why it is another than asked for (None when it is the same)."""
-
-    type: GGMLType
-    reason: str | None
 
 
 def fit(
@@ -38,9 +28,10 @@ def fit(
     named: Override | None = None,
     n_rows: int = 0,
     program: Program = "llama.cpp",
-) -> Fit | None:
-    """Return the type to use for a matrix of rows of `n_cols` elements where `wanted` was asked for.
+) -> tuple[GGMLType, str] | None:
+    """Return the type to use for a matrix of rows of `n_cols` elements where `wanted` was asked for, and why.
 
+    The reason is "" for the same type.
     named    the user's fallback for this tensor, which is asked only when the rows do not fit
     n_rows   rows of the matrix, for types that interleave rows
     program  whose table is asked first
@@ -48,12 +39,12 @@ def fit(
     """
     misfit = describe_misfit(wanted, n_cols, n_rows)
     if not misfit:
-        return Fit(wanted, None)
+        return wanted, ""
     instead = _by_table(wanted, n_cols, n_rows, program) if named is None else named.type
     if instead is None or describe_misfit(instead, n_cols, n_rows):
         return None
     by_whom = "" if named is None else f" (fallback {named.text})"
-    return Fit(instead, f"{misfit}: {wanted.name} -> {instead.name}{by_whom}")
+    return instead, f"{misfit}: {wanted.name} -> {instead.name}{by_whom}"
 
 
 def describe_misfit(type_: GGMLType, n_cols: int, n_rows: int) -> str:
