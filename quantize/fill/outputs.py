@@ -29,7 +29,7 @@ from gguf_tools.system import files
 from gguf_tools.system.files import Moved
 from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange, RowsDigest
 from quantize.fill.encode import encode_strips
-from quantize.fill.executors import Executor, make_executor
+from quantize.fill.executors import Executor, ThreadExecutor
 from quantize.fill.filling import Filler, JobSpec
 from quantize.fill.job import FillJob
 from quantize.fill.precompile import Encoding, compile_all
@@ -235,10 +235,11 @@ def write_outputs(
 def _executor(options: RunOptions, output: Path, stack: ExitStack) -> Executor:
     """Open the executor of the chunks: threads, or the workers of a scheduler until `stack` is closed."""
     if options.scheduler is None:
-        return make_executor(options.threads)
-    from quantize.fill.cluster import open_executor
+        return ThreadExecutor(options.threads)
+    from gguf_tools.cluster.connect import open_cluster
+    from quantize.fill.cluster import ClusterExecutor
 
-    return stack.enter_context(open_executor(options.scheduler, output))
+    return ClusterExecutor(stack.enter_context(open_cluster(options.scheduler)), output)
 
 
 class _OpenJob:
