@@ -347,11 +347,6 @@ class TensorPlan:
         return TensorInfo(self.name, self.shape, self.target_type)
 
     @property
-    def source_info(self) -> TensorInfo:
-        """The tensor as it stands in the input."""
-        return TensorInfo(self.source_name, self.shape, self.source_type)
-
-    @property
     def is_copied(self) -> bool:
         """Whether its bytes go into the output as they are stored."""
         return self.source_type == self.target_type

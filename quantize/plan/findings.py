@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from math import prod
 
@@ -191,19 +190,16 @@ def _idle_rules(plans: Sequence[TensorPlan], options: PlanOptions, recipe_name: 
     mistakes = [each for each in options.overrides if each.must_match and not any(map(each.matches, names))]
     for each in mistakes:
         yield Finding.stopping(Kind.RULE_WITHOUT_EFFECT, f"--tensor-type {each.mistake(names)}", BadOverride)
-    options = replace(options, overrides=tuple(each for each in options.overrides if each not in mistakes))
-    if options.overrides and not open_names:
+    overrides = [each for each in options.overrides if each not in mistakes]
+    if overrides and not open_names:
         yield Finding(Kind.RULE_WITHOUT_EFFECT, f"overrides have no effect under {recipe_name}")
     else:
-        yield from _idle("override", options, open_names)
-    yield from _idle("fallback", options, [plan.name for plan in plans if plan.fell_from is not None])
+        yield from _idle("override", overrides, "matches no tensor that can be quantized", open_names)
+    fallen = [plan.name for plan in plans if plan.fell_from is not None]
+    yield from _idle("fallback", options.fallbacks, "matches no tensor whose rows need one", fallen)
 
 
-def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Finding]:
-    rules, missed = {
-        "override": (options.overrides, "matches no tensor that can be quantized"),
-        "fallback": (options.fallbacks, "matches no tensor whose rows need one"),
-    }[what]
+def _idle(what: str, rules: Sequence[Override], missed: str, names: Sequence[str]) -> Iterator[Finding]:
     for idle in idle_overrides(rules, names):
         rule = f"{what} '{idle.override.text}'"
         if not idle.names:
