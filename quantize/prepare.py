@@ -64,6 +64,11 @@ class Preparation:
         return types_table(repr(self), self.plan.infos)
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The outputs' places."""
+        return tuple(output.path for output in self.outputs)
+
+    @property
     def total_bytes(self) -> int:
         """Exact size of all output files together."""
         return sum(output.layout.total_bytes for output in self.outputs)

@@ -69,7 +69,7 @@ class Result:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return tuple(output.path for output in self.preparation.outputs)
+        return self.preparation.paths
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each tensor: its types, its size in bytes, and why it has its type."""
@@ -137,12 +137,7 @@ class Run:
 
     @property
     def output_paths(self) -> tuple[Path, ...]:
-        return tuple(output.path for output in self.preparation.outputs)
-
-    @property
-    def existing(self) -> tuple[Path, ...]:
-        """The outputs that are there already."""
-        return tuple(path for path in self.output_paths if path.exists())
+        return self.preparation.paths
 
     @property
     def plain_job(self) -> FillJob:
@@ -248,7 +243,7 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
             without `force`, and what `Run.execute` raises
     """
     how = how or RunOptions()
-    paths = [output.path for run in runs for output in run.preparation.outputs]
+    paths = [path for run in runs for path in run.output_paths]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise BadArgument(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
@@ -265,7 +260,7 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
 
 
 def _execute(runs: Sequence[Run], how: RunOptions) -> list[Result]:
-    older = [run.existing for run in runs]
+    older = [tuple(path for path in run.output_paths if path.exists()) for run in runs]
     is_calibrated = any(run.calibration is not None for run in runs)
     with RunBar(how.label, how.progress, is_calibrated=is_calibrated) as bar, ExitStack() as stack:
         how, progress = bar.told(how), [bar.start(run.preparation) for run in runs]

@@ -56,7 +56,7 @@ from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation, lay_out, parts_of
-from quantize.report import found_lines
+from quantize.report import found_lines, paths_text
 from quantize.roles import MLALayout, Role, in_layer_ranges, tensor_role
 from quantize.run_options import RunChoices, RunOptions
 
@@ -347,9 +347,7 @@ def result_lines(result: Changed[LayoutChange]) -> Iterator[str]:
     if result.written.n_resumed:
         done, n_chunks = result.written.n_resumed, result.written.n_chunks
         yield f"went on from an interrupted run: {done} of {n_chunks} chunks were done"
-    first, *others = result.paths
-    more = f" and {len(others)} more parts" if others else ""
-    yield f"wrote {first}{more} in {result.seconds:.1f} s"
+    yield f"wrote {paths_text(result.paths)} in {result.seconds:.1f} s"
 
 
 def describe(change: LayoutChange, *, written: bool) -> dict[str, Any]:
@@ -371,7 +369,7 @@ def describe(change: LayoutChange, *, written: bool) -> dict[str, Any]:
         ],
         "notes": list(change.notes),
         "total_bytes": change.preparation.total_bytes,
-        "written": [str(output.path) for output in change.preparation.outputs] if written else [],
+        "written": list(map(str, change.preparation.paths)) if written else [],
     }
 
 

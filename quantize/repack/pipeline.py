@@ -56,34 +56,26 @@ _APART = {new: old for old, new in sorted(_INTERLEAVED.items(), reverse=True)}
 """The inverse; of several the lowest, which is the file type that is least of a mixture."""
 
 
-def regrouped_metadata(metadata: Metadata, *, undo: bool) -> dict[str, Value]:
-    """Return the metadata of a file whose rows are regrouped, in their order."""
-    return _apart(metadata) if undo else _interleaved(metadata)
-
-
 def _interleaved(metadata: Metadata) -> dict[str, Value]:
-    number = metadata.get(keys.FILE_TYPE)
-    new = None if number is None else _INTERLEAVED.get(number.data)
-    if number is None or new is None:
-        return {_provenance(key, undo=False): value for key, value in metadata.items()}
-    changed = {keys.FILE_TYPE: Value.u32(new), FILE_TYPE_BEFORE: number}
-    renamed = {_provenance(key, undo=False): value for key, value in metadata.items()}
-    return {**renamed, **changed}
+    """Return the metadata of a file whose rows are interleaved; nobody is to read the old provenance."""
+    renamed = {PROVENANCE_BEFORE if key == PROVENANCE_KEY else key: each for key, each in metadata.items()}
+    number = renamed.get(keys.FILE_TYPE)
+    if number is None or number.data not in _INTERLEAVED:
+        return renamed
+    return {**renamed, keys.FILE_TYPE: Value.u32(_INTERLEAVED[number.data]), FILE_TYPE_BEFORE: number}
 
 
 def _apart(metadata: Metadata) -> dict[str, Value]:
+    """Return the metadata of a file whose rows are taken apart."""
     number, before = metadata.get(keys.FILE_TYPE), metadata.get(FILE_TYPE_BEFORE)
     if before is None and number is not None and number.data in _APART:
         before = Value.u32(_APART[number.data])
-    kept = {_provenance(key, undo=True): value for key, value in metadata.items() if key != FILE_TYPE_BEFORE}
+    kept = {
+        PROVENANCE_KEY if key == PROVENANCE_BEFORE else key: value
+        for key, value in metadata.items()
+        if key != FILE_TYPE_BEFORE
+    }
     return kept if before is None else {**kept, keys.FILE_TYPE: before}
-
-
-def _provenance(key: str, *, undo: bool) -> str:
-    """Return the name that a key has from now on; provenance of the wrong rows has none that is read."""
-    if undo:
-        return PROVENANCE_KEY if key == PROVENANCE_BEFORE else key
-    return PROVENANCE_BEFORE if key == PROVENANCE_KEY else key
 
 
 @dataclass(frozen=True)
@@ -171,7 +163,7 @@ class RepackChange:
             ],
             "notes": list(self.regroupings.notes),
             "total_bytes": self.preparation.total_bytes,
-            "written": [str(output.path) for output in self.preparation.outputs] if written else [],
+            "written": list(map(str, self.preparation.paths)) if written else [],
         }
 
 
@@ -215,7 +207,7 @@ def prepare(source: GGUFSet, output: Path, options: RepackOptions | None = None)
     if odd is not None:
         raise BadRequest(f"{source.path}: {odd.name} is {odd.type}, which has bytes after its rows")
     regroupings = plan_regroupings(tensors, options)
-    metadata = regrouped_metadata(source.metadata, undo=options.undo)
+    metadata = _apart(source.metadata) if options.undo else _interleaved(source.metadata)
     plan = Plan("undo" if options.undo else "repack", tuple(map(_tensor_plan, regroupings.tensors)))
     parts = parts_of(source, ((info, info.name) for info in plan.infos), keep_split=options.keep_split)
     outputs = lay_out(output, metadata, parts, source.endian)
