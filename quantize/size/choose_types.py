@@ -219,16 +219,15 @@ def _item(
         tuple(
             BudgetChoice(
                 type_,
-                sum(_stored_bytes(sensitivities, name, type_, alignment) for name in names),
+                sum(
+                    align_up(by_name(type_).tensor_bytes(sensitivities.tensors[name].shape), alignment)
+                    for name in names
+                ),
                 sum(_sensitivity(sensitivities, name, type_, calibrated) for name in names),
             )
             for type_ in common
         ),
     )
-
-
-def _stored_bytes(sensitivities: Sensitivities, name: str, type_: str, alignment: int) -> int:
-    return align_up(by_name(type_).tensor_bytes(sensitivities.tensors[name].shape), alignment)
 
 
 def _sensitivity(sensitivities: Sensitivities, name: str, type_: str, calibrated: bool) -> float:
