@@ -27,10 +27,9 @@ from gguf_tools.files.partial_file import PARTIAL_SUFFIX, refuse_inputs
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.system import files
 from gguf_tools.system.files import Moved
-from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange, RowsDigest
-from quantize.fill.encode import encode_strips
+from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange
 from quantize.fill.executors import Executor, ThreadExecutor
-from quantize.fill.filling import Filler, JobSpec
+from quantize.fill.filling import Filler, JobSpec, fill
 from quantize.fill.job import FillJob
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import describe_run
@@ -80,31 +79,17 @@ class SharedFiller:
 
     def run(self, task: ChunkTask) -> int:
         """Encode the rows of a task for all its members; return their digest, UNKNOWN if none is encoded."""
-        members = self._members[task.number]
-        copies = [member for member in members if not self._is_encoded(member)]
-        encoded = [member for member in members if self._is_encoded(member)]
-        for member in copies:
-            self._fillers[member.job].run(member.task)
-        return self._encode(task.rows, encoded) if encoded else UNKNOWN
+        places = [(self._fillers[member.job], member.task) for member in self._members[task.number]]
+        encoded = [place for place in places if place[0].is_encoded(task.rows.tensor)]
+        for filler, copied in places:
+            if not filler.is_encoded(task.rows.tensor):
+                filler.run(copied)
+        return fill(encoded) if encoded else UNKNOWN
 
     def settle(self) -> None:
         """See `Filler.settle`."""
         for filler in self._fillers:
             filler.settle()
-
-    def _encode(self, rows: RowRange, members: Sequence[Member]) -> int:
-        digest = RowsDigest() if any(self._fillers[member.job].spec.digests for member in members) else None
-        targets = [self._fillers[member.job].target(rows.tensor) for member in members]
-        offsets = [member.task.offset for member in members]
-        for encoded in encode_strips(rows, targets, digest):
-            for index, (member, data) in enumerate(zip(members, encoded, strict=True)):
-                self._fillers[member.job].partials[member.task.output].write(offsets[index], data.data)
-                offsets[index] += data.size
-        return UNKNOWN if digest is None else digest.value()
-
-    def _is_encoded(self, member: Member) -> bool:
-        filler, tensor = self._fillers[member.job], member.task.rows.tensor
-        return filler.sources.is_encoded(tensor, filler.spec.types[tensor])
 
 
 def fill_together(missing: Sequence[tuple[Session, Iterable[ChunkTask]]], executor: Executor) -> None:
