@@ -23,7 +23,7 @@ from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.padding.resized import Extent, Resize
-from quantize.roles import FeedForwardPart, FeedForwardPlace, feed_forward_place, is_unknown_feed_forward
+from quantize.roles import FeedForwardPlace, feed_forward_place, is_unknown_feed_forward
 
 UNPADDED = "gguf_tools.unpadded."
 """Beginning of the keys that keep the sizes of the model itself; the name of the padded key follows."""
@@ -113,15 +113,6 @@ class InnerSize:
     real: Value
     tensors: tuple[InnerTensor, ...]
     also: tuple[str, ...] = ()
-
-    @property
-    def is_padded(self) -> bool:
-        return self.value != self.real
-
-    @property
-    def parts(self) -> tuple[FeedForwardPart, ...]:
-        """The kinds of blocks that have the size, in the order of their tensors."""
-        return tuple(dict.fromkeys(tensor.place.part for tensor in self.tensors))
 
     def aligned(self, unit: int = UNIT) -> Value:
         """The least value at which every row of a down matrix is whole units long, from the real one."""
