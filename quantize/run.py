@@ -25,7 +25,6 @@ from gguf_tools.errors import BadArgument, GGUFError
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.files.overwriting import is_unfinished, refuse_to_replace
 from gguf_tools.findings import Finding, teller
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shown import types_table
 from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown
@@ -34,7 +33,7 @@ from quantize.calibration import BegunCalibrating
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob, Output
 from quantize.fill.outputs import Written, write_outputs
-from quantize.fill.provenance import PROVENANCE_KEY
+from quantize.fill.provenance import PROVENANCE_KEY, with_provenance
 from quantize.fill.reuse import reuse_outlook
 from quantize.importances.files import StoredImportance, stored_inputs
 from quantize.importances.text_sketch import SHA256_KEY
@@ -323,8 +322,7 @@ def _is_same(output: Output) -> bool:
         with GGUFFile(path) as file:
             provenance = file.metadata.get(PROVENANCE_KEY)
         if provenance is not None and PROVENANCE_KEY in planned.metadata:
-            metadata = {**planned.metadata, PROVENANCE_KEY: provenance}
-            planned = FileLayout.of(metadata, planned.tensors, endian=planned.endian, version=planned.version)
+            planned = with_provenance(planned, provenance)
         return _start_of(path, len(planned.header)) == planned.header
     except (GGUFError, OSError):
         return False

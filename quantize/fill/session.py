@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,14 +16,20 @@ from gguf_tools.errors import BadTensor, ChangedInput, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.format.layout import FileLayout, TensorInfo
+from gguf_tools.format.layout import TensorInfo
 from gguf_tools.progress import Progress
 from gguf_tools.system.files import IS_HELD_OPEN
 from quantize.fill.chunks import UNKNOWN, ChunkTask, TensorChunks
 from quantize.fill.executors import naming
 from quantize.fill.filling import JobSpec, to_read_back, wrong_chunks
 from quantize.fill.job import FillJob, Output
-from quantize.fill.provenance import PROVENANCE_KEY, digest_weighting, provenance_value, tensor_provenance
+from quantize.fill.provenance import (
+    PROVENANCE_KEY,
+    digest_weighting,
+    provenance_value,
+    tensor_provenance,
+    with_provenance,
+)
 from quantize.fill.sources import OpenSources
 from quantize.fill.verify import Verification, verify_output
 
@@ -181,7 +187,9 @@ class Session:
                 self._publish(output)
         first = self._open.get(0)
         if self._has_provenance and first is not None:
-            first.layout = _with_provenance(self._job.outputs[0].layout, self._provenance())
+            layout = self._job.outputs[0].layout
+            first.layout = with_provenance(layout, provenance_value(self._provenance()))
+            assert first.layout.offsets == layout.offsets, "the place for provenance has another size"
             self._publish(0)
 
     def keep(self, error: BaseException) -> None:
@@ -273,14 +281,6 @@ class Session:
                 yield tensor_provenance(chunks.info, sources.tensors[name].type, digests, importance)
             else:
                 yield UNKNOWN
-
-
-def _with_provenance(layout: FileLayout, numbers: Iterable[int]) -> FileLayout:
-    """Put numbers into their place in a layout."""
-    metadata = {**layout.metadata, PROVENANCE_KEY: provenance_value(numbers)}
-    filled = FileLayout.of(metadata, layout.tensors, endian=layout.endian, version=layout.version)
-    assert filled.offsets == layout.offsets, "the place for provenance has another size"
-    return filled
 
 
 def _has_its_name(output: Output, inode: int | None) -> bool:
