@@ -250,9 +250,9 @@ def _uses_of_data(
     strange = [n for n in importances if known.isdisjoint((n, *siblings_with_same_activations(n)))]
     level = Level.NOTE if _NEVER_COLLECTED.issuperset(without) else Level.WARNING
     yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total, level)
-    yield from _each_about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
+    yield from _about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
     yield from _about(Kind.SHARED_DATA, "one row of importances for all matrices", shared, total)
-    yield from _each_about(
+    yield from _about(
         Kind.NEUTRAL_DATA, "neutral importances, because nothing was routed to it", neutral, total
     )
     if strange:
@@ -261,19 +261,13 @@ def _uses_of_data(
 
 
 def _about(
-    kind: Kind, what: str, names: Sequence[str], total: int, level: Level = Level.WARNING
+    kind: Kind, what: str, found: Sequence[str] | dict[str, str], total: int, level: Level = Level.WARNING
 ) -> Iterator[Finding]:
-    if names:
-        shown = _first_few(in_layer_ranges(names))
-        text = f"{what}: {len(names)} of {total} tensors: {shown}"
-        yield Finding(kind, text, level, about=tuple(names))
-
-
-def _each_about(kind: Kind, what: str, remarks: dict[str, str], total: int) -> Iterator[Finding]:
-    """Yield one finding about tensors with a remark of its own for each."""
-    if remarks:
-        shown = _first_few([f"{name} ({remark})" for name, remark in remarks.items()])
-        yield Finding(kind, f"{what}: {len(remarks)} of {total} tensors: {shown}", about=tuple(remarks))
+    """Yield one finding about tensors, by their names or with a remark for each."""
+    if found:
+        remarks = found.items() if isinstance(found, dict) else ()
+        shown = _first_few([f"{name} ({remark})" for name, remark in remarks] or in_layer_ranges(found))
+        yield Finding(kind, f"{what}: {len(found)} of {total} tensors: {shown}", level, about=tuple(found))
 
 
 def _first_few(names: Sequence[str]) -> str:
