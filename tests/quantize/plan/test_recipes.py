@@ -10,7 +10,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F16, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import CODECS
-from quantize.plan.fallback import fit
+from quantize.plan.decide import fit
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import parse_override
