@@ -114,9 +114,9 @@ class InnerSize:
     tensors: tuple[InnerTensor, ...]
     also: tuple[str, ...] = ()
 
-    def aligned(self, unit: int = UNIT) -> Value:
-        """The least value at which every row of a down matrix is whole units long, from the real one."""
-        step = lcm(*(unit // gcd(unit, tensor.times) for tensor in self.tensors))
+    def aligned(self) -> Value:
+        """The least value at which every row of a down matrix is whole blocks long, from the real one."""
+        step = lcm(*(UNIT // gcd(UNIT, tensor.times) for tensor in self.tensors))
         numbers = tuple(-(-number // step) * step for number in _numbers(self.real))
         data = numbers if isinstance(self.real.data, tuple) else numbers[0]
         return Value(self.real.kind, data, self.real.item)
