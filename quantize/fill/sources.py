@@ -116,7 +116,7 @@ def _itself(spec: SourceSpec) -> SourceSpec:
 
 @dataclass(frozen=True)
 class GGUFSources:
-    """What is made of the tensors of a GGUF file, or of a split set.
+    """Tensors that are made of those of a GGUF file, or of a split set.
 
     path  of the file, or of any part
     make  (open file) -> the tensors, by their names in the output; can be pickled
