@@ -19,12 +19,11 @@ from gguf_tools.choices import filled
 from gguf_tools.errors import BadArgument, BadRequest, HubError
 from gguf_tools.hub.client import is_unknown
 from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
-from quantize.options import QuantizeOptions
+from quantize.options import QuantizeChoices, QuantizeOptions
 from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture
 from quantize.roles import MLALayout, Program
 from quantize.run import Run
-from quantize.run_options import QuantizeChoices
 
 
 @dataclass(frozen=True)

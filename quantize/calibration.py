@@ -16,9 +16,9 @@ from gguf_tools.format.values import Metadata
 
 if TYPE_CHECKING:
     from quantize.fill.job import Calibrator, FillJob, Output
-    from quantize.fill.options import FillOptions
     from quantize.importances.entries import ImportanceFile
     from quantize.plan.plan import Plan
+    from quantize.run_options import RunOptions
 
 METHOD_KEY = "gguf_tools.calibration.method"
 """Metadata key: how a file was calibrated. Its text is in the keys of text_sketch.py."""
@@ -51,11 +51,11 @@ class BegunCalibrating(Calibrating, Protocol):
         """
         ...
 
-    def open(self, plan: Plan, job: FillJob, options: FillOptions) -> AbstractContextManager[Calibrator]:
+    def open(self, plan: Plan, job: FillJob, options: RunOptions) -> AbstractContextManager[Calibrator]:
         """Open the calibrator of a run; leaving it without an error ends the run."""
         ...
 
-    def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterable[str]:
+    def estimate(self, plan: Plan, outputs: Sequence[Output], options: RunOptions) -> Iterable[str]:
         """Tell what a run will need: memory, disk and time."""
         ...
 

@@ -48,8 +48,7 @@ class Changed(Generic[AnyChange]):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        outputs = self.change.preparation.outputs if self.written is not None or self.is_found else ()
-        return tuple(output.path for output in outputs)
+        return self.change.preparation.paths if self.written is not None or self.is_found else ()
 
 
 def change_file(

@@ -12,7 +12,6 @@ error, which is the grid's, and Q4_1 where codes have zero points. Q4_K is encod
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_0, Q4_1, Q4_K, Q8_0, GGMLType
 from gguf_tools.text import counted
-from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, RowSource, SourceSpec, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, RowSource, SourceTensor
 from quantize.formats import get_decoder, get_format
 from quantize.plan.decide import KEEPING, KeptGrid, PlanOptions
 from quantize.roles import tensor_role
@@ -43,23 +42,6 @@ class GridTensor(MadeOfTensor):
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         return _encode(self.read_rows(start, stop), self.type).reshape(-1)
-
-
-@dataclass(frozen=True)
-class GridSources:
-    """How another process opens tensors of which some keep their grid.
-
-    spec   opens them as they are
-    types  by name in the output
-    """
-
-    spec: SourceSpec
-    types: Mapping[str, GGMLType]
-
-    @contextmanager
-    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
-        with self.spec.open() as tensors:
-            yield keep_grids(tensors, self.types)
 
 
 def keep_grids(tensors: Mapping[str, SourceTensor], types: Mapping[str, GGMLType]) -> dict[str, SourceTensor]:

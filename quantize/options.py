@@ -17,6 +17,7 @@ from quantize.calibration import Calibrating
 from quantize.importances import ImportanceSource
 from quantize.padding import PAD_WORDS, PadChoice, parse_pad
 from quantize.plan.decide import PlanOptions
+from quantize.run_options import RunChoices
 
 if TYPE_CHECKING:
     from quantize.importances.entries import ImportanceFile
@@ -102,3 +103,10 @@ class FileChoices(TypedDict, total=False):
     pad: PadChoice | None
     pad_hidden: bool
     keep_grid: bool
+
+
+class QuantizeChoices(FileChoices, RunChoices, total=False):
+    """The fields of QuantizeOptions and RunOptions as keyword arguments."""
+
+    keep_split: bool
+    kv_overrides: Iterable[tuple[str, Value]]

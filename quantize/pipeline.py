@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,16 +24,16 @@ from gguf_tools.files.named_files import output_path
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import cached_name
 from quantize.calibration import begun
-from quantize.fill.sources import GGUFSources, GGUFTensor
+from quantize.fill.sources import GGUFSources, GGUFTensor, stored_tensors
 from quantize.grids import with_grids
-from quantize.options import QuantizeOptions
+from quantize.options import QuantizeChoices, QuantizeOptions
 from quantize.padding.choose import decide_padded, refuse_overridden_sizes
 from quantize.plan.overrides import fit_kv_overrides
 from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
 from quantize.run import Result, Run, execute_together
-from quantize.run_options import QuantizeChoices, RunOptions
+from quantize.run_options import RunOptions
 
 
 @checked
@@ -120,7 +120,11 @@ def plan_run(
     with open_gguf(path) as opened:
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
-        rows = row_sources(preparation.plan, sources, partial(GGUFSources, path), preparation.padding)
+
+        def spec(names: Mapping[str, str]) -> GGUFSources:
+            return GGUFSources(path, partial(stored_tensors, names=names))
+
+        rows = row_sources(preparation.plan, sources, spec, preparation.padding)
         yield Run(preparation, rows, gguf_inputs(opened), started, calibration)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest
@@ -26,8 +27,8 @@ from quantize.fill.chunks import UNKNOWN
 from quantize.fill.encode import RowSources
 from quantize.fill.job import Output
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
-from quantize.fill.sources import SourceSpec, SourceTensor
-from quantize.grids import GridSources, keep_grids
+from quantize.fill.sources import ChangedSources, SourceSpec, SourceTensor
+from quantize.grids import keep_grids
 from quantize.importances.entries import ImportanceFile, PromisedImportance, refuse_nonfinite
 from quantize.options import FileOptions
 from quantize.padding.counterparts import count_weights, fit_importances
@@ -61,6 +62,11 @@ class Preparation:
 
     def _repr_html_(self) -> str:
         return types_table(repr(self), self.plan.infos)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The outputs' places."""
+        return tuple(output.path for output in self.outputs)
 
     @property
     def total_bytes(self) -> int:
@@ -188,9 +194,10 @@ def row_sources(
         for name, resolved in plan.weighed.items()
         if not isinstance(resolved.matrix, PromisedImportance)
     }
-    opened = padding.spec(spec)(names)
+    opened = padding.spec(spec(names))
     if on_grid:
-        made_of, opened = keep_grids(made_of, on_grid), GridSources(opened, on_grid)
+        keep = partial(keep_grids, types=on_grid)
+        made_of, opened = keep(made_of), ChangedSources(opened, keep)
     return RowSources(made_of, known, opened)
 
 

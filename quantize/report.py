@@ -91,11 +91,14 @@ def note_lines(plan: Plan, *, is_done: bool = False) -> Iterator[str]:
         yield f"warning: this plan can't be run: {problem.text}"
 
 
+def paths_text(paths: Sequence[Path]) -> str:
+    """Name the outputs of a run by the first of them."""
+    return f"{paths[0]}{f' and {len(paths) - 1} more parts' if len(paths) > 1 else ''}"
+
+
 def found_lines(paths: Sequence[Path]) -> Iterator[str]:
     """Say that the outputs of a run were there already."""
-    first, *others = paths
-    more = f" and {len(others)} more parts" if others else ""
-    yield spoken(f"{first}{more}: is already there, as asked; --force makes it anew")
+    yield spoken(f"{paths_text(paths)}: is already there, as asked; --force makes it anew")
 
 
 def result_lines(result: Result) -> Iterator[str]:
@@ -114,16 +117,13 @@ def result_lines(result: Result) -> Iterator[str]:
     for note in written.notes:
         yield f"note: {note}"
     if result.replaced:
-        first_replaced, *more_replaced = result.replaced
-        rest = f" and {len(more_replaced)} more parts" if more_replaced else ""
-        yield f"replaced {first_replaced}{rest}, which was there before"
+        yield f"replaced {paths_text(result.replaced)}, which was there before"
     if written.verification is not None:
         yield str(written.verification)
     yield from written.calibration
     compiling = written.compile_seconds
     rate = preparation.plan.total_bytes / max(result.seconds - compiling, 1e-9)
     first_time = f", {compiling:.1f} s of them for compiling kernels, once" if compiling > 1 else ""
-    first, *others = result.paths
-    more = f" and {len(others)} more parts" if others else ""
     limit = "" if written.limit is None else f", the limit was {written.limit}"
-    yield f"wrote {first}{more} in {result.seconds:.1f} s{first_time} ({size_text(rate)} a second{limit})"
+    took = f"{result.seconds:.1f} s{first_time} ({size_text(rate)} a second{limit})"
+    yield f"wrote {paths_text(result.paths)} in {took}"

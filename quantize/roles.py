@@ -218,13 +218,8 @@ def tensor_role(
     parts = _IK_PARTS if is_ik else (*own.roles, *_PARTS)
     kept = (*own.kept, *_KEPT_PARTS, *(_IK_KEPT_PARTS if is_ik else ()))
     shared = "_shexp.weight" in name
-    return TensorRole(_role(name, parts), layer_of(name), _kept_as(name, shape, kept), shared)
-
-
-def _role(name: str, parts: Iterable[tuple[str, Role]]) -> Role:
-    if name in _WHOLE_NAMES:
-        return _WHOLE_NAMES[name]
-    return next((role for part, role in parts if part in name), Role.OTHER)
+    role = _WHOLE_NAMES.get(name) or next((role for part, role in parts if part in name), Role.OTHER)
+    return TensorRole(role, layer_of(name), _kept_as(name, shape, kept), shared)
 
 
 def _kept_as(name: str, shape: tuple[int, ...], parts: Iterable[tuple[str, str]]) -> str | None:

@@ -1,27 +1,44 @@
-"""A planned run: what was decided, and how it is carried out; the same for all fronts."""
+"""A planned run: what was decided, and how it is carried out; the same for all fronts.
+
+Outputs that are there before it are finished as it would make them, its own in part, or not to be touched.
+A finished output of the same plan is done: its header is the one that the run would write, down to every
+offset, and it was written after the last change of whatever it is made of. No program can put the time of a
+change (ctime) back, so an input that was edited, replaced or downloaded since is noticed.
+
+Everything else under an output's name is replaced with `force` alone. What an interrupted run of the same
+outputs has left is its own; see gguf_tools/files/overwriting.py.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gguf_tools.dataframes import dataframe
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import BadArgument, GGUFError
 from gguf_tools.files.inputs import AnyInput
-from gguf_tools.files.overwriting import is_unfinished
+from gguf_tools.files.overwriting import is_unfinished, refuse_to_replace
+from gguf_tools.findings import Finding, teller
+from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shown import types_table
+from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown
+from gguf_tools.system.files import NO_WAIT, open_file, read_at
 from quantize.calibration import BegunCalibrating
 from quantize.fill.encode import RowSources
-from quantize.fill.job import FillJob
+from quantize.fill.job import FillJob, Output
 from quantize.fill.outputs import Written, write_outputs
+from quantize.fill.provenance import PROVENANCE_KEY, with_provenance
 from quantize.fill.reuse import reuse_outlook
-from quantize.finished import are_finished, refuse_or_replace
+from quantize.importances.files import StoredImportance, stored_inputs
+from quantize.importances.text_sketch import SHA256_KEY
 from quantize.prepare import Preparation
-from quantize.run_options import RunBar, RunOptions
+from quantize.run_options import RunOptions
 
 if TYPE_CHECKING:
     import pandas
@@ -51,7 +68,7 @@ class Result:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return tuple(output.path for output in self.preparation.outputs)
+        return self.preparation.paths
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each tensor: its types, its size in bytes, and why it has its type."""
@@ -119,12 +136,7 @@ class Run:
 
     @property
     def output_paths(self) -> tuple[Path, ...]:
-        return tuple(output.path for output in self.preparation.outputs)
-
-    @property
-    def existing(self) -> tuple[Path, ...]:
-        """The outputs that are there already."""
-        return tuple(path for path in self.output_paths if path.exists())
+        return self.preparation.paths
 
     @property
     def plain_job(self) -> FillJob:
@@ -160,6 +172,67 @@ class Run:
             yield replace(job, calibrator=calibrator)
 
 
+class RunBar:
+    """Shows how far a run has come: in bytes, or where a calibration makes them in seconds of its work.
+
+    A terminal shows the kernels that are compiled before, too.
+    """
+
+    def __init__(self, label: str, show: Shown, *, is_calibrated: bool = False) -> None:
+        self._show, self._is_calibrated = show, is_calibrated
+        self._bar = Bar(label, WORK if is_calibrated else BYTES, show)
+        self._kernels = Bar("", show=None)
+        self._lock = threading.Lock()
+        self._total = 0
+
+    def start(self, preparation: Preparation) -> Progress:
+        """Get ready for what was decided, and return what shows and advances the bar, from any thread.
+
+        Of several outputs that are made together, the bar shows the sum.
+        """
+        self._total += preparation.plan.total_bytes
+        return self._advance
+
+    def told(self, run: RunOptions) -> RunOptions:
+        """Let a run move these bars, and with True tell what a user should know."""
+        told = teller(quiet=False) if self._show is True else run.tell
+
+        def tell(finding: Finding) -> None:
+            self._bar.close()
+            told(finding)
+
+        return replace(run, compiling=self._compiling, calibrating=self._calibrating, tell=tell)
+
+    def _compiling(self, n_kernels: int) -> Progress:
+        """Show the bar of kernels if they take long, and return what advances it, from any thread."""
+        show = True if self._show is True else None
+        self._kernels = Bar(f"compiling {n_kernels} kernels, once", KERNELS, show)
+        return self._kernels.start(n_kernels)
+
+    def _calibrating(self, seconds: float, done: float) -> Bar:
+        """Show the work of a calibration, and return its bar."""
+        self._kernels.close()
+        self._bar.start(seconds, done)
+        return self._bar
+
+    def _advance(self, n_bytes: int) -> None:
+        if self._is_calibrated:
+            return
+        with self._lock:
+            total, self._total = self._total, 0
+            if total:
+                self._kernels.close()
+                self._bar.start(total)
+        self._bar.advance(n_bytes)
+
+    def __enter__(self) -> RunBar:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._kernels.close()
+        self._bar.__exit__(*error)
+
+
 def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:
     """Carry out several runs from the same source, which is read once for all of them.
 
@@ -169,7 +242,7 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
             without `force`, and what `Run.execute` raises
     """
     how = how or RunOptions()
-    paths = [output.path for run in runs for output in run.preparation.outputs]
+    paths = [path for run in runs for path in run.output_paths]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise BadArgument(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
@@ -186,7 +259,7 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
 
 
 def _execute(runs: Sequence[Run], how: RunOptions) -> list[Result]:
-    older = [run.existing for run in runs]
+    older = [tuple(path for path in run.output_paths if path.exists()) for run in runs]
     is_calibrated = any(run.calibration is not None for run in runs)
     with RunBar(how.label, how.progress, is_calibrated=is_calibrated) as bar, ExitStack() as stack:
         how, progress = bar.told(how), [bar.start(run.preparation) for run in runs]
@@ -198,3 +271,66 @@ def _execute(runs: Sequence[Run], how: RunOptions) -> list[Result]:
         Result(run.preparation, made, ended - run.started, () if made.n_resumed else before)
         for run, made, before in zip(runs, written, older, strict=True)
     ]
+
+
+# ---- outputs that are there before a run
+
+
+def are_finished(job: FillJob, *, is_calibrated: bool) -> bool:
+    """Whether the outputs of a job are there as it would make them, as far as headers and times can tell.
+
+    is_calibrated  the bytes depend on a text, too, which the metadata name unless provenance is left out
+    """
+    outputs, sources = job.outputs, job.sources
+    if sources.remote or not all(output.path.is_file() for output in outputs):
+        return False
+    importances = [resolved.matrix for resolved in sources.importances.values()]
+    if not all(isinstance(each, StoredImportance) for each in importances):
+        return False  # numbers in memory, which no file's time speaks for
+    if is_calibrated and SHA256_KEY not in outputs[0].layout.metadata:
+        return False
+    made_of = [Path(each) for each in (*job.inputs, *stored_inputs(importances))]
+    return _are_older(made_of, [output.path for output in outputs]) and all(map(_is_same, outputs))
+
+
+def refuse_or_replace(job: FillJob, how: RunOptions) -> None:
+    """Raise OutputError for outputs that are there and that a run may not replace.
+
+    A file that is to be reused may be the one that is replaced. An input is refused by its writer.
+    """
+    reused, inputs = set(map(os.path.realpath, how.old_files)), set(map(os.path.realpath, job.inputs))
+    outputs = {os.path.realpath(output.path): output.path for output in job.outputs}
+    others = [path for real, path in outputs.items() if real not in inputs]
+    refuse_to_replace(others, force=how.force or how.replace or not reused.isdisjoint(outputs))
+
+
+def _are_older(made_of: Iterable[Path], outputs: Iterable[Path]) -> bool:
+    """Whether files were last changed, renamed or replaced before any of the outputs was written."""
+    try:
+        written = min(path.stat().st_mtime_ns for path in outputs)
+        return all(path.stat().st_ctime_ns < written for path in made_of)
+    except OSError:
+        return False
+
+
+def _is_same(output: Output) -> bool:
+    """Whether a file has the size and the header of an output, whatever its provenance says."""
+    planned, path = output.layout, output.path
+    try:
+        if path.stat().st_size != planned.total_bytes:
+            return False
+        with GGUFFile(path) as file:
+            provenance = file.metadata.get(PROVENANCE_KEY)
+        if provenance is not None and PROVENANCE_KEY in planned.metadata:
+            planned = with_provenance(planned, provenance)
+        return _start_of(path, len(planned.header)) == planned.header
+    except (GGUFError, OSError):
+        return False
+
+
+def _start_of(path: Path, n_bytes: int) -> bytes:
+    fd = open_file(path, os.O_RDONLY | NO_WAIT)
+    try:
+        return read_at(fd, n_bytes, 0)
+    finally:
+        os.close(fd)

@@ -18,10 +18,10 @@ from imatrix.texts.mixture import mixture_sha256, read_text
 from imatrix.texts.quality import TextQuality, admit, judge, script_findings
 from imatrix.texts.tokens import Text, Vocabulary
 from quantize.fill.job import Calibrator, FillJob, Output
-from quantize.fill.options import FillOptions
 from quantize.importances.entries import ImportanceFile, PromisedImportance
 from quantize.importances.text_sketch import TextSketch
 from quantize.plan.plan import Plan
+from quantize.run_options import RunOptions
 
 if TYPE_CHECKING:
     from imatrix.calibrate.estimate import Cost
@@ -79,7 +79,7 @@ class BegunCalibration:
         return ImportanceFile(entries, (path.name,), text.n_chunks, text.chunk_size, sketch=sketch)
 
     @contextmanager
-    def open(self, plan: Plan, job: FillJob, options: FillOptions) -> Iterator[Calibrator]:
+    def open(self, plan: Plan, job: FillJob, options: RunOptions) -> Iterator[Calibrator]:
         """See `quantize.calibration.BegunCalibrating`."""
         from imatrix.calibrate.estimate import amount_findings
         from imatrix.calibrate.run.run import CalibratedRun
@@ -90,7 +90,7 @@ class BegunCalibration:
             tell_all((*script_findings(what.spelling), *amount, *what.findings()), options.tell)
             yield run
 
-    def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterator[str]:
+    def estimate(self, plan: Plan, outputs: Sequence[Output], options: RunOptions) -> Iterator[str]:
         """See `quantize.calibration.BegunCalibrating`."""
         from imatrix.calibrate.estimate import amount_findings, estimate_lines
 

@@ -7,11 +7,10 @@ same bytes to the same places, so a late write of its earlier session changes no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
-from gguf_tools.cluster.connect import Cluster, open_cluster
+from gguf_tools.cluster.connect import Cluster
 from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
 from gguf_tools.errors import ExecutionError
 from quantize.fill.chunks import ChunkTask
@@ -52,10 +51,3 @@ class ClusterExecutor:
             except ItemFailed as failed:
                 text = failed.text if failed.error else f"{failed.item}: {failed.text}"
                 raise ExecutionError(text, failed.item) from None
-
-
-@contextmanager
-def open_executor(address: str, output: Path) -> Iterator[ClusterExecutor]:
-    """Connect to the scheduler at an address; see `open_cluster`."""
-    with open_cluster(address) as cluster:
-        yield ClusterExecutor(cluster, output)

@@ -185,7 +185,7 @@ def strips(source: SourceTensor, start: int, stop: int, group: int = 1) -> Itera
             yield first, rows[first - start : first - start + step]
 
 
-def check_finite(rows: npt.NDArray[Any], tensor: str, row_start: int, what: str = "weight") -> None:
+def check_finite(rows: npt.NDArray[Any], tensor: str, row_start: int) -> None:
     """Raise BadWeights, naming row and column, when `rows` (n_rows, n_cols) hold a NaN or an infinity.
 
     row_start  the number of the first of these rows, for the message
@@ -197,7 +197,7 @@ def check_finite(rows: npt.NDArray[Any], tensor: str, row_start: int, what: str 
         row, column = divmod(index, rows.shape[-1])
         value = float(rows.reshape(-1)[index])
         raise BadWeights(
-            f"{tensor}: {what} at row {row_start + row}, column {column} is {value}, expected a finite number"
+            f"{tensor}: weight at row {row_start + row}, column {column} is {value}, expected a finite number"
             " (the checkpoint is damaged, or overflowed when it was saved)"
         )
 

@@ -1,4 +1,4 @@
-"""Executors run the chunks of a run: one after the other, in threads, or on a cluster (see cluster.py).
+"""Executors run the chunks of a run: in threads, or on a cluster (see cluster.py).
 
 An executor has one method, `run(tasks, spec, done)`. It opens `spec` once in every process that works, runs
 each task once there, in any order, and calls `done(number, digest)` in the process that called `run`. It
@@ -73,18 +73,6 @@ _POLL_SECONDS = 0.2
 immediate."""
 
 
-class SerialExecutor:
-    """One chunk after the other in the calling thread: the simplest executor, and the one to debug with."""
-
-    def run(self, tasks: Iterable[ChunkTask], spec: WorkerSpec, done: Done) -> None:
-        """Run all tasks; raises ExecutionError for the first that fails, and what `done` raises."""
-        with spec.open() as worker:
-            for task in tasks:
-                with naming(task):
-                    digest = worker.run(task)
-                done(task.number, digest)
-
-
 class ThreadExecutor:
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
@@ -133,11 +121,3 @@ def _run(tasks: Iterable[ChunkTask], worker: Worker, done: Done, n_threads: int)
             thread.join()
     if failures:
         raise failures[0]
-
-
-__all__ = ["Done", "Executor", "Worker", "WorkerSpec", "make_executor", "naming"]
-
-
-def make_executor(n_threads: int) -> Executor:
-    """Make the executor for `n_threads` threads."""
-    return SerialExecutor() if n_threads == 1 else ThreadExecutor(n_threads)

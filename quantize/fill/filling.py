@@ -60,11 +60,6 @@ def wrong_row(
     return None
 
 
-def ends(task: ChunkTask) -> tuple[int, int]:
-    """The first row of a chunk, and its last."""
-    return task.rows.start, task.rows.stop - 1
-
-
 def some_row(task: ChunkTask) -> int:
     """Pick a row of a chunk: another one in each chunk, but the same each time."""
     return task.rows.start + (task.number * 2654435761 + 1013904223) % 2**32 % len(task.rows)
@@ -135,7 +130,8 @@ class JobSpec:
         """See `quantize.fill.executors.WorkerSpec`."""
         with self.sources.open() as tensors:
             sources, target = RowSources(tensors, self.importances), self.types[task.rows.tensor]
-            return wrong_row(self.partials[task.output], task, ends(task), target, sources, self.endian)
+            ends = task.rows.start, task.rows.stop - 1
+            return wrong_row(self.partials[task.output], task, ends, target, sources, self.endian)
 
 
 class Filler:
@@ -146,24 +142,35 @@ class Filler:
 
     def run(self, task: ChunkTask) -> int:
         """Encode a chunk and write it; return the digest of its rows, UNKNOWN where they are copied."""
-        target = self.target(task.rows.tensor)
-        wants_digest = self.spec.digests and self.sources.is_encoded(task.rows.tensor, target.type)
-        digest = RowsDigest() if wants_digest else None
-        partial = self.partials[task.output]
-        offset = task.offset
-        for (data,) in encode_strips(task.rows, [target], digest):
-            partial.write(offset, data.data)
-            offset += data.size
-        return UNKNOWN if digest is None else digest.value()
+        return fill([(self, task)])
 
-    def target(self, tensor: str) -> Target:
-        """The target of the rows of a tensor."""
-        return Target(self.spec.types[tensor], self.sources, self.spec.endian)
+    def is_encoded(self, tensor: str) -> bool:
+        """Whether the rows of a tensor are encoded, not copied as they are."""
+        return self.sources.is_encoded(tensor, self.spec.types[tensor])
 
     def settle(self) -> None:
         """Bring what is written to the disk, and so to the server of a shared one; raises OutputError."""
         for partial in self.partials.values():
             partial.sync()
+
+
+def fill(places: Sequence[tuple[Filler, ChunkTask]]) -> int:
+    """Encode rows once, and write them to each place; return their digest, UNKNOWN where nobody wants it.
+
+    places  fillers, and a chunk of the same rows for each; all encode them, or there is only one
+    """
+    rows = places[0][1].rows
+    digests = any(filler.spec.digests and filler.is_encoded(rows.tensor) for filler, _ in places)
+    digest = RowsDigest() if digests else None
+    targets = [
+        Target(filler.spec.types[rows.tensor], filler.sources, filler.spec.endian) for filler, _ in places
+    ]
+    offsets = [task.offset for _, task in places]
+    for encoded in encode_strips(rows, targets, digest):
+        for index, ((filler, task), data) in enumerate(zip(places, encoded, strict=True)):
+            filler.partials[task.output].write(offsets[index], data.data)
+            offsets[index] += data.size
+    return UNKNOWN if digest is None else digest.value()
 
 
 @dataclass(frozen=True)

@@ -27,18 +27,17 @@ from gguf_tools.files.partial_file import PARTIAL_SUFFIX, refuse_inputs
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.system import files
 from gguf_tools.system.files import Moved
-from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange, RowsDigest
-from quantize.fill.encode import encode_strips
-from quantize.fill.executors import Executor, make_executor
-from quantize.fill.filling import Filler, JobSpec
+from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange
+from quantize.fill.executors import Executor, ThreadExecutor
+from quantize.fill.filling import Filler, JobSpec, fill
 from quantize.fill.job import FillJob
-from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import describe_run
 from quantize.fill.reuse import OldFiles, Reuse
 from quantize.fill.session import Session
 from quantize.fill.verify import Verification, merge_verifications
 from quantize.importances.files import stored_inputs
+from quantize.run_options import RunOptions
 
 
 @dataclass(frozen=True)
@@ -80,31 +79,17 @@ class SharedFiller:
 
     def run(self, task: ChunkTask) -> int:
         """Encode the rows of a task for all its members; return their digest, UNKNOWN if none is encoded."""
-        members = self._members[task.number]
-        copies = [member for member in members if not self._is_encoded(member)]
-        encoded = [member for member in members if self._is_encoded(member)]
-        for member in copies:
-            self._fillers[member.job].run(member.task)
-        return self._encode(task.rows, encoded) if encoded else UNKNOWN
+        places = [(self._fillers[member.job], member.task) for member in self._members[task.number]]
+        encoded = [place for place in places if place[0].is_encoded(task.rows.tensor)]
+        for filler, copied in places:
+            if not filler.is_encoded(task.rows.tensor):
+                filler.run(copied)
+        return fill(encoded) if encoded else UNKNOWN
 
     def settle(self) -> None:
         """See `Filler.settle`."""
         for filler in self._fillers:
             filler.settle()
-
-    def _encode(self, rows: RowRange, members: Sequence[Member]) -> int:
-        digest = RowsDigest() if any(self._fillers[member.job].spec.digests for member in members) else None
-        targets = [self._fillers[member.job].target(rows.tensor) for member in members]
-        offsets = [member.task.offset for member in members]
-        for encoded in encode_strips(rows, targets, digest):
-            for index, (member, data) in enumerate(zip(members, encoded, strict=True)):
-                self._fillers[member.job].partials[member.task.output].write(offsets[index], data.data)
-                offsets[index] += data.size
-        return UNKNOWN if digest is None else digest.value()
-
-    def _is_encoded(self, member: Member) -> bool:
-        filler, tensor = self._fillers[member.job], member.task.rows.tensor
-        return filler.sources.is_encoded(tensor, filler.spec.types[tensor])
 
 
 def fill_together(missing: Sequence[tuple[Session, Iterable[ChunkTask]]], executor: Executor) -> None:
@@ -178,7 +163,7 @@ class Written:
 
 
 def write_outputs(
-    jobs: Sequence[FillJob], options: FillOptions, progress: Sequence[Progress] = ()
+    jobs: Sequence[FillJob], options: RunOptions, progress: Sequence[Progress] = ()
 ) -> list[Written]:
     """Fill the outputs of several jobs from the same source at once, and publish each when it is whole.
 
@@ -232,20 +217,21 @@ def write_outputs(
     return [each.written(compiled - began, limit) for each in opened]
 
 
-def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
+def _executor(options: RunOptions, output: Path, stack: ExitStack) -> Executor:
     """Open the executor of the chunks: threads, or the workers of a scheduler until `stack` is closed."""
     if options.scheduler is None:
-        return make_executor(options.threads)
-    from quantize.fill.cluster import open_executor
+        return ThreadExecutor(options.threads)
+    from gguf_tools.cluster.connect import open_cluster
+    from quantize.fill.cluster import ClusterExecutor
 
-    return stack.enter_context(open_executor(options.scheduler, output))
+    return ClusterExecutor(stack.enter_context(open_cluster(options.scheduler)), output)
 
 
 class _OpenJob:
     """A job with its journal, its older files and its session open."""
 
     def __init__(
-        self, job: FillJob, options: FillOptions, watch: InputWatch, progress: Progress, stack: ExitStack
+        self, job: FillJob, options: RunOptions, watch: InputWatch, progress: Progress, stack: ExitStack
     ) -> None:
         first = job.outputs[0]
         refuse_inputs(journal_path(first.path), job.inputs)

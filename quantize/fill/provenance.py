@@ -97,6 +97,12 @@ def provenance_value(numbers: Iterable[int]) -> Value:
     return Value.u32s(half for number in numbers for half in (number & _LOWER, number >> 32))
 
 
+def with_provenance(layout: FileLayout, value: Value) -> FileLayout:
+    """Put another value of provenance into a layout."""
+    metadata = {**layout.metadata, PROVENANCE_KEY: value}
+    return FileLayout.of(metadata, layout.tensors, endian=layout.endian, version=layout.version)
+
+
 def in_first_form(layout: FileLayout) -> FileLayout:
     """Turn a layout into the one that earlier versions wrote, in which provenance has the same size.
 
@@ -104,9 +110,7 @@ def in_first_form(layout: FileLayout) -> FileLayout:
     """
     if PROVENANCE_KEY not in layout.metadata:
         return layout
-    first = Value.array(Kind.UINT64, _numbers(layout.metadata[PROVENANCE_KEY]))
-    metadata = {**layout.metadata, PROVENANCE_KEY: first}
-    return FileLayout.of(metadata, layout.tensors, endian=layout.endian, version=layout.version)
+    return with_provenance(layout, Value.array(Kind.UINT64, _numbers(layout.metadata[PROVENANCE_KEY])))
 
 
 def read_provenance(file: GGUFSource) -> dict[str, int] | None:

@@ -8,39 +8,30 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.errors import BadTensor, ChangedInput, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.format.layout import FileLayout, TensorInfo
+from gguf_tools.format.layout import TensorInfo
 from gguf_tools.progress import Progress
 from gguf_tools.system.files import IS_HELD_OPEN
 from quantize.fill.chunks import UNKNOWN, ChunkTask, TensorChunks
 from quantize.fill.executors import naming
 from quantize.fill.filling import JobSpec, to_read_back, wrong_chunks
 from quantize.fill.job import FillJob, Output
-from quantize.fill.provenance import PROVENANCE_KEY, digest_weighting, provenance_value, tensor_provenance
+from quantize.fill.provenance import (
+    PROVENANCE_KEY,
+    digest_weighting,
+    provenance_value,
+    tensor_provenance,
+    with_provenance,
+)
 from quantize.fill.sources import OpenSources
 from quantize.fill.verify import Verification, verify_output
-
-
-@dataclass(frozen=True)
-class OpenOutput:
-    """An output that has no name yet.
-
-    number  which output of the run it is
-    writer  of its partial
-    chunks  the numbers of its chunks
-    """
-
-    number: int
-    writer: GGUFWriter
-    chunks: range
 
 
 class Session:
@@ -76,7 +67,7 @@ class Session:
         infos = [chunks.info for chunks in self._table.tensors.values()]
         makes_some = any(job.sources.is_encoded(info.name, info.type) for info in infos)
         self._has_provenance = makes_some and PROVENANCE_KEY in job.outputs[0].layout.metadata
-        self._open: dict[int, OpenOutput] = {}
+        self._open: dict[int, GGUFWriter] = {}  # the outputs that have no name yet, by number
         self._n_left: dict[int, int] = {}
         self._counting = threading.Lock()
         self._closing = threading.Lock()  # no file is closed while it is being synced
@@ -109,7 +100,7 @@ class Session:
                     sealed=journal.sealed,
                 )
             )
-            self._open[number] = OpenOutput(number, writer, chunks)
+            self._open[number] = writer
             if not writer.resumed:
                 journal.forget(chunks)
                 writer.mark()
@@ -125,7 +116,7 @@ class Session:
 
     def spec(self) -> JobSpec:
         """Make the spec by which a worker fills the outputs that lack chunks."""
-        writers = {number: output.writer for number, output in self._open.items() if self._n_left[number]}
+        writers = {number: writer for number, writer in self._open.items() if self._n_left[number]}
         return JobSpec(
             sources=self.sources(),
             importances=self._job.sources.importances,
@@ -138,8 +129,7 @@ class Session:
 
     def partials(self) -> dict[int, Path]:
         """The places of the outputs that have no name yet, even where no chunk is missing."""
-        writers = {number: output.writer for number, output in self._open.items()}
-        return {number: writer.partial for number, writer in writers.items() if writer.is_open}
+        return {number: writer.partial for number, writer in self._open.items() if writer.is_open}
 
     def incomplete(self) -> Iterator[TensorChunks]:
         """Yield the tensors of the outputs that lack chunks."""
@@ -149,8 +139,8 @@ class Session:
 
     def missing(self) -> Iterator[ChunkTask]:
         """Yield the chunks that are not done."""
-        for output in self._open.values():
-            for number in output.chunks:
+        for output in self._open:
+            for number in self._table.outputs[output]:
                 if number not in self._journal.done:
                     yield self._table.task(number)
 
@@ -161,7 +151,7 @@ class Session:
 
     def writer_of(self, info: TensorInfo) -> GGUFWriter:
         """The writer of the output that a tensor goes into."""
-        return self._open[self._table.tensors[info.name].output].writer
+        return self._open[self._table.tensors[info.name].output]
 
     def done(self, number: int, digest: int) -> None:
         """Remember that the bytes of a chunk are written; publish its output if that was the last.
@@ -169,9 +159,8 @@ class Session:
         raises  ExecutionError for a failure of journal or output, and what `progress` raises
         """
         task = self._table.task(number)
-        output = self._open[task.output]
         with naming(task):
-            output.writer.begin_writeback(task.offset, task.n_bytes)
+            self._open[task.output].begin_writeback(task.offset, task.n_bytes)
             self._journal.finish(number, digest)
             if self._journal.is_sync_due():
                 with self._closing:
@@ -182,24 +171,26 @@ class Session:
             is_whole = not self._n_left[task.output]
         if is_whole:
             with naming(task), self._closing:
-                self._finish(output)
+                self._finish(task.output)
 
     def publish_whole(self) -> None:
         """Publish the outputs that an earlier session has filled."""
-        for output in self._open.values():
-            if not self._n_left[output.number]:
+        for output in self._open:
+            if not self._n_left[output]:
                 self._finish(output)
 
     def finish(self) -> None:
         """Publish what is whole and has no name yet; first fill in the provenance, now that all is done."""
         assert not any(self._n_left.values()), "an output is not whole"
-        for output in self._open.values():
-            if output.writer.is_open and not self._has_to_wait(output):
+        for output, writer in self._open.items():
+            if writer.is_open and not self._has_to_wait(output):
                 self._publish(output)
         first = self._open.get(0)
         if self._has_provenance and first is not None:
-            first.writer.layout = _with_provenance(self._job.outputs[0].layout, self._provenance())
-            self._publish(first)
+            layout = self._job.outputs[0].layout
+            first.layout = with_provenance(layout, provenance_value(self._provenance()))
+            assert first.layout.offsets == layout.offsets, "the place for provenance has another size"
+            self._publish(0)
 
     def keep(self, error: BaseException) -> None:
         """Leave what is done for the next session, and say so; if nothing is, leave nothing."""
@@ -209,36 +200,36 @@ class Session:
             done = f"{len(self._journal.done)} of {self._table.n_chunks} chunks are done and kept"
             error.add_note(f"{done}: the same command resumes from there")
             return
-        for output in self._open.values():
-            output.writer.discard()
+        for writer in self._open.values():
+            writer.discard()
         self._journal.remove()
 
-    def _finish(self, output: OpenOutput) -> None:
+    def _finish(self, output: int) -> None:
         """Publish an output that is whole, unless it has to be the last, or workers still hold it open."""
         if not self._has_to_wait(output) and not IS_HELD_OPEN:
             self._publish(output)
 
-    def _has_to_wait(self, output: OpenOutput) -> bool:
+    def _has_to_wait(self, output: int) -> bool:
         """Whether an output has the provenance, which is known when all others are whole."""
-        return self._has_provenance and not output.number
+        return self._has_provenance and not output
 
-    def _publish(self, output: OpenOutput) -> None:
-        journal, writer = self._journal, output.writer
+    def _publish(self, output: int) -> None:
+        writer = self._open[output]
         self._sync()
         if self._read_back:
             self._refuse_holes(output)
-        journal.finish_output(output.number, os.fstat(writer.fileno()).st_ino)
+        self._journal.finish_output(output, os.fstat(writer.fileno()).st_ino)
         if self._verify:
             self.checked.append(self._check(writer))
         writer.publish()
 
-    def _refuse_holes(self, output: OpenOutput) -> None:
+    def _refuse_holes(self, output: int) -> None:
         """Raise OutputError for chunks whose bytes are not there, after forgetting that they are done."""
-        writer, job = output.writer, self._job
+        writer, job = self._open[output], self._job
         tasks = [
             (task, chunks.info.type)
             for chunks in self._table.tensors.values()
-            if chunks.output == output.number
+            if chunks.output == output
             for task in to_read_back(list(chunks), job)
         ]
         wrong = wrong_chunks(writer.partial, tasks, job.sources, writer.layout.endian, self._read_back)
@@ -265,9 +256,9 @@ class Session:
         The journal asks for them when it has counted the chunks that it is to make sure of.
         """
         self._inputs.refuse_changed()
-        for output in self._open.values():
-            if output.writer.is_open:
-                yield output.writer.fileno()
+        for writer in self._open.values():
+            if writer.is_open:
+                yield writer.fileno()
 
     def _check(self, writer: GGUFWriter) -> Verification:
         """Check a whole output before it gets its name; a tensor that fails is to be done again."""
@@ -290,14 +281,6 @@ class Session:
                 yield tensor_provenance(chunks.info, sources.tensors[name].type, digests, importance)
             else:
                 yield UNKNOWN
-
-
-def _with_provenance(layout: FileLayout, numbers: Iterable[int]) -> FileLayout:
-    """Put numbers into their place in a layout."""
-    metadata = {**layout.metadata, PROVENANCE_KEY: provenance_value(numbers)}
-    filled = FileLayout.of(metadata, layout.tensors, endian=layout.endian, version=layout.version)
-    assert filled.offsets == layout.offsets, "the place for provenance has another size"
-    return filled
 
 
 def _has_its_name(output: Output, inode: int | None) -> bool:

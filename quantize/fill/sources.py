@@ -10,7 +10,7 @@ A read takes what its rows need and no more; of a transposed matrix that is whol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from gguf_tools.errors import QuantError
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
 from gguf_tools.format.reader import GGUFSource
-from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import get_decoder
 
@@ -116,19 +116,36 @@ def _itself(spec: SourceSpec) -> SourceSpec:
 
 @dataclass(frozen=True)
 class GGUFSources:
-    """The tensors of a GGUF file, or of a split set.
+    """Tensors that are made of those of a GGUF file, or of a split set.
 
-    path   of the file, or of any part
-    names  name in the output -> name in the file
+    path  of the file, or of any part
+    make  (open file) -> the tensors, by their names in the output; can be pickled
     """
 
     path: Path
-    names: Mapping[str, str]
+    make: Callable[[GGUFSet], Mapping[str, SourceTensor]]
 
     @contextmanager
     def open(self) -> Iterator[Mapping[str, SourceTensor]]:
         with open_gguf(self.path) as file:
-            yield {name: GGUFTensor(file, stored) for name, stored in self.names.items()}
+            yield self.make(file)
+
+
+@dataclass(frozen=True)
+class ChangedSources:
+    """Sources of which some are changed once they are open.
+
+    spec    opens them as they are
+    change  (tensors by name) -> the same with those that change; can be pickled
+    """
+
+    spec: SourceSpec
+    change: Callable[[Mapping[str, SourceTensor]], Mapping[str, SourceTensor]]
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
+        with self.spec.open() as tensors:
+            yield self.change(tensors)
 
 
 class DescribedTensor:
@@ -209,6 +226,14 @@ class GGUFTensor(DescribedTensor):
         first, last = start // group * group, -(-stop // group) * group
         data = self.raw_rows(first, last).reshape(last - first, -1)
         return decode(data, self._info.n_cols)[start - first : stop - first]
+
+
+def stored_tensors(file: GGUFSource, names: Mapping[str, str]) -> dict[str, SourceTensor]:
+    """Take tensors of an open file as they are stored.
+
+    names  name in the output -> name in the file
+    """
+    return {name: GGUFTensor(file, stored) for name, stored in names.items()}
 
 
 Source = TypeVar("Source", bound=RowSource)

@@ -30,6 +30,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -70,12 +71,17 @@ class ImportanceEntry(ABC):
         """Return the sums, float32 (n_mats, n_cols): a row per expert, per MLA head, or a single one."""
 
     @abstractmethod
+    def part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> ImportanceEntry:
+        """Return sums from number `first` on, counted through all rows, as an entry of this shape."""
+
     def row(self, index: int) -> ImportanceEntry:
         """Return one row of sums with its count."""
+        n_cols = self.shape[1]
+        return self.part(index * n_cols, (1, n_cols), self.counts[index : index + 1])
 
-    @abstractmethod
     def in_rows(self, counts: npt.NDArray[np.float32]) -> ImportanceEntry:
         """Return the same sums as one row for each of `counts`."""
+        return self.part(0, (len(counts), self.n_values // len(counts)), counts)
 
     @property
     def n_values(self) -> int:
@@ -117,12 +123,8 @@ class Importance(ImportanceEntry):
     def read(self) -> npt.NDArray[np.float32]:
         return self.values
 
-    def row(self, index: int) -> Importance:
-        one = slice(index, index + 1)
-        return Importance(self.values[one], self.counts[one])
-
-    def in_rows(self, counts: npt.NDArray[np.float32]) -> Importance:
-        return Importance(self.values.reshape(len(counts), -1), counts)
+    def part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> Importance:
+        return Importance(self.values.reshape(-1)[first : first + prod(shape)].reshape(shape), counts)
 
 
 Importances = Mapping[str, ImportanceEntry]
@@ -162,11 +164,10 @@ class ResizedImportance(ImportanceEntry):
         resized[:, :kept] = rows[:, :kept]
         return resized.reshape(self.shape)
 
-    def row(self, index: int) -> ResizedImportance:
-        return ResizedImportance.of(self.stored.row(index), self.n_cols, self.n_new_cols)
-
-    def in_rows(self, counts: npt.NDArray[np.float32]) -> ResizedImportance:
-        return ResizedImportance.of(self.stored.in_rows(counts), self.n_cols, self.n_new_cols)
+    def part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> ResizedImportance:
+        start, n_cols = (number // self.n_new_cols * self.n_cols for number in (first, shape[1]))
+        stored = self.stored.part(start, (shape[0], n_cols), counts)
+        return ResizedImportance.of(stored, self.n_cols, self.n_new_cols)
 
 
 @dataclass(frozen=True)
@@ -191,11 +192,8 @@ class PromisedImportance(ImportanceEntry):
     def read(self) -> NoReturn:
         raise BadImportance("importances were asked for before a calibration could know them")
 
-    def row(self, index: int) -> PromisedImportance:
-        return PromisedImportance(self.n_cols, self.counts[index : index + 1])
-
-    def in_rows(self, counts: npt.NDArray[np.float32]) -> PromisedImportance:
-        return PromisedImportance(self.n_values // len(counts), counts)
+    def part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> PromisedImportance:
+        return PromisedImportance(shape[1], counts)
 
 
 @dataclass(frozen=True)

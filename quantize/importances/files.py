@@ -150,19 +150,11 @@ class StoredImportance(ImportanceEntry):
         """The sums, as an entry in memory calls them; each use reads the file: `read` says that better."""
         return self.read()
 
-    def row(self, index: int) -> StoredImportance:
-        n_cols = self._shape[1]
-        return self._part(index * n_cols, (1, n_cols), self.counts[index : index + 1])
-
-    def in_rows(self, counts: npt.NDArray[np.float32]) -> StoredImportance:
-        return self._part(0, (len(counts), self.n_values // len(counts)), counts)
-
     def place(self) -> tuple[OpenFile, str, tuple[int, int]]:
         """Return the file, the entry's name, and where its values are: offset and number of bytes."""
         return self._file, self._name, (self._offset, 4 * prod(self._shape))
 
-    def _part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> StoredImportance:
-        """Return values of this entry, from number `first` on, as an entry of their own."""
+    def part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> StoredImportance:
         return StoredImportance(self._file, self._name, self._offset + 4 * first, self._dtype, shape, counts)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 from gguf_tools.argument_types import CheckedFields, checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest, NeedsImportance
-from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.shards import GGUFSet
 from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
@@ -25,7 +25,7 @@ from gguf_tools.text import counted, size_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
-from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.fill.sources import GGUFSources, GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importances import ImportanceSource
 from quantize.importances.entries import Importances, ResolvedImportance, refuse_nonfinite, resolve
@@ -56,7 +56,7 @@ from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation, lay_out, parts_of
-from quantize.report import found_lines
+from quantize.report import found_lines, paths_text
 from quantize.roles import MLALayout, Role, in_layer_ranges, tensor_role
 from quantize.run_options import RunChoices, RunOptions
 
@@ -265,32 +265,19 @@ def _notes(
 # ---- filling
 
 
-@dataclass(frozen=True)
-class MovedSources:
-    """The tensors of an output, as moves make them of a GGUF file or a split set; see LayoutChange."""
-
-    path: Path
-    moves: tuple[Move, ...]
-    sizes: HeadSizes
-    importances: Mapping[str, ResolvedImportance]
-
-    @contextmanager
-    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
-        with open_gguf(self.path) as source:
-            yield self.of(source)
-
-    def of(self, source: GGUFSet) -> dict[str, SourceTensor]:
-        """Return the same for a file that is open."""
-        return {
-            move.info.name: _source_tensor(move, source, self.sizes, self.importances.get(move.info.name))
-            for move in self.moves
-        }
-
-
 def row_sources(change: LayoutChange, source: GGUFSet) -> RowSources:
     """Find where the rows of the output come from."""
-    spec = MovedSources(change.source, change.moves, change.sizes, change.importances)
-    return RowSources(spec.of(source), change.importances, spec)
+    make = partial(_moved, moves=change.moves, sizes=change.sizes, importances=change.importances)
+    return RowSources(make(source), change.importances, GGUFSources(change.source, make))
+
+
+def _moved(
+    source: GGUFSet, moves: Iterable[Move], sizes: HeadSizes, importances: Mapping[str, ResolvedImportance]
+) -> dict[str, SourceTensor]:
+    """Make the tensors of an output of those of a file; see LayoutChange."""
+    return {
+        move.info.name: _source_tensor(move, source, sizes, importances.get(move.info.name)) for move in moves
+    }
 
 
 def _source_tensor(
@@ -360,9 +347,7 @@ def result_lines(result: Changed[LayoutChange]) -> Iterator[str]:
     if result.written.n_resumed:
         done, n_chunks = result.written.n_resumed, result.written.n_chunks
         yield f"went on from an interrupted run: {done} of {n_chunks} chunks were done"
-    first, *others = result.paths
-    more = f" and {len(others)} more parts" if others else ""
-    yield f"wrote {first}{more} in {result.seconds:.1f} s"
+    yield f"wrote {paths_text(result.paths)} in {result.seconds:.1f} s"
 
 
 def describe(change: LayoutChange, *, written: bool) -> dict[str, Any]:
@@ -384,7 +369,7 @@ def describe(change: LayoutChange, *, written: bool) -> dict[str, Any]:
         ],
         "notes": list(change.notes),
         "total_bytes": change.preparation.total_bytes,
-        "written": [str(output.path) for output in change.preparation.outputs] if written else [],
+        "written": list(map(str, change.preparation.paths)) if written else [],
     }
 
 

@@ -9,8 +9,7 @@ computes the same numbers, bit for bit, with an inner size that a K- or IQ-type 
     choose       which of them are worth it for the types that are asked for
     hidden_size  the same for hidden states, which costs speed and memory too
     resized      rows of a tensor with zeros at their end, or without
-    counterparts the sizes of a padded file beside those of the model
-    matrix       importances of one for the other
+    counterparts the sizes and importances of a padded file beside those of the model
 """
 
 from __future__ import annotations

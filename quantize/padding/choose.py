@@ -31,8 +31,7 @@ from quantize.padding.padding import (
     padding_of,
     paddings,
 )
-from quantize.plan.decide import TensorPlan
-from quantize.plan.fallback import without_interleaving
+from quantize.plan.decide import TensorPlan, without_interleaving
 from quantize.plan.plan import Plan
 
 Decide = Callable[[Metadata, Sequence[TensorInfo]], tuple[Plan, Metadata]]

@@ -11,7 +11,7 @@ A padded file keeps its sizes without padding in keys of its own: `gguf_tools.un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
@@ -23,7 +23,7 @@ from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.padding.resized import Extent, Resize
-from quantize.roles import FeedForwardPart, FeedForwardPlace, feed_forward_place, is_unknown_feed_forward
+from quantize.roles import FeedForwardPlace, feed_forward_place, is_unknown_feed_forward
 
 UNPADDED = "gguf_tools.unpadded."
 """Beginning of the keys that keep the sizes of the model itself; the name of the padded key follows."""
@@ -114,19 +114,12 @@ class InnerSize:
     tensors: tuple[InnerTensor, ...]
     also: tuple[str, ...] = ()
 
-    @property
-    def is_padded(self) -> bool:
-        return self.value != self.real
-
-    @property
-    def parts(self) -> tuple[FeedForwardPart, ...]:
-        """The kinds of blocks that have the size, in the order of their tensors."""
-        return tuple(dict.fromkeys(tensor.place.part for tensor in self.tensors))
-
-    def aligned(self, unit: int = UNIT) -> Value:
-        """The least value at which every row of a down matrix is whole units long, from the real one."""
-        step = lcm(*(unit // gcd(unit, tensor.times) for tensor in self.tensors))
-        return _each(self.real, lambda number: -(-number // step) * step)
+    def aligned(self) -> Value:
+        """The least value at which every row of a down matrix is whole blocks long, from the real one."""
+        step = lcm(*(UNIT // gcd(UNIT, tensor.times) for tensor in self.tensors))
+        numbers = tuple(-(-number // step) * step for number in _numbers(self.real))
+        data = numbers if isinstance(self.real.data, tuple) else numbers[0]
+        return Value(self.real.kind, data, self.real.item)
 
     def resized(self, value: Value) -> Iterator[tuple[str, Resize]]:
         """Yield the tensors that change when the key holds another value, by name."""
@@ -248,9 +241,3 @@ def _real(metadata: Metadata, key: str, path: str) -> Value:
 
 def _numbers(value: Value) -> Sequence[int]:
     return value.data if isinstance(value.data, tuple) else (value.data,)
-
-
-def _each(value: Value, change: Callable[[int], int]) -> Value:
-    """Change every number of a value."""
-    data = tuple(map(change, value.data)) if isinstance(value.data, tuple) else change(value.data)
-    return Value(value.kind, data, value.item)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from quantize.fill.sources import SourceSpec, SourceTensor
+from quantize.fill.sources import ChangedSources, SourceSpec, SourceTensor
 from quantize.padding import PAD_WORDS
 from quantize.padding.inner_sizes import UNPADDED, InnerSize, inner_sizes
-from quantize.padding.resized import Resize, ResizedSources, resize_tensors
+from quantize.padding.resized import Resize, resize_tensors
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,10 @@ class Padding:
         """Change tensors of the input, unread."""
         return resize_tensors(tensors, self.resized) if self.is_needed else tensors
 
-    def spec(
-        self, spec: Callable[[Mapping[str, str]], SourceSpec]
-    ) -> Callable[[Mapping[str, str]], SourceSpec]:
+    def spec(self, spec: SourceSpec) -> SourceSpec:
         """Let another process open the tensors in the same way."""
-        if not self.is_needed:
-            return spec
-        return lambda names: ResizedSources(spec(names), self.resized)
+        change = partial(resize_tensors, resized=self.resized)
+        return ChangedSources(spec, change) if self.is_needed else spec
 
     def __str__(self) -> str:
         """The sizes that change, for people."""

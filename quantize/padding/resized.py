@@ -8,7 +8,6 @@ there is an error.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from gguf_tools.errors import BadRequest, BadWeights
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
-from quantize.fill.sources import FLOAT_DTYPES, SourceSpec, SourceTensor, rows_dtype, split_rows
+from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, SourceTensor, rows_dtype, split_rows
 from quantize.formats import get_decoder, get_format
 from quantize.importances.weighting import ColumnWeights
 
@@ -82,15 +81,11 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class ResizedTensor:
+class ResizedTensor(MadeOfTensor):
     """A tensor of the input with other sizes, unread."""
 
     tensor: SourceTensor
     resize: Resize
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,10 +98,6 @@ class ResizedTensor:
     @property
     def type(self) -> GGMLType:
         return self.tensor.type
-
-    @property
-    def by_rows(self) -> bool:
-        return self.tensor.by_rows
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Read rows as `SourceTensor` does; raises BadWeights where something else than 0 would be lost."""
@@ -166,23 +157,6 @@ def _zero_block(type_: GGMLType) -> npt.NDArray[np.uint8]:
     if get_decoder(type_)(block, n_cols).any():
         raise BadWeights(f"{type_} can't hold a zero")
     return block[0]
-
-
-@dataclass(frozen=True)
-class ResizedSources:
-    """How another process opens tensors with other sizes.
-
-    spec     opens them as they are
-    resized  by name in the input
-    """
-
-    spec: SourceSpec
-    resized: Mapping[str, Resize]
-
-    @contextmanager
-    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
-        with self.spec.open() as tensors:
-            yield resize_tensors(tensors, self.resized)
 
 
 def resize_tensors(

@@ -10,15 +10,26 @@ The first of these that applies decides (facts of llama.cpp, llama-quant.cpp: ll
   5. --pure: the recipe's default type
   6. the recipe's rules
 
-A type whose blocks do not divide the rows then falls back to another: the type of the first --fallback whose
-expression matches, or else the one that llama-quantize would take.
-
 Some rules ask how many tensors of a kind came before. llama-quantize counts while it works. Here the counts
 are known up front, so the order of work changes nothing. Only tensors that the rules decide are counted, in
 the order of the file that llama-quantize would write.
 
 ik_llama.cpp's file types are its own in this, too: its llama-quantize counts in the order of the input, and
 counts tensors that an override names.
+
+A type whose blocks do not divide the rows then falls back to another: the type of the first --fallback whose
+expression matches, or else the one of llama.cpp's table (llama-quant.cpp: tensor_type_fallback). There a type
+of large blocks gives way to one of 32 with about as many bits; where not even 32 divides the row, to F16. For
+a few types nothing is defined.
+
+In DeepSeek models the tensor concerned is `attn_k_b`: its rows are one head's keys before rotation, 128
+elements, which no block of 256 divides. What the table gives it is kept as the default, because so its bytes
+are llama-quantize's, and because it never has fewer bits than what was asked for: Q4_0 for Q2_K and Q3_K,
+Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for the IQ types. `attn_k_b` is 0.2 % of V2-Lite's weights
+and 0.08 % of V3's, so the difference in size is small.
+
+ik_llama.cpp's table is another one (llama-quantize.cpp: change_type_if_necessary). It holds for its own types
+and under its own file types. A matrix whose rows fill no group of an interleaved type gets the base type.
 """
 
 from __future__ import annotations
@@ -30,10 +41,9 @@ from enum import Enum
 
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
-from gguf_tools.format.ggml_types import Q4_0, Q4_1, GGMLType, by_name
+from gguf_tools.format.ggml_types import F16, Q4_0, Q4_1, GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
-from quantize.formats.codecs import ignores_importances
-from quantize.plan.fallback import describe_misfit, fit, without_interleaving
+from quantize.formats.codecs import CODECS, LOOSE_BASES, REGROUPED, codec_of, ignores_importances
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.recipe import V_LIKE, Recipe, Situation
@@ -129,15 +139,6 @@ class Decision:
     fell_from: GGMLType | None = None
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Position of a tensor among its kind; see Situation."""
-
-    n_visited: int = 0
-    position: int = 0
-    total: int = 0
-
-
 def decide(
     tensors: Sequence[Candidate],
     recipe: Recipe,
@@ -165,14 +166,14 @@ def decide(
             role = Role.OUTPUT
             if options.output_type is not None:
                 return Decision(options.output_type, Decider.OPTION, "--output-tensor-type, tied embeddings")
-        place = places[tensor.name]
+        n_visited, position, total = places[tensor.name]
         situation = Situation(
             role=role,
             facts=facts,
             has_importances=has_importances,
-            n_visited=place.n_visited,
-            position=place.position,
-            total=place.total,
+            n_visited=n_visited,
+            position=position,
+            total=total,
             fits_default=tensor.info.n_cols % _default(recipe).block_elems == 0,
             is_stacked=tensor.info.n_mats > 1,
             n_cols=tensor.info.n_cols,
@@ -236,8 +237,8 @@ def _default(recipe: Recipe) -> GGMLType:
 
 def _places(
     visited: Sequence[Candidate], everything: Sequence[Candidate], facts: ModelFacts, keep_order: bool
-) -> dict[str, _Place]:
-    """Return the place of each of the tensors `visited`, by name.
+) -> dict[str, tuple[int, int, int]]:
+    """Return n_visited, position and total of each of the tensors `visited`, by name; see Situation.
 
     For attention values the total is the number of such tensors; for feed-forward matrices it is the number
     of layers. In a mixture of experts the position is the layer, because a layer may have several matrices
@@ -249,20 +250,20 @@ def _places(
     candidates = {tensor.name: tensor for tensor in visited}
     names = list(candidates) if keep_order else file_order(candidates)
     counts: Counter[Role] = Counter()
-    places = {}
+    places: dict[str, tuple[int, int, int]] = {}
     for name in names:
         role = candidates[name].role.role
         if role in V_LIKE:
             n_visited = counts[Role.ATTN_V]
             counts[Role.ATTN_V] += 1
-            places[name] = _Place(n_visited, n_visited, n_values)
+            places[name] = n_visited, n_visited, n_values
         elif role in (Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP):
             n_visited = counts[role]
             counts[role] += 1
             position = _layer(candidates[name], facts) if facts.n_experts > 1 else n_visited
-            places[name] = _Place(n_visited, position, facts.n_layers)
+            places[name] = n_visited, position, facts.n_layers
         else:
-            places[name] = _Place()
+            places[name] = 0, 0, 0
     return places
 
 
@@ -292,9 +293,9 @@ def _fit_rows(
         fallback = find_override(fallbacks, tensor.name)
         fitting = fit(type_, n_cols, fallback, n_rows, program)
         if fitting is not None:
-            reason = f"{decision.reason}; {fitting.reason}"
-            fell = fitting.reason is not None
-            fitted.append(Decision(fitting.type, decision.decider, reason, type_) if fell else decision)
+            instead, why = fitting
+            reason = f"{decision.reason}; {why}"
+            fitted.append(Decision(instead, decision.decider, reason, type_) if why else decision)
             continue
         misfit = f"{type_.name}: {describe_misfit(type_, n_cols, n_rows)}"
         if fallback is None:
@@ -314,6 +315,62 @@ def _fit_rows(
 def _with_remarks(names: Mapping[str, Sequence[str]]) -> str:
     """Return names by remark as one text, each group followed by its remark."""
     return ", ".join(f"{', '.join(in_layer_ranges(group))} ({remark})" for remark, group in names.items())
+
+
+def fit(
+    wanted: GGMLType,
+    n_cols: int,
+    named: Override | None = None,
+    n_rows: int = 0,
+    program: Program = "llama.cpp",
+) -> tuple[GGMLType, str] | None:
+    """Return the type to use for a matrix of rows of `n_cols` elements where `wanted` was asked for, and why.
+
+    The reason is "" for the same type.
+    named    the user's fallback for this tensor, which is asked only when the rows do not fit
+    n_rows   rows of the matrix, for types that interleave rows
+    program  whose table is asked first
+    Returns None when neither fits, or when the type has no fallback.
+    """
+    misfit = describe_misfit(wanted, n_cols, n_rows)
+    if not misfit:
+        return wanted, ""
+    instead = _by_table(wanted, n_cols, n_rows, program) if named is None else named.type
+    if instead is None or describe_misfit(instead, n_cols, n_rows):
+        return None
+    by_whom = "" if named is None else f" (fallback {named.text})"
+    return instead, f"{misfit}: {wanted.name} -> {instead.name}{by_whom}"
+
+
+def describe_misfit(type_: GGMLType, n_cols: int, n_rows: int) -> str:
+    """Return why a type can't hold a matrix, in a phrase, or "" when it can."""
+    if n_cols % type_.block_elems:
+        return f"row length {n_cols} is no multiple of {type_.block_elems}"
+    # Other types without a codec are refused as such, whatever the rows.
+    is_known = codec_of(type_.name) is not None or without_interleaving(type_) != type_
+    if n_rows % type_.rows_interleaved and is_known:
+        return f"{n_rows} rows are no multiple of {type_.rows_interleaved}"
+    return ""
+
+
+def without_interleaving(type_: GGMLType) -> GGMLType:
+    """Return the base type of an interleaved type, and any other type as it is."""
+    name = REGROUPED.get(type_.name) or LOOSE_BASES.get(type_.name)
+    return type_ if name is None else by_name(name)
+
+
+def _by_table(wanted: GGMLType, n_cols: int, n_rows: int, program: Program) -> GGMLType | None:
+    base = without_interleaving(wanted)
+    if n_cols % wanted.block_elems == 0 and base != wanted and wanted.name not in CODECS:
+        return base
+    codec = codec_of(wanted.name) or codec_of(base.name)
+    instead = None if codec is None else codec.fallback(program)
+    if instead is None and base.block_elems <= 32:
+        instead = base.name
+    if instead is None:
+        return None
+    type_ = by_name(instead)
+    return F16 if describe_misfit(type_, n_cols, n_rows) else type_
 
 
 @dataclass(frozen=True)
@@ -354,11 +411,6 @@ class TensorPlan:
     def info(self) -> TensorInfo:
         """The tensor as it stands in the output file."""
         return TensorInfo(self.name, self.shape, self.target_type)
-
-    @property
-    def source_info(self) -> TensorInfo:
-        """The tensor as it stands in the input."""
-        return TensorInfo(self.source_name, self.shape, self.source_type)
 
     @property
     def is_copied(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from math import prod
 
@@ -191,19 +190,16 @@ def _idle_rules(plans: Sequence[TensorPlan], options: PlanOptions, recipe_name: 
     mistakes = [each for each in options.overrides if each.must_match and not any(map(each.matches, names))]
     for each in mistakes:
         yield Finding.stopping(Kind.RULE_WITHOUT_EFFECT, f"--tensor-type {each.mistake(names)}", BadOverride)
-    options = replace(options, overrides=tuple(each for each in options.overrides if each not in mistakes))
-    if options.overrides and not open_names:
+    overrides = [each for each in options.overrides if each not in mistakes]
+    if overrides and not open_names:
         yield Finding(Kind.RULE_WITHOUT_EFFECT, f"overrides have no effect under {recipe_name}")
     else:
-        yield from _idle("override", options, open_names)
-    yield from _idle("fallback", options, [plan.name for plan in plans if plan.fell_from is not None])
+        yield from _idle("override", overrides, "matches no tensor that can be quantized", open_names)
+    fallen = [plan.name for plan in plans if plan.fell_from is not None]
+    yield from _idle("fallback", options.fallbacks, "matches no tensor whose rows need one", fallen)
 
 
-def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Finding]:
-    rules, missed = {
-        "override": (options.overrides, "matches no tensor that can be quantized"),
-        "fallback": (options.fallbacks, "matches no tensor whose rows need one"),
-    }[what]
+def _idle(what: str, rules: Sequence[Override], missed: str, names: Sequence[str]) -> Iterator[Finding]:
     for idle in idle_overrides(rules, names):
         rule = f"{what} '{idle.override.text}'"
         if not idle.names:
@@ -254,9 +250,9 @@ def _uses_of_data(
     strange = [n for n in importances if known.isdisjoint((n, *siblings_with_same_activations(n)))]
     level = Level.NOTE if _NEVER_COLLECTED.issuperset(without) else Level.WARNING
     yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total, level)
-    yield from _each_about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
+    yield from _about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
     yield from _about(Kind.SHARED_DATA, "one row of importances for all matrices", shared, total)
-    yield from _each_about(
+    yield from _about(
         Kind.NEUTRAL_DATA, "neutral importances, because nothing was routed to it", neutral, total
     )
     if strange:
@@ -265,19 +261,13 @@ def _uses_of_data(
 
 
 def _about(
-    kind: Kind, what: str, names: Sequence[str], total: int, level: Level = Level.WARNING
+    kind: Kind, what: str, found: Sequence[str] | dict[str, str], total: int, level: Level = Level.WARNING
 ) -> Iterator[Finding]:
-    if names:
-        shown = _first_few(in_layer_ranges(names))
-        text = f"{what}: {len(names)} of {total} tensors: {shown}"
-        yield Finding(kind, text, level, about=tuple(names))
-
-
-def _each_about(kind: Kind, what: str, remarks: dict[str, str], total: int) -> Iterator[Finding]:
-    """Yield one finding about tensors with a remark of its own for each."""
-    if remarks:
-        shown = _first_few([f"{name} ({remark})" for name, remark in remarks.items()])
-        yield Finding(kind, f"{what}: {len(remarks)} of {total} tensors: {shown}", about=tuple(remarks))
+    """Yield one finding about tensors, by their names or with a remark for each."""
+    if found:
+        remarks = found.items() if isinstance(found, dict) else ()
+        shown = _first_few([f"{name} ({remark})" for name, remark in remarks] or in_layer_ranges(found))
+        yield Finding(kind, f"{what}: {len(found)} of {total} tensors: {shown}", level, about=tuple(found))
 
 
 def _first_few(names: Sequence[str]) -> str:

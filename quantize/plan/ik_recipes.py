@@ -80,17 +80,6 @@ _OUTPUT_OF_EXPERTS = rule(_ATTN_OUTPUT, "Q5_K", _FOUR_EXPERTS)
 _EARLY_DOWN = rule(_DOWN, "Q5_K", FIRST_8TH, WITHOUT_IMPORTANCES)
 
 
-def _attention(default: str, *rules: Rule) -> tuple[Rule, ...]:
-    """Return `rules` behind those of most file types, which give small matrices of attention more bits."""
-    of_70b = "IQ5_K" if default == "IQ3_K" else default
-    return (
-        rule(_V, "Q8_0", _FOUR_EXPERTS),
-        rule(_V, of_70b, OF_70B),
-        rule(_K, "Q8_0", _FOUR_EXPERTS),
-        *rules,
-    )
-
-
 def _with_care(
     embeddings: tuple[Rule, ...], *, v: tuple[str, str, str], attention: str, first: str, shared: str,
     qkv: str, down: str, output: tuple[str, str],
@@ -159,10 +148,26 @@ def _ik(name: str, file_type: int, *rules: Rule, default: str | None = None) -> 
     return Recipe(name, file_type, default or name, rules, needs, program="ik_llama.cpp")
 
 
+def _usual(
+    name: str, file_type: int, start: tuple[Rule, ...], *rules: Rule, default: str | None = None
+) -> Recipe:
+    """Return a recipe as `_ik` does, of most file types: they give small matrices of attention more bits.
+
+    start  rules before those of attention; `rules` are behind them
+    """
+    type_ = default or name
+    attention = (
+        rule(_V, "Q8_0", _FOUR_EXPERTS),
+        rule(_V, "IQ5_K" if type_ == "IQ3_K" else type_, OF_70B),
+        rule(_K, "Q8_0", _FOUR_EXPERTS),
+    )
+    return _ik(name, file_type, *start, *attention, *rules, default=default)
+
+
 _ALL: tuple[Recipe, ...] = (
-    _ik("Q6_0", 135, *_output(), *_attention("Q6_0")),
-    _ik("Q8_KV", 149, *_output("Q8_KV"), *_attention("Q8_KV")),
-    _ik("IQ1_KT", 156, *_OUTPUT_OF_FEW_BITS, *_attention("IQ1_KT")),
+    _usual("Q6_0", 135, _output()),
+    _usual("Q8_KV", 149, _output("Q8_KV")),
+    _usual("IQ1_KT", 156, _OUTPUT_OF_FEW_BITS),
     _ik(
         "IQ2_KT",
         151,
@@ -177,142 +182,87 @@ _ALL: tuple[Recipe, ...] = (
             output=("Q5_K", "IQ3_K"),
         ),
     ),
-    _ik(
+    _usual(
         "IQ3_KT",
         152,
-        *_OUTPUT_OF_FEW_BITS,
-        rule(Role.TOKEN_EMBD, "IQ3_S"),
-        *_attention(
-            "IQ3_KT",
-            rule(_V, "IQ4_K", SHARED_BY_HEADS),
-            rule(_V, "IQ3_K"),
-            rule(_DOWN, "IQ4_K", FIRST_8TH, WITHOUT_IMPORTANCES),
-            rule(_DOWN, "IQ3_K", WITHOUT_IMPORTANCES),
-            _OUTPUT_OF_EXPERTS,
-            rule(_ATTN_OUTPUT, "IQ3_K", SHARED_BY_HEADS),
-        ),
+        (*_OUTPUT_OF_FEW_BITS, rule(Role.TOKEN_EMBD, "IQ3_S")),
+        rule(_V, "IQ4_K", SHARED_BY_HEADS),
+        rule(_V, "IQ3_K"),
+        rule(_DOWN, "IQ4_K", FIRST_8TH, WITHOUT_IMPORTANCES),
+        rule(_DOWN, "IQ3_K", WITHOUT_IMPORTANCES),
+        _OUTPUT_OF_EXPERTS,
+        rule(_ATTN_OUTPUT, "IQ3_K", SHARED_BY_HEADS),
     ),
-    _ik(
-        "IQ4_KT",
-        153,
-        *_output(),
-        *_attention("IQ4_KT", rule(_V, "IQ5_K", SHARED_BY_HEADS), rule(_V, "IQ4_K")),
-    ),
+    _usual("IQ4_KT", 153, _output(), rule(_V, "IQ5_K", SHARED_BY_HEADS), rule(_V, "IQ4_K")),
     _ik("IQ2_KS", 147, *_two_bits(_OUTPUT_OF_FEW_BITS, "Q2_K", "IQ2_K", None)),
-    _ik(
+    _usual(
         "IQ2_K",
         138,
-        *_OUTPUT_OF_FEW_BITS,
-        *_attention(
-            "IQ2_K",
-            rule(_V, "IQ4_K", _BY_TWO_HEADS),
-            rule(_V, "IQ3_K"),
-            _OUTPUT_OF_EXPERTS,
-            rule(_ATTN_OUTPUT, "IQ3_K"),
-        ),
+        _OUTPUT_OF_FEW_BITS,
+        rule(_V, "IQ4_K", _BY_TWO_HEADS),
+        rule(_V, "IQ3_K"),
+        _OUTPUT_OF_EXPERTS,
+        rule(_ATTN_OUTPUT, "IQ3_K"),
     ),
-    _ik(
+    _usual(
         "IQ2_KL",
         155,
-        *_OUTPUT_OF_FEW_BITS,
-        *_attention("IQ2_KL", rule(_V, "IQ4_KS", _BY_TWO_HEADS), rule(_ATTN_OUTPUT, "IQ4_KS", _FOUR_EXPERTS)),
+        _OUTPUT_OF_FEW_BITS,
+        rule(_V, "IQ4_KS", _BY_TWO_HEADS),
+        rule(_ATTN_OUTPUT, "IQ4_KS", _FOUR_EXPERTS),
     ),
-    _ik(
-        "IQ3_KS",
-        154,
-        *_OUTPUT_OF_FEW_BITS,
-        *_attention("IQ3_KS", rule(_V, "IQ4_KS", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
-    ),
-    _ik(
-        "IQ3_K",
-        139,
-        *_OUTPUT_OF_FEW_BITS,
-        *_attention("IQ3_K", rule(_V, "IQ4_K", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
-    ),
-    _ik(
+    _usual("IQ3_KS", 154, _OUTPUT_OF_FEW_BITS, rule(_V, "IQ4_KS", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
+    _usual("IQ3_K", 139, _OUTPUT_OF_FEW_BITS, rule(_V, "IQ4_K", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
+    _usual(
         "IQ3_KL",
         146,
-        *_OUTPUT_OF_FOUR_BITS,
-        *_attention(
-            "IQ3_K",
-            _MORE_V,
-            rule(_V, "IQ4_K"),
-            rule(_FEED_FORWARD, "IQ4_KS", MORE_BITS),
-            _OUTPUT_OF_EXPERTS,
-            rule(_ATTN_OUTPUT, "IQ4_KS"),
-        ),
+        _OUTPUT_OF_FOUR_BITS,
+        _MORE_V,
+        rule(_V, "IQ4_K"),
+        rule(_FEED_FORWARD, "IQ4_KS", MORE_BITS),
+        _OUTPUT_OF_EXPERTS,
+        rule(_ATTN_OUTPUT, "IQ4_KS"),
         default="IQ3_K",
     ),
-    _ik(
-        "IQ4_KSS",
-        148,
-        *_OUTPUT_OF_FOUR_BITS,
-        *_attention("IQ4_KSS", _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
-    ),
-    _ik(
-        "IQ4_KS",
-        145,
-        *_OUTPUT_OF_FOUR_BITS,
-        *_attention("IQ4_KS", _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
-    ),
-    _ik("IQ4_K", 140, *_output(), *_attention("IQ4_K", _MORE_V, _OUTPUT_OF_EXPERTS)),
-    _ik(
+    _usual("IQ4_KSS", 148, _OUTPUT_OF_FOUR_BITS, _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
+    _usual("IQ4_KS", 145, _OUTPUT_OF_FOUR_BITS, _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
+    _usual("IQ4_K", 140, _output(), _MORE_V, _OUTPUT_OF_EXPERTS),
+    _usual(
         "IQ5_KS",
         150,
-        *_output(),
-        *_attention(
-            "IQ5_KS",
-            rule(_V, "IQ6_K", _MANY_TOKENS),
-            rule(_Q, "IQ4_KS", _MANY_TOKENS),
-            _OUTPUT_OF_EXPERTS,
-        ),
+        _output(),
+        rule(_V, "IQ6_K", _MANY_TOKENS),
+        rule(_Q, "IQ4_KS", _MANY_TOKENS),
+        _OUTPUT_OF_EXPERTS,
     ),
-    _ik(
-        "IQ5_K",
-        141,
-        *_output(),
-        *_attention("IQ5_K", rule(_V, "IQ6_K", _MANY_TOKENS), rule(_Q, "IQ4_K", _MANY_TOKENS)),
-    ),
-    _ik("IQ6_K", 142, *_output("IQ6_K"), *_attention("IQ6_K")),
+    _usual("IQ5_K", 141, _output(), rule(_V, "IQ6_K", _MANY_TOKENS), rule(_Q, "IQ4_K", _MANY_TOKENS)),
+    _usual("IQ6_K", 142, _output("IQ6_K")),
     # ---- interleaved
-    _ik(
-        "Q4_0_R8",
-        202,
-        *_output(),
-        *_attention("Q4_0_R8", rule(_DOWN, "IQ4_NL_R4", WITH_IMPORTANCES, FIRST_8TH)),
-    ),
-    _ik("Q5_0_R4", 208, *_output(), *_attention("Q5_0_R4")),
-    _ik("Q6_0_R4", 335, *_output(), *_attention("Q6_0_R4")),
-    _ik("Q8_0_R8", 207, *_output("Q8_0_R8"), *_attention("Q8_0_R8")),
-    _ik(
+    _usual("Q4_0_R8", 202, _output(), rule(_DOWN, "IQ4_NL_R4", WITH_IMPORTANCES, FIRST_8TH)),
+    _usual("Q5_0_R4", 208, _output()),
+    _usual("Q6_0_R4", 335, _output()),
+    _usual("Q8_0_R8", 207, _output("Q8_0_R8")),
+    _usual(
         "Q2_K_R4",
         210,
-        *_output(),
-        *_attention(
-            "Q2_K_R4",
-            rule(_V, "Q4_K_R4", SHARED_BY_HEADS),
-            rule(_DOWN, "Q4_K_R4", FIRST_8TH),
-            _OUTPUT_OF_EXPERTS,
-        ),
+        _output(),
+        rule(_V, "Q4_K_R4", SHARED_BY_HEADS),
+        rule(_DOWN, "Q4_K_R4", FIRST_8TH),
+        _OUTPUT_OF_EXPERTS,
     ),
-    _ik(
-        "Q3_K_R4",
-        211,
-        *_output(),
-        *_attention("Q3_K_R4", rule(_V, "Q4_K_R4", SHARED_BY_HEADS), _OUTPUT_OF_EXPERTS),
-    ),
-    _ik(
+    _usual("Q3_K_R4", 211, _output(), rule(_V, "Q4_K_R4", SHARED_BY_HEADS), _OUTPUT_OF_EXPERTS),
+    _usual(
         "Q4_K_R4",
         214,
-        *_output(),
-        *_attention(
-            "Q4_K_R4", rule(_V, "Q5_K", FIRST_FOUR), rule(_DOWN, "Q5_K", FIRST_8TH), _OUTPUT_OF_EXPERTS
-        ),
+        _output(),
+        rule(_V, "Q5_K", FIRST_FOUR),
+        rule(_DOWN, "Q5_K", FIRST_8TH),
+        _OUTPUT_OF_EXPERTS,
     ),
-    _ik("Q5_K_R4", 216, *_output(), *_attention("Q5_K_R4")),
-    _ik("Q6_K_R4", 218, *_output("Q6_K_R4"), *_attention("Q6_K_R4")),
-    _ik("Q8_K_R8", 399, *_output("Q8_K_R8"), *_attention("Q8_K_R8")),
-    _ik("Q8_KV_R8", 398, *_output("Q8_KV_R8"), *_attention("Q8_KV_R8")),
+    _usual("Q5_K_R4", 216, _output()),
+    _usual("Q6_K_R4", 218, _output("Q6_K_R4")),
+    _usual("Q8_K_R8", 399, _output("Q8_K_R8")),
+    _usual("Q8_KV_R8", 398, _output("Q8_KV_R8")),
     _ik("IQ1_S_R4", 224, *_ONE_BIT),
     _ik("IQ1_M_R4", 231, *_ONE_BIT),
     _ik("IQ2_XXS_R4", 219, *_TWO_BITS_R4),
@@ -323,73 +273,43 @@ _ALL: tuple[Recipe, ...] = (
         *_two_bits((*_OUTPUT_OF_FEW_BITS, rule(Role.TOKEN_EMBD, "IQ3_S")), "IQ3_S", "IQ3_XXS", "IQ3_S"),
         default="IQ2_S_R4",
     ),
-    _ik(
+    _usual(
         "IQ3_XXS_R4",
         223,
-        *_OUTPUT_OF_FEW_BITS,
-        rule(Role.TOKEN_EMBD, "IQ3_K"),
-        *_attention(
-            "IQ3_XXS_R4",
-            rule(_V, "Q4_K_R4", SHARED_BY_HEADS),
-            rule(_V, "IQ3_K_R4", _BY_TWO_HEADS),
-            rule(_V, "IQ3_K_R4", WITHOUT_IMPORTANCES),
-            rule((_K, *_Q), "IQ2_S"),
-            rule(_DOWN, "Q4_K_R4", FIRST_8TH, WITHOUT_IMPORTANCES),
-            rule(_DOWN, "IQ3_K_R4", WITHOUT_IMPORTANCES),
-            _OUTPUT_OF_EXPERTS,
-            rule(_ATTN_OUTPUT, "IQ3_K_R4"),
-        ),
+        (*_OUTPUT_OF_FEW_BITS, rule(Role.TOKEN_EMBD, "IQ3_K")),
+        rule(_V, "Q4_K_R4", SHARED_BY_HEADS),
+        rule(_V, "IQ3_K_R4", _BY_TWO_HEADS),
+        rule(_V, "IQ3_K_R4", WITHOUT_IMPORTANCES),
+        rule((_K, *_Q), "IQ2_S"),
+        rule(_DOWN, "Q4_K_R4", FIRST_8TH, WITHOUT_IMPORTANCES),
+        rule(_DOWN, "IQ3_K_R4", WITHOUT_IMPORTANCES),
+        _OUTPUT_OF_EXPERTS,
+        rule(_ATTN_OUTPUT, "IQ3_K_R4"),
     ),
-    _ik(
-        "IQ3_S_R4",
-        226,
-        *_OUTPUT_OF_FOUR_BITS,
-        *_attention("IQ3_S_R4", rule(_V, "IQ4_K_R4", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
-    ),
-    _ik(
-        "IQ4_NL_R4",
-        225,
-        *_output(),
-        *_attention("IQ4_NL_R4", _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
-    ),
-    _ik(
-        "IQ4_XS_R8",
-        230,
-        *_output(),
-        *_attention("IQ4_XS_R8", _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
-    ),
-    _ik(
+    _usual("IQ3_S_R4", 226, _OUTPUT_OF_FOUR_BITS, rule(_V, "IQ4_K_R4", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
+    _usual("IQ4_NL_R4", 225, _output(), _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
+    _usual("IQ4_XS_R8", 230, _output(), _MORE_V, _EARLY_DOWN, _OUTPUT_OF_EXPERTS),
+    _usual(
         "IQ2_K_R4",
         338,
-        *_OUTPUT_OF_FEW_BITS,
-        *_attention(
-            "IQ2_K_R4",
-            rule(_V, "IQ4_K_R4", _BY_TWO_HEADS),
-            rule(_V, "IQ3_K_R4"),
-            _OUTPUT_OF_EXPERTS,
-            rule(_ATTN_OUTPUT, "IQ3_K_R4"),
-        ),
+        _OUTPUT_OF_FEW_BITS,
+        rule(_V, "IQ4_K_R4", _BY_TWO_HEADS),
+        rule(_V, "IQ3_K_R4"),
+        _OUTPUT_OF_EXPERTS,
+        rule(_ATTN_OUTPUT, "IQ3_K_R4"),
     ),
-    _ik(
-        "IQ3_K_R4",
-        339,
-        *_OUTPUT_OF_FEW_BITS,
-        *_attention("IQ3_K_R4", rule(_V, "IQ4_K_R4", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
-    ),
-    _ik("IQ4_K_R4", 340, *_output(), *_attention("IQ4_K_R4", _MORE_V, _OUTPUT_OF_EXPERTS)),
-    _ik("IQ5_K_R4", 341, *_output(), *_attention("IQ5_K_R4")),
-    _ik(
+    _usual("IQ3_K_R4", 339, _OUTPUT_OF_FEW_BITS, rule(_V, "IQ4_K_R4", _BY_TWO_HEADS), _OUTPUT_OF_EXPERTS),
+    _usual("IQ4_K_R4", 340, _output(), _MORE_V, _OUTPUT_OF_EXPERTS),
+    _usual("IQ5_K_R4", 341, _output()),
+    _usual(
         "IQ4_KS_R4",
         345,
-        *_OUTPUT_OF_FOUR_BITS,
-        *_attention(
-            "IQ4_KS_R4",
-            rule(_V, "IQ5_K_R4", _BY_TWO_HEADS),
-            rule(_DOWN, "Q5_K_R4", FIRST_8TH, WITHOUT_IMPORTANCES),
-            _OUTPUT_OF_EXPERTS,
-        ),
+        _OUTPUT_OF_FOUR_BITS,
+        rule(_V, "IQ5_K_R4", _BY_TWO_HEADS),
+        rule(_DOWN, "Q5_K_R4", FIRST_8TH, WITHOUT_IMPORTANCES),
+        _OUTPUT_OF_EXPERTS,
     ),
-    _ik("IQ5_KS_R4", 350, *_output(), *_attention("IQ5_KS_R4", _OUTPUT_OF_EXPERTS)),
+    _usual("IQ5_KS_R4", 350, _output(), _OUTPUT_OF_EXPERTS),
     _ik("BF16_R16", 232),
 )
 

@@ -159,7 +159,8 @@ def build_plan(
         if data is not None:
             weighed[plan.name] = data
             plan = replace(plan, entry=data.entry, weighting=data.reason, n_neutral=data.n_neutral)
-        plans.append(replace(plan, lacks_data=True) if data is None and _needs_data(plan, recipe) else plan)
+        needs_data = not plan.stays and recipe.refuses_without_importances(plan.role, plan.target_type.name)
+        plans.append(replace(plan, lacks_data=True) if data is None and needs_data else plan)
     findings = find_all(
         plans,
         source=tensors,
@@ -205,7 +206,3 @@ def _tensor_plan(
         fell_from=decision.fell_from,
         as_if=as_if,
     )
-
-
-def _needs_data(plan: TensorPlan, recipe: Recipe) -> bool:
-    return not plan.stays and recipe.refuses_without_importances(plan.role, plan.target_type.name)

@@ -143,17 +143,9 @@ def _read_name(value: Any) -> str:
     return name
 
 
-def _read_file_type(value: Any) -> Recipe:
-    return find_recipe(_expect(value, str, "a file type such as Q4_K_M"))
-
-
 def _read_rules(value: Any) -> tuple[Override, ...]:
     rules = _expect(value, list, "a list of REGEX=TYPE")
     return tuple(parse_override(_expect(rule, str, "REGEX=TYPE")) for rule in rules)
-
-
-def _read_custom_q(value: Any) -> tuple[Override, ...]:
-    return parse_custom_q(_expect(value, str, "REGEX=TYPE,..."))
 
 
 def _read_type(value: Any) -> GGMLType:
@@ -173,9 +165,9 @@ def _expect(value: Any, kind: type, what: str) -> Any:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "name": _read_name,
-    "file_type": _read_file_type,
+    "file_type": lambda value: find_recipe(_expect(value, str, "a file type such as Q4_K_M")),
     "tensor-type": _read_rules,
-    "custom-q": _read_custom_q,
+    "custom-q": lambda value: parse_custom_q(_expect(value, str, "REGEX=TYPE,...")),
     "fallback": _read_rules,
     "output-tensor-type": _read_type,
     "token-embedding-type": _read_type,

@@ -49,9 +49,16 @@ _V_70B = rule(V_LIKE, "Q5_K", OF_70B)
 _V_70B_SHARED = rule(V_LIKE, "Q5_K", OF_70B, SHARED_BY_HEADS)
 
 
-def _common(*rules: Rule, output: str = "Q6_K") -> tuple[Rule, ...]:
-    """Return the rules of most recipes: more bits for the output matrix, Q8_0 for what 8 experts share."""
-    return (*_output(output), *_EIGHT, *rules)
+def _mixture(
+    name: str,
+    file_type: int,
+    default: str,
+    *rules: Rule,
+    output: str = "Q6_K",
+    need_importances: frozenset[str] = NEED_IMPORTANCES,
+) -> Recipe:
+    """Return a recipe of the common kind: more bits for the output matrix, Q8_0 for what 8 experts share."""
+    return Recipe(name, file_type, default, (*_output(output), *_EIGHT, *rules), need_importances)
 
 
 def _tiny(embeddings: str, v: str, early_down: str, attn_output: str | None) -> tuple[Rule, ...]:
@@ -70,8 +77,8 @@ def _tiny(embeddings: str, v: str, early_down: str, attn_output: str | None) -> 
 
 
 _ATTN_KEY_QUERY = (Role.ATTN_K, Role.ATTN_Q)
-_TERNARY = _common(rule(Role.TOKEN_EMBD, "Q4_K"))
-_IQ4 = _common(
+_TERNARY = (rule(Role.TOKEN_EMBD, "Q4_K"),)
+_IQ4 = (
     rule(V_LIKE, "Q5_K", SHARED_BY_HEADS),
     rule(Role.FFN_DOWN, "Q5_K", FIRST_8TH, WITHOUT_IMPORTANCES),
     _OUTPUT_EIGHT,
@@ -83,152 +90,127 @@ _ALL: tuple[Recipe, ...] = (
     Recipe("BF16", 32, "BF16"),
     Recipe("COPY", None, None),
     Recipe("Q8_0", 7, "Q8_0", _EIGHT),
-    Recipe("Q4_0", 2, "Q4_0", _common(rule(Role.FFN_DOWN, "Q4_1", WITH_IMPORTANCES, FIRST_8TH))),
-    Recipe("Q4_1", 3, "Q4_1", _common()),
-    Recipe("Q5_0", 8, "Q5_0", _common(rule(Role.FFN_DOWN, "Q5_1", WITH_IMPORTANCES, FIRST_8TH))),
-    Recipe("Q5_1", 9, "Q5_1", _common()),
-    Recipe("Q1_0", 40, "Q1_0", _common()),
-    Recipe("Q2_0", 41, "Q2_0", _TERNARY),
-    Recipe("TQ1_0", 36, "TQ1_0", _TERNARY),
-    Recipe("TQ2_0", 37, "TQ2_0", _TERNARY),
+    _mixture("Q4_0", 2, "Q4_0", rule(Role.FFN_DOWN, "Q4_1", WITH_IMPORTANCES, FIRST_8TH)),
+    _mixture("Q4_1", 3, "Q4_1"),
+    _mixture("Q5_0", 8, "Q5_0", rule(Role.FFN_DOWN, "Q5_1", WITH_IMPORTANCES, FIRST_8TH)),
+    _mixture("Q5_1", 9, "Q5_1"),
+    _mixture("Q1_0", 40, "Q1_0"),
+    _mixture("Q2_0", 41, "Q2_0", *_TERNARY),
+    _mixture("TQ1_0", 36, "TQ1_0", *_TERNARY),
+    _mixture("TQ2_0", 37, "TQ2_0", *_TERNARY),
     Recipe(
         "MXFP4_MOE",
         38,
         "MXFP4",
         (rule(Role.OUTPUT, "Q8_0"), rule(EVERY_ROLE, "MXFP4", STACKED), rule(EVERY_ROLE, "Q8_0")),
     ),
-    Recipe(
+    _mixture(
         "Q2_K",
         10,
         "Q2_K",
-        _common(
-            _V_70B,
-            rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
-            rule(V_LIKE, "Q3_K"),
-            rule(Role.FFN_DOWN, "Q3_K"),
-            _OUTPUT_EIGHT,
-            rule(Role.ATTN_OUTPUT, "Q3_K"),
-        ),
+        _V_70B,
+        rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
+        rule(V_LIKE, "Q3_K"),
+        rule(Role.FFN_DOWN, "Q3_K"),
+        _OUTPUT_EIGHT,
+        rule(Role.ATTN_OUTPUT, "Q3_K"),
     ),
-    Recipe(
+    _mixture(
         "Q2_K_S",
         21,
         "Q2_K",
-        _common(
-            _V_70B_SHARED,
-            rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
-            rule(Role.FFN_DOWN, "Q4_K", FIRST_8TH),
-        ),
+        _V_70B_SHARED,
+        rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
+        rule(Role.FFN_DOWN, "Q4_K", FIRST_8TH),
         need_importances=NEED_IMPORTANCES | {"Q2_K"},
     ),
-    Recipe("Q3_K_S", 11, "Q3_K", _common(_V_70B, _OUTPUT_EIGHT)),
-    Recipe(
+    _mixture("Q3_K_S", 11, "Q3_K", _V_70B, _OUTPUT_EIGHT),
+    _mixture(
         "Q3_K_M",
         12,
         "Q3_K",
-        _common(
-            _V_70B,
-            rule(V_LIKE, "Q5_K", FIRST_TWO),
-            rule(V_LIKE, "Q4_K"),
-            rule(Role.FFN_DOWN, "Q5_K", FIRST_16TH),
-            rule(Role.FFN_DOWN, "Q4_K"),
-            _OUTPUT_EIGHT,
-            rule(Role.ATTN_OUTPUT, "Q4_K"),
-        ),
+        _V_70B,
+        rule(V_LIKE, "Q5_K", FIRST_TWO),
+        rule(V_LIKE, "Q4_K"),
+        rule(Role.FFN_DOWN, "Q5_K", FIRST_16TH),
+        rule(Role.FFN_DOWN, "Q4_K"),
+        _OUTPUT_EIGHT,
+        rule(Role.ATTN_OUTPUT, "Q4_K"),
     ),
-    Recipe(
+    _mixture(
         "Q3_K_L",
         13,
         "Q3_K",
-        _common(
-            rule(V_LIKE, "Q5_K"),
-            rule(Role.FFN_DOWN, "Q5_K"),
-            rule(Role.ATTN_OUTPUT, "Q5_K", NOT_EIGHT_EXPERTS),
-        ),
+        rule(V_LIKE, "Q5_K"),
+        rule(Role.FFN_DOWN, "Q5_K"),
+        rule(Role.ATTN_OUTPUT, "Q5_K", NOT_EIGHT_EXPERTS),
     ),
-    Recipe(
+    _mixture(
         "Q4_K_S",
         14,
         "Q4_K",
-        _common(
-            _V_70B,
-            rule(V_LIKE, "Q5_K", FIRST_FOUR),
-            rule(Role.FFN_DOWN, "Q5_K", FIRST_8TH),
-            _OUTPUT_EIGHT,
-        ),
+        _V_70B,
+        rule(V_LIKE, "Q5_K", FIRST_FOUR),
+        rule(Role.FFN_DOWN, "Q5_K", FIRST_8TH),
+        _OUTPUT_EIGHT,
     ),
-    Recipe(
+    _mixture(
         "Q4_K_M",
         15,
         "Q4_K",
-        _common(
-            rule(V_LIKE, "Q6_K", MORE_BITS),
-            _V_70B,
-            rule(Role.FFN_DOWN, "Q6_K", MORE_BITS),
-            _OUTPUT_EIGHT,
-        ),
+        rule(V_LIKE, "Q6_K", MORE_BITS),
+        _V_70B,
+        rule(Role.FFN_DOWN, "Q6_K", MORE_BITS),
+        _OUTPUT_EIGHT,
     ),
-    Recipe("Q5_K_S", 16, "Q5_K", _common()),
-    Recipe(
-        "Q5_K_M",
-        17,
-        "Q5_K",
-        _common(rule(V_LIKE, "Q6_K", MORE_BITS), rule(Role.FFN_DOWN, "Q6_K", MORE_BITS)),
-    ),
-    Recipe("Q6_K", 18, "Q6_K", _common()),
+    _mixture("Q5_K_S", 16, "Q5_K"),
+    _mixture("Q5_K_M", 17, "Q5_K", rule(V_LIKE, "Q6_K", MORE_BITS), rule(Role.FFN_DOWN, "Q6_K", MORE_BITS)),
+    _mixture("Q6_K", 18, "Q6_K"),
     Recipe("IQ1_S", 24, "IQ1_S", _tiny("Q2_K", "Q2_K", "Q2_K", "IQ2_XXS")),
     Recipe("IQ1_M", 31, "IQ1_M", _tiny("Q2_K", "Q2_K", "Q2_K", "IQ2_XXS")),
     Recipe("IQ2_XXS", 19, "IQ2_XXS", _tiny("Q2_K", "Q2_K", "Q2_K", None)),
     Recipe("IQ2_XS", 20, "IQ2_XS", _tiny("Q2_K", "Q2_K", "Q2_K", None)),
     Recipe("IQ2_S", 28, "IQ2_XS", _tiny("IQ3_S", "IQ3_S", "IQ3_S", "IQ3_S")),
     Recipe("IQ2_M", 29, "IQ2_S", _tiny("IQ3_S", "IQ3_S", "IQ3_S", "IQ3_S")),
-    Recipe(
+    _mixture(
         "IQ3_XXS",
         23,
         "IQ3_XXS",
-        _common(
-            rule(Role.TOKEN_EMBD, "IQ3_S"),
-            _V_70B_SHARED,
-            rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
-            rule(V_LIKE, "IQ3_S", WITHOUT_IMPORTANCES),
-            rule(_ATTN_KEY_QUERY, "IQ2_S"),
-            rule(Role.FFN_DOWN, "Q4_K", FIRST_8TH, WITHOUT_IMPORTANCES),
-            rule(Role.FFN_DOWN, "Q3_K", WITHOUT_IMPORTANCES),
-            _OUTPUT_EIGHT,
-            rule(Role.ATTN_OUTPUT, "IQ3_S"),
-            output="Q5_K",
-        ),
+        rule(Role.TOKEN_EMBD, "IQ3_S"),
+        _V_70B_SHARED,
+        rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
+        rule(V_LIKE, "IQ3_S", WITHOUT_IMPORTANCES),
+        rule(_ATTN_KEY_QUERY, "IQ2_S"),
+        rule(Role.FFN_DOWN, "Q4_K", FIRST_8TH, WITHOUT_IMPORTANCES),
+        rule(Role.FFN_DOWN, "Q3_K", WITHOUT_IMPORTANCES),
+        _OUTPUT_EIGHT,
+        rule(Role.ATTN_OUTPUT, "IQ3_S"),
+        output="Q5_K",
     ),
-    Recipe(
+    _mixture(
         "IQ3_XS",
         22,
         "IQ3_S",
-        _common(
-            _V_70B_SHARED,
-            rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
-            rule(_ATTN_KEY_QUERY, "IQ3_XXS"),
-            _OUTPUT_EIGHT,
-            rule((Role.FFN_GATE, Role.FFN_UP), "IQ3_XXS", MIDDLE),
-        ),
+        _V_70B_SHARED,
+        rule(V_LIKE, "Q4_K", SHARED_BY_HEADS),
+        rule(_ATTN_KEY_QUERY, "IQ3_XXS"),
+        _OUTPUT_EIGHT,
+        rule((Role.FFN_GATE, Role.FFN_UP), "IQ3_XXS", MIDDLE),
     ),
-    Recipe(
-        "IQ3_S", 26, "IQ3_S", _common(_V_70B_SHARED, rule(V_LIKE, "Q4_K", SHARED_BY_HEADS), _OUTPUT_EIGHT)
-    ),
-    Recipe(
+    _mixture("IQ3_S", 26, "IQ3_S", _V_70B_SHARED, rule(V_LIKE, "Q4_K", SHARED_BY_HEADS), _OUTPUT_EIGHT),
+    _mixture(
         "IQ3_M",
         27,
         "IQ3_S",
-        _common(
-            _V_70B,
-            rule(V_LIKE, "Q4_K"),
-            rule(Role.FFN_DOWN, "Q4_K", FIRST_8TH),
-            rule(Role.FFN_DOWN, "Q4_K", EIGHT_EXPERTS, MORE_BITS),
-            _OUTPUT_EIGHT,
-            rule(Role.ATTN_OUTPUT, "Q4_K"),
-        ),
+        _V_70B,
+        rule(V_LIKE, "Q4_K"),
+        rule(Role.FFN_DOWN, "Q4_K", FIRST_8TH),
+        rule(Role.FFN_DOWN, "Q4_K", EIGHT_EXPERTS, MORE_BITS),
+        _OUTPUT_EIGHT,
+        rule(Role.ATTN_OUTPUT, "Q4_K"),
     ),
-    Recipe("IQ4_NL", 25, "IQ4_NL", _IQ4),
-    Recipe("IQ4_XS", 30, "IQ4_XS", _IQ4),
+    _mixture("IQ4_NL", 25, "IQ4_NL", *_IQ4),
+    _mixture("IQ4_XS", 30, "IQ4_XS", *_IQ4),
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}

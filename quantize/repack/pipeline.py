@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,13 +27,13 @@ from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType
-from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.shards import GGUFSet
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import size_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
-from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, GGUFSources, GGUFTensor, MadeOfTensor, SourceTensor
 from quantize.formats import get_decoder
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
@@ -56,60 +56,43 @@ _APART = {new: old for old, new in sorted(_INTERLEAVED.items(), reverse=True)}
 """The inverse; of several the lowest, which is the file type that is least of a mixture."""
 
 
-def regrouped_metadata(metadata: Metadata, *, undo: bool) -> dict[str, Value]:
-    """Return the metadata of a file whose rows are regrouped, in their order."""
-    return _apart(metadata) if undo else _interleaved(metadata)
-
-
 def _interleaved(metadata: Metadata) -> dict[str, Value]:
-    number = metadata.get(keys.FILE_TYPE)
-    new = None if number is None else _INTERLEAVED.get(number.data)
-    if number is None or new is None:
-        return {_provenance(key, undo=False): value for key, value in metadata.items()}
-    changed = {keys.FILE_TYPE: Value.u32(new), FILE_TYPE_BEFORE: number}
-    renamed = {_provenance(key, undo=False): value for key, value in metadata.items()}
-    return {**renamed, **changed}
+    """Return the metadata of a file whose rows are interleaved; nobody is to read the old provenance."""
+    renamed = {PROVENANCE_BEFORE if key == PROVENANCE_KEY else key: each for key, each in metadata.items()}
+    number = renamed.get(keys.FILE_TYPE)
+    if number is None or number.data not in _INTERLEAVED:
+        return renamed
+    return {**renamed, keys.FILE_TYPE: Value.u32(_INTERLEAVED[number.data]), FILE_TYPE_BEFORE: number}
 
 
 def _apart(metadata: Metadata) -> dict[str, Value]:
+    """Return the metadata of a file whose rows are taken apart."""
     number, before = metadata.get(keys.FILE_TYPE), metadata.get(FILE_TYPE_BEFORE)
     if before is None and number is not None and number.data in _APART:
         before = Value.u32(_APART[number.data])
-    kept = {_provenance(key, undo=True): value for key, value in metadata.items() if key != FILE_TYPE_BEFORE}
+    kept = {
+        PROVENANCE_KEY if key == PROVENANCE_BEFORE else key: value
+        for key, value in metadata.items()
+        if key != FILE_TYPE_BEFORE
+    }
     return kept if before is None else {**kept, keys.FILE_TYPE: before}
 
 
-def _provenance(key: str, *, undo: bool) -> str:
-    """Return the name that a key has from now on; provenance of the wrong rows has none that is read."""
-    if undo:
-        return PROVENANCE_KEY if key == PROVENANCE_BEFORE else key
-    return PROVENANCE_BEFORE if key == PROVENANCE_KEY else key
-
-
 @dataclass(frozen=True)
-class Regrouped:
+class Regrouped(MadeOfTensor):
     """A stored tensor whose rows are interleaved or taken apart; `type` is what they become."""
 
-    stored: GGUFTensor
+    tensor: GGUFTensor
     type: GGMLType
-    by_rows: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         from quantize.formats.ik.interleaved.interleaved import from_base, to_base
 
         apart = self.type.rows_interleaved == 1
-        grouped = self.stored.type if apart else self.type
+        grouped = self.tensor.type if apart else self.type
         group, n_cols = grouped.rows_interleaved, self.shape[-1]
         first, last = start // group * group, -(-stop // group) * group
-        data = self.stored.raw_rows(first, last).reshape(last - first, -1)
+        data = self.tensor.raw_rows(first, last).reshape(last - first, -1)
         rows = to_base(grouped, data, n_cols) if apart else from_base(grouped, data, n_cols)
         return rows[start - first : stop - first].reshape(-1)
 
@@ -120,29 +103,10 @@ class Regrouped:
         return get_decoder(self.type)(raw.reshape(stop - start, -1), self.shape[-1])
 
 
-@dataclass(frozen=True)
-class RegroupedSources:
-    """The tensors of a GGUF file or a split set, some of them regrouped.
-
-    path   of the file, or of any part
-    types  name -> the type that its rows become
-    """
-
-    path: Path
-    types: Mapping[str, GGMLType]
-
-    @contextmanager
-    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
-        with open_gguf(self.path) as source:
-            yield self.of(source)
-
-    def of(self, source: GGUFSet) -> dict[str, SourceTensor]:
-        """Return the same for a file that is open."""
-        return {name: self._tensor(GGUFTensor(source, name)) for name in source.tensors}
-
-    def _tensor(self, stored: GGUFTensor) -> SourceTensor:
-        type_ = self.types.get(stored.name, stored.type)
-        return stored if type_ == stored.type else Regrouped(stored, type_)
+def _regrouped(file: GGUFSet, types: Mapping[str, GGMLType]) -> dict[str, SourceTensor]:
+    """Take the tensors of a file, those in `types` as what their rows become."""
+    stored = {name: GGUFTensor(file, name) for name in file.tensors}
+    return {name: Regrouped(each, types[name]) if name in types else each for name, each in stored.items()}
 
 
 class RepackChoices(RunChoices, total=False):
@@ -199,7 +163,7 @@ class RepackChange:
             ],
             "notes": list(self.regroupings.notes),
             "total_bytes": self.preparation.total_bytes,
-            "written": [str(output.path) for output in self.preparation.outputs] if written else [],
+            "written": list(map(str, self.preparation.paths)) if written else [],
         }
 
 
@@ -243,7 +207,7 @@ def prepare(source: GGUFSet, output: Path, options: RepackOptions | None = None)
     if odd is not None:
         raise BadRequest(f"{source.path}: {odd.name} is {odd.type}, which has bytes after its rows")
     regroupings = plan_regroupings(tensors, options)
-    metadata = regrouped_metadata(source.metadata, undo=options.undo)
+    metadata = _apart(source.metadata) if options.undo else _interleaved(source.metadata)
     plan = Plan("undo" if options.undo else "repack", tuple(map(_tensor_plan, regroupings.tensors)))
     parts = parts_of(source, ((info, info.name) for info in plan.infos), keep_split=options.keep_split)
     outputs = lay_out(output, metadata, parts, source.endian)
@@ -270,5 +234,5 @@ def _way(each: Regrouping) -> str:
 
 def _row_sources(change: RepackChange, source: GGUFSet) -> RowSources:
     types = {each.info.name: each.info.type for each in change.regroupings.tensors if each.is_regrouped}
-    spec = RegroupedSources(source.path, types)
-    return RowSources(spec.of(source), {}, spec)
+    make = partial(_regrouped, types=types)
+    return RowSources(make(source), {}, GGUFSources(source.path, make))

@@ -118,7 +118,8 @@ def _interleaved(tensors: Sequence[TensorInfo], targets: Mapping[str, GGMLType])
         target = targets.get(info.type.name)
         if target is None or not _may_be_interleaved(info):
             continue
-        if _fills_groups(info, target):
+        columns_fit = target.name != "BF16_R16" or info.n_cols % 2 == 0
+        if columns_fit and _n_rows(info) % target.rows_interleaved == 0:
             types[info.name] = target
         elif asked:
             unfit.append(info)
@@ -139,11 +140,6 @@ def _may_be_interleaved(info: TensorInfo) -> bool:
 def _n_rows(info: TensorInfo) -> int:
     """Return the rows of one matrix."""
     return info.shape[-2]
-
-
-def _fills_groups(info: TensorInfo, target: GGMLType) -> bool:
-    columns_fit = target.name != "BF16_R16" or info.n_cols % 2 == 0
-    return _n_rows(info) % target.rows_interleaved == 0 and columns_fit
 
 
 def _taken_apart(tensors: Sequence[TensorInfo]) -> dict[str, GGMLType]:

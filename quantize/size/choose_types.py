@@ -26,11 +26,6 @@ Target = Program
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_\w+_exps\.weight")
 
-LACKING: Mapping[Target, frozenset[str]] = {
-    program: names.intersection(CODECS) for program, names in LACKED_BY.items()
-}
-"""Types that we encode and a program does not know."""
-
 SLOW: Mapping[Machine, frozenset[str]] = {
     machine: frozenset(name for name, codec in CODECS.items() if machine in codec.slow_on)
     for machine in get_args(Machine)
@@ -72,7 +67,7 @@ class TypeRules:
                     f"{name}: {fixed.text} asks for {fixed.type}, and the losses have {', '.join(measured)}"
                 )
             return [fixed.type.name]
-        refused = LACKING[self.target].union(*(SLOW[machine] for machine in self.fast_on))
+        refused = LACKED_BY[self.target].union(*(SLOW[machine] for machine in self.fast_on))
         refused |= self.unweighed.get(name, frozenset())
         least, most = find_override(self.at_least, name), find_override(self.at_most, name)
         left = [
@@ -224,16 +219,15 @@ def _item(
         tuple(
             BudgetChoice(
                 type_,
-                sum(_stored_bytes(sensitivities, name, type_, alignment) for name in names),
+                sum(
+                    align_up(by_name(type_).tensor_bytes(sensitivities.tensors[name].shape), alignment)
+                    for name in names
+                ),
                 sum(_sensitivity(sensitivities, name, type_, calibrated) for name in names),
             )
             for type_ in common
         ),
     )
-
-
-def _stored_bytes(sensitivities: Sensitivities, name: str, type_: str, alignment: int) -> int:
-    return align_up(by_name(type_).tensor_bytes(sensitivities.tensors[name].shape), alignment)
 
 
 def _sensitivity(sensitivities: Sensitivities, name: str, type_: str, calibrated: bool) -> float:

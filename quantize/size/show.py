@@ -23,10 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.text import size_text
-from quantize.plan.sensitivities import Sensitivities
+from quantize.plan.sensitivities import N_FILES, Sensitivities, expected_divergence, is_routed
 from quantize.roles import layer_of
 from quantize.size.choose_types import ChosenTypes
-from quantize.size.predict import N_FILES, expected_divergence, is_routed
 from quantize.size.solve import Sized
 
 _LAYERED = re.compile(r"blk\.(\d+)\.(.+)")

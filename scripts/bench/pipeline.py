@@ -124,7 +124,7 @@ def reference(source: str, matrix: str, output: str, file_type: str, n_threads: 
             if tensor.is_copied:
                 out.write(rows.raw_rows(0, tensor.info.n_rows).data)
                 continue
-            resolved = resolve(tensor.source_info, data.entries, n_heads)
+            resolved = resolve(file.tensor(tensor.source_name), data.entries, n_heads)
             encode_part = partial(encode, rows, tensor.target_type.id, resolved)
             for blocks in pool.map(encode_part, parts(tensor, resolved)):
                 out.write(blocks.tobytes())

@@ -5,7 +5,7 @@
 
 Each file type is made with the importance matrix and evaluated on TEXT, which should be neither the text of
 the losses nor that of the matrix. Predicted is the sum of the damages, with what they do to the routes of a
-model with experts (quantize/size/predict.py). What is printed last is the standard deviation of the
+model with experts (quantize/plan/sensitivities.py). What is printed last is the standard deviation of the
 logarithm of real over predicted: 0.1 says that files are told apart to 10 %, up to one factor for all.
 """
 
@@ -22,8 +22,7 @@ import quantize
 from gguf_tools.format.shards import open_gguf
 from imatrix import load
 from imatrix.texts.tokens import Cut
-from quantize.plan.sensitivities import read_sensitivities
-from quantize.size.predict import is_routed, level_of
+from quantize.plan.sensitivities import is_routed, level_of, read_sensitivities
 
 RECIPES = (
     "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_M", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K_M", "IQ4_XS", "Q4_0", "Q4_K_M",

@@ -20,10 +20,10 @@ from imatrix.options import CollectChoices, CollectOptions
 from imatrix.sensitivities.options import SensitivityChoices, SensitivityOptions
 from imatrix.texts.tokens import Cut
 from quantize.mla_layout.pipeline import LayoutChoices, LayoutOptions
-from quantize.options import FileChoices, FileOptions, QuantizeOptions
+from quantize.options import FileChoices, FileOptions, QuantizeChoices, QuantizeOptions
 from quantize.repack.pipeline import RepackChoices
 from quantize.repack.rules import RepackOptions
-from quantize.run_options import QuantizeChoices, RunOptions
+from quantize.run_options import RunOptions
 from tests.contract.import_graph import PACKAGES, ROOT, files_of
 
 CHOICES: dict[Any, tuple[Any, ...]] = {

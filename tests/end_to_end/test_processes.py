@@ -29,7 +29,7 @@ def same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mak
     def check(make: Make) -> None:
         make(tmp_path / "threads.gguf")
         with monkeypatch.context() as patch:
-            patch.setattr(outputs, "make_executor", lambda n_threads: ProcessExecutor(2))
+            patch.setattr(outputs, "ThreadExecutor", lambda n_threads: ProcessExecutor(2))
             make(tmp_path / "processes.gguf")
         assert (tmp_path / "processes.gguf").read_bytes() == (tmp_path / "threads.gguf").read_bytes()
 

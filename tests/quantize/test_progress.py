@@ -11,14 +11,14 @@ import pytest
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.progress import ProgressState
-from quantize import run_options
+from gguf_tools.progress import KERNELS, ProgressState
 from quantize.fill.job import Output
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation
 from quantize.roles import Role
-from quantize.run_options import RunBar, RunOptions
+from quantize.run import RunBar
+from quantize.run_options import RunOptions
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def compile_and_fill(preparation: Preparation, n_kernels: int = 6) -> None:
 def test_compiling_has_a_bar_of_its_own(
     preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_options, "KERNELS", replace(run_options.KERNELS, delay=0))
+    monkeypatch.setattr("quantize.run.KERNELS", replace(KERNELS, delay=0))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     compile_and_fill(preparation)
     kernels, _, bytes_ = capsys.readouterr().err.partition("quantizing")

@@ -64,9 +64,9 @@ from imatrix.texts.tokens import Vocabulary
 from quantize.fill.chunks import ChunkTable, ChunkTask
 from quantize.fill.executors import Done
 from quantize.fill.job import FillJob
-from quantize.fill.options import FillOptions
 from quantize.fill.provenance import describe_run
 from quantize.roles import layer_of
+from quantize.run_options import RunOptions
 
 _RECORDS = "records.jsonl"
 
@@ -74,7 +74,7 @@ _RECORDS = "records.jsonl"
 class CalibratedRun:
     """A Calibrator, and a context manager that deletes the work folder when the run has succeeded."""
 
-    def __init__(self, plan: CalibrationPlan, job: FillJob, options: FillOptions) -> None:
+    def __init__(self, plan: CalibrationPlan, job: FillJob, options: RunOptions) -> None:
         self._plan, self._job, self._options = plan, job, options
         self._tensors = job.sources.tensors
         self._report = Report()

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_tools.errors import BadWeights, ExecutionError
 from quantize.fill.chunks import ChunkTask, RowRange
-from quantize.fill.executors import Executor, make_executor
+from quantize.fill.executors import Executor, ThreadExecutor
 
 TASKS = [ChunkTask(RowRange("t", i, i + 1), 0, i * 4, 4, i) for i in range(200)]
 
@@ -34,7 +34,7 @@ def ignore(number: int, digest: int) -> None:
 
 @pytest.fixture(params=[1, 2, 5], ids="{} threads".format)
 def executor(request: pytest.FixtureRequest) -> Executor:
-    return make_executor(request.param)
+    return ThreadExecutor(request.param)
 
 
 def test_every_task_runs_once(executor: Executor) -> None:
@@ -79,7 +79,7 @@ def test_a_source_of_tasks_that_breaks_is_an_error_not_a_short_run(executor: Exe
 
 def test_no_thread_outlives_a_run() -> None:
     before = set(threading.enumerate())
-    make_executor(4).run(iter(TASKS), Spec(), ignore)
+    ThreadExecutor(4).run(iter(TASKS), Spec(), ignore)
     assert set(threading.enumerate()) <= before
 
 

@@ -27,10 +27,10 @@ from gguf_tools.format.values import Value
 from gguf_tools.progress import Progress, no_progress
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob
-from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.session import Session
 from quantize.prepare import lay_out
+from quantize.run_options import RunOptions
 from tests.support.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401
 
 N_PARTS = 3
@@ -78,7 +78,7 @@ def run(
     groups = [infos] if n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
     outputs = lay_out(folder / "out.gguf", {"general.name": Value.string("x" * 100)}, groups)
     job = FillJob(outputs, sources, tuple(inputs))
-    return write_outputs([job], FillOptions(n_threads, restart), [progress])[0]
+    return write_outputs([job], RunOptions(n_threads, restart), [progress])[0]
 
 
 def warm_up() -> None:

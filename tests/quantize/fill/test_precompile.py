@@ -15,11 +15,11 @@ from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import outputs, precompile
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob
-from quantize.fill.options import FillOptions
 from quantize.fill.outputs import write_outputs
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.importances.entries import Importance, ResolvedImportance
 from quantize.prepare import lay_out
+from quantize.run_options import RunOptions
 from tests.support import samples
 
 REPOSITORY = Path(__file__).parents[3]
@@ -143,7 +143,7 @@ def test_a_run_asks_for_what_it_will_encode(tmp_path: Path, monkeypatch: pytest.
     asked: list[Encoding] = []
     monkeypatch.setattr(outputs, "compile_all", lambda encodings, *how: asked.extend(encodings))
     job = FillJob(lay_out(tmp_path / "new.gguf", {}, [infos]), sources)
-    write_outputs([job], FillOptions(n_threads=1))
+    write_outputs([job], RunOptions(n_threads=1))
     assert asked == [
         Encoding("F32", "Q4_0", True),
         Encoding("F32", "Q8_0", False),

@@ -24,11 +24,11 @@ from quantize.fill import filling
 from quantize.fill.chunks import UNKNOWN, RowRange, RowsDigest
 from quantize.fill.encode import RowSources, Target, encode_strips
 from quantize.fill.job import FillJob
-from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value, read_provenance
 from quantize.importances.entries import Importance, ResolvedImportance
 from quantize.prepare import lay_out
+from quantize.run_options import RunOptions
 from tests.support import samples
 from tests.support.killing import Mode, killed_at
 
@@ -86,7 +86,7 @@ class Setup:
         groups = [infos] if self.n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
         outputs = lay_out(path, metadata, groups, self.endian)
         job = FillJob(outputs, RowSources(self.sources, self.importances))
-        return write_outputs([job], FillOptions(n_threads, reuse=reuse, verify=verify))[0]
+        return write_outputs([job], RunOptions(n_threads, reuse=reuse, verify=verify))[0]
 
     def paths(self, path: Path) -> list[Path]:
         return shard_paths(path, self.n_parts)

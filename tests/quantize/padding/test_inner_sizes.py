@@ -18,8 +18,9 @@ from tests.quantize.padding.ffn_files import KEY, METADATA, SHAPES, infos
 
 def test_sizes_of_deepseek2() -> None:
     dense, routed = inner_sizes(METADATA, infos(), "m")
-    assert (dense.key, dense.parts) == ("deepseek2.feed_forward_length", ("dense",))
-    assert (routed.key, routed.parts) == (KEY, ("routed", "shared"))
+    assert (dense.key, routed.key) == ("deepseek2.feed_forward_length", KEY)
+    assert {tensor.place.part for tensor in dense.tensors} == {"dense"}
+    assert {tensor.place.part for tensor in routed.tensors} == {"routed", "shared"}
     assert [size.aligned().data for size in (dense, routed)] == [256, 256]
     assert dict(routed.resized(Value.u32(256))) == {
         "blk.1.ffn_gate_exps.weight": Resize(rows=Extent(96, 256)),

@@ -10,7 +10,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F16, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import CODECS
-from quantize.plan.fallback import fit
+from quantize.plan.decide import fit
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import parse_override
@@ -75,25 +75,20 @@ def test_fallback_needs_a_smaller_block(wanted: str, instead: str) -> None:
 
 
 def test_fit() -> None:
-    found = fit(by_name("Q4_K"), 256)
-    assert found is not None
-    assert (found.type.name, found.reason) == ("Q4_K", None)
-    found = fit(by_name("Q4_K"), 128)
-    assert found is not None
-    assert (found.type.name, found.reason) == ("Q5_0", "row length 128 is no multiple of 256: Q4_K -> Q5_0")
+    assert fit(by_name("Q4_K"), 256) == (by_name("Q4_K"), "")
+    why = "row length 128 is no multiple of 256: Q4_K -> Q5_0"
+    assert fit(by_name("Q4_K"), 128) == (by_name("Q5_0"), why)
     for name in ("Q4_K", "Q8_0"):
         found = fit(by_name(name), 100)
         assert found is not None
-        assert found.type.name == "F16"
+        assert found[0].name == "F16"
     assert fit(by_name("Q1_0"), 64) is None
 
 
 def test_a_named_type_takes_the_place_of_the_tables() -> None:
     named = parse_override("k_b=Q8_0")
-    found = fit(by_name("Q4_K"), 128, named)
-    assert found is not None
-    assert found.type.name == "Q8_0"
-    assert found.reason == "row length 128 is no multiple of 256: Q4_K -> Q8_0 (fallback k_b=Q8_0)"
+    why = "row length 128 is no multiple of 256: Q4_K -> Q8_0 (fallback k_b=Q8_0)"
+    assert fit(by_name("Q4_K"), 128, named) == (by_name("Q8_0"), why)
     assert fit(by_name("Q4_0"), 128, named) == fit(by_name("Q4_0"), 128)
     assert fit(by_name("Q4_K"), 100, named) is None
 

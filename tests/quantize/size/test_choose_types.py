@@ -8,7 +8,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from quantize.formats.codecs import CODECS
 from quantize.plan.overrides import parse_overrides
-from quantize.size.choose_types import LACKING, SLOW, Share, TypeRules, choose_types, is_expert_stack
+from quantize.size.choose_types import SLOW, Share, TypeRules, choose_types, is_expert_stack
 from quantize.size.parse import Size, parse_size
 from tests.quantize.model_files import made_up_losses
 
@@ -104,7 +104,7 @@ def test_rules_that_leave_nothing_are_refused(rules: dict[str, object], complain
 
 
 def test_the_tables_name_types_that_exist() -> None:
-    for names in (*LACKING.values(), *SLOW.values()):
+    for names in SLOW.values():
         assert names <= set(CODECS)
 
 

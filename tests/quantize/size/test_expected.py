@@ -7,8 +7,16 @@ import statistics
 
 import pytest
 
-from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
-from quantize.size.predict import DENSE_FACTOR, DEVIATION, FACTOR, expected_divergence, is_routed, level_of
+from quantize.plan.sensitivities import (
+    DENSE_FACTOR,
+    DEVIATION,
+    FACTOR,
+    Sensitivities,
+    TensorSensitivity,
+    expected_divergence,
+    is_routed,
+    level_of,
+)
 
 MEASURED = {
     "IQ1_M": (0.13515, 0.22682), "IQ2_XXS": (0.08926, 0.13448), "IQ2_XS": (0.07408, 0.10289),
