@@ -13,11 +13,10 @@ import numpy as np
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rules import one
 from convert.architectures.delta_net.arrange import negative_power, squeezed
-from convert.architectures.rules import OutputTensor, Renamed, Rule, renamed
+from convert.architectures.rules import Mapped, OutputTensor, Renamed, Rule, renamed
 from convert.weights.base import Weight
 from gguf_tools.errors import FormatError
 from gguf_tools.format import keys

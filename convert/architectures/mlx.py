@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from convert.architectures.decoder.arrange import plus_one
-from convert.architectures.rules import Rule, renamed
+from convert.architectures.rules import Rule, plus_one, renamed
 from convert.weights.base import Weight, Weights
 from gguf_tools.format.ggml_types import GGMLType
 

@@ -75,6 +75,19 @@ class Renamed:
         return raw_rows(self.weight, start, stop)
 
 
+@dataclass(frozen=True, eq=False)
+class Mapped(Renamed):
+    """A weight whose numbers are mapped one by one, float32."""
+
+    function: Callable[[np.ndarray], np.ndarray]
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.function(super().read_rows(start, stop))
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
+
+
 @dataclass(frozen=True)
 class HeadRows(row_sources.HeadRows[Weight]):
     """A run of rows out of every head of a weight."""
@@ -183,6 +196,12 @@ def renamed(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
     """Return the one weight as it is."""
     (weight,) = weights
     return Renamed(name, weight.shape, weight.type, weight)
+
+
+def plus_one(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
+    """Return the weight of a norm, which a checkpoint stores less one."""
+    (weight,) = weights
+    return Mapped(name, weight.shape, F32, weight, lambda numbers: numbers + np.float32(1))
 
 
 def stacked(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.delta_net.config import DeltaNetConfig
-from convert.architectures.rules import Arrange, OutputTensor, Renamed
+from convert.architectures.rules import Arrange, Mapped, OutputTensor, Renamed
 from convert.weights.base import Weight
 from gguf_tools.format.ggml_types import F32
 from quantize.fill.sources import consecutive_runs, float_type, joined, raw_rows, rows_dtype

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.decoder.rules import one
-from convert.architectures.rules import OutputTensor, Renamed, Rule
+from convert.architectures.rules import Mapped, OutputTensor, Renamed, Rule
 from convert.architectures.vision.config import AudioConfig, audio_fields
-from convert.architectures.vision.rules import clipped
+from convert.architectures.vision.tower import clipped
 from convert.weights.base import Weight
 from gguf_tools.format.ggml_types import F32
 

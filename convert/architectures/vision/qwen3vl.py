@@ -17,9 +17,15 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.rules import once, one
 from convert.architectures.rules import Arrange, HeadRows, Output, OutputTensor, Rule
 from convert.architectures.vision.config import TowerConfig, part_of, tower_fields
-from convert.architectures.vision.metadata import LAYER_NORM_EPS, USE_GELU, VISION, projector
-from convert.architectures.vision.rules import layers, with_bias
-from convert.architectures.vision.tower import tower
+from convert.architectures.vision.tower import (
+    LAYER_NORM_EPS,
+    USE_GELU,
+    VISION,
+    layers,
+    projector,
+    tower,
+    with_bias,
+)
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
