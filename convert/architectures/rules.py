@@ -52,7 +52,10 @@ class OutputTensor(SourceTensor, Protocol):
 
 @dataclass(frozen=True)
 class Renamed:
-    """A weight as it is, under another name."""
+    """A weight as it is, under another name.
+
+    A class that arranges rows of floats overrides `read_rows` alone.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -72,6 +75,8 @@ class Renamed:
         return np.ascontiguousarray(rows)
 
     def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        if self.type in FLOAT_DTYPES:
+            return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
         return raw_rows(self.weight, start, stop)
 
 
@@ -83,9 +88,6 @@ class Mapped(Renamed):
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         return self.function(super().read_rows(start, stop))
-
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,19 +50,17 @@ class ColumnsMoved(Renamed):
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         return super().read_rows(start, stop)[:, self.order]
 
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
-
-
-def negative_power(numbers: np.ndarray) -> np.ndarray:
-    """Return -exp of the numbers, rounded once: programs' own exponentials of float32 differ."""
-    return -np.exp(numbers.astype(np.float64)).astype(np.float32)
-
 
 def decay(arrange: Arrange) -> Arrange:
-    """Return a maker of the factors of a state's decay, -exp(A_log), whose heads `arrange` moves."""
+    """Return a maker of the factors of a state's decay, -exp(A_log), whose heads `arrange` moves.
 
-    def made(name: str, weights: Sequence[Weight], config: DeltaNetConfig) -> OutputTensor:
+    They are rounded once: programs' own exponentials of float32 differ.
+    """
+
+    def negative_power(numbers: np.ndarray) -> np.ndarray:
+        return -np.exp(numbers.astype(np.float64)).astype(np.float32)
+
+    def made(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
         moved = arrange(name, weights, config)
         return Mapped(name, moved.shape, F32, moved, negative_power)
 

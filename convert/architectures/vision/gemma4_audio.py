@@ -11,7 +11,8 @@ import numpy as np
 
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.rules import one
-from convert.architectures.rules import Mapped, OutputTensor, Renamed, Rule
+from convert.architectures.delta_net.arrange import squeezed
+from convert.architectures.rules import Mapped, OutputTensor, Rule
 from convert.architectures.vision.config import AudioConfig, audio_fields
 from convert.architectures.vision.tower import clipped
 from convert.weights.base import Weight
@@ -107,12 +108,6 @@ def _scale(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
     return Mapped(name, weight.shape, F32, weight, _softplus)
 
 
-def _squeezed(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
-    """Make a matrix of the kernels of a convolution, (channels, 1, width)."""
-    (weight,) = weights
-    return Renamed(name, (weight.shape[0], weight.shape[-1]), weight.type, weight)
-
-
 _BLOCK, _FROM_BLOCK = "a.blk.{layer}", "audio_tower.layers.{layer}"
 _SQUARE = "audio.hidden_size audio.hidden_size"
 _MATRICES = (
@@ -150,7 +145,7 @@ def _layer_rules() -> Iterator[Rule]:
     yield one(_layers, f"{_BLOCK}.per_dim_scale.weight", f"{_FROM_BLOCK}.self_attn.per_dim_scale",
               "audio.head_dim", _scale)  # fmt: skip
     yield one(_layers, f"{_BLOCK}.conv_dw.weight", f"{_FROM_BLOCK}.lconv1d.depthwise_conv1d.weight",
-              "audio.hidden_size audio.one audio.conv_kernel_size", _squeezed)  # fmt: skip
+              "audio.hidden_size audio.one audio.conv_kernel_size", squeezed)  # fmt: skip
 
 
 _SUBSAMPLE = "audio_tower.subsample_conv_projection"

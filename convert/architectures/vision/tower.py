@@ -165,9 +165,6 @@ class PatchKernels(Renamed):
         rows = pixels.transpose(0, 3, 1, 2).reshape(-1, width)
         return np.ascontiguousarray(rows[start - first * per_kernel : stop - first * per_kernel])
 
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
-
 
 def patch_kernels(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
     """Return the kernels of a matrix that multiplies patches."""
