@@ -206,21 +206,18 @@ def _all_of(source: SourceTensor) -> Rows:
 
 def _partners(suspect: Suspect) -> Iterator[Candidate]:
     """Propose the other tensors of the same size in the same layer, then those of the same name in others."""
-    layer, base = layer_of(suspect.name), suspect.base
+    layer, base, info = layer_of(suspect.name), suspect.base, suspect.pair.info
     here = [name for name in base.tensors if layer_of(name) == layer]
     layers = sorted({found for name in base.tensors if (found := layer_of(name)) is not None})
     there = [in_layer(suspect.name, other) for other in layers] if layer is not None else []
     for name in dict.fromkeys([*here, *there]):
         other = base.tensors.get(name)
-        if other is None or name == suspect.name or not _is_as_large(other, suspect):
+        if other is None or name == suspect.name:
+            continue
+        if (int(np.prod(other.shape[:-1], dtype=np.int64)), other.shape[-1]) != (info.n_rows, info.n_cols):
             continue
         kind = "swapped-tensor" if layer_of(name) == layer else "other-layer"
         yield Candidate(kind, f"it holds the base's {name}", _all_of(other), holds=name)
-
-
-def _is_as_large(other: SourceTensor, suspect: Suspect) -> bool:
-    n_rows = int(np.prod(other.shape[:-1], dtype=np.int64))
-    return (n_rows, other.shape[-1]) == (suspect.pair.info.n_rows, suspect.pair.info.n_cols)
 
 
 def _experts(suspect: Suspect) -> Iterator[Candidate]:
