@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor
 from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
-from quantize.fill.sources import RowSource, SourceTensor
+from quantize.fill.sources import RowSource
 
 
 class Weight(RowSource, Protocol):
@@ -36,24 +36,19 @@ class Weight(RowSource, Protocol):
 
     name       as in an unquantized checkpoint
     type       F32, F16 or BF16: what read_rows gives, F32 for anything that is decoded; or the quantized type
-               whose blocks the weight can be had as without loss, see BlockWeight
+               whose blocks the weight can be had as without loss
     stored_as  how the checkpoint holds it, for people: "BF16", "F8_E4M3 in blocks of 128x128"
 
     A row of the weight may lie in a column of what is stored; then `by_rows` is False. `read_rows` reads and
     decodes what these rows need; a format that needs more says so where it defines its Weight. It raises
     CheckpointError when the file can't give what it promised.
+
+    A weight stored as codes and scales that a quantized type has as well is a SourceTensor: `raw_rows` gives
+    blocks with the same weights. It raises CheckpointError for what the type can't hold.
     """
 
     @property
     def stored_as(self) -> str: ...
-
-
-@runtime_checkable
-class BlockWeight(Weight, SourceTensor, Protocol):
-    """A weight stored as codes and scales that a quantized ggml type has as well: `type` is that type.
-
-    `raw_rows` gives blocks with the same weights. It raises CheckpointError for what the type can't hold.
-    """
 
 
 @dataclass(frozen=True, slots=True)

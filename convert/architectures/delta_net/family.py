@@ -276,13 +276,10 @@ _QWEN35 = _family(
 )
 
 
-_QWEN35_MOE = _family(
-    "Qwen3_5MoeForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
+_QWEN35_MOE = replace(
+    _QWEN35,
+    hf_names=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
     gguf_name="qwen35moe",
-    read_config=read_qwen35,
-    delta_nets=_TILED,
-    tiled=True,
 )
 
 

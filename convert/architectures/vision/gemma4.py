@@ -84,11 +84,6 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4TowerConfig:
     )
 
 
-def canonical_name(name: str) -> str:
-    """Return the name without the prefix of the whole model, and without what says that a matrix may clip."""
-    return name.removeprefix("model.").replace(".linear.weight", ".weight")
-
-
 def _matrices() -> Iterator[Rule]:
     for name, source, sizes in (
         ("attn_q", "self_attn.q_proj", "q_rows hidden_size"),
@@ -150,6 +145,7 @@ ARCHITECTURE = tower(
         LAYER_NORM_EPS,
         *audio_projector("gemma4a"),
     ),
-    canonical_name=canonical_name,
+    # A matrix that may clip says so in its name.
+    canonical_name=lambda name: name.removeprefix("model.").replace(".linear.weight", ".weight"),
     forced_type=_forced_type,
 )  # fmt: skip

@@ -87,11 +87,6 @@ def _deepstack_layers(read: ConfigReader, n_layers: int) -> tuple[int, ...]:
     return tuple(stated)
 
 
-def canonical_name(name: str) -> str:
-    """Return the name without the prefix of a model that has a text part beside the tower."""
-    return name.removeprefix("model.") if name.startswith("model.visual.") else name
-
-
 class _Merger(NamedTuple):
     """A merger of deepstack: its number, and the layer whose output it merges."""
 
@@ -159,5 +154,5 @@ ARCHITECTURE = tower(
             layer in c.deepstack_layers for layer in layers(c, o)
         ]),
     ),
-    canonical_name=canonical_name,
+    canonical_name=lambda name: name.removeprefix("model.") if name.startswith("model.visual.") else name,
 )  # fmt: skip
