@@ -40,6 +40,7 @@ from convert.architectures.decoder.rules import (
     gate_rows,
     in_layer,
     layers,
+    layers_if,
     moe_layers,
     norm_of_blocks,
     stack_of,
@@ -160,8 +161,7 @@ def _dense_shared(config: GraniteConfig, options: Any) -> Iterable[int | None]:
     return layers(config, options) if config.is_hybrid and not config.num_experts else ()
 
 
-def _shared(config: GraniteConfig, options: Any) -> Iterable[int | None]:
-    return moe_layers(config, options) if config.shared_expert_intermediate_size else ()
+_shared = layers_if("shared_expert_intermediate_size", moe_layers)
 
 
 def _two(where: Where, kind: str, source: str, rows: str) -> Rule:

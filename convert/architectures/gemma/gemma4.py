@@ -308,19 +308,16 @@ def _experts() -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-def _has_embeddings(config: Gemma4Config, options: Any) -> Iterable[int | None]:
-    return (None,) if config.hidden_size_per_layer_input else ()
-
-
 def _layer_embeddings() -> tuple[Rule, ...]:
     """Return the rules of the embeddings that layers add."""
     added = layers_if("hidden_size_per_layer_input")
+    once_added = layers_if("hidden_size_per_layer_input", once)
     return (
-        one(_has_embeddings, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
+        one(once_added, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
             "vocab_size all_layers_input"),
-        one(_has_embeddings, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
+        one(once_added, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
             "all_layers_input hidden_size"),
-        one(_has_embeddings, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",
+        one(once_added, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",
             "hidden_size_per_layer_input"),
         in_layer(added, "inp_gate.weight", "per_layer_input_gate.weight",
                  "hidden_size_per_layer_input hidden_size"),

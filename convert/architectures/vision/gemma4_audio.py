@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.rules import one
+from convert.architectures.decoder.rules import layers_if, once, one
 from convert.architectures.delta_net.arrange import squeezed
 from convert.architectures.rules import Mapped, OutputTensor, Rule
 from convert.architectures.vision.config import AudioConfig, audio_fields
@@ -88,8 +88,7 @@ def read_audio_config(
     )
 
 
-def _once(config: Any, options: Any) -> Iterable[int | None]:
-    return (None,) if config.audio else ()
+_once = layers_if("audio", once)
 
 
 def _layers(config: Any, options: Any) -> Iterable[int]:
