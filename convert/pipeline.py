@@ -18,8 +18,9 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from convert.architectures import find_architecture
-from convert.architectures.base import Architecture, Conversion, build, metadata_of, options_of
+from convert.architectures.base import Architecture, Conversion, build, metadata_of
 from convert.architectures.config_reader import with_known_class
+from convert.architectures.options import make_options
 from convert.architectures.rules import OutputTensor
 from convert.architectures.vision import find_tower
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
@@ -269,8 +270,9 @@ def prepare(
         decoded=weights.is_quantized and not options.mmproj,
         allow_problems=allow_problems,
     )
-    sizes = model.metadata(F32.name), infos, options.pad, decide, str(folder)
-    made = decide_padded(*sizes, hidden=options.pad_hidden)
+    made = decide_padded(
+        model.metadata(F32.name), infos, options.pad, decide, str(folder), hidden=options.pad_hidden
+    )
     plan, metadata, padding = made.plan, made.metadata, made.padding
     said = (*conversion.notes, *general.notes, *(tokenizer.notes if tokenizer else ()), *embedding.notes)
     plan = replace(plan, notes=(*notes, *said, *plan.notes))
@@ -379,7 +381,7 @@ def prepare_vocab(
     tokenizer = _tokenizer(folder, config, options, architecture, general)
     known = with_known_class(config, architecture.hf_names)
     model_config = architecture.read_config(known, path_of_config)
-    choices = options_of(architecture, options.family_choices, config)
+    choices = make_options(architecture.options, options.family_choices, config["architectures"][0])
     family = metadata_of(
         architecture, model_config, architecture.resolve_options(model_config, choices, None)
     )

@@ -123,7 +123,7 @@ def source_folder(
     with _here_neither(text):
         if weights and (stream or (dry_run and not allow_pickle and not hub.is_offline())):
             return hub.stream(name, quiet=quiet)
-        return hub.fetch(name, hub.Wanted(weights, allow_pickle), quiet=quiet)
+        return hub.fetch(name, weights=weights, allow_pickle=allow_pickle, quiet=quiet)
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
     if is_base_class and "lm_head.weight" not in model.names() and not config.tie_word_embeddings:
         config = architecture.read_config(merged(fields, {"tie_word_embeddings": True}), path)
         tied = (_TIED_NOTE,)
-    options = options_of(architecture, choices, checkpoint.config)
+    options = make_options(architecture.options, choices, checkpoint.config["architectures"][0])
     architecture.check(config, options)
     options = architecture.resolve_options(config, options, frozenset(model.names()))
     tensors, dropped = match(
@@ -199,17 +199,6 @@ _TIED_NOTE = (
     "no lm_head.weight: the checkpoint is that of a model without an output matrix, as models of embeddings"
     " are; llama.cpp takes the matrix of embeddings in its place"
 )
-
-
-def options_of(
-    architecture: Architecture, choices: Mapping[str, object], raw_config: Mapping[str, Any]
-) -> Any:
-    """Return the family's options with what the user chose.
-
-    raw_config  config.json, which names the architecture
-    raises      BadRequest for an option that the family hasn't declared
-    """
-    return make_options(architecture.options, choices, raw_config["architectures"][0])
 
 
 def metadata_of(architecture: Architecture, config: Any, options: Any) -> Mapping[str, Value]:

@@ -17,9 +17,9 @@ from convert.architectures.decoder.config import (
     decoder_fields,
     expert_fields,
     fix_head_dim,
+    layers_of_kind,
     rotations_by_kind,
     window_fields,
-    windows_of,
     with_defaults,
 )
 from convert.architectures.decoder.family import LLAMA3, RAMP, WINDOWS, decoder, decoder_notes
@@ -46,7 +46,6 @@ from convert.architectures.decoder.rules import (
     sparse_moe_name,
 )
 from convert.architectures.gemma.gemma3 import vision_drops
-from convert.architectures.rules import Rule
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
@@ -264,7 +263,7 @@ def _read_olmo2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     fields = decoder_fields(read)
     fix_head_dim(read, fields, "olmo2")
     if windows:
-        sliding = windows_of(read, fields["num_hidden_layers"], lambda layer: bool((layer + 1) % 4))
+        sliding = layers_of_kind(read, fields["num_hidden_layers"], lambda layer: bool((layer + 1) % 4))
         window = read.size("sliding_window", 4096)
         windows |= {"sliding_layers": sliding, "sliding_window": window if sliding else None}
     return DecoderConfig(**fields, **windows, qk_norm=True, norms_all_heads=True)
@@ -282,10 +281,6 @@ def _olmo2_notes(config: DecoderConfig, options: Any) -> tuple[str, ...]:
     )
 
 
-def _without_first_norm(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    return tuple(rule for rule in rules if "attn_norm" not in rule.outputs[0].name)
-
-
 _OLMO2 = decoder(
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
@@ -293,7 +288,7 @@ _OLMO2 = decoder(
     read_config=_read_olmo2,
     rules=(
         *ends(needs_output=True),
-        *_without_first_norm(attention()),
+        *(rule for rule in attention() if "attn_norm" not in rule.outputs[0].name),
         in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
         in_layer(layers, "post_ffw_norm.weight", "post_feedforward_layernorm.weight", "hidden_size"),
         *dense_blocks(),

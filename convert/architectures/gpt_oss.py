@@ -36,14 +36,13 @@ from convert.architectures.rules import (
     OutputTensor,
     Renamed,
     Rule,
-    Stacked,
     TransposedHeadRows,
     renamed,
     stacked,
 )
 from convert.weights.base import TYPES, Weight
-from gguf_tools.format.ggml_types import MXFP4, GGMLType
-from quantize.fill.sources import raw_rows, rows_dtype
+from gguf_tools.format.ggml_types import MXFP4
+from quantize.fill.sources import raw_rows
 
 GATE, UP = 0, 1
 """Which of two rows, or columns, is the gate's and which is up's."""
@@ -55,32 +54,16 @@ def is_packed(weight: Weight) -> bool:
 
 
 @dataclass(frozen=True)
-class AlternateRows:
+class AlternateRows(Renamed):
     """Every second row of a tensor, from `first` on."""
 
-    name: str
-    shape: tuple[int, ...]
-    tensor: Weight | TransposedHeadRows | Stacked
     first: int
 
-    @property
-    def type(self) -> GGMLType:
-        return self.tensor.type
-
-    @property
-    def stored_as(self) -> str:
-        return self.tensor.stored_as
-
-    @property
-    def by_rows(self) -> bool:
-        return self.tensor.by_rows
-
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        rows = self.tensor.read_rows(2 * start, 2 * stop)[self.first :: 2]
-        return np.ascontiguousarray(rows.astype(rows_dtype(self.type), copy=False))
+        return np.ascontiguousarray(super().read_rows(2 * start, 2 * stop)[self.first :: 2])
 
     def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        rows = raw_rows(self.tensor, 2 * start, 2 * stop).reshape(2 * (stop - start), -1)
+        rows = raw_rows(self.weight, 2 * start, 2 * stop).reshape(2 * (stop - start), -1)
         return np.ascontiguousarray(rows[self.first :: 2]).reshape(-1)
 
 
@@ -94,9 +77,6 @@ class AlternateCols(Renamed):
         rows = super().read_rows(start, stop)
         return np.ascontiguousarray(rows[:, self.first :: 2])
 
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
-
 
 def half_of_gate_up(first: int) -> Arrange:
     """Return the arrangement of gate or of up in gate_up_proj, (experts, width, hidden_size)."""
@@ -104,7 +84,8 @@ def half_of_gate_up(first: int) -> Arrange:
     def arrange(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
         (weight,) = weights
         shape = (config.num_experts, config.moe_intermediate_size, config.hidden_size)
-        return AlternateRows(name, shape, weight if is_packed(weight) else _transposed(name, weight), first)
+        rows = weight if is_packed(weight) else _transposed(name, weight)
+        return AlternateRows(name, shape, rows.type, rows, first)
 
     return arrange
 
@@ -117,7 +98,7 @@ def half_of_each(first: int) -> Arrange:
         shape = (len(weights), config.moe_intermediate_size, *weights[0].shape[1:])
         if len(shape) == 2:
             return AlternateCols(name, shape, stack.type, stack, first)
-        return AlternateRows(name, shape, stack, first)
+        return AlternateRows(name, shape, stack.type, stack, first)
 
     return arrange
 
@@ -200,11 +181,6 @@ def _down_sizes(weight: Weight) -> str:
     return " ".join(("num_experts", *(sizes if is_packed(weight) else reversed(sizes))))
 
 
-def _router_name(name: str) -> str:
-    """Return the published name of Unsloth's router."""
-    return name.replace(".mlp.router.linear.", ".mlp.router.", 1)
-
-
 _EXPERTS = "model.layers.{layer}.mlp.experts"
 _BY_EXPERT, _APART = f"{_EXPERTS}.gate_up_projs.0.weight", f"{_EXPERTS}.gate_proj"
 _EACH_GATE_UP, _EACH_DOWN = f"{_EXPERTS}.gate_up_projs.{{expert}}", f"{_EXPERTS}.down_projs.{{expert}}"
@@ -270,7 +246,7 @@ _GPT_OSS = decoder(
     ),
     metadata=(*COMMON, SLIDING_WINDOW, EXPERT_WIDTH),
     notes=_notes,
-    canonical_name=_router_name,
+    canonical_name=lambda name: name.replace(".mlp.router.linear.", ".mlp.router.", 1),  # Unsloth's
     kept=frozenset({MXFP4}),
     windows="stretched",
     clamped=True,

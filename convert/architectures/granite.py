@@ -9,14 +9,13 @@ Facts of transformers' modeling_granitemoehybrid.py and llama.cpp's converter (G
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import (
-    DecoderConfig,
     decoder_fields,
     expert_fields,
     fix_head_dim,
@@ -41,6 +40,7 @@ from convert.architectures.decoder.rules import (
     gate_rows,
     in_layer,
     layers,
+    layers_if,
     moe_layers,
     norm_of_blocks,
     stack_of,
@@ -161,8 +161,7 @@ def _dense_shared(config: GraniteConfig, options: Any) -> Iterable[int | None]:
     return layers(config, options) if config.is_hybrid and not config.num_experts else ()
 
 
-def _shared(config: GraniteConfig, options: Any) -> Iterable[int | None]:
-    return moe_layers(config, options) if config.shared_expert_intermediate_size else ()
+_shared = layers_if("shared_expert_intermediate_size", moe_layers)
 
 
 def _two(where: Where, kind: str, source: str, rows: str) -> Rule:
@@ -261,7 +260,7 @@ def _read_file(
     is_hybrid = family.gguf_name == "granitehybrid"
     plain = read_decoder(family, metadata, shapes, path, by_layer=("head_count_kv",) if is_hybrid else ())
     hparams = read_hparams(metadata, family.gguf_name, path)
-    known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
+    known = dict(vars(plain))
     if family.gguf_name != "granitemoe" and hparams.rope_scaling_finetuned is False:
         known["unrotated_layers"] = tuple(range(plain.num_hidden_layers))
     if not is_hybrid:

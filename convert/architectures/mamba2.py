@@ -13,10 +13,9 @@ import numpy as np
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rules import one
-from convert.architectures.delta_net.arrange import negative_power, squeezed
+from convert.architectures.delta_net.arrange import decay, squeezed
 from convert.architectures.rules import OutputTensor, Renamed, Rule, renamed
 from convert.weights.base import Weight
 from gguf_tools.errors import FormatError
@@ -46,10 +45,6 @@ class MambaConfig(DecoderConfig):
     mamba_d_conv: int = 4
 
     @property
-    def one(self) -> int:
-        return 1
-
-    @property
     def mamba_rows(self) -> int:
         """Columns of all heads of a Mamba 2."""
         return self.mamba_n_heads * self.mamba_d_head
@@ -73,20 +68,11 @@ class _Folded(Renamed):
         whole = self.weight.read_rows(0, 1).astype(np.float32).reshape(self.shape)
         return np.ascontiguousarray(whole[start:stop])
 
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
-
 
 def _column(name: str, weights: Sequence[Weight], config: MambaConfig) -> OutputTensor:
     """Return a number for each head as a column."""
     (weight,) = weights
     return _Folded(name, (weight.shape[0], 1), F32, weight)
-
-
-def _decay(name: str, weights: Sequence[Weight], config: MambaConfig) -> OutputTensor:
-    """Return -exp of the numbers as a column."""
-    folded = _column(name, weights, config)
-    return Mapped(name, folded.shape, F32, folded, negative_power)
 
 
 def _by_group(name: str, weights: Sequence[Weight], config: MambaConfig) -> OutputTensor:
@@ -113,7 +99,7 @@ def mamba_rules(prefix: str) -> tuple[Rule, ...]:
         ("ssm_conv1d.weight", "conv1d.weight", "convolved_rows one mamba_d_conv", squeezed),
         ("ssm_conv1d.bias", "conv1d.bias", "convolved_rows", renamed),
         ("ssm_dt.bias", "dt_bias", "mamba_n_heads", renamed),
-        ("ssm_a", "A_log", "mamba_n_heads", _decay),
+        ("ssm_a", "A_log", "mamba_n_heads", decay(_column)),
         ("ssm_d", "D", "mamba_n_heads", _column),
         ("ssm_norm.weight", "norm.weight", "mamba_rows", _by_group),
         ("ssm_out.weight", "out_proj.weight", "hidden_size mamba_rows", renamed),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +171,6 @@ def _read_glm4moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     )
 
 
-def _resolve_glm4moe(config: DecoderConfig, options: MTPOptions, names: Container[str] | None) -> MTPOptions:
-    """Return the options with `mtp` decided: kept where the checkpoint has the layer."""
-    projection = f"model.layers.{config.num_hidden_layers}.eh_proj.weight"
-    return keep_mtp_of(projection, config, options, names)
-
-
 def _glm4moe_drops(config: DecoderConfig, options: MTPOptions) -> tuple[Drop, ...]:
     if options.mtp is not False:
         return (INV_FREQ,)
@@ -210,7 +204,9 @@ _GLM4MOE = decoder(
         Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, _glm4moe_mtp),
     ),
     check=check_mtp,
-    resolve_options=_resolve_glm4moe,
+    resolve_options=lambda config, options, names: keep_mtp_of(
+        f"model.layers.{config.num_hidden_layers}.eh_proj.weight", config, options, names
+    ),
     quirks=GLM,
     unset_gating="sigmoid",
     says_norm=True,
@@ -257,10 +253,6 @@ def _deepseek_notes(config: DecoderConfig, options: NoOptions) -> tuple[str, ...
     return tuple(notes)
 
 
-def _deepseek_scaling(config: DecoderConfig, options: NoOptions) -> str | None:
-    return None if config.rope.kind == "linear" else "none"
-
-
 _DEEPSEEK = decoder(
     "DeepseekForCausalLM",
     gguf_name="deepseek",
@@ -272,8 +264,9 @@ _DEEPSEEK = decoder(
         *shared_experts(moe_layers),
     ),
     metadata=(
-        *COMMON, ROTATED_COLS, Key(keys.ROPE_SCALING_TYPE, Value.string, _deepseek_scaling), DENSE_LAYERS,
-        VOCAB_SIZE, EXPERT_WIDTH, EXPERT_SCALE, SHARED_EXPERTS,
+        *COMMON, ROTATED_COLS,
+        Key(keys.ROPE_SCALING_TYPE, Value.string, lambda c, o: None if c.rope.kind == "linear" else "none"),
+        DENSE_LAYERS, VOCAB_SIZE, EXPERT_WIDTH, EXPERT_SCALE, SHARED_EXPERTS,
     ),
     notes=_deepseek_notes,
     says_norm=True,

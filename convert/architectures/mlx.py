@@ -12,44 +12,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from convert.architectures.decoder.arrange import plus_one
-from convert.architectures.rules import Rule, renamed
+from convert.architectures.rules import Renamed, Rule, plus_one, renamed
 from convert.weights.base import Weight, Weights
-from gguf_tools.format.ggml_types import GGMLType
 
 KERNEL = ".conv1d.weight"
 
 
 @dataclass(frozen=True)
-class MovedBack:
+class MovedBack(Renamed):
     """A kernel of MLX, (rows, size, 1), as all others store it: (rows, 1, size). The numbers lie the same."""
-
-    weight: Weight
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        rows, size, _ = self.weight.shape
-        return rows, 1, size
-
-    @property
-    def type(self) -> GGMLType:
-        return self.weight.type
-
-    @property
-    def stored_as(self) -> str:
-        return self.weight.stored_as
-
-    @property
-    def by_rows(self) -> bool:
-        return self.weight.by_rows
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         size = self.shape[-1]
         return self.weight.read_rows(start * size, stop * size).reshape(-1, size)
+
+
+def moved_back(weight: Weight) -> MovedBack:
+    """Return a kernel of MLX as all others store it."""
+    rows, size, _ = weight.shape
+    return MovedBack(weight.name, (rows, 1, size), weight.type, weight)
 
 
 def is_moved(name: str, weight: Weight) -> bool:

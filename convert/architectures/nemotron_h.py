@@ -10,7 +10,7 @@ Facts of transformers' modeling_nemotron_h.py and llama.cpp's converter (Nemotro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from convert.architectures.decoder.rules import (
     ends,
     keep_mtp_of,
     layers,
+    layers_if,
     mtp_layers,
     n_mtp_layers,
     one,
@@ -189,10 +190,6 @@ def _own(config: NemotronConfig, options: Any) -> Iterable[int | None]:
     return range(config.num_hidden_layers)
 
 
-def _latent(where: Where) -> Where:
-    return lambda config, options: where(config, options) if config.moe_latent_size else ()
-
-
 def _in(
     where: Where, prefix: str, *parts: tuple[str, str, str], arrange: Arrange = renamed
 ) -> tuple[Rule, ...]:
@@ -228,7 +225,7 @@ def _experts_of(where: Where, prefix: str) -> tuple[Rule, ...]:
         ),
         one(where, "blk.{layer}.exp_probs_b.bias", f"{mixer}gate.e_score_correction_bias", "num_experts"),
         *_in(
-            _latent(where),
+            layers_if("moe_latent_size", where),
             mixer,
             ("ffn_latent_down", "fc1_latent_proj", "moe_latent_size hidden_size"),
             ("ffn_latent_up", "fc2_latent_proj", "hidden_size moe_latent_size"),
@@ -360,7 +357,7 @@ def _read_file(
     plain = read_decoder(family, metadata, shapes, path, by_layer=_BY_LAYER)
     hparams = read_hparams(metadata, family.gguf_name, path)
     kinds = _kinds_of_file(plain, hparams)
-    known = {field.name: getattr(plain, field.name) for field in fields(DecoderConfig)}
+    known = dict(vars(plain))
     return NemotronConfig(
         **{**known, "unrotated_layers": tuple(range(len(kinds))), "scoring_func": "sigmoid",
            "rms_norm_eps": eps if (eps := hparams.layer_norm_rms_epsilon) is not None

@@ -7,7 +7,7 @@ The file has both as tensors, and what rotated columns are multiplied by as a ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, fix_head_dim, with_defaults
 from convert.architectures.decoder.family import decoder, window_notes
 from convert.architectures.decoder.metadata import CONTEXT, EMBEDDING, HEADS, WIDTH
-from convert.architectures.decoder.rules import ends, in_layer, layers
+from convert.architectures.decoder.rules import ends, in_layer, layers, layers_if, once
 from convert.architectures.rules import Arrange, Computed, Output, OutputTensor, Rule
 from convert.weights.base import Weight
 from gguf_tools.format import keys
@@ -92,10 +92,6 @@ def _table(values: Callable[[Phi3Config], tuple[float, ...]]) -> Arrange:
     return made
 
 
-def _stretched(config: Phi3Config, options: Any) -> Iterable[int | None]:
-    return (None,) if config.long_factor else ()
-
-
 _u32, _f32 = Value.u32, Value.f32
 
 _PHI3 = decoder(
@@ -103,7 +99,7 @@ _PHI3 = decoder(
     gguf_name="phi3",
     read_config=read_config,
     rules=(
-        Rule(_stretched, (
+        Rule(layers_if("long_factor", once), (
             Output("rope_factors_long.weight", "", "", _table(lambda config: config.long_factor)),
             Output("rope_factors_short.weight", "", "", _table(lambda config: config.short_factor)),
         )),

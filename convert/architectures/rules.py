@@ -52,7 +52,10 @@ class OutputTensor(SourceTensor, Protocol):
 
 @dataclass(frozen=True)
 class Renamed:
-    """A weight as it is, under another name."""
+    """A weight as it is, under another name.
+
+    A class that arranges rows of floats overrides `read_rows` alone.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +75,19 @@ class Renamed:
         return np.ascontiguousarray(rows)
 
     def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        if self.type in FLOAT_DTYPES:
+            return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
         return raw_rows(self.weight, start, stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped(Renamed):
+    """A weight whose numbers are mapped one by one, float32."""
+
+    function: Callable[[np.ndarray], np.ndarray]
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.function(super().read_rows(start, stop))
 
 
 @dataclass(frozen=True)
@@ -183,6 +198,12 @@ def renamed(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
     """Return the one weight as it is."""
     (weight,) = weights
     return Renamed(name, weight.shape, weight.type, weight)
+
+
+def plus_one(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
+    """Return the weight of a norm, which a checkpoint stores less one."""
+    (weight,) = weights
+    return Mapped(name, weight.shape, F32, weight, lambda numbers: numbers + np.float32(1))
 
 
 def stacked(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from convert.architectures.mlx import MovedBack, is_moved
+from convert.architectures.mlx import is_moved, moved_back
 from convert.architectures.rules import Rule
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights.base import Weight, Weights
@@ -144,4 +144,4 @@ class Renaming:
         if name not in self._stored:
             raise MissingTensor(f"{self.checkpoint.folder}: no weight {name}")
         weight = self._weights.weight(self._stored[name])
-        return MovedBack(weight) if is_moved(name, weight) else weight
+        return moved_back(weight) if is_moved(name, weight) else weight

@@ -18,12 +18,12 @@ from convert.audit.measure import Indices, rows_of_a_matrix
 from convert.audit.search import column_order, nearest_matrices, row_order
 from convert.audit.transforms import (
     Move,
-    Recut,
     Rows,
     halves_turned,
     interleaved,
     moved,
     one_below_the_other,
+    recut,
     taken_apart,
     transposed,
     within,
@@ -91,14 +91,6 @@ class Suspect:
 
 
 Propose = Callable[[Suspect], Iterator[Candidate]]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One thing that goes wrong with tensors whose name has one of these parts; "" is part of any."""
-
-    parts: tuple[str, ...]
-    propose: Propose
 
 
 # ---- vectors
@@ -186,7 +178,7 @@ def _key_half(whole: SourceTensor, heads: HeadSizes) -> Iterator[Candidate]:
     first = TransposedHeads("", shape, whole, heads.nope, 0, heads.nope)
     yield Candidate("kv-halves", _NOT_BY_HEAD, _all_of(first))
     keys_ = HeadRows("", (heads.n_heads * heads.nope, heads.kv_lora), whole, rows, 0, heads.nope)
-    yield Candidate("k-not-transposed", "keys are not transposed", Recut("", shape, keys_).rows)
+    yield Candidate("k-not-transposed", "keys are not transposed", recut(keys_, heads.nope))
 
 
 def _value_half(whole: SourceTensor, heads: HeadSizes) -> Iterator[Candidate]:
@@ -206,21 +198,18 @@ def _all_of(source: SourceTensor) -> Rows:
 
 def _partners(suspect: Suspect) -> Iterator[Candidate]:
     """Propose the other tensors of the same size in the same layer, then those of the same name in others."""
-    layer, base = layer_of(suspect.name), suspect.base
+    layer, base, info = layer_of(suspect.name), suspect.base, suspect.pair.info
     here = [name for name in base.tensors if layer_of(name) == layer]
     layers = sorted({found for name in base.tensors if (found := layer_of(name)) is not None})
     there = [in_layer(suspect.name, other) for other in layers] if layer is not None else []
     for name in dict.fromkeys([*here, *there]):
         other = base.tensors.get(name)
-        if other is None or name == suspect.name or not _is_as_large(other, suspect):
+        if other is None or name == suspect.name:
+            continue
+        if (int(np.prod(other.shape[:-1], dtype=np.int64)), other.shape[-1]) != (info.n_rows, info.n_cols):
             continue
         kind = "swapped-tensor" if layer_of(name) == layer else "other-layer"
         yield Candidate(kind, f"it holds the base's {name}", _all_of(other), holds=name)
-
-
-def _is_as_large(other: SourceTensor, suspect: Suspect) -> bool:
-    n_rows = int(np.prod(other.shape[:-1], dtype=np.int64))
-    return (n_rows, other.shape[-1]) == (suspect.pair.info.n_rows, suspect.pair.info.n_cols)
 
 
 def _experts(suspect: Suspect) -> Iterator[Candidate]:
@@ -305,26 +294,28 @@ def _requantized(suspect: Suspect) -> Iterator[Candidate]:
         yield Candidate(kind, text, rows_of)
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (
-    Hypothesis(("norm",), _norm),
-    Hypothesis(("attn_q", "attn_k", "indexer"), _rope),
-    Hypothesis(("attn_kv_b", "attn_k_b", "attn_v_b"), _halves),
-    Hypothesis(("",), _partners),
-    Hypothesis(("_exps",), _experts),
-    Hypothesis(("",), _transposed),
-    Hypothesis(("",), _negated),
-    Hypothesis(("",), _other_order),
-    Hypothesis(("",), _requantized),
+HYPOTHESES: tuple[tuple[tuple[str, ...], Propose], ...] = (
+    (("norm",), _norm),
+    (("attn_q", "attn_k", "indexer"), _rope),
+    (("attn_kv_b", "attn_k_b", "attn_v_b"), _halves),
+    (("",), _partners),
+    (("_exps",), _experts),
+    (("",), _transposed),
+    (("",), _negated),
+    (("",), _other_order),
+    (("",), _requantized),
 )
-"""In this order: of two that explain as much, the first wins."""
+"""Things that go wrong with tensors whose name has one of the parts; "" is part of any.
+
+In this order: of two that explain as much, the first wins."""
 
 
 def candidates(suspect: Suspect) -> Iterator[Candidate]:
     """Yield what a tensor may hold; what a hypothesis can't read is none of its candidates."""
-    for hypothesis in HYPOTHESES:
-        if not any(part in suspect.name for part in hypothesis.parts):
+    for parts, propose in HYPOTHESES:
+        if not any(part in suspect.name for part in parts):
             continue
         try:
-            yield from hypothesis.propose(suspect)
+            yield from propose(suspect)
         except ToolkitError:
             continue

@@ -104,9 +104,6 @@ class AuditReport:
     def with_finding(self, finding: Finding) -> AuditReport:
         return replace(self, findings=tuple(sorted((*self.findings, finding), key=lambda each: -each.level)))
 
-    def with_evaluation(self, evaluation: Measured) -> AuditReport:
-        return replace(self, evaluation=evaluation)
-
     def divergence_lines(self) -> list[str]:
         """Return the evaluation as text; nothing where none was asked for."""
         return [] if self.evaluation is None else self.evaluation.lines()

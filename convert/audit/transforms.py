@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -74,25 +73,19 @@ def one_below_the_other(n_heads: int, upper: int, lower: int) -> Move:
     return move
 
 
-@dataclass(frozen=True)
-class Recut:
-    """The data of a tensor, as they lie, cut into rows of another length.
+def recut(source: SourceTensor, n_cols: int) -> Rows:
+    """Give the data of a tensor, as they lie, cut into rows of another length."""
 
-    shape  (n_rows, n_cols) of as many elements
-    """
-
-    name: str
-    shape: tuple[int, int]
-    tensor: SourceTensor
-
-    def rows(self, rows: Indices) -> Floats32:
-        n_cols, old = self.shape[-1], self.tensor.shape[-1]
+    def rows_of(rows: Indices) -> Floats32:
+        old = source.shape[-1]
         out = np.empty((len(rows), n_cols), np.float32)
         for place, row in enumerate(rows.tolist()):
             first, last = row * n_cols // old, -(-(row + 1) * n_cols // old)
-            data = self.tensor.read_rows(first, last).reshape(-1)
+            data = source.read_rows(first, last).reshape(-1)
             out[place] = data[row * n_cols - first * old :][:n_cols]
         return out
+
+    return rows_of
 
 
 def transposed(source: SourceTensor, n_rows: int) -> Rows | None:

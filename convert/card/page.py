@@ -52,9 +52,11 @@ def card_text(card: Card) -> str:
 
     raises  BadRequest for a report on other files of the same names
     """
+    entries = yaml.dump(front_matter(card), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     lines = [
         "---",
-        *_yaml_lines(front_matter(card)),
+        # What yaml leaves as it is, such as marks of direction, is escaped, too.
+        *map(printable, entries.rstrip().split("\n")),
         "---",
         MARK,
         "",
@@ -73,12 +75,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-
-
-def _yaml_lines(entries: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines of YAML; what yaml leaves as it is, such as marks of direction, is escaped, too."""
-    text = yaml.dump(entries, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return map(printable, text.rstrip().split("\n"))
 
 
 def front_matter(card: Card) -> dict[str, Any]:
@@ -138,16 +134,10 @@ def _body(card: Card) -> Iterator[str]:
         yield COMMANDS_HEADING
         yield ""
         yield f"{_FENCE}sh"
-        for words, files in _by_command(card.commands):
-            yield from map(comment, files)
+        for words in dict.fromkeys(map(tuple, card.commands.values())):
+            yield from (comment(file) for file, made_by in card.commands.items() if tuple(made_by) == words)
             yield command_line(words)
         yield _FENCE
-
-
-def _by_command(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Yield each command with the files that it made."""
-    for words in dict.fromkeys(map(tuple, commands.values())):
-        yield words, [file for file, others in commands.items() if tuple(others) == words]
 
 
 def _model_name(card: Card) -> str:

@@ -77,6 +77,7 @@ def write_card(
     entries = read_model_card(path)[0] if old else {}
     facts = read_all([*paths, *_still_there(old, paths)], tell)
     repo = request.repo or _repo(_text(entries.get("base_model")))
+    download = _DOWNLOAD.search(old)
     known = {**_commands(old), **(commands or {})}
     card = Card(
         files=facts,
@@ -84,7 +85,7 @@ def write_card(
         commands={each.name: known[each.name] for each in facts if each.name in known},
         report=None if request.report is None else read_report(request.report, for_card=True),
         quantized_by=request.quantized_by or _text(entries.get("quantized_by")),
-        home=request.home or _home(old),
+        home=request.home or _repo(download[1] if download else None),
         remarks=request.remarks,
         own_text=old.split(f"\n{MARK}\n", 2)[2] if old else "",
     )
@@ -106,12 +107,6 @@ def _is_ours(path: Path) -> bool:
         return read_input(path).decode("utf-8").split("\n").count(MARK) == 2
     except UnicodeDecodeError:
         return False
-
-
-def _home(card: str) -> str | None:
-    """Return the repository that an older card downloads from."""
-    match = _DOWNLOAD.search(card)
-    return None if match is None else _repo(match[1])
 
 
 def _commands(card: str) -> dict[str, Sequence[str]]:

@@ -30,7 +30,7 @@ from typing import Any
 
 from convert.checkpoint.adapters import NOT_USED, adapter_of, refuse_adapter
 from convert.checkpoint.json_files import PARAMS_NAME, mistral_config, read_json_object, with_text_config
-from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
+from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile
 from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingModel, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.files.inputs import InputFile
@@ -83,7 +83,7 @@ class Checkpoint:
             if isinstance(folder, StreamedFolder):
                 places = read_index(index)
                 _check_numbering([self.folder / shard.name for shard in folder.shards])
-                self.files: tuple[TensorFile, ...] = folder.open_shards(opened)
+                self.files: tuple[SafetensorsFile, ...] = folder.open_shards(opened)
             else:
                 index = _index_path(self.folder, allow_pickle=allow_pickle)
                 places = read_index(index)
@@ -200,7 +200,7 @@ def read_index(path: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def _open_file(path: Path) -> TensorFile:
+def _open_file(path: Path) -> SafetensorsFile:
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
     from convert.checkpoint.pickle_file import PickleFile
@@ -293,7 +293,7 @@ def _check_numbering(paths: Iterable[Path]) -> None:
         return
 
 
-def _route(files: Iterable[TensorFile]) -> Mapping[str, RawTensor]:
+def _route(files: Iterable[SafetensorsFile]) -> Mapping[str, RawTensor]:
     """Return name -> tensor over all shards, in reading order; CheckpointError for a name in two of them."""
     tensors: dict[str, RawTensor] = {}
     for file in files:

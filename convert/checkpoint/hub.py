@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -41,28 +40,17 @@ MAX_SMALL_BYTES = 256 << 20
 """Maximum size of such a file; the largest tokenizer.json are a tenth of it."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Files of a model that are needed.
-
-    weights       False: only config.json and the tokenizer
-    allow_pickle  .bin and .pt files, where there are no safetensors
-    """
-
-    weights: bool = True
-    allow_pickle: bool = False
-
-
-def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -> Path:
+def fetch(name: HubName, *, weights: bool = True, allow_pickle: bool = False, quiet: bool = False) -> Path:
     """Return the folder in the cache that holds what is wanted of a model, after fetching what is missing.
 
     A fetch that was interrupted goes on where it stopped. When the Hub can't be reached, or must not be
     (HF_HUB_OFFLINE), the folder is what earlier fetches have left.
 
+    weights       False: only config.json and the tokenizer
+    allow_pickle  .bin and .pt files, where there are no safetensors
     raises  HubError, UnsupportedCheckpoint for a model with pickles alone, CheckpointError for one without
             weights or for a disk that is too small
     """
-    wanted = wanted or Wanted()
     bars = not quiet and has_terminal()
     with quiet_client(bars=bars):
         try:
@@ -73,10 +61,10 @@ def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -
                 say_aside(f"{name}: {endpoint()} can't be reached; using what is in the cache")
             return cached
         folder = _fetch_small(name, listing)
-        if not wanted.weights:
+        if not weights:
             return folder
-        weights = weight_files(name, folder, listing.files, allow_pickle=wanted.allow_pickle)
-        files = [listing.files[file] for file in weights]
+        names = weight_files(name, folder, listing.files, allow_pickle=allow_pickle)
+        files = [listing.files[file] for file in names]
         missing = [file for file in files if not is_cached(name.repo, listing.commit, file)]
         if missing:
             n_bytes = sum(file.n_bytes or 0 for file in missing)

@@ -40,7 +40,7 @@ _DTYPES = {
 
 
 class PickleFile(SafetensorsFile):
-    """An open pickle checkpoint: a convert.checkpoint.safetensors_file.TensorFile.
+    """An open pickle checkpoint, which is read like a safetensors file.
 
     raises   UnsupportedCheckpoint without a torch that is new enough, and for anything but tensors;
              CheckpointError for a file that torch can't read

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -66,42 +66,6 @@ NUMPY_DTYPES: Mapping[str, np.dtype] = MappingProxyType({
 })  # fmt: skip
 
 
-class TensorFile(Protocol):
-    """An open file of tensors. Close it, or use it in a with-block.
-
-    path      where it is
-    tensors   name -> RawTensor
-    metadata  strings that the file holds besides
-    """
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def tensors(self) -> Mapping[str, RawTensor]: ...
-    @property
-    def metadata(self) -> Mapping[str, str]: ...
-
-    def fileno(self) -> int:
-        """Return the descriptor of a file on this machine."""
-        ...
-
-    def places(self) -> dict[str, tuple[int, int]]:
-        """Return where in the file the bytes of each tensor lie: (offset, n_bytes)."""
-        ...
-
-    def read(self, offset: int, n_bytes: int, what: str) -> np.ndarray:
-        """Return `n_bytes` bytes from `offset` as uint8, freshly allocated; `what` names them in errors."""
-        ...
-
-    def read_strided(self, offset: int, stride: int, out: np.ndarray, what: str) -> None:
-        """Fill every row of `out`, uint8 (n_rows, n_bytes), from `offset` + row * `stride`."""
-        ...
-
-    def close(self) -> None: ...
-    def __enter__(self) -> TensorFile: ...
-    def __exit__(self, *exc: object) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     """One tensor as it is stored, unread.
@@ -115,7 +79,7 @@ class RawTensor:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    file: TensorFile = field(repr=False, compare=False)
+    file: SafetensorsFile = field(repr=False, compare=False)
 
     @property
     def path(self) -> Path:
@@ -228,7 +192,7 @@ class SafetensorsFile:
             os.close(fd)
 
     def fileno(self) -> int:
-        """Return the descriptor."""
+        """Return the descriptor of a file on this machine."""
         return self._fd
 
     def places(self) -> dict[str, tuple[int, int]]:
@@ -236,7 +200,7 @@ class SafetensorsFile:
         return {name: (tensor.offset, tensor.n_bytes) for name, tensor in self.tensors.items()}
 
     def read(self, offset: int, n_bytes: int, what: str) -> np.ndarray:
-        """Return `n_bytes` bytes from the absolute `offset` as uint8; `what` names them in errors."""
+        """Return `n_bytes` bytes from the absolute `offset` as uint8, newly made; `what` is for errors."""
         out = np.empty(n_bytes, np.uint8)
         self._read_into(offset, memoryview(out.data), what)
         return out

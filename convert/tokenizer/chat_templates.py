@@ -48,7 +48,10 @@ def read_chat_templates(files: TokenizerFiles) -> ChatTemplates:
     in_files = _jinja_files(files.folder)
     in_config = _named_templates(files.config_path, files.tokenizer_config.get("chat_template"))
     others = [files.folder / name for name in ("chat_template.json", "processor_config.json")]
-    found = [(path, _named_templates(path, _stated_in(path))) for path in others]
+    found = [
+        (path, _named_templates(path, read_json_object_if_there(path, BadTokenizer).get("chat_template")))
+        for path in others
+    ]
     path, in_json = next((pair for pair in found if pair[1]), found[0])
 
     chosen = in_files or in_config or in_json
@@ -107,10 +110,6 @@ def _jinja_files(folder: Path) -> dict[str, str]:
         }
     except UnicodeDecodeError as cause:
         raise BadTokenizer(f"{folder}: a chat template can't be read: {cause}") from cause
-
-
-def _stated_in(path: Path) -> object:
-    return read_json_object_if_there(path, BadTokenizer).get("chat_template")
 
 
 def _named_templates(path: Path, entry: object) -> dict[str, str]:

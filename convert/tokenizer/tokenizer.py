@@ -293,13 +293,15 @@ def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None)
 
 def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     content = read_json_object(path, BadTokenizer, most_memory=MAX_MEMORY)
-    tekken = vocab_tekken.read_tekken_vocab(path, content, files.vocab_size, config_path(files.folder))
-    split = {"type": "Split", "pattern": {"Regex": tekken.pattern}, "behavior": "Isolated", "invert": False}
+    vocab, ids, pattern = vocab_tekken.read_tekken_vocab(
+        path, content, files.vocab_size, config_path(files.folder)
+    )
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     pipeline = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     pre = find_pre_tokenizer(path, pipeline, ignore_merges=True, name=pre_tokenizer)
-    special = SpecialTokens(tekken.special_ids, {"bos": True, "eos": False})
-    return _assembled(files, "gpt2", pre, tekken.vocab, special, tokens_last=True)
+    special = SpecialTokens(ids, {"bos": True, "eos": False})
+    return _assembled(files, "gpt2", pre, vocab, special, tokens_last=True)
 
 
 def _attribute_notes(files: TokenizerFiles) -> tuple[str, ...]:
@@ -311,7 +313,7 @@ def _attribute_notes(files: TokenizerFiles) -> tuple[str, ...]:
 
 def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:
     notes = _attribute_notes(files)
-    spm = read_spm_vocab(path, files)
-    special = read_special_tokens(files, spm.vocab.tokens, spm.special_ids)
-    prefix = None if spm.add_space_prefix else False
-    return _assembled(files, "llama", "default", spm.vocab, special, notes, add_space_prefix=prefix)
+    vocab, model = read_spm_vocab(path, files)
+    special = read_special_tokens(files, vocab.tokens, model.special_ids)
+    prefix = None if model.normalizer.add_space_prefix else False
+    return _assembled(files, "llama", "default", vocab, special, notes, add_space_prefix=prefix)

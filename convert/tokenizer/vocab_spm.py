@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +51,9 @@ _TYPES: Mapping[Kind, TokenType] = {
 }
 
 
-@dataclass(frozen=True)
-class SentencePieceVocab:
-    """Vocabulary of a tokenizer.model and its neighbours.
-
-    special_ids       ids that the model file itself names: bos, eos, unk, pad
-    add_space_prefix  whether a text gets a leading space
-    """
-
-    vocab: Vocab
-    special_ids: Mapping[str, int]
-    add_space_prefix: bool
-
-
-def read_spm_vocab(path: Path, files: TokenizerFiles) -> SentencePieceVocab:
+def read_spm_vocab(path: Path, files: TokenizerFiles) -> tuple[Vocab, SentencePieceModel]:
     """Return the vocabulary of a tokenizer.model, with its neighbours' added tokens, padded to the rows of
-    the embedding.
+    the embedding; and the model, which names special tokens and says whether a text gets a leading space.
 
     raises  BadTokenizer when the file is no BPE SentencePiece model, or an id doesn't fit or is taken twice
     """
@@ -94,7 +81,7 @@ def read_spm_vocab(path: Path, files: TokenizerFiles) -> SentencePieceVocab:
     vocab = Vocab(tuple(tokens), tuple(types), scores=tuple(scores))
     notes += _disagreements(path, model, files, vocab)
     vocab = replace(vocab, notes=(*notes, *model_notes(path, model, vocab)))
-    return SentencePieceVocab(vocab, model.special_ids, model.normalizer.add_space_prefix)
+    return vocab, model
 
 
 def _disagreements(

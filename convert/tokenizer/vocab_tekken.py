@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +35,10 @@ _SPECIAL_KINDS: Mapping[str, str] = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"
 """Kind of a special token -> its name."""
 
 
-@dataclass(frozen=True)
-class TekkenVocab:
-    """A vocabulary with the ids of its special tokens and the regex that cuts text."""
-
-    vocab: Vocab
-    special_ids: Mapping[str, int]
-    pattern: str
-
-
 def read_tekken_vocab(
     path: Path, content: Mapping[str, Any], vocab_size: int | None, config_path: Path
-) -> TekkenVocab:
-    """Return the vocabulary in `content`, what `path` holds.
+) -> tuple[Vocab, Mapping[str, int], str]:
+    """Return the vocabulary in `content`, what `path` holds, ids of special tokens, the regex that cuts text.
 
     vocab_size   rows of the embedding, which must be as many as the vocabulary has
     config_path  the file that says so, for the message
@@ -72,7 +62,7 @@ def read_tekken_vocab(
     vocab = Vocab(
         (*names, *map(spelled, ranks)), types, tuple(_merges(path, ranks)), scores=(0.0,) * n_tokens
     )
-    return TekkenVocab(vocab, ids, config["pattern"])
+    return vocab, ids, config["pattern"]
 
 
 def _size(path: Path, config: Mapping[str, Any], key: str) -> int:

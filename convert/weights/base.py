@@ -15,11 +15,11 @@ A new format is a module with a Weight of its own, `LOADERS`, and one line in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor
 from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
-from quantize.fill.sources import RowSource, SourceTensor
+from quantize.fill.sources import RowSource
 
 
 class Weight(RowSource, Protocol):
@@ -36,24 +36,19 @@ class Weight(RowSource, Protocol):
 
     name       as in an unquantized checkpoint
     type       F32, F16 or BF16: what read_rows gives, F32 for anything that is decoded; or the quantized type
-               whose blocks the weight can be had as without loss, see BlockWeight
+               whose blocks the weight can be had as without loss
     stored_as  how the checkpoint holds it, for people: "BF16", "F8_E4M3 in blocks of 128x128"
 
     A row of the weight may lie in a column of what is stored; then `by_rows` is False. `read_rows` reads and
     decodes what these rows need; a format that needs more says so where it defines its Weight. It raises
     CheckpointError when the file can't give what it promised.
+
+    A weight stored as codes and scales that a quantized type has as well is a SourceTensor: `raw_rows` gives
+    blocks with the same weights. It raises CheckpointError for what the type can't hold.
     """
 
     @property
     def stored_as(self) -> str: ...
-
-
-@runtime_checkable
-class BlockWeight(Weight, SourceTensor, Protocol):
-    """A weight stored as codes and scales that a quantized ggml type has as well: `type` is that type.
-
-    `raw_rows` gives blocks with the same weights. It raises CheckpointError for what the type can't hold.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +147,9 @@ class WeightsLoader:
              are tried, with none all of them are
     main     suffix of the stored tensor that shows such a module; the weight stands in its place
     sides    suffixes of the tensors that belong to the module when they are there
-    fits     whether a module with `main` is stored in this way, by names, dtypes and shapes; reads no data
     load     module -> Weight
+    fits     whether a module with `main` is stored in this way, by names, dtypes and shapes; reads no data.
+             Any is, unless it is said
     logical  suffix of the weight's name
     last     whether llama.cpp's converter comes to these weights after all others. It gives a weight that it
              makes of packed integers a new name, behind those of the checkpoint
@@ -163,8 +159,8 @@ class WeightsLoader:
     methods: tuple[str, ...]
     main: str
     sides: tuple[str, ...]
-    fits: Callable[[Module], bool]
     load: Callable[[Module], Weight]
+    fits: Callable[[Module], bool] = lambda module: True
     logical: str = ".weight"
     last: bool = False
 
@@ -205,34 +201,3 @@ class PlainWeight:
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         rows = self.raw.read_rows(start, stop)
         return rows.astype(np.float32) if self.raw.dtype == "F64" else rows
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The rows of one matrix in a row range over a stack.
-
-    matrix              which one
-    first_row, last_row the range in it
-    rows                the same rows counted from the beginning of the whole range
-    """
-
-    matrix: int
-    first_row: int
-    last_row: int
-    rows: slice
-
-
-def split_matrices(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Part]:
-    """Yield what rows `start` to `stop`, counted over all matrices of `shape`, are of each matrix.
-
-    >>> [(part.matrix, part.first_row, part.last_row) for part in split_matrices((3, 4, 8), 3, 9)]
-    [(0, 3, 4), (1, 0, 4), (2, 0, 1)]
-    """
-    n_rows = shape[-2] if len(shape) > 1 else 1
-    assert prod(shape) or start == stop, shape
-    row = start
-    while row < stop:
-        matrix, first = divmod(row, n_rows)
-        last = min(n_rows, first + stop - row)
-        yield Part(matrix, first, last, slice(row - start, row - start + last - first))
-        row += last - first

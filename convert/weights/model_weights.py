@@ -30,8 +30,7 @@ import numpy as np
 from convert.checkpoint.adapters import TENSORS as ADAPTER_TENSORS
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoader, rows_and_cols
-from convert.weights.known_keys import unread_keys
-from convert.weights.settings import Settings
+from convert.weights.settings import Settings, unread_keys
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.text import bytes_text, quoted, table
 

@@ -124,6 +124,11 @@ class DecoderConfig:
         return self.shared_expert_intermediate_size or by_count
 
     @property
+    def one(self) -> int:
+        """The length of a dimension that some weights have besides theirs."""
+        return 1
+
+    @property
     def concat_size(self) -> int:
         """Columns of an MTP layer's eh_proj: an embedding beside a hidden state."""
         return 2 * self.hidden_size
@@ -209,14 +214,16 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Values of layer_types."""
 
 
-def windows_of(read: ConfigReader, n_layers: int, default: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return the layers that have a window, by layer_types; where that is missing, as `default` says."""
+def layers_of_kind(
+    read: ConfigReader, n_layers: int, default: Callable[[int], bool], wanted: str = SLIDING
+) -> tuple[int, ...]:
+    """Return the layers that are not FULL but `wanted`, by layer_types; without that, as `default` says."""
     kinds = read.raw.get("layer_types")
     if kinds is None:
         return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if default(layer))
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {SLIDING, FULL}:
-        raise read.bad("layer_types", f"{SLIDING!r} or {FULL!r} for each of the {n_layers} layers")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {wanted, FULL}:
+        raise read.bad("layer_types", f"{wanted!r} or {FULL!r} for each of the {n_layers} layers")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == wanted)
 
 
 def refuse_one_kind(read: ConfigReader, key: str, counts: Mapping[str, int]) -> None:
@@ -258,7 +265,7 @@ def rotations_by_kind(
 def window_fields(read: ConfigReader) -> dict[str, Any]:
     """Return sliding_window and sliding_layers: by layer_types, else those from max_window_layers on."""
     window, first = read.size_or_null("sliding_window", 4096), read.size("max_window_layers", 28, least=0)
-    layers = windows_of(read, read.size("num_hidden_layers"), lambda layer: layer >= first)
+    layers = layers_of_kind(read, read.size("num_hidden_layers"), lambda layer: layer >= first)
     if not read.flag("use_sliding_window", False):
         return {}
     return {"sliding_window": window, "sliding_layers": layers}

@@ -34,10 +34,6 @@ _SCALING_KEYS = ("linear", "yarn", "longrope")
 """Kinds of RoPE that have keys; of the last, its name alone."""
 
 
-def _scaling(config: DecoderConfig, options: Any) -> str | None:
-    return config.rope.kind if config.rope.kind in _SCALING_KEYS else None
-
-
 def _yarn(name: str) -> Any:
     return lambda c, o: getattr(c.rope, name) if c.rope.kind == "yarn" else None
 
@@ -60,7 +56,7 @@ SIZES: tuple[Key, ...] = (CONTEXT, EMBEDDING, WIDTH, HEADS)
 """Sizes that have the same names in every family's configuration."""
 
 ROTATION: tuple[Key, ...] = (
-    Key(keys.ROPE_SCALING_TYPE, _string, _scaling),
+    Key(keys.ROPE_SCALING_TYPE, _string, lambda c, o: c.rope.kind if c.rope.kind in _SCALING_KEYS else None),
     Key(keys.ROPE_SCALING_FACTOR, _f32,
         lambda c, o: c.rope.factor if c.rope.kind in ("linear", "yarn") else None),
     Key(keys.ROPE_SCALING_ORIG_CTX_LEN, _u32, _yarn("original_context")),

@@ -287,9 +287,6 @@ class PairedVector(Renamed):
         heads = heads.reshape(stop - start, -1, 2, self.head_rows // 2)
         return np.ascontiguousarray(heads.swapaxes(2, 3)).reshape(stop - start, -1)
 
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
-
 
 def paired(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
     """Return the one weight, a matrix or a vector, with its rotated rows side by side."""

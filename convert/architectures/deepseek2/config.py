@@ -106,10 +106,6 @@ class DeepseekConfig(DecoderConfig):
         return cls(**deepseek_fields(ConfigReader(raw, path), defaults_of))
 
     @property
-    def is_v3(self) -> bool:
-        return self.architecture == V3
-
-    @property
     def n_routed_experts(self) -> int:
         return self.num_experts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -181,7 +181,7 @@ def _read_file(
     """Return the configuration in a GGUF file: the inverse of METADATA; see `read_deepseek_file`."""
     base = read_deepseek_file(family, metadata, shapes, path)
     hparams = read_hparams(metadata, family.gguf_name, path)
-    values = {field.name: getattr(base, field.name) for field in fields(DeepseekConfig)}
+    values = dict(vars(base))
     return IndexedConfig(
         **values | {"architecture": family.hf_names[0]},
         index_n_heads=hparams.size("indexer_head_count"),

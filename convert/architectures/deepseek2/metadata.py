@@ -85,14 +85,6 @@ def _value_length(config: DeepseekConfig, options: LatentOptions) -> int:
     return config.v_head_dim if _uncompressed(options) else config.kv_lora_rank
 
 
-def _gating(config: DeepseekConfig, options: LatentOptions) -> int | None:
-    return GATING_FUNCTIONS[config.scoring_func] if config.num_experts else None
-
-
-def _scale(config: DeepseekConfig, options: LatentOptions) -> float | None:
-    return config.routed_scaling_factor if config.num_experts else None
-
-
 def _log_multiplier(config: DeepseekConfig, options: LatentOptions) -> float | None:
     """Return a tenth of mscale_all_dim; the loader multiplies by ten again."""
     if config.yarn is None or config.yarn.mscale_all_dim is None:
@@ -118,7 +110,11 @@ METADATA: tuple[Key, ...] = (
     USED_EXPERTS,
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[0]),
     Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[1]),
-    Key(keys.EXPERT_GATING_FUNC, _u32, _gating),
+    Key(
+        keys.EXPERT_GATING_FUNC,
+        _u32,
+        lambda c, o: GATING_FUNCTIONS[c.scoring_func] if c.num_experts else None,
+    ),
     Key(keys.KEY_LENGTH, _u32, lambda c, o: _key_length(c, o) if c.lengths_first else None),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: _value_length(c, o) if c.lengths_first else None),
     DENSE_LAYERS,
@@ -132,7 +128,7 @@ METADATA: tuple[Key, ...] = (
     Key(keys.VALUE_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.v_head_dim),
     EXPERT_WIDTH,
     SHARED_EXPERTS,
-    Key(keys.EXPERT_WEIGHTS_SCALE, _f32, _scale),
+    Key(keys.EXPERT_WEIGHTS_SCALE, _f32, lambda c, o: c.routed_scaling_factor if c.num_experts else None),
     Key(keys.EXPERT_WEIGHTS_NORM, _bool, _norm),
     ROTATED_COLS,
     Key(keys.ROPE_SCALING_YARN_LOG_MUL, _f32, _log_multiplier),

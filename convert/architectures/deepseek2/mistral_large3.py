@@ -154,10 +154,7 @@ METADATA: tuple[Key, ...] = (
 )
 
 
-def _is_vision(name: str) -> bool:
-    parts = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
-    return name.startswith(parts) or "mm_projector" in name
-
+_VISION = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
 
 _MISTRAL_LARGE_3 = relative(
     MISTRAL_LARGE_3,
@@ -165,7 +162,7 @@ _MISTRAL_LARGE_3 = relative(
     read=_read_params,
     metadata=METADATA,
     canonical_name=canonical_name,
-    is_vision=_is_vision,
+    is_vision=lambda name: name.startswith(_VISION) or "mm_projector" in name,
 )
 
 FAMILIES = (_MISTRAL_LARGE_3,)

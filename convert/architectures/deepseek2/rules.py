@@ -18,7 +18,7 @@ The layouts of attention, tensors as (mats, rows, cols):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from convert.architectures.decoder.rules import (
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import (
+    Arrange,
     Drop,
     HeadRows,
     Output,
@@ -70,18 +71,15 @@ def _values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> Hea
     return HeadRows(name, shape, weight, head_rows, config.qk_nope_head_dim, config.v_head_dim)
 
 
-def _flat_keys(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:
-    return _flat(_keys(name, weights, config))
+def _flat(arrange: Callable[..., HeadRows | TransposedHeadRows]) -> Arrange:
+    """Arrange the same rows as one matrix: head h has rows h*n_rows to (h+1)*n_rows."""
 
+    def flat(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:
+        tensor = arrange(name, weights, config)
+        n_mats, n_rows, n_cols = tensor.shape
+        return replace(tensor, shape=(n_mats * n_rows, n_cols))
 
-def _flat_values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:
-    return _flat(_values(name, weights, config))
-
-
-def _flat(tensor: HeadRows | TransposedHeadRows) -> OutputTensor:
-    """Return the same rows as one matrix: head h has rows h*n_rows to (h+1)*n_rows."""
-    n_mats, n_rows, n_cols = tensor.shape
-    return replace(tensor, shape=(n_mats * n_rows, n_cols))
+    return flat
 
 
 # ---- the rules
@@ -91,12 +89,11 @@ def _with_layout(mla: str) -> Where:
     return lambda config, options: layers(config, options) if options.mla == mla else ()
 
 
-def _compressed(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | None]:
-    return () if config.q_lora_rank is None else layers(config, options)
+def _queries(*, compressed: bool) -> Where:
+    return lambda c, o: layers(c, o) if (c.q_lora_rank is not None) == compressed else ()
 
 
-def _uncompressed(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | None]:
-    return layers(config, options) if config.q_lora_rank is None else ()
+_compressed, _uncompressed = _queries(compressed=True), _queries(compressed=False)
 
 
 def _biased(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | None]:
@@ -130,8 +127,8 @@ RULES: tuple[Rule, ...] = (
               "kv_a_rows hidden_size"),
     in_layer(layers, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", "kv_lora_rank"),
     _kv_b("split", ("attn_k_b.weight", _keys), ("attn_v_b.weight", _values)),
-    _kv_b("both", ("attn_kv_b.weight", renamed), ("attn_k_b.weight", _flat_keys),
-          ("attn_v_b.weight", _flat_values)),
+    _kv_b("both", ("attn_kv_b.weight", renamed), ("attn_k_b.weight", _flat(_keys)),
+          ("attn_v_b.weight", _flat(_values))),
     _kv_b("none", ("attn_kv_b.weight", renamed)),
     Rule(_with_layout("split"), (
         Output("blk.{layer}.attn_k_b.weight", _MLX_KEYS, "num_attention_heads kv_lora_rank qk_nope_head_dim"),

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from convert.architectures.decoder.arrange import Mapped
 from convert.architectures.delta_net.config import DeltaNetConfig
-from convert.architectures.rules import Arrange, OutputTensor, Renamed
+from convert.architectures.rules import Arrange, Mapped, OutputTensor, Renamed
 from convert.weights.base import Weight
 from gguf_tools.format.ggml_types import F32
 from quantize.fill.sources import consecutive_runs, float_type, joined, raw_rows, rows_dtype
@@ -50,19 +50,17 @@ class ColumnsMoved(Renamed):
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         return super().read_rows(start, stop)[:, self.order]
 
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
-
-
-def negative_power(numbers: np.ndarray) -> np.ndarray:
-    """Return -exp of the numbers, rounded once: programs' own exponentials of float32 differ."""
-    return -np.exp(numbers.astype(np.float64)).astype(np.float32)
-
 
 def decay(arrange: Arrange) -> Arrange:
-    """Return a maker of the factors of a state's decay, -exp(A_log), whose heads `arrange` moves."""
+    """Return a maker of the factors of a state's decay, -exp(A_log), whose heads `arrange` moves.
 
-    def made(name: str, weights: Sequence[Weight], config: DeltaNetConfig) -> OutputTensor:
+    They are rounded once: programs' own exponentials of float32 differ.
+    """
+
+    def negative_power(numbers: np.ndarray) -> np.ndarray:
+        return -np.exp(numbers.astype(np.float64)).astype(np.float32)
+
+    def made(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
         moved = arrange(name, weights, config)
         return Mapped(name, moved.shape, F32, moved, negative_power)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
+from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import (
+    FULL,
     DecoderConfig,
     decoder_fields,
     expert_fields,
+    layers_of_kind,
     refuse_one_kind,
     with_defaults,
 )
@@ -30,8 +31,8 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
 from gguf_tools.format.values import Metadata, Value
 
-LINEAR, FULL = "linear_attention", "full_attention"
-"""Values of layer_types."""
+LINEAR = "linear_attention"
+"""Value of layer_types, for a delta net."""
 
 MROPE_SECTION = (11, 11, 10)
 """mrope_section where config.json has none, as transformers' rotary embedding has it."""
@@ -59,11 +60,6 @@ class DeltaNetConfig(DecoderConfig):
     linear_conv_kernel_dim: int = 4
     mrope_section: tuple[int, ...] | None = None
     states_section: bool = False
-
-    @property
-    def one(self) -> int:
-        """The length of a dimension that some weights have besides theirs."""
-        return 1
 
     @property
     def key_rows(self) -> int:
@@ -112,7 +108,7 @@ def read_delta_net(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
     why = "llama.cpp has keys and values of one size, here linear_key_head_dim"
     read.fixed("linear_value_head_dim", key_dim, why)
     interval, n_layers = read.size("full_attention_interval", 4), fields["num_hidden_layers"]
-    linear = _linear_layers(read, n_layers, interval)
+    linear = layers_of_kind(read, n_layers, lambda layer: (layer + 1) % interval > 0, LINEAR)
     refuse_one_kind(read, "layer_types", {LINEAR: len(linear), FULL: n_layers - len(linear)})
     return DeltaNetConfig(
         **fields,
@@ -137,16 +133,6 @@ def _experts(read: ConfigReader) -> dict[str, Any]:
         "moe_intermediate_size": read.size("moe_intermediate_size"),
         "shared_expert_intermediate_size": read.size("shared_expert_intermediate_size"),
     }
-
-
-def _linear_layers(read: ConfigReader, n_layers: int, interval: int) -> tuple[int, ...]:
-    """Return the numbers of the layers that are delta nets."""
-    kinds = read.raw.get("layer_types")
-    if kinds is None:
-        return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if (layer + 1) % interval)
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {LINEAR, FULL}:
-        raise read.bad("layer_types", f"{LINEAR!r} or {FULL!r} for each of the {n_layers} layers")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
 
 
 # ---- the keys, written and read back
@@ -196,7 +182,7 @@ def read_delta_net_file(
             f" expected delta nets of {family.gguf_name}"
         )
     return DeltaNetConfig(
-        **{field.name: getattr(decoder, field.name) for field in dataclass_fields(DecoderConfig)},
+        **vars(decoder),
         linear_layers=_flagged_layers(hparams, decoder.num_hidden_layers),
         full_attention_interval=hparams.size("full_attention_interval", 4),
         linear_num_key_heads=n_key_heads,

@@ -14,7 +14,6 @@ from typing import Any
 
 from convert.architectures.base import Architecture
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.arrange import plus_one
 from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.rules import (
     INV_FREQ,
@@ -48,7 +47,7 @@ from convert.architectures.delta_net.config import (
     read_delta_net_file,
 )
 from convert.architectures.options import MTPOptions
-from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Rule, Where, renamed
+from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Rule, Where, plus_one, renamed
 from gguf_tools.format.ggml_types import F32, GGMLType
 
 _LAYER, _MTP_LAYER = "model.layers.{layer}.", "mtp.layers.0."
@@ -277,13 +276,10 @@ _QWEN35 = _family(
 )
 
 
-_QWEN35_MOE = _family(
-    "Qwen3_5MoeForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
+_QWEN35_MOE = replace(
+    _QWEN35,
+    hf_names=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
     gguf_name="qwen35moe",
-    read_config=read_qwen35,
-    delta_nets=_TILED,
-    tiled=True,
 )
 
 

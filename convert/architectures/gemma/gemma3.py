@@ -12,7 +12,6 @@ from typing import Any
 
 from convert.architectures.base import Architecture
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
-from convert.architectures.decoder.arrange import plus_one
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
@@ -29,7 +28,7 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer, layers
 from convert.architectures.options import NoOptions
-from convert.architectures.rules import Drop, Rule
+from convert.architectures.rules import Drop, Rule, plus_one
 from convert.tokenizer.files import Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys

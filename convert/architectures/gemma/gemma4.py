@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from convert.architectures.decoder.config import (
     SLIDING,
     DecoderConfig,
     decoder_fields,
-    windows_of,
+    layers_of_kind,
     with_defaults,
 )
 from convert.architectures.decoder.family import WINDOWS, decoder
@@ -119,10 +118,6 @@ class Gemma4Config(DecoderConfig):
         """Number of layers that have keys of their own, the first ones."""
         return self.num_hidden_layers - self.num_kv_shared_layers
 
-    @property
-    def one(self) -> int:
-        return 1
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     """Return the configuration of a Gemma 4."""
@@ -142,7 +137,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     in_full.fixed("rope_type", "proportional", "llama.cpp has no other for full layers")
     in_local = ConfigReader(local, path, f"rope_parameters.{SLIDING}.")
     in_local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    windows = windows_of(read, n_layers, lambda layer: (layer + 1) % 6 > 0)
+    windows = layers_of_kind(read, n_layers, lambda layer: (layer + 1) % 6 > 0)
     windows = tuple(layer for layer in windows if layer + 1 < n_layers)  # the last layer is a full one
     full_layers = [layer for layer in range(n_layers) if layer not in windows]
     n_shared = read.size("num_kv_shared_layers", 0, least=0, most=n_layers - 1)
@@ -313,19 +308,16 @@ def _experts() -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-def _has_embeddings(config: Gemma4Config, options: Any) -> Iterable[int | None]:
-    return (None,) if config.hidden_size_per_layer_input else ()
-
-
 def _layer_embeddings() -> tuple[Rule, ...]:
     """Return the rules of the embeddings that layers add."""
     added = layers_if("hidden_size_per_layer_input")
+    once_added = layers_if("hidden_size_per_layer_input", once)
     return (
-        one(_has_embeddings, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
+        one(once_added, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
             "vocab_size all_layers_input"),
-        one(_has_embeddings, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
+        one(once_added, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
             "all_layers_input hidden_size"),
-        one(_has_embeddings, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",
+        one(once_added, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",
             "hidden_size_per_layer_input"),
         in_layer(added, "inp_gate.weight", "per_layer_input_gate.weight",
                  "hidden_size_per_layer_input hidden_size"),
@@ -405,7 +397,7 @@ def _read_file(
             f" expected all {plain.head_dim} and {head_dim}: the forward pass has no other for"
             f" {family.gguf_name}"
         )
-    fields = {field.name: getattr(plain, field.name) for field in dataclass_fields(DecoderConfig)} | {
+    fields = vars(plain) | {
         "head_dim": head_dim, "num_key_value_heads": by_layer[sliding[0] if sliding else full],
         "qk_norm": True, "norms_all_heads": False, "sliding_window": hparams.size("sliding_window"),
         "sliding_layers": sliding, "sliding_theta": read_theta(hparams, "rope_freq_base_swa", 10000.0),

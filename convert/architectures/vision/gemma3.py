@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.arrange import plus_one
 from convert.architectures.decoder.rules import once, one
-from convert.architectures.rules import Drop, OutputTensor
+from convert.architectures.rules import Drop, OutputTensor, plus_one
 from convert.architectures.vision.config import TowerConfig, part_of, read_preprocessor, tower_fields
-from convert.architectures.vision.metadata import LAYER_NORM_EPS, USE_GELU, VISION, projector
-from convert.architectures.vision.rules import layers, with_bias
-from convert.architectures.vision.tower import tower
+from convert.architectures.vision.tower import (
+    LAYER_NORM_EPS,
+    USE_GELU,
+    VISION,
+    layers,
+    projector,
+    tower,
+    with_bias,
+)
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F16, F32, GGMLType
 from gguf_tools.format.values import Value

@@ -13,12 +13,20 @@ from typing import Any
 
 from convert.architectures.decoder.rules import layers_if, once, one
 from convert.architectures.rules import OutputTensor, Rule
-from convert.architectures.vision.arrange import patch_kernels
 from convert.architectures.vision.config import TowerConfig, part_of, tower_fields
 from convert.architectures.vision.gemma4_audio import AUDIO_RULES, Gemma4AudioConfig, read_audio_config
-from convert.architectures.vision.metadata import AUDIO, LAYER_NORM_EPS, VISION, audio_projector, projector
-from convert.architectures.vision.rules import clipped, layers
-from convert.architectures.vision.tower import tower, usual_type
+from convert.architectures.vision.tower import (
+    AUDIO,
+    LAYER_NORM_EPS,
+    VISION,
+    audio_projector,
+    clipped,
+    layers,
+    patch_kernels,
+    projector,
+    tower,
+    usual_type,
+)
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32, GGMLType
 
@@ -74,11 +82,6 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4TowerConfig:
         standardizes=read.flag("standardize", False),
         audio=read_audio_config(raw, path, fields["projection_dim"]),
     )
-
-
-def canonical_name(name: str) -> str:
-    """Return the name without the prefix of the whole model, and without what says that a matrix may clip."""
-    return name.removeprefix("model.").replace(".linear.weight", ".weight")
 
 
 def _matrices() -> Iterator[Rule]:
@@ -142,6 +145,7 @@ ARCHITECTURE = tower(
         LAYER_NORM_EPS,
         *audio_projector("gemma4a"),
     ),
-    canonical_name=canonical_name,
+    # A matrix that may clip says so in its name.
+    canonical_name=lambda name: name.removeprefix("model.").replace(".linear.weight", ".weight"),
     forced_type=_forced_type,
 )  # fmt: skip

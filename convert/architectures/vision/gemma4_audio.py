@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.arrange import Mapped
-from convert.architectures.decoder.rules import one
-from convert.architectures.rules import OutputTensor, Renamed, Rule
+from convert.architectures.decoder.rules import layers_if, once, one
+from convert.architectures.delta_net.arrange import squeezed
+from convert.architectures.rules import Mapped, OutputTensor, Rule
 from convert.architectures.vision.config import AudioConfig, audio_fields
-from convert.architectures.vision.rules import clipped
+from convert.architectures.vision.tower import clipped
 from convert.weights.base import Weight
 from gguf_tools.format.ggml_types import F32
 
@@ -88,8 +88,7 @@ def read_audio_config(
     )
 
 
-def _once(config: Any, options: Any) -> Iterable[int | None]:
-    return (None,) if config.audio else ()
+_once = layers_if("audio", once)
 
 
 def _layers(config: Any, options: Any) -> Iterable[int]:
@@ -106,12 +105,6 @@ def _scale(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
     """Make the factors of a head's columns of their logarithmic form."""
     (weight,) = weights
     return Mapped(name, weight.shape, F32, weight, _softplus)
-
-
-def _squeezed(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
-    """Make a matrix of the kernels of a convolution, (channels, 1, width)."""
-    (weight,) = weights
-    return Renamed(name, (weight.shape[0], weight.shape[-1]), weight.type, weight)
 
 
 _BLOCK, _FROM_BLOCK = "a.blk.{layer}", "audio_tower.layers.{layer}"
@@ -151,7 +144,7 @@ def _layer_rules() -> Iterator[Rule]:
     yield one(_layers, f"{_BLOCK}.per_dim_scale.weight", f"{_FROM_BLOCK}.self_attn.per_dim_scale",
               "audio.head_dim", _scale)  # fmt: skip
     yield one(_layers, f"{_BLOCK}.conv_dw.weight", f"{_FROM_BLOCK}.lconv1d.depthwise_conv1d.weight",
-              "audio.hidden_size audio.one audio.conv_kernel_size", _squeezed)  # fmt: skip
+              "audio.hidden_size audio.one audio.conv_kernel_size", squeezed)  # fmt: skip
 
 
 _SUBSAMPLE = "audio_tower.subsample_conv_projection"

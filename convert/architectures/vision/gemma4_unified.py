@@ -19,9 +19,15 @@ from convert.architectures.delta_net.arrange import ColumnsMoved, RowsMoved
 from convert.architectures.rules import OutputTensor
 from convert.architectures.vision.config import AudioConfig, TowerConfig, audio_fields, part_of, tower_fields
 from convert.architectures.vision.gemma4 import IMAGE_SIZE
-from convert.architectures.vision.metadata import AUDIO, LAYER_NORM_EPS, VISION, audio_projector, projector
-from convert.architectures.vision.rules import with_bias
-from convert.architectures.vision.tower import tower
+from convert.architectures.vision.tower import (
+    AUDIO,
+    LAYER_NORM_EPS,
+    VISION,
+    audio_projector,
+    projector,
+    tower,
+    with_bias,
+)
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from quantize.fill.sources import float_type

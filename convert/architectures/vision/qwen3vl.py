@@ -17,9 +17,15 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.rules import once, one
 from convert.architectures.rules import Arrange, HeadRows, Output, OutputTensor, Rule
 from convert.architectures.vision.config import TowerConfig, part_of, tower_fields
-from convert.architectures.vision.metadata import LAYER_NORM_EPS, USE_GELU, VISION, projector
-from convert.architectures.vision.rules import layers, with_bias
-from convert.architectures.vision.tower import tower
+from convert.architectures.vision.tower import (
+    LAYER_NORM_EPS,
+    USE_GELU,
+    VISION,
+    layers,
+    projector,
+    tower,
+    with_bias,
+)
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
@@ -79,11 +85,6 @@ def _deepstack_layers(read: ConfigReader, n_layers: int) -> tuple[int, ...]:
     if not is_list or len(set(stated)) < len(stated):
         raise read.bad("deepstack_visual_indexes", f"different numbers of the {n_layers} layers")
     return tuple(stated)
-
-
-def canonical_name(name: str) -> str:
-    """Return the name without the prefix of a model that has a text part beside the tower."""
-    return name.removeprefix("model.") if name.startswith("model.visual.") else name
 
 
 class _Merger(NamedTuple):
@@ -153,5 +154,5 @@ ARCHITECTURE = tower(
             layer in c.deepstack_layers for layer in layers(c, o)
         ]),
     ),
-    canonical_name=canonical_name,
+    canonical_name=lambda name: name.removeprefix("model.") if name.startswith("model.visual.") else name,
 )  # fmt: skip

@@ -26,10 +26,7 @@ def _load(module: Module) -> Weight:
     return gptq.gptq_weight(module, 1 if packing in _ONE_LESS else 0)
 
 
-def _fits(module: Module) -> bool:
-    return module.settings.method == "auto-round"
-
-
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("auto-round", ("auto-round",), ".qweight", gptq.SIDES, _fits, _load),
+    WeightsLoader("auto-round", ("auto-round",), ".qweight", gptq.SIDES, _load,
+                  lambda module: module.settings.method == "auto-round"),
 )  # fmt: skip

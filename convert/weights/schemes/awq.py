@@ -37,7 +37,7 @@ from typing import ClassVar
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Decoded, Module, Weight, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import check_matrix, check_scales, group_size_of, read_scales, scaled
 from convert.weights.schemes.marlin import marlin_weight
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
@@ -159,7 +159,7 @@ def _fast_places() -> np.ndarray:
 def gemm_weight(module: Module) -> AwqGemmWeight:
     """Return the weight whose tensors have the GEMM layout, after checking that they fit each other."""
     codes, scales, zeros = module[".qweight"], module[".scales"], module.get(".qzeros")
-    _check_bits(module)
+    _checked(module)
     check_scales(scales)
     n_groups, n_rows = scales.shape
     if codes.dtype != "I32" or codes.shape[1:] != (n_rows // PER_WORD,):
@@ -177,7 +177,7 @@ def gemm_weight(module: Module) -> AwqGemmWeight:
 
 def _load_gemv(module: Module) -> AwqGemvWeight:
     codes, scales, zeros = module[".qweight"], module[".scales"], module[".qzeros"]
-    _check_bits(module)
+    _checked(module)
     check_scales(scales)
     check_matrix(module, zeros, "I32")
     n_rows, n_cols = codes.shape[0], PER_WORD * codes.shape[1]
@@ -192,7 +192,7 @@ def _load_gemv(module: Module) -> AwqGemvWeight:
 
 def _load_gemv_fast(module: Module) -> AwqGemvFastWeight:
     codes, scales, zeros = module[".qweight"], module[".scales"], module[".qzeros"]
-    _check_bits(module)
+    _checked(module)
     for raw in (scales, zeros):
         check_scales(raw)
     n_rows, n_cols = FAST_ROWS * codes.shape[0], codes.shape[1]
@@ -206,11 +206,6 @@ def _load_gemv_fast(module: Module) -> AwqGemvFastWeight:
     return AwqGemvFastWeight(module.name, (n_rows, n_cols), codes, zeros, scales, size)
 
 
-def _load_marlin(module: Module) -> Weight:
-    _check_bits(module)
-    return marlin_weight(module, ".qweight", ".scales")
-
-
 def _padded_group_size(module: Module, n_cols: int) -> int:
     """Return the configured group size; the padded shapes don't give the number of groups."""
     size = module.settings.integer("group_size", "q_group_size")
@@ -222,13 +217,15 @@ def _padded_group_size(module: Module, n_cols: int) -> int:
     return n_cols if size == -1 else size
 
 
-def _check_bits(module: Module) -> None:
+def _checked(module: Module) -> Module:
+    """Return the module; UnsupportedCheckpoint where the settings say that its codes have other bits."""
     bits = module.settings.integer("bits", "w_bit")
     if bits not in (None, BITS):
         raise UnsupportedCheckpoint(
             f"{module.settings.where('bits')} is {bits}, which is not read for AWQ (read: {BITS});"
             f" first tensor: {module['.qweight'].name}"
         )
+    return module
 
 
 def _is_matrix(module: Module, dtype: str) -> bool:
@@ -244,14 +241,6 @@ def _is_marlin(module: Module) -> bool:
     )
 
 
-def _is_gemv(module: Module) -> bool:
-    return _is_matrix(module, "I32") and module[".qweight"].shape[0] == module[".scales"].shape[0]
-
-
-def _is_gemv_fast(module: Module) -> bool:
-    return _is_matrix(module, "I16") and FAST_ROWS * module[".qweight"].shape[0] == module[".scales"].shape[1]
-
-
 def _is_gemm(module: Module) -> bool:
     if module.settings.method == "awq":
         return module[".qweight"].dtype == "I32"
@@ -261,8 +250,13 @@ def _is_gemm(module: Module) -> bool:
 _SIDES = (".qzeros", ".scales")
 
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("AWQ marlin", ("awq",), ".qweight", _SIDES, _is_marlin, _load_marlin),
-    WeightsLoader("AWQ GEMV fast", ("awq",), ".qweight", _SIDES, _is_gemv_fast, _load_gemv_fast),
-    WeightsLoader("AWQ GEMV", ("awq",), ".qweight", _SIDES, _is_gemv, _load_gemv),
-    WeightsLoader("AWQ GEMM", ("awq",), ".qweight", _SIDES, _is_gemm, gemm_weight),
+    WeightsLoader("AWQ marlin", ("awq",), ".qweight", _SIDES,
+                  lambda module: marlin_weight(_checked(module), ".qweight", ".scales"), _is_marlin),
+    WeightsLoader("AWQ GEMV fast", ("awq",), ".qweight", _SIDES, _load_gemv_fast, lambda module: (
+        _is_matrix(module, "I16") and FAST_ROWS * module[".qweight"].shape[0] == module[".scales"].shape[1]
+    )),
+    WeightsLoader("AWQ GEMV", ("awq",), ".qweight", _SIDES, _load_gemv, lambda module: (
+        _is_matrix(module, "I32") and module[".qweight"].shape[0] == module[".scales"].shape[0]
+    )),
+    WeightsLoader("AWQ GEMM", ("awq",), ".qweight", _SIDES, gemm_weight, _is_gemm),
 )  # fmt: skip

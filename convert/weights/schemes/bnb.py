@@ -227,10 +227,6 @@ def _load8(module: Module) -> Bnb8Weight:
     return Bnb8Weight(codes.name, codes.shape, codes, scales)
 
 
-def _fits4(module: Module) -> bool:
-    return _state(module) is not None
-
-
 def _fits8(module: Module) -> bool:
     codes = module[".weight"]
     return codes.dtype == "I8" and len(codes.shape) == 2 and (module.has(".SCB") or module.has(".weight_scb"))
@@ -243,6 +239,7 @@ _SIDES4 = tuple(
 _SIDES8 = (".SCB", ".weight_scb", ".weight_format")
 
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("bitsandbytes 4 bits", ("bitsandbytes",), ".weight", _SIDES4, _fits4, _load4),
-    WeightsLoader("bitsandbytes int8", ("bitsandbytes",), ".weight", _SIDES8, _fits8, _load8),
+    WeightsLoader("bitsandbytes 4 bits", ("bitsandbytes",), ".weight", _SIDES4, _load4,
+                  lambda module: _state(module) is not None),
+    WeightsLoader("bitsandbytes int8", ("bitsandbytes",), ".weight", _SIDES8, _load8, _fits8),
 )  # fmt: skip

@@ -15,7 +15,7 @@ written on 7.0 come out shuffled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -59,7 +59,7 @@ def _places() -> np.ndarray:
     return (np.arange(TILE_ROWS)[:, None] * TILE_COLS + row).astype(np.uint32)
 
 
-def _weight(module: Module, suffix: str) -> EetqWeight:
+def _load(module: Module, suffix: str) -> EetqWeight:
     codes, scales = module[suffix], module[".weight_scales"]
     check_scales(scales, 1)
     n_cols, n_rows = codes.shape
@@ -70,28 +70,15 @@ def _weight(module: Module, suffix: str) -> EetqWeight:
     return EetqWeight(module.name, (n_rows, n_cols), codes, scales)
 
 
-def _load(module: Module) -> EetqWeight:
-    return _weight(module, ".weight")
-
-
-def _load_own_names(module: Module) -> EetqWeight:
-    return _weight(module, ".qweight")
-
-
-def _fits(module: Module) -> bool:
-    return _is_matrix(module, ".weight")
-
-
-def _fits_own_names(module: Module) -> bool:
-    return _is_matrix(module, ".qweight")
-
-
-def _is_matrix(module: Module, suffix: str) -> bool:
+def _fits(module: Module, suffix: str) -> bool:
     codes = module[suffix]
     return module.has(".weight_scales") and codes.dtype == "I8" and len(codes.shape) == 2
 
 
-LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("EETQ", ("eetq",), ".weight", (".weight_scales",), _fits, _load),
-    WeightsLoader("EETQ", ("eetq",), ".qweight", (".weight_scales",), _fits_own_names, _load_own_names),
+LOADERS: tuple[WeightsLoader, ...] = tuple(
+    WeightsLoader(
+        format="EETQ", methods=("eetq",), main=main, sides=(".weight_scales",),
+        load=partial(_load, suffix=main), fits=partial(_fits, suffix=main),
+    )
+    for main in (".weight", ".qweight")
 )  # fmt: skip

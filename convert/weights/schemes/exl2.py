@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -153,8 +153,10 @@ def _rows(module: Module, padded: int) -> int:
     bias = module.get(".bias")
     if bias is not None and len(bias.shape) == 1:
         return bias.shape[0]
-    rows = _promised_rows(module.settings.model, module.stem.rpartition(".")[2])
-    return rows if rows is not None and -(-rows // PADDED_TO) * PADDED_TO == padded else padded
+    keys = _ROWS.get(module.stem.rpartition(".")[2], ())
+    sizes = [size for key in keys if isinstance(size := module.settings.model.get(key), int)]
+    promised = prod(sizes) if sizes and len(sizes) == len(keys) else padded
+    return promised if -(-promised // PADDED_TO) * PADDED_TO == padded else padded
 
 
 _ROWS: Mapping[str, tuple[str, ...]] = {
@@ -170,18 +172,8 @@ _ROWS: Mapping[str, tuple[str, ...]] = {
 """Last part of a module's name -> the keys of config.json whose product is its number of rows."""
 
 
-def _promised_rows(config: Mapping[str, Any], projection: str) -> int | None:
-    keys = _ROWS.get(projection, ())
-    sizes = [size for key in keys if isinstance(size := config.get(key), int)]
-    return prod(sizes) if sizes and len(sizes) == len(keys) else None
-
-
-def _always(module: Module) -> bool:
-    return True
-
-
 _SIDES = (".q_scale", ".q_scale_max", ".q_groups", ".q_invperm", ".q_perm")
 
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("EXL2", ("exl2",), ".q_weight", _SIDES, _always, _load),
+    WeightsLoader("EXL2", ("exl2",), ".q_weight", _SIDES, _load),
 )  # fmt: skip

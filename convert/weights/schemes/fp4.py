@@ -125,17 +125,6 @@ def _row_range(raw: RawTensor, shape: tuple[int, ...], start: int, stop: int) ->
     return raw.read_rows(start * lines, stop * lines).reshape(stop - start, lines * raw.n_cols)
 
 
-def _is_packed(module: Module) -> bool:
-    return module[".weight_packed"].dtype == "U8" and module.has(".weight_scale")
-
-
-def _load_packed(module: Module) -> Fp4Weight:
-    if module[".weight_scale"].dtype == "F8_E4M3":
-        factor = module[".weight_global_scale"]
-        return _matrix(module, ".weight_packed", ".weight_scale", NV_GROUP, factor, divides=True)
-    return _matrix(module, ".weight_packed", ".weight_scale", MX_GROUP)
-
-
 def _is_plainly_named(module: Module) -> bool:
     scales = module.get(".weight_scale")
     if module[".weight"].dtype != "U8" or scales is None:
@@ -143,31 +132,19 @@ def _is_plainly_named(module: Module) -> bool:
     return scales.dtype == "U8" or (scales.dtype == "F8_E4M3" and module.has(".weight_scale_2"))
 
 
-def _load_plainly_named(module: Module) -> Fp4Weight:
-    if module[".weight_scale"].dtype == "U8":
-        return _matrix(module, ".weight", ".weight_scale", MX_GROUP)
-    return _matrix(module, ".weight", ".weight_scale", NV_GROUP, module[".weight_scale_2"])
-
-
 def _is_expert(module: Module) -> bool:
     scales = module.get(".scale")
     return module[".weight"].dtype == "I8" and scales is not None and scales.dtype == "F8_E8M0"
 
 
-def _load_expert(module: Module) -> Fp4Weight:
-    return _matrix(module, ".weight", ".scale", MX_GROUP)
-
-
-def _matrix(
-    module: Module,
-    codes_suffix: str,
-    scales_suffix: str,
-    group_size: int,
-    factor: RawTensor | None = None,
-    *,
-    divides: bool = False,
+def _load(
+    module: Module, codes_suffix: str, scales_suffix: str, factor_suffix: str = "", *, divides: bool = False
 ) -> Fp4Weight:
+    """Return the weight: NVFP4, whose scales are floats and have a factor, or MXFP4, whose have none."""
     codes, scales = module[codes_suffix], module[scales_suffix]
+    is_nv = scales.dtype == "F8_E4M3"
+    group_size = NV_GROUP if is_nv else MX_GROUP
+    factor = module[factor_suffix] if is_nv else None
     if len(codes.shape) not in (2, 3):
         raise UnsupportedCheckpoint(
             f"{codes.path}: {codes.name}: 4-bit floats of shape {codes.shape}, expected a matrix"
@@ -181,11 +158,7 @@ def _matrix(
         )
     if factor is not None and (prod(factor.shape) != 1 or factor.dtype not in ("F32", "BF16", "F16")):
         raise module.wrong(factor, f"{factor.dtype} {factor.shape}", "one float")
-    return fp4_weight(module, shape, codes, scales, group_size, factor, divides=divides)
-
-
-def _is_stack_of_blocks(module: Module) -> bool:
-    return module["_blocks"].dtype == "U8" and module.has("_scales")
+    return fp4_weight(module, shape, codes, scales, group_size, factor, divides=divides and is_nv)
 
 
 def _load_stack_of_blocks(module: Module) -> Fp4Weight:
@@ -223,18 +196,25 @@ def fp4_weight(
 LOADERS = (
     WeightsLoader(
         format="FP4", methods=("compressed-tensors", "auto-round"), main=".weight_packed",
-        sides=(".weight_scale", ".weight_global_scale"), fits=_is_packed, load=_load_packed,
+        sides=(".weight_scale", ".weight_global_scale"),
+        load=lambda module: _load(
+            module, ".weight_packed", ".weight_scale", ".weight_global_scale", divides=True
+        ),
+        fits=lambda module: module[".weight_packed"].dtype == "U8" and module.has(".weight_scale"),
     ),
     WeightsLoader(
         format="FP4", methods=("modelopt", "mxfp4", "nvfp4"), main=".weight",
-        sides=(".weight_scale", ".weight_scale_2"), fits=_is_plainly_named, load=_load_plainly_named,
+        sides=(".weight_scale", ".weight_scale_2"),
+        load=lambda module: _load(module, ".weight", ".weight_scale", ".weight_scale_2"),
+        fits=_is_plainly_named,
     ),
     WeightsLoader(
         format="FP4 experts", methods=("fp8", "mxfp4"), main=".weight", sides=(".scale",),
-        fits=_is_expert, load=_load_expert,
+        load=lambda module: _load(module, ".weight", ".scale"), fits=_is_expert,
     ),
     WeightsLoader(
         format="MXFP4 blocks", methods=("mxfp4",), main="_blocks", sides=("_scales",), logical="",
-        fits=_is_stack_of_blocks, load=_load_stack_of_blocks,
+        load=_load_stack_of_blocks,
+        fits=lambda module: module["_blocks"].dtype == "U8" and module.has("_scales"),
     ),
 )  # fmt: skip

@@ -25,9 +25,10 @@ from math import prod
 import numpy as np
 
 from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
-from convert.weights.base import Decoded, Module, WeightsLoader, split_matrices
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import Block, ScaleGrid, scale_grid
 from gguf_tools.errors import UnsupportedCheckpoint
+from quantize.fill.sources import split_rows
 
 FACTS = {
     "F8_E4M3": (3, 7, 0x7E),
@@ -76,18 +77,17 @@ class Fp8Weight(Decoded):
         codes = self.codes.read_rows(start, stop).view(np.uint8)
         rows = np.empty(codes.shape, np.float32)
         block_rows, block_cols = self.scales.block
-        for part in split_matrices(self.shape, start, stop):
-            first = part.first_row // block_rows
-            scales = self.scales.read(first, -(-part.last_row // block_rows), part.matrix)
+        done = 0
+        for matrix, low, high in split_rows(start, stop, self.shape[-2]):
+            first = low // block_rows
+            scales = self.scales.read(first, -(-high // block_rows), matrix)
+            here = slice(done, done + high - low)
             decode_blocks(
-                codes[part.rows].reshape(-1), float8, scales,
-                part.first_row - first * block_rows, block_rows, block_cols, self.divides, rows[part.rows],
+                codes[here].reshape(-1), float8, scales,
+                low - first * block_rows, block_rows, block_cols, self.divides, rows[here],
             )  # fmt: skip
+            done = here.stop
         return rows
-
-
-def _is_fp8(module: Module) -> bool:
-    return _encoding(module, module[".weight"]) is not None
 
 
 def _encoding(module: Module, raw: RawTensor) -> str | None:
@@ -101,10 +101,10 @@ def _encoding(module: Module, raw: RawTensor) -> str | None:
     return None
 
 
-def _load(module: Module) -> Fp8Weight:
-    codes = module[".weight"]
-    suffix = next((suffix for suffix in SCALES if module.has(suffix)), SCALES[0])
-    return fp8_weight(module, codes, module[suffix])
+def _load(module: Module, codes: str, scales: tuple[str, ...]) -> Fp8Weight:
+    """Return the weight with codes under a suffix, and scales under the first of several that is there."""
+    suffix = next((suffix for suffix in scales if module.has(suffix)), scales[0])
+    return fp8_weight(module, module[codes], module[suffix])
 
 
 def _is_fused_fp8(module: Module) -> bool:
@@ -113,11 +113,6 @@ def _is_fused_fp8(module: Module) -> bool:
         and module[""].dtype in FLOATS
         and any(module.has(suffix) for suffix in FUSED_SCALES)
     )
-
-
-def _load_fused(module: Module) -> Fp8Weight:
-    suffix = next(suffix for suffix in FUSED_SCALES if module.has(suffix))
-    return fp8_weight(module, module[""], module[suffix])
 
 
 def fp8_weight(module: Module, codes: RawTensor, scales: RawTensor) -> Fp8Weight:
@@ -164,10 +159,12 @@ def _as_block(value: object) -> Block | None:
 
 LOADERS = (
     WeightsLoader(
-        format="FP8", methods=METHODS, main=".weight", sides=SCALES, fits=_is_fp8, load=_load
+        format="FP8", methods=METHODS, main=".weight", sides=SCALES,
+        load=lambda module: _load(module, ".weight", SCALES),
+        fits=lambda module: _encoding(module, module[".weight"]) is not None,
     ),
     WeightsLoader(
         format="FP8, fused experts", methods=METHODS, main="", sides=FUSED_SCALES, logical="",
-        fits=_is_fused_fp8, load=_load_fused,
+        load=lambda module: _load(module, "", FUSED_SCALES), fits=_is_fused_fp8,
     ),
 )  # fmt: skip

@@ -207,5 +207,5 @@ def _fits(module: Module) -> bool:
 
 
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("GPTQ", ("gptq",), ".qweight", SIDES, _fits, _load, last=True),
+    WeightsLoader("GPTQ", ("gptq",), ".qweight", SIDES, _load, _fits, last=True),
 )  # fmt: skip

@@ -173,10 +173,6 @@ def _packing(module: Module, bits: int) -> HqqPacking:
     return packing
 
 
-def _always(module: Module) -> bool:
-    return True
-
-
 _META = (
     "nbits", "axis", "shape", "group_size", "packing", "view_as_float", "unpack_view_dtype", "compute_dtype",
     "channel_wise", "optimize", "round_zero", "quant_scale", "quant_zero", "offload_meta",
@@ -185,5 +181,5 @@ _META = (
 _SIDES = (".scale", ".zero", *(f".{name}" for name in _META))
 
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("HQQ", ("hqq",), ".W_q", _SIDES, _always, _load),
+    WeightsLoader("HQQ", ("hqq",), ".W_q", _SIDES, _load),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convert.weights.base import Module, PlainWeight, WeightsLoader
+from convert.weights.base import PlainWeight, WeightsLoader
 from gguf_tools.errors import CheckpointError
 from gguf_tools.format.ggml_types import I32, GGMLType
 
@@ -38,13 +38,10 @@ class Table(PlainWeight):
         return np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
 
 
-def _fits(module: Module) -> bool:
-    return module[".tid2eid"].dtype in DTYPES
-
-
 LOADERS = (
     WeightsLoader(
         format="routing table", methods=("fp8", "mxfp4", "compressed-tensors"), main=".tid2eid", sides=(),
-        fits=_fits, load=lambda module: Table(module[".tid2eid"]), logical=".tid2eid",
+        load=lambda module: Table(module[".tid2eid"]),
+        fits=lambda module: module[".tid2eid"].dtype in DTYPES, logical=".tid2eid",
     ),
 )  # fmt: skip

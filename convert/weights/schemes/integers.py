@@ -143,10 +143,6 @@ class PackedWeight(Decoded):
         return groups.astype(np.uint32)
 
 
-def _is_packed(module: Module) -> bool:
-    return module[".weight_packed"].dtype == "I32" and not module.has(".scale_packed")
-
-
 def _load_packed(module: Module) -> PackedWeight:
     packed, shape_tensor = module[".weight_packed"], module.get(".weight_shape")
     if len(packed.shape) != 2 or (shape_tensor is not None and shape_tensor.shape != (2,)):
@@ -164,7 +160,9 @@ def _load_packed(module: Module) -> PackedWeight:
     if min(shape) < 1:
         raise module.wrong(packed, f"weight_shape {shape}", "a matrix that is not empty")
     packing = _packing(module, packed, shape, bits)
-    scales = scale_grid(module, shape, module[".weight_scale"], [(1, size) for size in _group_sizes(module)])
+    sizes = module.settings.of_groups("group_size")
+    groups = [(1, size) for size in sizes if type(size) is int and size > 0]
+    scales = scale_grid(module, shape, module[".weight_scale"], groups)
     zeros, g_idx = module.get(".weight_zero_point"), module.get(".weight_g_idx")
     if zeros is not None:
         _check_zeros(module, zeros, packing, (shape[0], scales.grid[1]))
@@ -219,11 +217,6 @@ def _bits(module: Module) -> tuple[int, ...]:
     return tuple(bits for bits in widths if type(bits) is int and 1 <= bits <= 8) or (4, 8, 2, 3, 6, 5, 7, 1)
 
 
-def _group_sizes(module: Module) -> tuple[int, ...]:
-    sizes = module.settings.of_groups("group_size")
-    return tuple(size for size in sizes if type(size) is int and size > 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Int8Weight(Decoded):
     """A matrix of 8-bit integers.
@@ -260,14 +253,6 @@ def int8_weight(module: Module, codes: RawTensor, scales: RawTensor, zeros: RawT
         stored = f"zero points stored as {zeros.dtype} {zeros.shape}"
         raise module.wrong(zeros, stored, f"I8 {scales.shape}, as of {scales.name}")
     return Int8Weight(module.name, codes.shape, codes, grid, ScaleGrid(zeros, grid.grid, grid.block))
-
-
-def _is_int8(module: Module) -> bool:
-    return module[".weight"].dtype == "I8" and module.has(".weight_scale")
-
-
-def _load_int8(module: Module) -> Int8Weight:
-    return int8_weight(module, module[".weight"], module[".weight_scale"], module.get(".weight_zero_point"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +302,8 @@ LOADERS = (
         methods=("compressed-tensors", "auto-round"),
         main=".weight_packed",
         sides=(".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx"),
-        fits=_is_packed,
         load=_load_packed,
+        fits=lambda module: module[".weight_packed"].dtype == "I32" and not module.has(".scale_packed"),
         last=True,
     ),
     WeightsLoader(
@@ -326,15 +311,17 @@ LOADERS = (
         methods=("compressed-tensors", "modelopt", "auto-round"),
         main=".weight",
         sides=(".weight_scale", ".weight_zero_point"),
-        fits=_is_int8,
-        load=_load_int8,
+        load=lambda module: int8_weight(
+            module, module[".weight"], module[".weight_scale"], module.get(".weight_zero_point")
+        ),
+        fits=lambda module: module[".weight"].dtype == "I8" and module.has(".weight_scale"),
     ),
     WeightsLoader(
         format="int4 in row pairs",
         methods=("modelopt",),
         main=".weight",
         sides=(".weight_scale",),
-        fits=_is_pairs,
         load=_load_pairs,
+        fits=_is_pairs,
     ),
 )

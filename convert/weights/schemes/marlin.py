@@ -222,18 +222,6 @@ def marlin_weight(module: Module, codes_suffix: str, scales_suffix: str) -> Marl
     return MarlinWeight(module.name, (n_rows, n_cols), codes, scales)
 
 
-def _load(module: Module) -> MarlinWeight:
-    return marlin_weight(module, ".B", ".s")
-
-
-def _load_sparse(module: Module) -> SparseMarlinWeight:
-    return _sparse_weight(module, ".B_24", ".B_meta", ".s")
-
-
-def _load_sparse_compressed(module: Module) -> SparseMarlinWeight:
-    return _sparse_weight(module, ".weight_packed", ".meta", ".scale_packed")
-
-
 def _sparse_weight(
     module: Module, codes_suffix: str, places_suffix: str, scales_suffix: str
 ) -> SparseMarlinWeight:
@@ -259,21 +247,12 @@ def _check_sizes(module: Module, codes: RawTensor, scales: RawTensor, n_rows: in
         raise module.wrong(scales, f"{scales.shape[0]} groups", f"groups of equal size for {n_cols} columns")
 
 
-def _always(module: Module) -> bool:
-    return True
-
-
-def _is_dense(module: Module) -> bool:
-    return module.has(".s")
-
-
-def _is_sparse_compressed(module: Module) -> bool:
-    return module.has(".meta", ".scale_packed")
-
-
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("Marlin", ("gptq", "marlin"), ".B", (".s",), _is_dense, _load),
-    WeightsLoader("Marlin 2:4", ("gptq", "marlin"), ".B_24", (".B_meta", ".s"), _always, _load_sparse),
+    WeightsLoader("Marlin", ("gptq", "marlin"), ".B", (".s",),
+                  lambda module: marlin_weight(module, ".B", ".s"), lambda module: module.has(".s")),
+    WeightsLoader("Marlin 2:4", ("gptq", "marlin"), ".B_24", (".B_meta", ".s"),
+                  lambda module: _sparse_weight(module, ".B_24", ".B_meta", ".s")),
     WeightsLoader("Marlin 2:4", ("compressed-tensors",), ".weight_packed", (".meta", ".scale_packed"),
-                  _is_sparse_compressed, _load_sparse_compressed),
+                  lambda module: _sparse_weight(module, ".weight_packed", ".meta", ".scale_packed"),
+                  lambda module: module.has(".meta", ".scale_packed")),
 )  # fmt: skip

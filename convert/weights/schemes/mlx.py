@@ -138,10 +138,7 @@ def _exponents(module: Module, setting: _Setting, bits: int, group_size: int) ->
 _MODES = {"affine": _load_affine, "mxfp4": _load_fp4, "nvfp4": _load_fp4, "mxfp8": _load_fp8}
 
 
-def _fits(module: Module) -> bool:
-    return module[".weight"].dtype == "U32" and module.has(".scales")
-
-
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("MLX", ("mlx",), ".weight", (".scales", ".biases", ".global_scale"), _fits, _load),
+    WeightsLoader("MLX", ("mlx",), ".weight", (".scales", ".biases", ".global_scale"), _load,
+                  lambda module: module[".weight"].dtype == "U32" and module.has(".scales")),
 )  # fmt: skip

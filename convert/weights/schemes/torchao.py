@@ -59,7 +59,6 @@ LOADERS = (
         methods=("torchao",),
         main="._weight_qdata",
         sides=("._weight_scale", "._weight_zero_point"),
-        fits=lambda module: True,
         load=_load,
     ),
 )

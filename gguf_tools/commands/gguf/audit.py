@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,7 +177,7 @@ def _audited(request: AuditRequest) -> AuditReport:
         require_torch("measuring the divergence")
     report = audit(request.file, base, request.options, progress=not request.quiet)
     try:
-        return report.with_evaluation(_evaluated(request)) if is_evaluated else report
+        return replace(report, evaluation=_evaluated(request)) if is_evaluated else report
     except AnotherModel as error:
         return report.with_finding(Finding("divergence", f"not measured: {error}", Level.BAD))
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 import convert
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
-from convert.weights.base import BlockWeight, PlainWeight, Weight
+from convert.weights.base import PlainWeight, Weight
 from convert.weights.schemes.fp4 import Fp4Weight
 from convert.weights.schemes.fp8 import Fp8Weight
 from convert.weights.schemes.integers import Int8Weight, PackedWeight, RowPairWeight
 from gguf_tools.errors import CheckpointError
 from gguf_tools.format.ggml_types import F32, MXFP4
+from quantize.fill.sources import SourceTensor
 from quantize.formats import get_format
 from tests.support.checkpoints import write_checkpoint
 from tests.support.golden_checkpoints import cases_in, expected_weights, folder_of
@@ -142,7 +143,7 @@ MXFP4_CASES = [("compressed-tensors", "mxfp4"), ("mxfp4", "deepseek_v4"), ("mxfp
 def test_blocks_of_mxfp4_mean_what_the_checkpoint_means(format_: str, case: str, rows: slice) -> None:
     with Checkpoint(folder_of(format_, case)) as checkpoint:
         weight = weight_of(checkpoint, Fp4Weight)
-        assert isinstance(weight, BlockWeight)
+        assert isinstance(weight, SourceTensor)
         assert weight.type == MXFP4
         start, stop, _ = rows.indices(prod(weight.shape[:-1]))
         data = weight.raw_rows(start, stop)
@@ -165,6 +166,6 @@ def test_a_scale_that_is_nan_can_be_read_but_not_kept(tmp_path: Path) -> None:
     with Checkpoint(write_checkpoint(tmp_path, config, tensors)) as checkpoint:
         weight = weight_of(checkpoint, Fp4Weight)
         assert np.isnan(weight.read_rows(0, 2)).any(axis=1).tolist() == [False, True]
-        assert isinstance(weight, BlockWeight)
+        assert isinstance(weight, SourceTensor)
         with pytest.raises(CheckpointError, match=r"a\.weight_scale: row 1 has a scale that is NaN"):
             weight.raw_rows(0, 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from convert.architectures.base import metadata_of
 from convert.architectures.decoder.rope import RopeConfig, Yarn
-from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.config import V3, DeepseekConfig
 from convert.architectures.deepseek2.family import ARCHITECTURE
 from convert.architectures.deepseek2.rules import RULES
 from convert.architectures.options import LatentOptions
@@ -52,7 +52,7 @@ def as_a_file_says(config: DeepseekConfig, options: LatentOptions) -> DeepseekCo
     groups = config.expert_groups or (1, 1)
     return replace(
         config,
-        topk_method="noaux_tc" if config.is_v3 else "group_limited_greedy",
+        topk_method="noaux_tc" if config.architecture == V3 else "group_limited_greedy",
         n_group=groups[0],
         topk_group=groups[1],
         norm_requested=config.norm_topk_prob,
@@ -100,14 +100,14 @@ def configs(draw: st.DrawFn) -> DeepseekConfig:
         "n_group": n_group,
         "topk_group": topk_group,
         "norm_requested": requested,
-        "norm_topk_prob": base.is_v3 and requested,
+        "norm_topk_prob": base.architecture == V3 and requested,
         "routed_scaling_factor": draw(NUMBERS),
         "rms_norm_eps": draw(NUMBERS),
         "rope": rope_of(draw(st.floats(2.0, 2.0**20, width=32)), draw(st.none() | yarns())),
         "tie_word_embeddings": draw(st.booleans()),
         "num_nextn_predict_layers": draw(st.integers(1, 3)),
     }
-    if not base.is_v3:
+    if base.architecture != V3:
         changes["topk_method"] = draw(st.sampled_from(("greedy", "group_limited_greedy")))
         if changes["topk_method"] == "greedy" and draw(st.booleans()):
             changes |= {"n_group": None, "topk_group": None}
