@@ -22,7 +22,7 @@ from imatrix.evaluate.options import SHORTEST_CHUNK
 from imatrix.forward.device import device_name
 from imatrix.forward.findings import findings_of
 from imatrix.forward.network import Network
-from imatrix.forward.work.work_folder import run_identity
+from imatrix.forward.work_folder import run_identity
 from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.spelling import spelled

@@ -43,7 +43,7 @@ from imatrix.forward.gradients.backward import BackwardPass
 from imatrix.forward.hidden_states import States
 from imatrix.forward.network import EMBEDDINGS, Network
 from imatrix.forward.observe import Arrays, Observer, ObservesGradients, Silent
-from imatrix.forward.work.work_folder import EMBEDDING
+from imatrix.forward.work_folder import EMBEDDING
 from imatrix.sensitivities.type_errors import (
     BlockErrors,
     RowLengths,

@@ -26,7 +26,7 @@ from gguf_tools.files.work_names import work_path
 from gguf_tools.text import json_text
 from imatrix.calibrate.run import saves
 from imatrix.forward.options import ForwardOptions
-from imatrix.forward.work.work_folder import EMBEDDING
+from imatrix.forward.work_folder import EMBEDDING
 from imatrix.texts.tokens import Cut
 from quantize.plan.overrides import parse_overrides
 from tests.support.trained_model import calibration_text, trained_model

@@ -50,7 +50,7 @@ from imatrix.forward.logits import Head
 from imatrix.forward.observe import Silent
 from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.run import forward_pass
-from imatrix.forward.work.work_folder import WorkFolder, WorkParts, run_identity
+from imatrix.forward.work_folder import WorkFolder, WorkParts, run_identity
 from imatrix.forward.workers import give_back, threads_for, torch_threads, workers_for
 from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import admit

@@ -30,7 +30,7 @@ from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.network import Network
 from imatrix.forward.run import embed
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers
 from imatrix.texts.tokens import Text
 

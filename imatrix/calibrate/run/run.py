@@ -58,7 +58,7 @@ from imatrix.forward.logits import Head
 from imatrix.forward.mtp import draft_head
 from imatrix.forward.network import EMBEDDINGS, OUTPUT, Network
 from imatrix.forward.open import ModelSource
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers, torch_threads
 from imatrix.texts.tokens import Vocabulary
 from quantize.fill.chunks import ChunkTable, ChunkTask

@@ -63,7 +63,7 @@ from imatrix.forward.network import Network
 from imatrix.forward.observe import Arrays, Silent
 from imatrix.forward.open import ModelSource
 from imatrix.forward.options import ForwardOptions
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder, run_identity
 from imatrix.forward.workers import give_back
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.tokens import Text

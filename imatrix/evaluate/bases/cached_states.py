@@ -46,7 +46,7 @@ from imatrix.forward.mtp import DraftEnd, draft_norm
 from imatrix.forward.network import End, LogitRule
 from imatrix.forward.observe import Arrays
 from imatrix.forward.run import ForwardPass
-from imatrix.forward.work.stored_arrays import load_arrays, save_arrays
+from imatrix.forward.work_folder import load_arrays, save_arrays
 
 VERSION = 4
 """Number of the folder's format; it also changes whenever a run could give other numbers."""

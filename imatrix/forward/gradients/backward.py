@@ -37,7 +37,7 @@ from imatrix.forward.logits import Head, Positions, every_position, log_sums, sl
 from imatrix.forward.network import Network
 from imatrix.forward.observe import Arrays, Observer
 from imatrix.forward.run import ForwardPass, LayerStates
-from imatrix.forward.work.work_folder import WorkFolder
+from imatrix.forward.work_folder import WorkFolder
 from imatrix.forward.workers import Workers, give_back
 from imatrix.texts.chunks import Chunks
 

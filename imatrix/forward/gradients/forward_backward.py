@@ -25,7 +25,7 @@ from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.open import ModelSource
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.run import ForwardPass, forward_pass
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, WorkParts
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder, WorkParts
 from imatrix.forward.workers import give_back
 from imatrix.texts.tokens import Text
 

@@ -39,7 +39,7 @@ from imatrix.calibrate.statistics.gradients import (  # noqa: E402  # noqa: E402
     row_pieces,
 )
 from imatrix.forward.gradients.backward import uniform  # noqa: E402
-from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work_folder import EMBEDDING  # noqa: E402
 from tests.imatrix.calibrate.run.whole_model import WholeModel  # noqa: E402
 
 TEXT = Text(CHUNKS, CHUNKS)

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from imatrix.calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
-from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work_folder import EMBEDDING  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 
 

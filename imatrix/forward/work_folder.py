@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from gguf_tools.errors import OutputError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.owned_folder import RECORD, Entry, FileRecord, files_of, remove_files, write_whole_of
@@ -32,7 +34,6 @@ from gguf_tools.files.work_names import OF_LAYERS, WORK, work_path
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import counted
 from imatrix.forward.options import ForwardOptions
-from imatrix.forward.work.stored_arrays import load_arrays, save_arrays
 from imatrix.texts.chunks import Chunks
 
 if TYPE_CHECKING:
@@ -249,3 +250,20 @@ class WorkParts:
     def paths(self) -> tuple[Path, ...]:
         """Path with which to open the work folder, for each part."""
         return tuple(work_path(self.output) / name for name in self.names)
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays to a file, and bring it to the disk; raises OutputError."""
+    write_whole_of(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Return the arrays of a file that was whole when the run began.
+
+    raises  OutputError for a file that another program has changed meanwhile
+    """
+    try:
+        with np.load(path) as stored:
+            return dict(stored)
+    except Exception as error:  # numpy and zipfile raise all sorts
+        raise OutputError(f"{path}: can't be read ({error}); was it changed meanwhile?") from error
