@@ -169,21 +169,13 @@ class CalibratedRun:
         """Open the work folder and its records; start over where chunks of an earlier layer are missing."""
         path, restart = self._plan.path, self._options.restart
         about: dict[str, Any] = {"run": f"{self.digest:016x}", **self.about}
-        with ExitStack() as first:
-            folder = WorkFolder(path, about, restart=restart, watch=self._watch, may_skip=True)
-            first.enter_context(folder)
-            expected = folder.done > EMBEDDING
-            records = Records(folder.folder / _RECORDS, about["run"], expected=expected)
-            first.callback(records.close)
-            layers = [layer_of(name) for name in missing]
-            if all(layer is None or layer > folder.done for layer in layers):
-                opened.push(first.pop_all())
-                return folder, records
-        folder = WorkFolder(path, about, restart=True, watch=self._watch, may_skip=True)
+        folder = WorkFolder(path, about, restart=restart, watch=self._watch, may_skip=True)
         opened.enter_context(folder)
-        kept, records = records, Records(folder.folder / _RECORDS, about["run"])
+        records = Records(folder.folder / _RECORDS, about["run"], expected=folder.done > EMBEDDING)
         opened.callback(records.close)
-        records.take_over(kept)
+        layers = [layer_of(name) for name in missing]
+        if any(layer is not None and layer <= folder.done for layer in layers):
+            folder.start_over(None)
         return folder, records
 
     def _strips(
