@@ -16,17 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
+from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
 from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import UNNORMED, Norm, RMSNorm, unit_rows
 from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.observe import Observer, watch
-
-_QUERY_BLOCK = 256
-"""Number of queries in a block."""
-
-_SCORES_BYTES = 4 << 20
-"""Size of a block's scores in float32; see imatrix.forward.layers.attention.mla."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +185,8 @@ class SharedKeyAttention:
         """
         n_tokens, sizes = len(query), self.sizes
         group = sizes.n_heads // sizes.n_kv_heads
-        n_query = min(n_tokens, _QUERY_BLOCK)
-        step = max(1, _SCORES_BYTES // (4 * n_query * n_tokens * group))
+        n_query = min(n_tokens, QUERY_BLOCK)
+        step = max(1, SCORES_BYTES // (4 * n_query * n_tokens * group))
         query = query.unflatten(1, (sizes.n_kv_heads, group))
         blocks = []
         for start in range(0, n_tokens, n_query):
