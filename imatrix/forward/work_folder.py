@@ -19,7 +19,6 @@ those with names of ours are replaced and removed; others stay, and then the fol
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -226,17 +225,9 @@ def _by_layer(entries: Iterable[Entry]) -> dict[int, Entry]:
     return layers
 
 
-@dataclass(frozen=True)
-class WorkParts:
-    """The work folders of a run that has several: all are in OUT.work, each under the name of its part."""
-
-    output: Path
-    names: tuple[str, ...]
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Path with which to open the work folder, for each part."""
-        return tuple(work_path(self.output) / name for name in self.names)
+def paths_of_parts(output: Path, *names: str) -> tuple[Path, ...]:
+    """Return the paths with which to open the work folders of a run that has several, all in OUT.work."""
+    return tuple(work_path(output) / name for name in names)
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
