@@ -39,6 +39,7 @@ from imatrix.calibrate.run.strips import StripExecutor, ThreadStrips
 from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
 from imatrix.calibrate.statistics.gradient_factors import (
     GradientFactors,
+    TokenWeights,
     embedding_statistics,
     gradient_chunks,
     gradient_text,
@@ -50,7 +51,6 @@ from imatrix.calibrate.statistics.gradients import (
     collect_gradients,
 )
 from imatrix.calibrate.statistics.inputs import Activations, HoldoutSplit, gather
-from imatrix.calibrate.statistics.token_weights import TokenWeights
 from imatrix.calibrate.work import Work, work_of
 from imatrix.forward.device import fast_products, threads_on, to_torch
 from imatrix.forward.layers.load import Loader
