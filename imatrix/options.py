@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
-from imatrix.forward.choices import CutChoices, ForwardChoices
-from imatrix.forward.options import ForwardOptions
+from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
 from quantize.importances import ImportanceSource
 from quantize.importances.entries import ImportanceFile

@@ -83,8 +83,8 @@ def _derive_latents(entries: dict[str, ImportanceEntry], n_heads: int | None) ->
     for name, entry in entries.items():
         match = _HEADS.match(name)
         target = match and f"{match[1]}attn_kv_b.weight"
-        heads = _heads_of(entry, n_heads)
-        if not target or target in entries or heads is None:
+        heads = len(entry.counts) if len(entry.counts) > 1 else n_heads
+        if not target or target in entries or heads is None or entry.n_values % heads:
             continue
         values = entry.read().reshape(heads, -1)
         sums = values.sum(0, dtype=np.float64, keepdims=True) / heads
@@ -98,12 +98,6 @@ def _derive_heads(entries: dict[str, ImportanceEntry], n_heads: int | None) -> I
         target = match and f"{match[1]}attn_v_b.weight"
         if target and target not in entries and n_heads is not None and len(entry.counts) == 1:
             yield target, Importance(np.tile(entry.read(), (1, n_heads)), entry.counts), f"from {name}"
-
-
-def _heads_of(entry: ImportanceEntry, n_heads: int | None) -> int | None:
-    """Return the number of heads in an entry, None when it is not known or doesn't fit."""
-    heads = len(entry.counts) if len(entry.counts) > 1 else n_heads
-    return heads if heads is not None and entry.n_values % heads == 0 else None
 
 
 def _derive_gate_and_up(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:

@@ -24,7 +24,7 @@ from imatrix.forward.network import OUTPUT
 from imatrix.forward.observe import Accumulator, TensorSums, sums_of
 from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
-from imatrix.forward.work.work_folder import WorkFolder, run_identity
+from imatrix.forward.work_folder import WorkFolder, run_identity
 from imatrix.forward.workers import torch_threads
 from imatrix.merge import merge
 from imatrix.options import Collected, CollectOptions, CollectReporter

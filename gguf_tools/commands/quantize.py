@@ -369,7 +369,7 @@ def _choose_types(
     for wanted in size.requests(Path(source), request.output, calibrated=is_calibrated):
         sized, pad = size_padded(planner_of, wanted, request.options.pad)
         if size.curve is not None:
-            from imatrix.evaluate.report.curve import plot_curve
+            from imatrix.evaluate.report.standalone import plot_curve
 
             plot_curve(curve(sized, wanted, planner_of(pad)), sized, size.curve)
         if not request.json:

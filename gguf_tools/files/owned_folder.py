@@ -20,7 +20,7 @@ import xxhash
 
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.line_log import LineLog, line_of, whole_lines
-from gguf_tools.files.run_lock import LOCK, is_run_lock
+from gguf_tools.files.run_lock import LOCK, Refusals, is_run_lock, lock_run
 from gguf_tools.system import files
 from gguf_tools.system.files import open_own, read_own
 from gguf_tools.system.folders import OpenFolder, opened
@@ -183,6 +183,11 @@ class FolderKind:
         except OSError:
             return None
 
+    def write_about(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """Write the JSON file, with what it has to say beside the mark; raises OutputError."""
+        data = json.dumps({**self.mark, **about}, indent=1).encode()
+        write_whole_of(folder / self.about, lambda file: file.write(data))
+
     def _parsed(self, data: bytes) -> dict[str, Any] | None:
         try:
             about = json.loads(data)
@@ -218,6 +223,48 @@ class FolderKind:
         if path.name == RECORD:
             return begins_mark(path, self.kind)
         return bool(self.names.fullmatch(path.name)) and path.is_file() and path.stat().st_size == 0
+
+
+class ClaimedFolder:
+    """An open folder of ours, made if it is not there; no other run can open it until it is closed.
+
+    raises  BadRequest when it is somebody else's; OutputError when it can't be written; the errors of
+            `refusals` when another run has it open
+    """
+
+    def __init__(
+        self, folder: Path, kind: FolderKind, about: Mapping[str, Any], refusals: Refusals, *, restart: bool
+    ) -> None:
+        """Open a folder; with `restart` all in it that is ours goes first.
+
+        about  what the run is about, for its lock
+        """
+        self.folder = folder
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
+        kind.refuse_foreign(folder)
+        self._run_lock = lock_run(folder / LOCK, about, refusals)
+        try:
+            if restart:
+                remove_files(folder, kind.names, but=LOCK)
+            self._record = FileRecord(folder, kind.kind)
+            try:
+                self._begin()
+            except BaseException:
+                self._record.close()
+                raise
+        except BaseException:
+            self._run_lock.close()
+            raise
+
+    def _begin(self) -> None:
+        """Find out what an earlier run has left."""
+
+    def close(self) -> None:
+        self._record.close()
+        self._run_lock.close()
 
 
 def files_of(folder: Path) -> Iterator[Path]:

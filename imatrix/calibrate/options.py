@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.number_types import Seed
-from imatrix.forward.choices import CutChoices, ModelChoices
-from imatrix.forward.options import ForwardOptions
+from imatrix.forward.options import CutChoices, ForwardOptions, ModelChoices
 from imatrix.texts.tokens import Cut
 from quantize.rounding.methods import Method, find_method
 

@@ -165,7 +165,7 @@ def measure(tokens: TokenValues, n_buckets: int = 4) -> Divergence:
     loss, base_loss = -tokens.log_prob, -tokens.base_log_prob
     mean, base_mean = mean_of(loss), mean_of(base_loss)
     ppl, base_ppl = perplexity(loss), perplexity(base_loss)
-    covariance = _covariance_of_means(loss, base_loss)
+    covariance, errors = _covariance_of_means(loss, base_loss), mean.error * base_mean.error
     ln_ratio = Estimate(
         mean.value - base_mean.value, _error_of_difference(mean.error, base_mean.error, covariance)
     )
@@ -182,7 +182,8 @@ def measure(tokens: TokenValues, n_buckets: int = 4) -> Divergence:
             ppl.value - base_ppl.value,
             _error_of_difference(ppl.error, base_ppl.error, covariance * ppl.value * base_ppl.value),
         ),
-        correlation=_correlation(covariance, mean.error * base_mean.error),
+        # Rounding must not take it beyond 1.
+        correlation=max(-1.0, min(1.0, covariance / errors)) if errors else math.nan,
         kld=_spread(tokens.kld, KLD_PERCENTILES),
         delta_p=_spread(delta_p, DELTA_PERCENTILES),
         rms_delta_p=Estimate(rms, 0.5 * squares.error / rms if rms else 0.0),
@@ -254,11 +255,6 @@ def _error_of_difference(a: float, b: float, covariance: float) -> float:
     """Return the error of the difference of two means; rounding must not take it below zero."""
     variance = a * a + b * b - 2 * covariance
     return math.nan if math.isnan(variance) else math.sqrt(max(0.0, variance))
-
-
-def _correlation(covariance: float, errors: float) -> float:
-    """Return a covariance over the product of both errors; rounding must not take it beyond 1."""
-    return max(-1.0, min(1.0, covariance / errors)) if errors else math.nan
 
 
 def exp_loss(mean_loss: float) -> float:

@@ -94,11 +94,7 @@ def drift_of(
     changed = None
     if _ROUTES in base_routes:
         tokens = to_numpy(positions.tokens)
-        changed = _share_changed(base_routes[_ROUTES][tokens], model_routes[_ROUTES][tokens])
+        wanted_routes, found_routes = base_routes[_ROUTES][tokens], model_routes[_ROUTES][tokens]
+        kept = (wanted_routes[:, :, None] == found_routes[:, None, :]).any(-1)  # in any order
+        changed = float(1 - kept.mean())
     return LayerDrift(layer, drift, changed)
-
-
-def _share_changed(base: npt.NDArray[np.int16], model: npt.NDArray[np.int16]) -> float:
-    """Return the share of the experts in `base` that the same row of `model` lacks; order doesn't matter."""
-    kept = (base[:, :, None] == model[:, None, :]).any(-1)
-    return float(1 - kept.mean())

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gguf_tools.argument_types import CheckedFields
-from imatrix.forward.choices import CutChoices, ForwardChoices
-from imatrix.forward.options import ForwardOptions
+from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
 
 SHORTEST_CHUNK = 4

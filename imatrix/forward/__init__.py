@@ -7,7 +7,7 @@ observe       who is shown what matrices multiply
 logits        who is shown logits, a slice of the vocabulary at a time
 gradients/    the same layers backwards, from labels drawn from the model's own predictions
 text/         a text as chunks of tokens
-work/         the folder in which an interrupted run resumes
+work_folder   the folder in which an interrupted run resumes
 device        where torch computes, and what is copied to and from there
 cluster       layers computed by the workers of a scheduler
 """

@@ -49,7 +49,7 @@ from imatrix.forward.sweep import (
     take_chunk,
     take_piece,
 )
-from imatrix.forward.work.work_folder import WorkFolder
+from imatrix.forward.work_folder import WorkFolder
 from imatrix.forward.workers import torch_threads
 from imatrix.texts.chunks import Chunks
 

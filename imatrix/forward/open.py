@@ -27,14 +27,15 @@ from convert.weights import open_weights
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_missing_model
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
-from gguf_tools.findings import Finding
+from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
+from gguf_tools.format.hparams import architecture_of
+from gguf_tools.format.loaders import without_effect
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from imatrix.forward.device import choose_device
 from imatrix.forward.families import find_family
-from imatrix.forward.findings import findings_of
 from imatrix.forward.layers.llama_rounding import rounding_of
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.network import Network
@@ -204,3 +205,25 @@ def _open_gguf(path: Path) -> ModelSource:
     except BaseException:
         file.close()
         raise
+
+
+_SHOWN = 4
+"""Number of keys that are named."""
+
+
+def findings_of(path: Path, network: Network, metadata: Metadata, chunk_size: int) -> Iterator[Finding]:
+    """Yield what is to be said of a model and of chunks of so many tokens.
+
+    metadata  of a GGUF file; empty for a folder
+    """
+    unread = without_effect(metadata, architecture_of(metadata) or "")
+    if unread:
+        shown = f"{', '.join(unread[:_SHOWN])}{' ...' * (len(unread) > _SHOWN)}"
+        text = f"{path}: without effect, as llama.cpp reads no such key for the architecture: {shown}"
+        yield Finding("keys without effect", text, Level.NOTE, unread)
+    if 0 < network.trained_context < chunk_size:
+        yield Finding(
+            "long chunks",
+            f"{path}: chunks of {chunk_size} tokens, and the model was trained with {network.trained_context}"
+            " at most (context_length): it predicts worse beyond these",
+        )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.cluster.address import Address
 from gguf_tools.errors import BadRequest
-from gguf_tools.number_types import Bytes, Threads
+from gguf_tools.number_types import Bytes, Count, Natural, Threads
 from gguf_tools.system.files import absolute
 
 DType = Literal["float32", "bfloat16"]
@@ -44,6 +44,34 @@ class ForwardOptions(CheckedFields):
     half_cache: bool = False
     rounded: Rounded | None = None
     scheduler: Address | None = None
+
+
+class CutChoices(TypedDict, total=False):
+    """The fields of Cut as keyword arguments."""
+
+    chunk_size: Count
+    from_chunk: Natural
+    n_chunks: Count | None
+    parse_special: bool
+
+
+class ModelChoices(TypedDict, total=False):
+    """The fields of ForwardOptions as keyword arguments, but for those that a run has, too."""
+
+    device: str | None
+    dtype: DType
+    memory_bytes: Bytes
+    all_experts: bool
+    like: Literal["llama.cpp"] | None
+    half_cache: bool
+    rounded: Rounded | None
+
+
+class ForwardChoices(ModelChoices, total=False):
+    """The fields of ForwardOptions as keyword arguments."""
+
+    n_threads: Threads | None
+    scheduler: Address | None
 
 
 def require_torch(purpose: str) -> None:

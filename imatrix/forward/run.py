@@ -32,7 +32,7 @@ from imatrix.forward.observe import Arrays, Observer
 from imatrix.forward.open import ModelSource
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.sweep import Execution, LayerBuffers, Sweep, run_layer
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import threads_for
 from imatrix.texts.chunks import Chunks
 

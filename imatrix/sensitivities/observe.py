@@ -43,7 +43,7 @@ from imatrix.forward.gradients.backward import BackwardPass
 from imatrix.forward.hidden_states import States
 from imatrix.forward.network import EMBEDDINGS, Network
 from imatrix.forward.observe import Arrays, Observer, ObservesGradients, Silent
-from imatrix.forward.work.work_folder import EMBEDDING
+from imatrix.forward.work_folder import EMBEDDING
 from imatrix.sensitivities.type_errors import (
     BlockErrors,
     RowLengths,
@@ -125,10 +125,8 @@ class Ratios(Silent):
 
     def arrays(self) -> Arrays:
         """Return the ratios as `ratios_of` takes them."""
-        return ratio_arrays({name: self._ratio(name) for name in self._rows if self._is_known(name)})
-
-    def _is_known(self, name: str) -> bool:
-        return name in self._moments and any(key[0] == name for key in self._gradients)
+        known = self._moments.keys() & {name for name, _ in self._gradients}
+        return ratio_arrays({name: self._ratio(name) for name in self._rows if name in known})
 
     def _ratio(self, name: str) -> float:
         gradients = [to_numpy(product) for key, product in self._gradients.items() if key[0] == name]

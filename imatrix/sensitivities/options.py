@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.number_types import Count, Seed
-from imatrix.forward.choices import CutChoices, ForwardChoices
-from imatrix.forward.options import ForwardOptions
+from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
 
 

@@ -36,7 +36,7 @@ from imatrix.forward.gradients.forward_backward import (
 )
 from imatrix.forward.observe import Accumulator, sums_of
 from imatrix.forward.open import ModelSource, open_model
-from imatrix.forward.work.work_folder import run_identity
+from imatrix.forward.work_folder import run_identity
 from imatrix.forward.workers import torch_threads
 from imatrix.sensitivities.observe import (
     Ratios,

@@ -26,7 +26,7 @@ from gguf_tools.files.work_names import work_path
 from gguf_tools.text import json_text
 from imatrix.calibrate.run import context
 from imatrix.forward.options import ForwardOptions
-from imatrix.forward.work.work_folder import EMBEDDING
+from imatrix.forward.work_folder import EMBEDDING
 from imatrix.texts.tokens import Cut
 from quantize.plan.overrides import parse_overrides
 from tests.support.trained_model import calibration_text, trained_model
@@ -87,7 +87,7 @@ def gradients(models: Models, place: Path) -> Path:
         with collect_gradients(source, text, place / "out", GradientOptions(IN_MEMORY)) as found:
             layers = [found.layer(number).arrays for number in range(found.n_layers)]
             of_layers = [each for layer in layers for each in layer.values()]
-            arrays = [found.embedding(), found.output_rows(), *of_layers]
+            arrays = [found.embedding(), found.folder.arrays(EMBEDDING)["squares"], *of_layers]
             (place / "out").write_bytes(b"".join(each.tobytes() for each in arrays))
     forget(work_path(place / "out"))
     return place / "out"

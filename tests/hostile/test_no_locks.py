@@ -19,7 +19,7 @@ from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.files.work_names import work_path
 from gguf_tools.system import lock_files
 from gguf_tools.system.lock_files import Taken, hold
-from imatrix.forward.work.work_folder import WorkFolder
+from imatrix.forward.work_folder import WorkFolder
 from tests.gguf_tools.test_writer import LAYOUT
 from tests.quantize.model_files import write_mixture_model
 

@@ -307,7 +307,7 @@ def test_another_run_in_the_same_place_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     import imatrix.run
-    from imatrix.forward.work.work_folder import WorkFolder
+    from imatrix.forward.work_folder import WorkFolder
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -39,7 +39,7 @@ from imatrix.forward.hidden_states import States
 from imatrix.forward.observe import Arrays, Silent
 from imatrix.forward.run import ForwardPass
 from imatrix.forward.sweep import Execution
-from imatrix.forward.work.work_folder import WorkFolder
+from imatrix.forward.work_folder import WorkFolder
 from imatrix.forward.workers import give_back, threads_for
 from quantize.fill.sources import SourceTensor
 from quantize.formats.base import Bytes

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.number_types import Count, Minutes, Natural, Rate, Seed
 from gguf_tools.spoken import spoken
-from imatrix.forward.choices import CutChoices, ForwardChoices
-from imatrix.forward.options import ForwardOptions
+from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,9 +19,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.inputs import gguf_inputs
@@ -41,16 +37,16 @@ from imatrix.calibrate.refine.gradients import Original, Student
 from imatrix.calibrate.refine.layers import N_TRIALS, STEP_WORK, KeptCodes, LayerByLayer
 from imatrix.calibrate.refine.options import Refinement, RefineOptions
 from imatrix.calibrate.refine.scales import row_scales
+from imatrix.calibrate.refine.steps import Best, Shares, Steps, batch_of, held_divergences, summed
 from imatrix.calibrate.statistics.inputs import HoldoutSplit
 from imatrix.evaluate.bases.same_model import KnownModel
 from imatrix.evaluate.divergence import mean_of
 from imatrix.forward.device import device_name, fast_products
-from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
 from imatrix.forward.logits import Head
 from imatrix.forward.observe import Silent
 from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.run import forward_pass
-from imatrix.forward.work.work_folder import WorkFolder, WorkParts, run_identity
+from imatrix.forward.work_folder import WorkFolder, paths_of_parts, run_identity
 from imatrix.forward.workers import give_back, threads_for, torch_threads, workers_for
 from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import admit
@@ -67,11 +63,6 @@ from quantize.prepare import Preparation, lay_out, parts_of
 from quantize.roles import tensor_role
 from quantize.run import Run
 from quantize.run_options import RunOptions
-
-_SAVE_SECONDS = 60.0
-
-_LOOKS = 8
-"""How many times the chunks that are held back are looked at while scales move."""
 
 
 def run_refinement(
@@ -95,7 +86,7 @@ def run_refinement(
             return Refinement(output, is_found=True)
         refuse_to_replace([output], force=options.force)
         opened.enter_context(in_use(work_path(output)))
-        tensors, best, n_steps = run.descend()
+        tensors, best, n_steps = _descend(run, _find_codes(run) if options.passes else {})
         for each in (source, base):
             each.watch.refuse_changed()
         sketch, known = TextSketch.of(text.tokens.ravel(), text.sha256), run.known
@@ -106,10 +97,6 @@ def run_refinement(
         forget(work_path(output))
     before, after, seconds = mean_of(best.before), mean_of(best.after), time.monotonic() - started
     return Refinement(output, before, after, n_steps, best.step, seconds)
-
-
-def _parts(output: Path) -> WorkParts:
-    return WorkParts(output, ("original", "codes", "descent"))
 
 
 def _refuse_unrefinable(source: ModelSource) -> None:
@@ -129,31 +116,9 @@ def was_refined(output: Path) -> str | None:
         return None
 
 
-@dataclass
-class _Best:
-    """The scales with the smallest divergence on chunks held back, and those divergences.
-
-    before, after  float64 (n_tokens,)
-    """
-
-    before: npt.NDArray[np.float64]
-    after: npt.NDArray[np.float64]
-    changes: dict[str, npt.NDArray[np.float32]]
-    step: int = 0
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        kept = {f"best:{name}": values for name, values in self.changes.items()}
-        return {**kept, "before": self.before, "after": self.after, "best": np.array(self.step)}
-
-    @classmethod
-    def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> _Best:
-        kept = {key.removeprefix("best:"): arrays[key] for key in arrays if key.startswith("best:")}
-        return cls(arrays["before"], arrays["after"], kept, int(arrays["best"]))
-
-
 @dataclass(frozen=True)
 class _Run:
-    """A refinement at work."""
+    """A refinement at work: what its phases share."""
 
     source: ModelSource
     base: ModelSource
@@ -201,49 +166,12 @@ class _Run:
         """Digest of the facts that decide the file, in hexadecimal."""
         return hashlib.sha256(json.dumps(self.about_descent, sort_keys=True).encode()).hexdigest()[:16]
 
-    def descend(self) -> tuple[dict[str, SourceTensor], _Best, int]:
-        """Move codes and scales.
+    @cached_property
+    def split(self) -> HoldoutSplit:
+        """The chunks held back: some that the file was not calibrated on.
 
-        returns  the tensors that have others, how good these are, and the steps made
-        """
-        options, source = self.options, self.source
-        split = self._split()
-        recoded = self._recoded(split) if options.passes else {}
-        load = source.loader_for(options.forward)
-        *_, place = _parts(self.output).paths
-        work = WorkFolder(
-            place, self.about_descent, restart=options.restart, may_skip=True, watch=source.watch
-        )
-        threads = threads_for(options.batch, load.device)
-        with self._original() as original, work as folder, threads as n_workers:
-            shares = _Shares(self.report)
-
-            def student(moving: dict[str, RefinedTensor], *others: Mapping[str, SourceTensor]) -> Student:
-                tensors = {name: tensor for each in (*others, moving) for name, tensor in each.items()}
-                loads = replace(load, tensors=tensors)
-                return Student(source.network, loads, moving, self.text.chunks, n_workers, shares.advance)
-
-            before = None
-            if recoded:
-                before = held_divergences(student({}, source.tensors), original, split, options.batch)
-                moved = student({}, source.tensors, recoded)
-                after = held_divergences(moved, original, split, options.batch)
-                recoded = recoded if after.mean() < before.mean() else {}
-            tensors = {
-                name: RefinedTensor(tensor, scales)
-                for name, tensor in {**source.tensors, **recoded}.items()
-                if (scales := row_scales(tensor.type, tensor.shape[-1])) is not None
-            }
-            descent, own = Descent(tensors), student(tensors, source.tensors, recoded)
-            best, n_steps = _Steps(descent, own, original, folder, options, shares, split).run()
-        descent.set_changes(best.changes)
-        best = best if before is None else replace(best, before=before)
-        return {**recoded, **tensors}, best, n_steps
-
-    def _split(self) -> HoldoutSplit:
-        """Hold back chunks that the file was not calibrated on: on those it was, all that moves looks bad.
-
-        Of a text that is known throughout, the chunks are held back that a calibration with it holds back.
+        On those it was, all that moves looks bad. Of a text that is known throughout, those chunks are held
+        back that a calibration with it holds back.
         """
         text, sketch = self.text, self.known
         known = [chunk for chunk, tokens in enumerate(text.tokens) if sketch and sketch.shared(tokens)]
@@ -256,188 +184,116 @@ class _Run:
             self.report.tell(Finding("known text", why, Level.WARNING))
         return HoldoutSplit.of(text.n_chunks, text.chunk_size, text.classes, known)
 
-    def _recoded(self, split: HoldoutSplit) -> Mapping[str, SourceTensor]:
-        """Move the codes of all layers; return the tensors that have others."""
-        _, of_codes, _ = _parts(self.output).paths
-        restart, watch = self.options.restart, self.source.watch
-        with WorkFolder(of_codes, self.about_codes, restart=restart, watch=watch) as own:
-            if own.done < self.source.network.n_layers - 1:
-                self._move_codes(own, split)
-            return KeptCodes(own).tensors(self.source.tensors, self.source.network.n_layers)
-
-    def _move_codes(self, own: WorkFolder, split: HoldoutSplit) -> None:
-        """Move the codes of the layers that are not in the folder yet."""
-        options, chunks, summed = self.options, self.text.chunks, _summed(split)
-        # Few and long steps follow the noise of their chunks: one chunk a step.
-        one = replace(options, batch=1)
-        steps = [_batch(summed, one, step) for step in range(options.passes * len(summed))]
-        n_layers, of_steps = self.source.network.n_layers, STEP_WORK * len(steps) / split.n_chunks
-        # The first layer is moved at more than one rate.
-        total, n_done = (2 + of_steps) * n_layers + (N_TRIALS - 1) * of_steps, max(0, own.done + 1)
-        tensors, advance = dict(self.source.tensors), self.report.advance
-        self.report.start(total, (2 + of_steps) * n_done + (N_TRIALS - 1) * of_steps * min(1, n_done))
-        self.report.remark("codes")
-        with self._in_step(_parts(self.output).paths[0], own) as there, ExitStack() as opened:
-            enter, forward = opened.enter_context, options.forward
-            n_workers = workers_for(chunks.n_chunks, self.base.loader_for(forward).device)
-            original = enter(forward_pass(self.base, chunks, forward, there, advance, n_workers))
-            moved = replace(self.source, tensors=tensors)
-            student = enter(forward_pass(moved, chunks, forward, own, advance, n_workers))
-            by_layer = LayerByLayer(
-                original, student, tensors, self.base.tensors, steps, options, split, advance
-            )
-            for layer in by_layer.layers():
-                self.report.remark(f"codes of layer {layer + 1} of {n_layers}")
-        if left := by_layer.left_out:
-            why = f"the codes of {counted(len(left), 'tensor')} stay: more --memory is needed to move them"
-            self.report.tell(Finding("codes", why, Level.NOTE, tuple(left)))
-
-    def _in_step(self, path: Path, own: WorkFolder) -> WorkFolder:
-        """Open the work folder of the original's pass, which may be one layer ahead of the file's own."""
-        restart, watch = self.options.restart, self.base.watch
-        folder = WorkFolder(path, self.about_original, restart=restart, watch=watch)
-        if folder.done <= own.done + 1:
-            return folder
-        with folder:
-            pass
-        return WorkFolder(path, self.about_original, restart=True, watch=watch)
-
-    @contextmanager
-    def _original(self) -> Iterator[Original]:
-        """Give the original's end, once its last hidden states are there.
-
-        All threads are free again by then: a batch has fewer chunks to share them than the text.
-        """
-        place, *_ = _parts(self.output).paths
-        forward, base = self.options.forward, self.base
-        restart = self.options.restart and not self.options.passes  # moving codes has begun it anew already
-        work = WorkFolder(place, self.about_original, restart=restart, watch=base.watch)
-        with work as folder, ExitStack() as opened:
-            if folder.done < base.network.n_all_layers - 1:
-                self.report.start(base.network.n_all_layers, max(0, folder.done + 1))
-                self.report.remark("the original")
-            chunks, advance = self.text.chunks, self.report.advance
-            with threads_for(chunks.n_chunks, base.loader_for(forward).device) as n_workers:
-                own = forward_pass(base, chunks, forward, folder, advance, n_workers)
-                passing = opened.enter_context(own)
-                for _ in passing.layers(Silent):
-                    give_back()
-                head = Head.of(base.network, passing.load, passing.last())
-                original = Original.of(head, chunks, n_workers)
-            yield original
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """Path with which to open the work folder of the original's pass, of codes and of the descent."""
+        return paths_of_parts(self.output, "original", "codes", "descent")
 
 
-class _Shares:
-    """Turns shares of layers into what a bar of steps counts."""
+def _find_codes(run: _Run) -> Mapping[str, SourceTensor]:
+    """Move the codes of all layers; return the tensors that have others."""
+    _, of_codes, _ = run.parts
+    source, restart, split = run.source, run.options.restart, run.split
+    with WorkFolder(of_codes, run.about_codes, restart=restart, watch=source.watch) as own:
+        if own.done < source.network.n_layers - 1:
+            _move_codes(run, own, split)
+        return KeptCodes(own).tensors(source.tensors, source.network.n_layers)
 
-    def __init__(self, report: Reporter) -> None:
-        self.report = report
-        self.per_layer = 0.0
 
-    def advance(self, share: float) -> None:
-        self.report.advance(share * self.per_layer)
+def _move_codes(run: _Run, own: WorkFolder, split: HoldoutSplit) -> None:
+    """Move the codes of the layers that are not in the folder yet."""
+    options, chunks, report = run.options, run.text.chunks, run.report
+    # Few and long steps follow the noise of their chunks: one chunk a step.
+    one, chosen = replace(options, batch=1), summed(split)
+    steps = [batch_of(chosen, one, step) for step in range(options.passes * len(chosen))]
+    n_layers, of_steps = run.source.network.n_layers, STEP_WORK * len(steps) / split.n_chunks
+    # The first layer is moved at more than one rate.
+    total, n_done = (2 + of_steps) * n_layers + (N_TRIALS - 1) * of_steps, max(0, own.done + 1)
+    tensors, advance = dict(run.source.tensors), report.advance
+    report.start(total, (2 + of_steps) * n_done + (N_TRIALS - 1) * of_steps * min(1, n_done))
+    report.remark("codes")
+    with _original_in_step(run, own) as there, ExitStack() as opened:
+        enter, forward = opened.enter_context, options.forward
+        n_workers = workers_for(chunks.n_chunks, run.base.loader_for(forward).device)
+        original = enter(forward_pass(run.base, chunks, forward, there, advance, n_workers))
+        moved = replace(run.source, tensors=tensors)
+        student = enter(forward_pass(moved, chunks, forward, own, advance, n_workers))
+        by_layer = LayerByLayer(original, student, tensors, run.base.tensors, steps, options, split, advance)
+        for layer in by_layer.layers():
+            report.remark(f"codes of layer {layer + 1} of {n_layers}")
+    if left := by_layer.left_out:
+        why = f"the codes of {counted(len(left), 'tensor')} stay: more --memory is needed to move them"
+        report.tell(Finding("codes", why, Level.NOTE, tuple(left)))
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The steps of a descent, and looks at what they are worth."""
+def _original_in_step(run: _Run, own: WorkFolder) -> WorkFolder:
+    """Open the work folder of the original's pass, which may be one layer ahead of the file's own."""
+    path, about, watch = run.parts[0], run.about_original, run.base.watch
+    folder = WorkFolder(path, about, restart=run.options.restart, watch=watch)
+    if folder.done > own.done + 1:
+        folder.start_over(None)
+    return folder
 
-    descent: Descent
-    student: Student
-    original: Original
-    folder: WorkFolder
-    options: RefineOptions
-    shares: _Shares
-    split: HoldoutSplit
 
-    def run(self) -> tuple[_Best, int]:
-        """Make all steps that are left; return the best scales, and how many steps there were."""
-        descent, summed = self.descent, _summed(self.split)
-        n_steps, best = self._begin(len(summed))
-        saved, n_saved, report = time.monotonic(), descent.n_steps, self.shares.report
-        report.start(n_steps, descent.n_steps)
-        self.shares.per_layer = 1 / (self.student.network.n_layers * (1 + BACKWARD_WORK))
-        try:
-            while descent.n_steps < n_steps:
-                number = descent.n_steps
-                batch = _batch(summed, self.options, number)
-                divergence, gradients = self.student.gradients(self.original, batch)
-                descent.step(gradients, self._rate(number, n_steps))
-                report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
-                is_last = descent.n_steps == n_steps
-                if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
-                    best = self._looked(best)
-                if is_last or time.monotonic() - saved > _SAVE_SECONDS:
-                    self._save(best, n_steps)
-                    saved, n_saved = time.monotonic(), descent.n_steps
+@contextmanager
+def _open_original(run: _Run) -> Iterator[Original]:
+    """Give the original's end, once its last hidden states are there.
+
+    All threads are free again by then: a batch has fewer chunks to share them than the text.
+    """
+    forward, base, chunks, report = run.options.forward, run.base, run.text.chunks, run.report
+    restart = run.options.restart and not run.options.passes  # moving codes has begun it anew already
+    work = WorkFolder(run.parts[0], run.about_original, restart=restart, watch=base.watch)
+    with work as folder, ExitStack() as opened:
+        if folder.done < base.network.n_all_layers - 1:
+            report.start(base.network.n_all_layers, max(0, folder.done + 1))
+            report.remark("the original")
+        with threads_for(chunks.n_chunks, base.loader_for(forward).device) as n_workers:
+            own = forward_pass(base, chunks, forward, folder, report.advance, n_workers)
+            passing = opened.enter_context(own)
+            for _ in passing.layers(Silent):
                 give_back()
-        except KeyboardInterrupt as error:
-            error.add_note(f"{n_saved} of {n_steps} steps are kept: the same command resumes from there")
-            raise
-        return best, n_steps
-
-    def _begin(self, n_summed: int) -> tuple[int, _Best]:
-        """Take up what an earlier run has left, or look at the file as it is and decide on the steps."""
-        if self.folder.done >= 0:
-            arrays = self.folder.arrays(0)
-            self.descent.load(arrays)
-            return int(arrays["n_steps"]), _Best.load(arrays)
-        began = time.monotonic()
-        before = self._held()
-        best = _Best(before, before, self.descent.changes())
-        if self.options.steps is not None:
-            return self.options.steps, best
-        if self.options.minutes is None:
-            return max(1, n_summed // self.options.batch), best
-        # A look is a forward pass, and a step as much as five.
-        n_held = len(self.split.held)
-        of_chunk = (time.monotonic() - began) / n_held
-        of_step = of_chunk * self.options.batch * (1 + BACKWARD_WORK)
-        seconds = 60 * self.options.minutes - _LOOKS * of_chunk * n_held
-        return max(1, math.floor(seconds / of_step)), best
-
-    def _looked(self, best: _Best) -> _Best:
-        """Return the best state so far, the present one included."""
-        now = self._held()
-        if now.mean() >= best.after.mean():
-            return best
-        return _Best(best.before, now, self.descent.changes(), self.descent.n_steps)
-
-    def _held(self) -> npt.NDArray[np.float64]:
-        advance, self.shares.per_layer = self.shares.per_layer, 0.0
-        found = held_divergences(self.student, self.original, self.split, self.options.batch)
-        self.shares.per_layer = advance
-        return found
-
-    def _rate(self, step: int, n_steps: int) -> float:
-        warm = min(1.0, (step + 1) / 3)
-        return self.options.rate * warm * 0.5 * (1 + math.cos(math.pi * step / n_steps))
-
-    def _save(self, best: _Best, n_steps: int) -> None:
-        arrays = {**self.descent.arrays(), **best.arrays(), "n_steps": np.array(n_steps)}
-        self.folder.finish_layer(0, arrays)
+            head = Head.of(base.network, passing.load, passing.last())
+            original = Original.of(head, chunks, n_workers)
+        yield original
 
 
-def held_divergences(
-    student: Student, original: Original, split: HoldoutSplit, batch: int
-) -> npt.NDArray[np.float64]:
-    """Compute the divergence at each token of the chunks held back, batch by batch; float64 (n_tokens,)."""
-    batches = [split.held[at : at + batch] for at in range(0, len(split.held), batch)]
-    return np.concatenate([student.divergences(original, each) for each in batches])
+def _descend(run: _Run, recoded: Mapping[str, SourceTensor]) -> tuple[dict[str, SourceTensor], Best, int]:
+    """Move scales.
 
+    recoded  tensors with other codes, which stay if they are of use
+    returns  the tensors that have others, how good these are, and the steps made
+    """
+    options, source, split = run.options, run.source, run.split
+    load = source.loader_for(options.forward)
+    work = WorkFolder(
+        run.parts[2], run.about_descent, restart=options.restart, may_skip=True, watch=source.watch
+    )
+    threads = threads_for(options.batch, load.device)
+    with _open_original(run) as original, work as folder, threads as n_workers:
+        shares = Shares(run.report)
 
-def _summed(split: HoldoutSplit) -> npt.NDArray[np.int64]:
-    """Return the chunks that are not held back."""
-    return np.array([chunk for chunk in range(split.n_chunks) if split.is_summed(chunk)])
+        def student(moving: dict[str, RefinedTensor], *others: Mapping[str, SourceTensor]) -> Student:
+            tensors = {name: tensor for each in (*others, moving) for name, tensor in each.items()}
+            loads = replace(load, tensors=tensors)
+            return Student(source.network, loads, moving, run.text.chunks, n_workers, shares.advance)
 
-
-def _batch(chunks: npt.NDArray[np.int64], options: RefineOptions, step: int) -> list[int]:
-    """Return the chunks of a step: all come once before any comes again, in an order that a seed decides."""
-    size = min(options.batch, len(chunks))
-    per_pass = len(chunks) // size
-    order = np.random.default_rng([options.seed, step // per_pass]).permutation(chunks)
-    at = step % per_pass * size
-    return sorted(order[at : at + size].tolist())
+        before = None
+        if recoded:
+            before = held_divergences(student({}, source.tensors), original, split, options.batch)
+            moved = student({}, source.tensors, recoded)
+            after = held_divergences(moved, original, split, options.batch)
+            recoded = recoded if after.mean() < before.mean() else {}
+        tensors = {
+            name: RefinedTensor(tensor, scales)
+            for name, tensor in {**source.tensors, **recoded}.items()
+            if (scales := row_scales(tensor.type, tensor.shape[-1])) is not None
+        }
+        descent, own = Descent(tensors), student(tensors, source.tensors, recoded)
+        best, n_steps = Steps(descent, own, original, folder, options, shares, split).run()
+    descent.set_changes(best.changes)
+    best = best if before is None else replace(best, before=before)
+    return {**recoded, **tensors}, best, n_steps
 
 
 def _write(

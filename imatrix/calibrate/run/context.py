@@ -21,8 +21,8 @@ from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
+from imatrix.calibrate.statistics.gradient_factors import TokenWeights
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
-from imatrix.calibrate.statistics.token_weights import TokenWeights
 from imatrix.calibrate.statistics.trust import Trust
 from imatrix.forward.hidden_states import FileStates, MemoryStates, States, copy
 from imatrix.forward.layer import Layer
@@ -30,7 +30,7 @@ from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.network import Network
 from imatrix.forward.run import embed
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers
 from imatrix.texts.tokens import Text
 

@@ -193,25 +193,18 @@ class Records:
                 self._take(line)
         else:
             self._log.clear()
-            self._append({"run": run})
+            self._log.append({"run": run})
 
     def close(self) -> None:
         self._log.close()
 
     def add(self, record: Record) -> None:
         self.parts[record.tensor, record.first] = record
-        self._append({"part": asdict(record)})
+        self._log.append({"part": asdict(record)})
 
     def add_chunk(self, number: int, digest: int) -> None:
         self.chunks[number] = digest
-        self._append({"chunk": number, "digest": digest})
-
-    def take_over(self, other: Records) -> None:
-        """Add all records of another run."""
-        for record in other.parts.values():
-            self.add(record)
-        for number, digest in other.chunks.items():
-            self.add_chunk(number, digest)
+        self._log.append({"chunk": number, "digest": digest})
 
     def of(self, tensors: Iterable[str]) -> list[Record]:
         """Return the records of some tensors."""
@@ -224,9 +217,6 @@ class Records:
             self.parts[record.tensor, record.first] = record
         else:
             self.chunks[data["chunk"]] = data["digest"]
-
-    def _append(self, data: dict[str, Any]) -> None:
-        self._log.append(data)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from imatrix.calibrate.run.strips import StripExecutor, ThreadStrips
 from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
 from imatrix.calibrate.statistics.gradient_factors import (
     GradientFactors,
+    TokenWeights,
     embedding_statistics,
     gradient_chunks,
     gradient_text,
@@ -50,7 +51,6 @@ from imatrix.calibrate.statistics.gradients import (
     collect_gradients,
 )
 from imatrix.calibrate.statistics.inputs import Activations, HoldoutSplit, gather
-from imatrix.calibrate.statistics.token_weights import TokenWeights
 from imatrix.calibrate.work import Work, work_of
 from imatrix.forward.device import fast_products, threads_on, to_torch
 from imatrix.forward.layers.load import Loader
@@ -58,7 +58,7 @@ from imatrix.forward.logits import Head
 from imatrix.forward.mtp import draft_head
 from imatrix.forward.network import EMBEDDINGS, OUTPUT, Network
 from imatrix.forward.open import ModelSource
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers, torch_threads
 from imatrix.texts.tokens import Vocabulary
 from quantize.fill.chunks import ChunkTable, ChunkTask
@@ -169,21 +169,13 @@ class CalibratedRun:
         """Open the work folder and its records; start over where chunks of an earlier layer are missing."""
         path, restart = self._plan.path, self._options.restart
         about: dict[str, Any] = {"run": f"{self.digest:016x}", **self.about}
-        with ExitStack() as first:
-            folder = WorkFolder(path, about, restart=restart, watch=self._watch, may_skip=True)
-            first.enter_context(folder)
-            expected = folder.done > EMBEDDING
-            records = Records(folder.folder / _RECORDS, about["run"], expected=expected)
-            first.callback(records.close)
-            layers = [layer_of(name) for name in missing]
-            if all(layer is None or layer > folder.done for layer in layers):
-                opened.push(first.pop_all())
-                return folder, records
-        folder = WorkFolder(path, about, restart=True, watch=self._watch, may_skip=True)
+        folder = WorkFolder(path, about, restart=restart, watch=self._watch, may_skip=True)
         opened.enter_context(folder)
-        kept, records = records, Records(folder.folder / _RECORDS, about["run"])
+        records = Records(folder.folder / _RECORDS, about["run"], expected=folder.done > EMBEDDING)
         opened.callback(records.close)
-        records.take_over(kept)
+        layers = [layer_of(name) for name in missing]
+        if any(layer is not None and layer <= folder.done for layer in layers):
+            folder.start_over(None)
         return folder, records
 
     def _strips(

@@ -8,9 +8,8 @@ g g^T / |g| over the tokens, are kept in a work folder, and at the end that at t
         text = read_text(text_path, source.vocab(), source.network.vocab_size, cut)
         with collect_gradients(source, text, output, GradientOptions()) as gradients:
             layer = gradients.layer(3)                              # read from the folder when it is its turn
-            layer.covariance("blk.3.attn_q_a.weight")               # float64 (n_rows, n_rows)
-            layer.covariance("blk.3.attn_k_b.weight", head)
             layer.blocks("blk.3.attn_q_b.weight")                   # heads, each with its rows
+            layer.blocks("blk.3.attn_k_b.weight", head)
             gradients.embedding()                                   # float64 (hidden_size, hidden_size)
     forget(work_path(output))                                       # once nobody needs them
 
@@ -25,11 +24,10 @@ write hidden states (ffn_down_exps) share one, the sum over all experts. Those t
 columns have nothing to share, because columns of one expert mean nothing to another. They have one each where
 these are small, else none.
 
-The output matrix has a covariance as large as the square of the vocabulary, so only its diagonal is kept:
-`output_rows`. The embeddings' covariance G belongs to the columns of token_embd: an error e in a row costs
-e G e^T. The error is the same wherever a chunk looks the token up, so the gradients there are added up before
-they are multiplied. On the sample model that leaves a fifth less divergence of an embedding rounded to Q2_K
-under G than place by place.
+The output matrix has none: it would be as large as the square of the vocabulary. The embeddings' covariance G
+belongs to the columns of token_embd: an error e in a row costs e G e^T. The error is the same wherever a
+chunk looks the token up, so the gradients there are added up before they are multiplied. On the sample model
+that leaves a fifth less divergence of an embedding rounded to Q2_K under G than place by place.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ from imatrix.forward.network import Network
 from imatrix.forward.observe import Arrays, Silent
 from imatrix.forward.open import ModelSource
 from imatrix.forward.options import ForwardOptions
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder, run_identity
 from imatrix.forward.workers import give_back
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.tokens import Text
@@ -96,7 +94,7 @@ class RowBlock:
     """The covariance of some rows of a matrix.
 
     A token's g g^T is divided by |g| and multiplied by the mean of |g|, because the second moments of inputs
-    are weighed by the size of gradients already, see token_weights.py.
+    are weighed by the size of gradients already, see gradient_factors.py.
 
     start, stop  the rows, counted from the matrix' first
     covariance   float64 (stop - start, stop - start): the sum over the tokens
@@ -212,10 +210,6 @@ class LayerGradients:
 
     arrays: Arrays
 
-    def names(self) -> list[str]:
-        """Return the tensors that have covariances."""
-        return [key.removeprefix("rows:") for key in self.arrays if key.startswith("rows:")]
-
     def blocks(self, name: str, index: int | None = None) -> list[RowBlock]:
         """Return the covariance of a matrix, in blocks of rows; an empty list where there is none.
 
@@ -240,19 +234,6 @@ class LayerGradients:
                 mean = float(np.trace(sums)) / max(1, self.n_tokens(name, block))
                 blocks.append(RowBlock(at, at + len(sums), mean * sums, mean**2 * float(squares[block])))
         return blocks
-
-    def covariance(self, name: str, index: int | None = None) -> Floats64 | None:
-        """Return the covariance of `blocks` as one matrix, zero between the blocks; None where there is none.
-
-        Of a matrix with many rows it is large: float64 (n_rows, n_rows).
-        """
-        blocks = self.blocks(name, index)
-        if not blocks:
-            return None
-        whole = np.zeros((blocks[-1].stop, blocks[-1].stop))
-        for block in blocks:
-            whole[block.start : block.stop, block.start : block.stop] = block.covariance
-        return whole
 
     def is_shared(self, name: str) -> bool:
         """Whether all matrices of a stack share one covariance."""
@@ -344,9 +325,6 @@ def row_pieces(n_rows: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, n_rows)
 
 
-__all__ = ["GradientOptions", "Gradients", "collect_gradients", "disk_bytes"]
-
-
 @dataclass(frozen=True)
 class GradientOptions:
     """How gradients are collected.
@@ -402,20 +380,6 @@ class Gradients:
         """
         tied: Floats64 | None = self.folder.arrays(self.n_layers).get("tied output")
         return tied
-
-    def token_counts(self) -> npt.NDArray[np.int64]:
-        """Return how often each token of the vocabulary was looked up, int64 (vocab_size,)."""
-        counts: npt.NDArray[np.int64] = self.folder.arrays(self.n_layers)["counts"]
-        return counts
-
-    def output_rows(self) -> Floats64:
-        """Return the sum over the tokens of the squared gradient at each logit, float64 (vocab_size,)."""
-        by_row: Floats64 = self.folder.arrays(EMBEDDING)["by_row"]
-        return by_row
-
-    def mean_loss(self) -> float:
-        """Return the mean of -log p(label) in nats; it comes near the entropy of the predictions."""
-        return float(self.folder.arrays(EMBEDDING)["losses"].mean())
 
 
 @contextmanager
@@ -474,8 +438,8 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
     """Compute the arrays that are kept of the embeddings.
 
     states  the gradients at the hidden states before the first layer
-    returns covariance, float64 (hidden_size, hidden_size), and counts, int64 (vocab_size,); the sums of
-            `Gradients.tied_output` where the embeddings are the output matrix, too
+    returns covariance, float64 (hidden_size, hidden_size), and the sums of `Gradients.tied_output` where the
+            embeddings are the output matrix, too
     """
     forward, network = backward.forward, backward.forward.source.network
     covariance = np.zeros((network.hidden_size, network.hidden_size))
@@ -486,9 +450,8 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
         sums = torch.zeros((len(every), network.hidden_size))
         sums = sums.index_add_(0, to_torch(places), gradients).to(forward.load.device)
         covariance += to_numpy(torch.matmul(sums.T, sums))
-    counts = np.bincount(forward.chunks.inputs, minlength=network.vocab_size)
     tied = {"tied output": _at_output(backward)} if network.is_tied else {}
-    return {"covariance": covariance, "counts": counts, **tied}
+    return {"covariance": covariance, **tied}
 
 
 def _at_output(backward: BackwardPass) -> Floats64:

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Protocol
 
 from gguf_tools.errors import BadActivation
+from imatrix.evaluate.bases.cached_states import StatesKeeper
 from imatrix.evaluate.drift import LayerDrift, RouteObserver, drift_of
 from imatrix.forward.hidden_states import Rows
 from imatrix.forward.layer import Layer
@@ -101,14 +102,6 @@ class LayeredBase(Protocol):
         ...
 
 
-class Keeper(Protocol):
-    """Keeps what later runs need of a base."""
-
-    def keep_layer(self, layer: int, states: Rows, routes: Arrays) -> None: ...
-
-    def keep_head(self, base: ForwardPass) -> None: ...
-
-
 @dataclass(frozen=True)
 class ComputedBase:
     """A model that goes through the text before the others.
@@ -117,7 +110,7 @@ class ComputedBase:
     """
 
     forward: ForwardPass
-    keeper: Keeper | None = None
+    keeper: StatesKeeper | None = None
 
     @property
     def n_layers(self) -> int:

@@ -13,7 +13,6 @@ draft_output           the MTP layer's own output matrix, if it has one
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -29,12 +28,11 @@ import torch
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.files.owned_folder import (
     RECORD,
-    FileRecord,
+    ClaimedFolder,
     FolderKind,
-    remove_files,
     write_whole_of,
 )
-from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
+from gguf_tools.files.run_lock import LOCK, JSONDifference, Refusals, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
 from imatrix.evaluate.bases.same_model import ModelFacts
 from imatrix.forward.device import to_bytes, to_cpu, to_numpy, to_torch
@@ -46,19 +44,20 @@ from imatrix.forward.mtp import DraftEnd, draft_norm
 from imatrix.forward.network import End, LogitRule
 from imatrix.forward.observe import Arrays
 from imatrix.forward.run import ForwardPass
-from imatrix.forward.work.stored_arrays import load_arrays, save_arrays
+from imatrix.forward.work_folder import load_arrays, save_arrays
 
 VERSION = 4
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
-_MATRIX, _DRAFT_MATRIX = "output", "draft_output"
+_MATRIX, _NORM, _INPUT = "output", "output_norm.npy", "output_input"
+_DRAFT_MATRIX, _DRAFT_NORM = "draft_output", "draft_norm.npy"
 _RUN_BYTES = 32 << 20
-_LOCK, _WHOLE = "lock", "whole"
+_WHOLE = "whole"
 _KIND = FolderKind(
     "states",
     "about.json",
     re.compile(
-        rf"{_LOCK}|about\.json|{RECORD}|states\.\d{{5}}|routes\.\d{{5}}\.npz|{_MATRIX}|output_norm\.npy|output_input"
+        rf"{LOCK}|about\.json|{RECORD}|states\.\d{{5}}|routes\.\d{{5}}\.npz|{_MATRIX}|output_norm\.npy|output_input"
         rf"|draft_norm\.npy|{_DRAFT_MATRIX}"
     ),
 )
@@ -100,7 +99,7 @@ class KeptMatrix:
         return self.read_rows(start, stop).view(np.uint8).ravel()
 
 
-class KeptFolder:
+class KeptFolder(ClaimedFolder):
     """An open folder of states; no other run can open it until it is closed.
 
     about    what the states are of, as `about_states` tells it; None as long as they are not whole
@@ -109,48 +108,21 @@ class KeptFolder:
     """
 
     def __init__(self, folder: Path, *, restart: bool = False) -> None:
-        self.folder = folder
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
-        _KIND.refuse_foreign(folder)
-        self._run_lock: RunLock = lock_run(folder / _LOCK, {}, _refusals(folder))
-        try:
-            if restart:
-                remove_files(folder, _KIND.names, but=_LOCK)
-            self.about = self._read_about()
-            self._record = FileRecord(folder, _KIND.kind)
-        except BaseException:
-            self._run_lock.close()
-            raise
-        self.damaged = self._first_damaged()
+        super().__init__(folder, _KIND, {}, _refusals(folder), restart=restart)
 
-    def _read_about(self) -> Mapping[str, Any] | None:
+    def _begin(self) -> None:
         """Read what the states are of; where they are not whole, see to it that the mark is there."""
         about = _KIND.read_about(self.folder)
         if about is None:
-            self._write_about(_KIND.mark)
-        return about if about is not None and about.keys() > _KIND.mark.keys() else None
-
-    def _write_about(self, about: Mapping[str, Any]) -> None:
-        data = json.dumps(about, indent=1).encode()
-        write_whole_of(self.folder / _KIND.about, lambda file: file.write(data))
-
-    def close(self) -> None:
-        self._record.close()
-        self._run_lock.close()
+            _KIND.write_about(self.folder, {})
+        is_whole = about is not None and about.keys() > _KIND.mark.keys()
+        self.about: Mapping[str, Any] | None = about if is_whole else None
+        self.damaged = self._first_damaged()
 
     def refuse_another(self, about: Mapping[str, Any]) -> None:
-        """Raise BadRequest if the states are of something else than `about`."""
-        wanted = plain(about)
-        difference = first_difference(self.about, wanted)
-        if difference is not None:
-            what = difference.where.rpartition(", ")[2]
-            raise BadRequest(
-                f"{self.folder}: has states of another {what} ({str(difference.old)[:60]}, now"
-                f" {str(difference.new)[:60]}); name another folder, or --restart computes the base again"
-            )
+        """Raise BadRequest if the whole states are of something else than `about`."""
+        self._run_lock.about = plain(about)
+        self._run_lock.refuse_another(self.about or {})
 
     def has(self, layer: int) -> bool:
         """Tell whether all of a layer is there, as it was written."""
@@ -167,26 +139,6 @@ class KeptFolder:
     def _routes_path(self, layer: int) -> Path:
         return self.folder / f"routes.{layer:05d}.npz"
 
-    @property
-    def matrix_path(self) -> Path:
-        return self.folder / _MATRIX
-
-    @property
-    def norm_path(self) -> Path:
-        return self.folder / "output_norm.npy"
-
-    @property
-    def draft_matrix_path(self) -> Path:
-        return self.folder / _DRAFT_MATRIX
-
-    @property
-    def draft_norm_path(self) -> Path:
-        return self.folder / "draft_norm.npy"
-
-    @property
-    def input_path(self) -> Path:
-        return self.folder / "output_input"
-
     def finish_layer(self, layer: int, write: Callable[[IO[bytes]], object], routes: Arrays) -> None:
         """Keep a layer: `write` fills the file of its states; raises OutputError."""
         paths = [self.states_path(layer)]
@@ -199,7 +151,7 @@ class KeptFolder:
     def finish(self, about: Mapping[str, Any], paths: Iterable[Path]) -> None:
         """Say that everything is there; `paths` are the files besides those of layers."""
         self.about = plain(about)
-        self._write_about(self.about)
+        _KIND.write_about(self.folder, self.about)
         self._record.add(_WHOLE, [*(path.name for path in paths), _KIND.about])
 
     def _first_damaged(self) -> Path | None:
@@ -220,7 +172,7 @@ class KeptFolder:
 
 @dataclass(frozen=True)
 class StatesKeeper:
-    """A Keeper that writes to a folder.
+    """Keeps in a folder what later runs need of a base.
 
     about  what decides the states, as JSON data
     """
@@ -245,14 +197,14 @@ class StatesKeeper:
             file.write(to_bytes(rows if end is None else end(rows)))
 
     def keep_head(self, base: ForwardPass) -> None:
-        load, end, folder, network = base.load, base.output_norm(), self.folder, base.source.network
-        write_whole_of(folder.matrix_path, lambda file: _write_matrix(file, load, network.output))
+        load, end, folder, network = base.load, base.output_norm(), self.folder.folder, base.source.network
+        write_whole_of(folder / _MATRIX, lambda file: _write_matrix(file, load, network.output))
         if isinstance(end, RMSNorm):
-            weight, second = to_numpy(end.weight), folder.norm_path
-            folder.input_path.unlink(missing_ok=True)
+            weight, second = to_numpy(end.weight), folder / _NORM
+            (folder / _INPUT).unlink(missing_ok=True)
             write_whole_of(second, lambda file: np.save(file, weight))
         else:
-            second = folder.input_path
+            second = folder / _INPUT
             with torch.inference_mode():
                 write_whole_of(
                     second,
@@ -262,16 +214,16 @@ class StatesKeeper:
                 )
         drafts = self._keep_draft(base) if network.n_mtp else []
         base.source.watch.refuse_changed()
-        folder.finish(self.about, [folder.matrix_path, second, *drafts])
+        self.folder.finish(self.about, [folder / _MATRIX, second, *drafts])
 
     def _keep_draft(self, base: ForwardPass) -> list[Path]:
         """Keep the end of the MTP layer, and return the files."""
-        network, load, folder = base.source.network, base.load, self.folder
+        network, load, folder = base.source.network, base.load, self.folder.folder
         weight, matrix = to_numpy(draft_norm(network, load).weight), base.draft_head().matrix
-        paths = [folder.draft_norm_path]
+        paths = [folder / _DRAFT_NORM]
         write_whole_of(paths[0], lambda file: np.save(file, weight))
         if matrix != network.output:
-            paths.append(folder.draft_matrix_path)
+            paths.append(folder / _DRAFT_MATRIX)
             write_whole_of(paths[1], lambda file: _write_matrix(file, load, matrix))
         return paths
 
@@ -316,7 +268,7 @@ class KeptBase:
 
     def head(self) -> LogitSource:
         states, end = self._before_output()
-        return self._head(states, end, self.folder.matrix_path, states.n_cols)
+        return self._head(states, end, self.folder.folder / _MATRIX, states.n_cols)
 
     def _head(self, states: KeptStates, end: End, path: Path, n_cols: int) -> LogitSource:
         matrix = KeptMatrix(path, (self.vocab_size, n_cols), _DTYPES[self.dtype])
@@ -329,22 +281,22 @@ class KeptBase:
 
     @property
     def has_draft(self) -> bool:
-        return self.folder.draft_norm_path.exists()
+        return (self.folder.folder / _DRAFT_NORM).exists()
 
     def draft_head(self) -> LogitSource:
-        folder = self.folder
-        weight = to_torch(np.load(folder.draft_norm_path), self.device)
-        states = KeptStates(folder.states_path(self.n_layers), self.positions, self.hidden_size)
-        end, own = DraftEnd(RMSNorm(weight, self.norm_eps)), folder.draft_matrix_path
-        return self._head(states, end, own if own.exists() else folder.matrix_path, len(weight))
+        folder = self.folder.folder
+        weight = to_torch(np.load(folder / _DRAFT_NORM), self.device)
+        states = KeptStates(self.folder.states_path(self.n_layers), self.positions, self.hidden_size)
+        end, own = DraftEnd(RMSNorm(weight, self.norm_eps)), folder / _DRAFT_MATRIX
+        return self._head(states, end, own if own.exists() else folder / _MATRIX, len(weight))
 
     def _before_output(self) -> tuple[KeptStates, End]:
         """Return the last states that are kept, and what makes of them what the output matrix multiplies."""
-        path, positions = self.folder.input_path, self.positions
+        path, positions = self.folder.folder / _INPUT, self.positions
         if path.exists():
             n_rows = len(positions.tokens)
             return KeptStates(path, positions, path.stat().st_size // (4 * n_rows)), lambda rows: rows
-        weight = to_torch(np.load(self.folder.norm_path), self.device)
+        weight = to_torch(np.load(self.folder.folder / _NORM), self.device)
         last = KeptStates(self.folder.states_path(self.n_layers - 1), positions, self.hidden_size)
         return last, RMSNorm(weight, self.norm_eps)
 
@@ -375,8 +327,15 @@ def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt
 
 
 def _refusals(folder: Path) -> Refusals:
+    def another(difference: JSONDifference) -> BadRequest:
+        what = difference.where.rpartition(", ")[2]
+        return BadRequest(
+            f"{folder}: has states of another {what} ({str(difference.old)[:60]}, now"
+            f" {str(difference.new)[:60]}); name another folder, or --restart computes the base again"
+        )
+
     return Refusals(
         unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
         taken=lambda: BadRequest(f"{folder}: another run is using these states"),
-        another=lambda difference: BadRequest(f"{folder}: has states of another {difference.where}"),
+        another=another,
     )

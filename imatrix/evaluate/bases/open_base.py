@@ -29,7 +29,7 @@ from imatrix.forward.network import LogitRule
 from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder, run_identity
 from imatrix.forward.workers import threads_for
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.mixture import read_text

@@ -189,15 +189,11 @@ def _word(text: str) -> str:
 
 
 def _coloured(passage: Passage) -> str:
+    heats = (0.9 * min(1.0, max(0.0, token.kld) / _FULL_HEAT) ** 0.5 for token in passage.tokens)
     tokens = "".join(
-        f'<span style="--heat-share: {_heat(token.kld):.2f}"'
+        f'<span style="--heat-share: {heat:.2f}"'
         f' title="KLD {token.kld:.4f}; probability {token.base_p:.2%} by the base, {token.p:.2%} here">'
         f"{visible(token.text)}</span>"
-        for token in passage.tokens
+        for heat, token in zip(heats, passage.tokens, strict=True)
     )
     return f'<p class="passage"><span class="before">{visible(passage.before)}</span>{tokens}</p>'
-
-
-def _heat(kld: float) -> float:
-    """Scale a token's colour, 0 to 0.9."""
-    return 0.9 * min(1.0, max(0.0, kld) / _FULL_HEAT) ** 0.5

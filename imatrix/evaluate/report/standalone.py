@@ -1,14 +1,19 @@
-"""A chart that stands alone, for a README: an SVG that brings its own colours, light and dark."""
+"""Charts that stand alone: files for a README, in colours of their own, light and dark; choices of types."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from convert.card.facts import read_report
-from imatrix.evaluate.report.charts import WIDE, require_matplotlib, size_chart
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.atomic_write import whole_file
+from imatrix.evaluate.report.charts import WIDE, label_numbers, label_sizes, require_matplotlib, size_chart
+from imatrix.evaluate.report.html import DARK, LIGHT
 from imatrix.evaluate.report.points import report_points
-from imatrix.evaluate.report.style import DARK, LIGHT
+from quantize.size.solve import Sized
 
 MARK = "<!-- gguf-tools chart -->"
 """How our charts are told from others."""
@@ -38,3 +43,40 @@ def may_be_written(path: Path) -> bool:
         return not os.path.lexists(path)
     with path.open("rb") as file:
         return file.read(len(MARK.encode())) == MARK.encode()
+
+
+_POINTS = 504, 324
+"""Width and height of the picture, in points."""
+
+
+def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) -> None:
+    """Write an SVG (or what else the path's ending says) of divergence against size, both logarithmic.
+
+    points  (bytes of the file, predicted divergence)
+    raises  BadRequest without matplotlib or for an unknown ending, OutputError when it can't be written
+    """
+    if find_spec("matplotlib") is None:
+        raise BadRequest("--curve needs matplotlib: pip install matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_POINTS[0] / 72, _POINTS[1] / 72), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*points, strict=True), marker="o", label="best predicted")
+    axes.plot(
+        [sized.total_bytes], [sized.chosen.predicted], marker="*", markersize=14,
+        linestyle="", label=sized.mixture.name,
+    )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("size of the file")
+    axes.set_ylabel("predicted divergence, nats a token")
+    label_sizes(axes.xaxis, 0.85 * _POINTS[0])
+    label_numbers(axes.yaxis, 0.85 * _POINTS[1])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    form = path.suffix.removeprefix(".") or "svg"
+    known = figure.canvas.get_supported_filetypes()
+    if form not in known:
+        raise BadRequest(f"{path}: a picture can't be {form!r}, expected one of {', '.join(sorted(known))}")
+    with whole_file(path) as file:
+        figure.savefig(file, format=form)

@@ -26,7 +26,9 @@ def deepseek4_network(config: V4Config) -> Network:
     hidden, eps = config.hidden_size, config.rms_norm_eps
     strands, sizes = _strands(config), _attention_sizes(config)
     feed_forwards = FeedForwards.of(config, 0, None, limit=config.swiglu_limit or None)
-    windows = _rope_of_windows(config)
+    # YaRN stretches the rotation of layers with windows alone, and makes nothing sharper.
+    scaling = config.rope
+    windows = Rope(config.rotated_cols, config.compress_rope_theta, scaling.yarn, slowed=scaling.slowed)
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         name, ratio = f"blk.{number}", config.compress_ratios[number]
@@ -92,9 +94,3 @@ def _indexer_sizes(config: V4Config, keys: CompressorSizes) -> WindowIndexerSize
         n_chosen=config.index_topk,
         q_lora=config.q_lora_rank,
     )
-
-
-def _rope_of_windows(config: V4Config) -> Rope:
-    """Read the rotation in layers with windows. YaRN stretches theirs alone, and makes nothing sharper."""
-    scaling = config.rope
-    return Rope(config.rotated_cols, config.compress_rope_theta, scaling.yarn, slowed=scaling.slowed)

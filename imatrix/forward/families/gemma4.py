@@ -18,8 +18,13 @@ from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.decoder import with_divisors
 from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
 from imatrix.forward.layer import Attention, Layer
-from imatrix.forward.layers.attention.handed import HandedKeyAttention, HandedKeys
-from imatrix.forward.layers.attention.shared_keys import HeadSizes, Projection, load_shared_key_attention
+from imatrix.forward.layers.attention.shared_keys import (
+    HandedKeyAttention,
+    HandedKeys,
+    HeadSizes,
+    Projection,
+    load_shared_key_attention,
+)
 from imatrix.forward.layers.experts import load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from imatrix.forward.layers.gemma4 import (

@@ -37,7 +37,7 @@ from imatrix.forward.logits import Head, Positions, every_position, log_sums, sl
 from imatrix.forward.network import Network
 from imatrix.forward.observe import Arrays, Observer
 from imatrix.forward.run import ForwardPass, LayerStates
-from imatrix.forward.work.work_folder import WorkFolder
+from imatrix.forward.work_folder import WorkFolder
 from imatrix.forward.workers import Workers, give_back
 from imatrix.texts.chunks import Chunks
 
@@ -53,13 +53,11 @@ class DrawnLabels:
     labels   int64 (n_tokens,)
     losses   float64 (n_tokens,): -log p(label)
     squares  float64 (n_tokens,): the square of the norm of the gradient at the logits
-    by_row   float64 (vocab_size,): the sum over all tokens of the square of the gradient at each logit
     """
 
     labels: npt.NDArray[np.int64]
     losses: npt.NDArray[np.float64]
     squares: npt.NDArray[np.float64]
-    by_row: npt.NDArray[np.float64]
 
     def arrays(self) -> Arrays:
         """Return the numbers for the work folder."""
@@ -81,12 +79,7 @@ def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_work
     with Workers(n_workers) as workers:
         drawing.sweep(workers)
         through_norm(head, positions, gradients, drawing.n_behind, workers)
-    return DrawnLabels(
-        to_numpy(drawing.labels),
-        to_numpy(drawing.losses),
-        to_numpy(drawing.squares),
-        to_numpy(drawing.by_row),
-    )
+    return DrawnLabels(to_numpy(drawing.labels), to_numpy(drawing.losses), to_numpy(drawing.squares))
 
 
 def uniform(seed: int, count: int) -> npt.NDArray[np.float64]:
@@ -131,7 +124,7 @@ class _Drawing:
     """The second sweep.
 
     log_sums, numbers  float64 (n_tokens,)
-    labels, losses, squares, by_row  see DrawnLabels
+    labels, losses, squares  see DrawnLabels
     n_behind  columns of what the output matrix multiplies
     """
 
@@ -147,7 +140,6 @@ class _Drawing:
         self.log_sums, self.numbers = log_sums, numbers
         self.labels = torch.full(numbers.shape, -1, device=numbers.device)
         self.losses, self.squares = torch.zeros_like(numbers), torch.zeros_like(numbers)
-        self.by_row = torch.zeros(head.vocab_size, dtype=torch.float64)
         self._sums = torch.zeros_like(numbers)  # of p over the slices so far
         self.n_behind = head.load.tensor(head.matrix).shape[-1]
 
@@ -159,14 +151,14 @@ class _Drawing:
         for first, stop in slices(self.head.vocab_size):
             weight = self.head.read(first, stop)
 
-            def take_chunk(chunk: int, first: int = first, weight: torch.Tensor = weight) -> torch.Tensor:
-                return self._take_slice(chunk, first, weight)
+            def take_chunk(chunk: int, first: int = first, weight: torch.Tensor = weight) -> None:
+                self._take_slice(chunk, first, weight)
 
-            for by_row in workers.each(take_chunk, range(self.positions.n_chunks)):
-                self.by_row[first:stop] += by_row
+            for _ in workers.each(take_chunk, range(self.positions.n_chunks)):
+                pass
 
-    def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> torch.Tensor:
-        """Take in one slice of a chunk; return its part of `by_row`."""
+    def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> None:
+        """Take in one slice of a chunk."""
         rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
         logits = self.head.logits(tokens, weight).double()
         slope = self.head.rule.slope(logits)
@@ -181,16 +173,10 @@ class _Drawing:
         self._sums[rows] = running[:, -1]
         at_logits[here, columns] -= 1
         at_logits *= slope
-        squares = at_logits.square()
-        self.squares[rows] += squares.sum(-1)
+        self.squares[rows] += at_logits.square().sum(-1)
         at_x = to_cpu((at_logits.to(weight.dtype) @ weight).float())
-        at_x = at_x if first == 0 else at_x + self._behind(rows)
+        at_x = at_x if first == 0 else at_x + self.gradients.read(rows.start, rows.stop)[:, : self.n_behind]
         self.gradients.write(rows.start, pad(at_x, (0, self.gradients.n_cols - self.n_behind)))
-        return to_cpu(squares.sum(0))
-
-    def _behind(self, rows: slice) -> torch.Tensor:
-        """Return the gradients at what the output matrix multiplies, float32 (n_rows, n_cols)."""
-        return self.gradients.read(rows.start, rows.stop)[:, : self.n_behind]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.open import ModelSource
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.run import ForwardPass, forward_pass
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder, WorkParts
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder, paths_of_parts
 from imatrix.forward.workers import give_back
 from imatrix.texts.tokens import Text
 
@@ -57,7 +57,7 @@ def work_folders(
     """
     with ExitStack() as opened:
         opened.enter_context(in_use(work_path(output)))
-        there, *back = WorkParts(output, ("forward", "backward", "draft")).paths
+        there, *back = paths_of_parts(output, "forward", "backward", "draft")
         yield Folders(
             opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True, watch=watch)),
             *(opened.enter_context(WorkFolder(each, about, restart=restart, watch=watch)) for each in back),

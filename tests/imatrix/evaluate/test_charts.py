@@ -33,8 +33,8 @@ from imatrix.evaluate.report.charts import (
     tokens_chart,
 )
 from imatrix.evaluate.report.class_charts import ClassRows, Mark, class_chart, floor_text
+from imatrix.evaluate.report.html import DARK, LIGHT
 from imatrix.evaluate.report.points import Point
-from imatrix.evaluate.report.style import DARK, LIGHT
 from imatrix.evaluate.report.svg import SERIES
 from tests.imatrix.evaluate.token_values import token_values
 

@@ -24,7 +24,7 @@ from imatrix.forward.observe import Accumulator  # noqa: E402
 from imatrix.forward.open import open_model  # noqa: E402
 from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.forward.run import forward_pass  # noqa: E402
-from imatrix.forward.work.work_folder import WorkFolder  # noqa: E402
+from imatrix.forward.work_folder import WorkFolder  # noqa: E402
 from imatrix.texts.tokens import Text  # noqa: E402
 
 MODEL = Path(__file__).parents[3] / "examples" / "tiny-deepseek-v3"

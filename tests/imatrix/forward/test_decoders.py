@@ -83,8 +83,8 @@ def test_queries_in_blocks_see_the_same(name: str, tmp_path: Path, monkeypatch: 
     decoder_model(name, tmp_path / name)
     with open_model(tmp_path / name) as model:
         expected, _ = run_all_layers(model, CHUNKS)
-        monkeypatch.setattr(gqa, "_QUERY_BLOCK", 7)
-        monkeypatch.setattr(gqa, "_SCORES_BYTES", 1)
+        monkeypatch.setattr(gqa, "QUERY_BLOCK", 7)
+        monkeypatch.setattr(gqa, "SCORES_BYTES", 1)
         logits, _ = run_all_layers(model, CHUNKS)
     assert relative_error(logits, expected) < 1e-6
 

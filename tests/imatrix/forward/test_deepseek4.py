@@ -98,8 +98,8 @@ def test_chunks_shorter_than_a_window(folder: Path) -> None:
 def test_queries_in_blocks_see_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = logits_of(folder)
     for module in (compressed, compressor):
-        monkeypatch.setattr(module, "_QUERY_BLOCK", 50)
-    monkeypatch.setattr(compressed, "_SCORES_BYTES", 1)
+        monkeypatch.setattr(module, "QUERY_BLOCK", 50)
+    monkeypatch.setattr(compressed, "SCORES_BYTES", 1)
     assert relative_error(logits_of(folder), expected) < 1e-6
 
 

@@ -236,7 +236,7 @@ def test_queries_in_blocks_have_the_same_gradients(tmp_path: Path, monkeypatch: 
     with open_model(folder) as model:
         whole, blocks = WeightGradients(), WeightGradients()
         expected = differentiate(model, whole)
-        monkeypatch.setattr(mla, "_QUERY_BLOCK", 20)
+        monkeypatch.setattr(mla, "QUERY_BLOCK", 20)
         assert relative_error(differentiate(model, blocks), expected) < 1e-5
     for name in whole.blocks:
         assert relative_error(blocks.of(name), whole.of(name)) < 1e-5, name

@@ -155,8 +155,8 @@ def test_long_chunks_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
     with open_model(folder) as model:
         expected, expected_seen = run_all_layers(model, CHUNKS)
-        monkeypatch.setattr(mla, "_QUERY_BLOCK", 20)
-        monkeypatch.setattr(mla, "_SCORES_BYTES", 4 * 20 * 48 * 3)  # three of four heads
+        monkeypatch.setattr(mla, "QUERY_BLOCK", 20)
+        monkeypatch.setattr(mla, "SCORES_BYTES", 4 * 20 * 48 * 3)  # three of four heads
         logits, seen = run_all_layers(model, CHUNKS)
     assert relative_error(logits, expected) < 1e-6
     for name, sums in expected_seen.items():

@@ -28,7 +28,7 @@ pytest.importorskip("transformers")
 from imatrix.forward.mtp import draft_head  # noqa: E402
 from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.forward.run import forward_pass  # noqa: E402
-from imatrix.forward.work.work_folder import WorkFolder  # noqa: E402
+from imatrix.forward.work_folder import WorkFolder  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 
 N_TOKENS = 48

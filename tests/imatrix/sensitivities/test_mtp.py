@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 import imatrix.forward.open  # noqa: E402
 from imatrix.calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
-from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work_folder import EMBEDDING  # noqa: E402
 from imatrix.sensitivities import run  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 

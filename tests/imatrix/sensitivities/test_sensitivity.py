@@ -28,7 +28,7 @@ from tests.support.decoder_models import decoder_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work_folder import EMBEDDING  # noqa: E402
 from imatrix.sensitivities import run  # noqa: E402
 from imatrix.sensitivities.type_errors import spread  # noqa: E402
 from imatrix.texts.mixture import mixture_sha256  # noqa: E402

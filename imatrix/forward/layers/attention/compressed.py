@@ -33,18 +33,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import linear
 
+from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
 from imatrix.forward.layers.attention.indexer import hadamard
 from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm, unit_rows
 from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.observe import Observer, Silent, watch
-
-_QUERY_BLOCK = 256
-"""Number of queries in a block."""
-
-_SCORES_BYTES = 4 << 20
-"""Size of a block's scores in float32; see imatrix.forward.layers.attention.mla."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +171,14 @@ class CompressedAttention:
         unseen   see WindowIndexer
         """
         n_tokens, n_heads = query.shape[:2]
-        n_query = min(n_tokens, _QUERY_BLOCK)
+        n_query = min(n_tokens, QUERY_BLOCK)
         blocks = []
         for start in range(0, n_tokens, n_query):
             stop = min(n_tokens, start + n_query)
             first = max(0, start - self.sizes.window + 1)
-            keys, hidden = key[first:stop], self._hidden(start, stop, first, key.device)
+            queries, positions = (torch.arange(begin, stop, device=key.device) for begin in (start, first))
+            distances = queries[:, None] - positions
+            keys, hidden = key[first:stop], (distances < 0) | (distances >= self.sizes.window)
             if windows is not None and self.compress is not None:
                 ratio = self.compress.sizes.ratio
                 counting = windows[: stop // ratio]
@@ -190,19 +187,13 @@ class CompressedAttention:
                 if unseen is not None:
                     early |= unseen[start:stop, : len(counting)]
                 hidden = torch.cat((hidden, early), 1)
-            step = max(1, _SCORES_BYTES // (4 * n_query * len(keys)))
+            step = max(1, SCORES_BYTES // (4 * n_query * len(keys)))
             some = [
                 self._block(query[start:stop, head : head + step], keys, hidden, head)
                 for head in range(0, n_heads, step)
             ]
             blocks.append(torch.cat(some, 1))
         return torch.cat(blocks)
-
-    def _hidden(self, start: int, stop: int, first: int, device: torch.device) -> torch.Tensor:
-        """Mark the positions from `first` on that queries don't see, bool (stop - start, stop - first)."""
-        queries, keys = (torch.arange(begin, stop, device=device) for begin in (start, first))
-        distances = queries[:, None] - keys
-        return (distances < 0) | (distances >= self.sizes.window)
 
     def _block(
         self, query: torch.Tensor, keys: torch.Tensor, hidden: torch.Tensor, head: int
@@ -382,8 +373,8 @@ class WindowIndexer:
             keys, queries = round_f16(_turned(keys, self.turn)), _turned(queries, self.turn)
         shares = linear(x.float(), self.shares)
         unseen = torch.ones((n_tokens, n_windows), dtype=torch.bool, device=x.device)
-        for start in range(0, n_tokens, _QUERY_BLOCK):
-            stop = min(n_tokens, start + _QUERY_BLOCK)
+        for start in range(0, n_tokens, QUERY_BLOCK):
+            stop = min(n_tokens, start + QUERY_BLOCK)
             scores = torch.zeros((stop - start, n_windows), device=x.device)
             for head in range(self.sizes.n_heads):
                 product = torch.relu(queries[start:stop, head] @ keys.T)

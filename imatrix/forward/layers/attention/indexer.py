@@ -21,15 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import layer_norm, linear
 
+from imatrix.forward.layers.attention import QUERY_BLOCK
 from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.rope import Rotation
 
 _KEY_NORM_EPS = 1e-6
 """Epsilon of the keys' layer norm, whatever rms_norm_eps is."""
-
-_QUERY_BLOCK = 256
-"""Number of queries that are scored at a time."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,8 @@ class Indexer:
         shares = linear(x.float(), self.shares)
         # A token that has fewer positions to choose from than others attends to the first one in any case.
         choice = torch.zeros((n_tokens, sizes.n_chosen), dtype=torch.int64, device=x.device)
-        for start in range(0, n_tokens, _QUERY_BLOCK):
-            stop = min(n_tokens, start + _QUERY_BLOCK)
+        for start in range(0, n_tokens, QUERY_BLOCK):
+            stop = min(n_tokens, start + QUERY_BLOCK)
             scores = torch.full((stop - start, stop), float("-inf"), device=x.device).triu_(start + 1)
             for head in range(sizes.n_heads):
                 product = torch.relu(query[start:stop, head] @ key[:stop].T)

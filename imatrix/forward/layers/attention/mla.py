@@ -27,19 +27,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import linear
 
+from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
 from imatrix.forward.layers.attention.indexer import Indexer, all_but
 from imatrix.forward.layers.llama_rounding import AttentionRounding, round_f16, without_rounding
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.observe import Observer, ObservesGradients, watch, watch_gradient
-
-_QUERY_BLOCK = 256
-"""Number of queries in a block."""
-
-_SCORES_BYTES = 4 << 20
-"""Size of a block's scores in float32. With 16 MB attention took twice as long: in every block, memory was
-given back to the system and asked for again."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +175,8 @@ class LatentAttention:
         """Return the values that the queries of all heads attend to, (n_tokens, n_heads * value)."""
         n_tokens, n_heads = query.shape[:2]
         values = latent.new_empty((n_tokens, n_heads, self.model.value))
-        n_query = min(n_tokens, _QUERY_BLOCK)
-        step = max(1, _SCORES_BYTES // (4 * n_query * n_tokens))
+        n_query = min(n_tokens, QUERY_BLOCK)
+        step = max(1, SCORES_BYTES // (4 * n_query * n_tokens))
         for head in range(0, n_heads, step):
             heads = slice(head, min(n_heads, head + step))
             keys = linear(latent, self.keys[heads].flatten(0, 1)).unflatten(-1, (-1, self.model.nope))
@@ -216,8 +210,8 @@ class LatentAttention:
         if self.rounding is not None:
             keys, values = round_f16(keys), round_f16(values)
         blocks = []
-        for start in range(0, n_tokens, _QUERY_BLOCK):
-            stop = min(n_tokens, start + _QUERY_BLOCK)
+        for start in range(0, n_tokens, QUERY_BLOCK):
+            stop = min(n_tokens, start + QUERY_BLOCK)
             later = _hidden_from(latent, start, stop, unseen)
             block = self._sharpened(query[start:stop], start).transpose(0, 1)
             scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.model.scale)

@@ -4,6 +4,8 @@ Queries and keys may be normed before they are rotated, per head or all heads to
 last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no value. It
 may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of its query.
 
+A layer may hand its keys and values on, beside the hidden states, and later ones attend to these.
+
 Queries go in blocks, which only see the keys up to their own end.
 """
 
@@ -14,17 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
+from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
 from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import UNNORMED, Norm, RMSNorm, unit_rows
 from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.observe import Observer, watch
-
-_QUERY_BLOCK = 256
-"""Number of queries in a block."""
-
-_SCORES_BYTES = 4 << 20
-"""Size of a block's scores in float32; see imatrix.forward.layers.attention.mla."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +185,8 @@ class SharedKeyAttention:
         """
         n_tokens, sizes = len(query), self.sizes
         group = sizes.n_heads // sizes.n_kv_heads
-        n_query = min(n_tokens, _QUERY_BLOCK)
-        step = max(1, _SCORES_BYTES // (4 * n_query * n_tokens * group))
+        n_query = min(n_tokens, QUERY_BLOCK)
+        step = max(1, SCORES_BYTES // (4 * n_query * n_tokens * group))
         query = query.unflatten(1, (sizes.n_kv_heads, group))
         blocks = []
         for start in range(0, n_tokens, n_query):
@@ -297,3 +294,60 @@ def load_shared_key_attention(
         window=window,
         half_cache=load.half_cache,
     )
+
+
+@dataclass(frozen=True)
+class HandedKeys:
+    """Where keys and values of a kind of layers stand, which a layer makes and later ones attend to.
+
+    first    the first of their columns: those of all heads' keys, then those of values
+    n_heads  of keys
+    n_cols   of a head
+    """
+
+    first: int
+    n_heads: int
+    n_cols: int
+
+    @property
+    def width(self) -> int:
+        """Columns of keys and values together."""
+        return 2 * self.n_heads * self.n_cols
+
+    def read(self, hidden: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, both (n_tokens, n_heads, n_cols)."""
+        both = hidden[:, self.first : self.first + self.width].to(dtype)
+        key, value = both.unflatten(-1, (2, self.n_heads, self.n_cols)).unbind(1)
+        return key, value
+
+
+@dataclass(frozen=True)
+class HandedKeyAttention:
+    """The attention of a layer whose keys are handed on, or are another layer's.
+
+    inner  the attention itself; without a matrix of keys, it attends to what it is handed
+    """
+
+    inner: SharedKeyAttention
+    handed: HandedKeys
+
+    def work(self, n_tokens: int) -> int:
+        return self.inner.work(n_tokens)
+
+    def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Attend within one chunk; return what is added to hidden states, and to what stands beside them.
+
+        hidden  float32 (n_tokens, hidden_size and more)
+        """
+        inner, handed = self.inner, self.handed
+        x = inner.normed(hidden[:, : inner.sizes.hidden], observer)
+        query, own_key, own_value = inner.heads(x, observer)
+        if own_key is None or own_value is None:
+            return inner.attend(query, *handed.read(hidden, x.dtype), observer)
+        key, value = inner.keys_and_values(own_key, own_value)
+        output = inner.attend(query, key, value, observer)
+        change = torch.cat((key.flatten(1), value.flatten(1)), -1).float()
+        n_before = handed.first - output.shape[1]
+        n_behind = hidden.shape[1] - handed.first - handed.width
+        zeros = output.new_zeros(len(output), n_before), output.new_zeros(len(output), n_behind)
+        return torch.cat((output, zeros[0], change, zeros[1]), -1)

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from imatrix.calibrate.refine import pipeline as front  # noqa: E402
-from imatrix.calibrate.refine import run  # noqa: E402
+from imatrix.calibrate.refine import steps  # noqa: E402
 from imatrix.calibrate.refine.descent import Descent, RefinedTensor, RowGradients  # noqa: E402
 from imatrix.calibrate.refine.gradients import Batch, Original, Student  # noqa: E402
 from imatrix.calibrate.refine.scales import row_scales  # noqa: E402
@@ -175,7 +175,7 @@ def test_a_refined_file_diverges_less_and_keeps_its_codes(made: Path, tmp_path: 
 def test_an_interrupted_run_makes_the_same_file(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(steps, "_SAVE_SECONDS", 0.0)
     inputs = made / "file.gguf", made / "base.gguf", made / "text.txt"
     choices = {"chunk_size": 64, "n_chunks": 24, "steps": 5, "forward": FORWARD}
     refine(*inputs, tmp_path / "whole.gguf", **choices)

@@ -23,7 +23,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from imatrix.calibrate.statistics.gradients import GradientOptions, collect_gradients  # noqa: E402
-from imatrix.forward.work.work_folder import EMBEDDING  # noqa: E402
+from imatrix.forward.work_folder import EMBEDDING  # noqa: E402
+from tests.imatrix.calibrate.run.whole_model import whole_covariance  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 
 
@@ -59,7 +60,7 @@ def test_gradients_are_those_of_the_drafts_loss(tmp_path: Path) -> None:
         rows = gradient.reshape(CHUNKS.size, -1).double().numpy()
         sizes = np.linalg.norm(rows, axis=1, keepdims=True)
         expected = rows.T @ (rows / np.maximum(sizes, 1e-30)) * sizes.mean()
-        mine = layer.covariance(f"blk.3.{name}.weight")
+        mine = whole_covariance(layer, f"blk.3.{name}.weight")
         assert mine is not None
         assert np.linalg.norm(mine - expected) < 1e-4 * np.linalg.norm(expected), name
     assert gradients.keys() == matrices.keys()

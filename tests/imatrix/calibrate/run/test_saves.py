@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from imatrix.calibrate.run import context
 from imatrix.calibrate.run.context import StateSaver
-from imatrix.forward.work.work_folder import EMBEDDING, WorkFolder
+from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 
 
 @dataclass

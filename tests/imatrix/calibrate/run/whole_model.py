@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from imatrix.calibrate.statistics.gradients import LayerGradients
 from tests.support.checkpoints import load_transformers
+
+
+def names_of(layer: LayerGradients) -> list[str]:
+    """Return the tensors that have covariances."""
+    return [key.removeprefix("rows:") for key in layer.arrays if key.startswith("rows:")]
+
+
+def whole_covariance(layer: LayerGradients, name: str, index: int | None = None) -> np.ndarray | None:
+    """Return the covariance of `blocks` as one matrix, zero between the blocks; None where there is none."""
+    blocks = layer.blocks(name, index)
+    if not blocks:
+        return None
+    whole = np.zeros((blocks[-1].stop, blocks[-1].stop))
+    for block in blocks:
+        whole[block.start : block.stop, block.start : block.stop] = block.covariance
+    return whole
 
 
 class WholeModel:

@@ -18,21 +18,27 @@ those with names of ours are replaced and removed; others stay, and then the fol
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from gguf_tools.errors import OutputError
 from gguf_tools.files.inputs import InputWatch
-from gguf_tools.files.owned_folder import RECORD, Entry, FileRecord, files_of, remove_files, write_whole_of
-from gguf_tools.files.run_lock import LOCK, lock_run, refusals_of
+from gguf_tools.files.owned_folder import (
+    RECORD,
+    ClaimedFolder,
+    Entry,
+    files_of,
+    remove_files,
+    write_whole_of,
+)
+from gguf_tools.files.run_lock import refusals_of
 from gguf_tools.files.work_names import OF_LAYERS, WORK, work_path
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import counted
 from imatrix.forward.options import ForwardOptions
-from imatrix.forward.work.stored_arrays import load_arrays, save_arrays
 from imatrix.texts.chunks import Chunks
 
 if TYPE_CHECKING:
@@ -66,7 +72,7 @@ _NOTHING = EMBEDDING - 1
 """Number of what comes before: the run has begun."""
 
 
-class WorkFolder:
+class WorkFolder(ClaimedFolder):
     """An open work folder; no other run can open it until it is closed.
 
     about     what decides the run's numbers, as JSON data
@@ -90,44 +96,26 @@ class WorkFolder:
     ) -> None:
         if output.is_dir():
             raise OutputError(f"{output}: is a folder, expected a file to write")
-        self.folder = work_path(output)
         self._keep_all, self._may_skip, self._watch = keep_all, may_skip, watch
-        try:
-            self.folder.mkdir(parents=False, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{self.folder}: can't be written ({error.strerror})") from error
-        WORK.refuse_foreign(self.folder)
-        about = {**WORK.mark, "version": VERSION, **about}
-        self._run_lock = lock_run(self.folder / LOCK, about, refusals_of(self.folder))
-        try:
-            self._begin(restart)
-        except BaseException:
-            self._run_lock.close()
-            raise
+        folder, about = work_path(output), {**WORK.mark, "version": VERSION, **about}
+        super().__init__(folder, WORK, about, refusals_of(folder), restart=restart)
 
-    def _begin(self, restart: bool) -> None:
-        if restart:
-            remove_files(self.folder, WORK.names, but=LOCK)
-        self._record = FileRecord(self.folder, WORK.kind)
-        try:
-            about, begun = WORK.read_about(self.folder), _by_layer(self._record.entries).get(_NOTHING)
-            if begun is not None and self._damaged(begun, latest=False):
-                about = None
-            if about is not None:
-                self._run_lock.refuse_another(about)
-            if about is None or begun is None:
-                self.done, damaged = _NOTHING, [WORK.about if about is None else RECORD]
-            else:
-                self.done, damaged = self._last_whole()
-                damaged = [RECORD] if self._record.is_torn else damaged
-            has_layers = any(OF_LAYERS.fullmatch(path.name) for path in files_of(self.folder))
-            if damaged and has_layers:
-                self._say(damaged[0])
-            if self.done == _NOTHING and (has_layers or about is None or begun is None):
-                self._forget_layers()
-        except BaseException:
-            self._record.close()
-            raise
+    def _begin(self) -> None:
+        about, begun = WORK.read_about(self.folder), _by_layer(self._record.entries).get(_NOTHING)
+        if begun is not None and self._damaged(begun, latest=False):
+            about = None
+        if about is not None:
+            self._run_lock.refuse_another(about)
+        if about is None or begun is None:
+            self.done, damaged = _NOTHING, [WORK.about if about is None else RECORD]
+        else:
+            self.done, damaged = self._last_whole()
+            damaged = [RECORD] if self._record.is_torn else damaged
+        has_layers = any(OF_LAYERS.fullmatch(path.name) for path in files_of(self.folder))
+        if damaged and has_layers:
+            self._say(damaged[0])
+        if self.done == _NOTHING and (has_layers or about is None or begun is None):
+            self._forget_layers()
 
     def __enter__(self) -> Self:
         return self
@@ -137,8 +125,7 @@ class WorkFolder:
             note = f"{counted(self.done + 1, 'layer')} done and kept: the same command resumes from there"
             if not getattr(error, "__notes__", []):  # those of another pass, which came later
                 error.add_note(note)
-        self._record.close()
-        self._run_lock.close()
+        self.close()
 
     def hidden_path(self, layer: int) -> Path:
         """The file of the hidden states after `layer`."""
@@ -178,15 +165,15 @@ class WorkFolder:
             return {}
         return load_arrays(path)
 
-    def start_over(self, why: str) -> None:
-        """Have all layers computed again, and say so; `why` begins the line."""
-        say_aside(f"{why}; computing all layers again")
+    def start_over(self, why: str | None) -> None:
+        """Have all layers computed again; `why` begins a line that says so, None: there is none."""
+        if why is not None:
+            say_aside(f"{why}; computing all layers again")
         self._forget_layers()
 
     def _forget_layers(self) -> None:
         remove_files(self.folder, OF_LAYERS)
-        about = json.dumps(self._run_lock.about, indent=1).encode()
-        write_whole_of(self.folder / WORK.about, lambda file: file.write(about))
+        WORK.write_about(self.folder, self._run_lock.about)
         self._record.forget()
         self._record.add({"layer": _NOTHING, "latest": []}, [WORK.about])
         self.done = _NOTHING
@@ -238,14 +225,23 @@ def _by_layer(entries: Iterable[Entry]) -> dict[int, Entry]:
     return layers
 
 
-@dataclass(frozen=True)
-class WorkParts:
-    """The work folders of a run that has several: all are in OUT.work, each under the name of its part."""
+def paths_of_parts(output: Path, *names: str) -> tuple[Path, ...]:
+    """Return the paths with which to open the work folders of a run that has several, all in OUT.work."""
+    return tuple(work_path(output) / name for name in names)
 
-    output: Path
-    names: tuple[str, ...]
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Path with which to open the work folder, for each part."""
-        return tuple(work_path(self.output) / name for name in self.names)
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays to a file, and bring it to the disk; raises OutputError."""
+    write_whole_of(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Return the arrays of a file that was whole when the run began.
+
+    raises  OutputError for a file that another program has changed meanwhile
+    """
+    try:
+        with np.load(path) as stored:
+            return dict(stored)
+    except Exception as error:  # numpy and zipfile raise all sorts
+        raise OutputError(f"{path}: can't be read ({error}); was it changed meanwhile?") from error

@@ -1,1 +1,0 @@
-"""Folders in which long runs keep finished layers, and whose they are."""
