@@ -173,7 +173,7 @@ class KernelCache(FunctionCache):
         self.enable()
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        """Return what tells a kernel's machine codes apart; what it closes over follows from the sources."""
+        """Return signature and machine of a kernel's code; what it closes over follows from the sources."""
         return sig, codegen.magic_tuple()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
