@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_tools.format.ggml_types import Q1_0, Q2_0, TQ1_0, TQ2_0
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.base import Bytes, Floats32, block_format
+from quantize.formats.block_kernels import plain_kernel
 from quantize.simd.floats import HALF, INFINITY, ONE, ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
-from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
+from quantize.simd.lane_memory import FloatTile, IntTile, int_tile, load, store, tail
 from quantize.simd.lanes import (
     LANES,
     Floats,
@@ -23,14 +24,12 @@ from quantize.simd.lanes import (
     to_float,
 )
 from quantize.simd.packing import pack, prepend_half
-from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 _TERNARY_ELEMS = 256
 
 # ---- TQ2_0
 
 _TQ2_0_BYTES = TQ2_0.block_bytes
-_TQ2_0_WORDS = padded_words(_TQ2_0_BYTES)
 
 
 @kernel
@@ -73,23 +72,16 @@ def _ternary_codes(x: FloatTile, codes: IntTile) -> Ints:
     return to_half_bits(d)
 
 
-@kernel
-def _quantize_tq2_0(source: Rows, out: Bytes) -> int:
-    x = float_tile(_TERNARY_ELEMS)
-    codes, words = int_tile(_TERNARY_ELEMS), int_tile(_TQ2_0_WORDS)
-    for first in range(0, out.size // _TQ2_0_BYTES, LANES):
-        if not load_blocks(source, first, _TERNARY_ELEMS, x):
-            return first_not_finite(x, _TERNARY_ELEMS, first, out.size // _TQ2_0_BYTES)
-        words[16] = _ternary_codes(x, codes)
-        pack(codes, 0, 2, 32, 64, words)
-        store_blocks(words, out, first, _TQ2_0_BYTES)
-    return -1
+@plain_kernel(TQ2_0)
+def _quantize_tq2_0(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(_TERNARY_ELEMS)
+    words[16] = _ternary_codes(x, codes)
+    pack(codes, 0, 2, 32, 64, words)
 
 
 # ---- TQ1_0
 
 _TQ1_0_BYTES = TQ1_0.block_bytes
-_TQ1_0_WORDS = padded_words(_TQ1_0_BYTES)
 _DIGITS = 5
 
 
@@ -137,19 +129,13 @@ def _weight(packed: Ints) -> Floats:
     return to_float((packed * 3 >> 8) - 1)
 
 
-@kernel
-def _quantize_tq1_0(source: Rows, out: Bytes) -> int:
-    x = float_tile(_TERNARY_ELEMS)
-    codes, words = int_tile(_TERNARY_ELEMS), int_tile(_TQ1_0_WORDS)
-    for first in range(0, out.size // _TQ1_0_BYTES, LANES):
-        if not load_blocks(source, first, _TERNARY_ELEMS, x):
-            return first_not_finite(x, _TERNARY_ELEMS, first, out.size // _TQ1_0_BYTES)
-        words[13] = _ternary_codes(x, codes)
-        _pack_digits(codes, 5, 32, words)
-        _pack_digits(tail(codes, 160), 5, 16, tail(words, 8))
-        _pack_digits(tail(codes, 240), 4, 4, tail(words, 12))
-        store_blocks(words, out, first, _TQ1_0_BYTES)
-    return -1
+@plain_kernel(TQ1_0)
+def _quantize_tq1_0(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(_TERNARY_ELEMS)
+    words[13] = _ternary_codes(x, codes)
+    _pack_digits(codes, 5, 32, words)
+    _pack_digits(tail(codes, 160), 5, 16, tail(words, 8))
+    _pack_digits(tail(codes, 240), 4, 4, tail(words, 12))
 
 
 @inlinable
@@ -177,7 +163,6 @@ def _round_up(number: Ints) -> Ints:
 
 _Q1_0_ELEMS = 128
 _Q1_0_BYTES = Q1_0.block_bytes
-_Q1_0_WORDS = padded_words(_Q1_0_BYTES)
 _QUIET = 0x00400000
 
 
@@ -206,31 +191,23 @@ def _quiet(value: np.float32) -> np.float32:
     return select(value == value, value, from_bits(bits(value) | _QUIET))
 
 
-@kernel
-def _quantize_q1_0(source: Rows, out: Bytes) -> int:
-    x = float_tile(_Q1_0_ELEMS)
-    words = int_tile(_Q1_0_WORDS)
-    for first in range(0, out.size // _Q1_0_BYTES, LANES):
-        if not load_blocks(source, first, _Q1_0_ELEMS, x):
-            return first_not_finite(x, _Q1_0_ELEMS, first, out.size // _Q1_0_BYTES)
-        total = splat(ZERO)
-        for i in range(_Q1_0_ELEMS):
-            total += absolute(x[i])
-        for k in range(4):
-            word = splat(0)
-            for i in range(32):
-                word |= select(x[32 * k + i] >= ZERO, splat(1), 0) << i
-            words[k] = word
-        prepend_half(to_half_bits(total / np.float32(_Q1_0_ELEMS)), words, 4)
-        store_blocks(words, out, first, _Q1_0_BYTES)
-    return -1
+@plain_kernel(Q1_0)
+def _quantize_q1_0(x: FloatTile, words: IntTile) -> None:
+    total = splat(ZERO)
+    for i in range(_Q1_0_ELEMS):
+        total += absolute(x[i])
+    for k in range(4):
+        word = splat(0)
+        for i in range(32):
+            word |= select(x[32 * k + i] >= ZERO, splat(1), 0) << i
+        words[k] = word
+    prepend_half(to_half_bits(total / np.float32(_Q1_0_ELEMS)), words, 4)
 
 
 # ---- Q2_0
 
 _Q2_0_ELEMS = 64
 _Q2_0_BYTES = Q2_0.block_bytes
-_Q2_0_WORDS = padded_words(_Q2_0_BYTES)
 
 
 @kernel
@@ -255,31 +232,24 @@ def _decode_q2_0(data: Bytes, out: Floats32) -> None:
             store(out, k * _Q2_0_ELEMS + i * LANES, d * to_float((splat(word) >> shift & 3) - 1))
 
 
-@kernel
-def _quantize_q2_0(source: Rows, out: Bytes) -> int:
-    x = float_tile(_Q2_0_ELEMS)
-    words = int_tile(_Q2_0_WORDS)
-    for first in range(0, out.size // _Q2_0_BYTES, LANES):
-        if not load_blocks(source, first, _Q2_0_ELEMS, x):
-            return first_not_finite(x, _Q2_0_ELEMS, first, out.size // _Q2_0_BYTES)
-        d = splat(ZERO)
-        for i in range(_Q2_0_ELEMS):
-            d = maximum(absolute(x[i]), d)
-        inverse = ONE / d
-        # where 1 / d overflows, the reference converts infinities and NaN to integers and gets code 0
-        infinite = (inverse == INFINITY) & (d > ZERO)
-        inverse = select(inverse == INFINITY, ZERO, inverse)
-        middle = select(infinite, splat(0), 1)
-        for k in range(4):
-            word = splat(0)
-            for i in range(16):
-                scaled = x[16 * k + i] * inverse
-                code = select(scaled >= HALF, splat(2), middle)
-                word |= select(scaled <= -HALF, 0, code) << 2 * i
-            words[k] = word
-        prepend_half(to_half_bits(d), words, 4)
-        store_blocks(words, out, first, _Q2_0_BYTES)
-    return -1
+@plain_kernel(Q2_0)
+def _quantize_q2_0(x: FloatTile, words: IntTile) -> None:
+    d = splat(ZERO)
+    for i in range(_Q2_0_ELEMS):
+        d = maximum(absolute(x[i]), d)
+    inverse = ONE / d
+    # where 1 / d overflows, the reference converts infinities and NaN to integers and gets code 0
+    infinite = (inverse == INFINITY) & (d > ZERO)
+    inverse = select(inverse == INFINITY, ZERO, inverse)
+    middle = select(infinite, splat(0), 1)
+    for k in range(4):
+        word = splat(0)
+        for i in range(16):
+            scaled = x[16 * k + i] * inverse
+            code = select(scaled >= HALF, splat(2), middle)
+            word |= select(scaled <= -HALF, 0, code) << 2 * i
+        words[k] = word
+    prepend_half(to_half_bits(d), words, 4)
 
 
 FORMATS = (

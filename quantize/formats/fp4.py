@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import MXFP4, NVFP4
 from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.block_kernels import plain_kernel
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.simd.floats import HALF, INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
@@ -190,7 +191,6 @@ def _quantize_mxfp4(source: Rows, steps_below: npt.NDArray[np.int32], out: Bytes
 _NVFP4_ELEMS = 64
 _NVFP4_SUB_ELEMS = 16
 _NVFP4_BYTES = NVFP4.block_bytes
-_NVFP4_WORDS = padded_words(_NVFP4_BYTES)
 _LARGEST_VALUE = np.float32(6)
 _NVFP4_LEAST_NORMAL = np.float32(2.0**-6)
 _SUBNORMALS = np.float32(2.0**9)  # of them make 1
@@ -260,30 +260,24 @@ def _scale_byte_nvfp4(scale: Floats) -> Ints:
     return select(scale < _NVFP4_LEAST_NORMAL, subnormal, normal)
 
 
-@kernel
-def _quantize_nvfp4(source: Rows, out: Bytes) -> int:
-    x = float_tile(_NVFP4_ELEMS)
-    codes, words = int_tile(_NVFP4_ELEMS), int_tile(_NVFP4_WORDS)
-    for first in range(0, out.size // _NVFP4_BYTES, LANES):
-        if not load_blocks(source, first, _NVFP4_ELEMS, x):
-            return first_not_finite(x, _NVFP4_ELEMS, first, out.size // _NVFP4_BYTES)
-        scales = splat(0)
-        for j in range(4):
-            start = j * _NVFP4_SUB_ELEMS
-            largest = splat(ZERO)
-            for i in range(start, start + _NVFP4_SUB_ELEMS):
-                largest = maximum(absolute(x[i]), largest)
-            scale = _scale_byte_nvfp4(largest / _LARGEST_VALUE)
-            scales |= scale << 8 * j
-            d = _half_scale_nvfp4(scale)
-            if all_lanes((largest <= _NEAR * d) | (d == ZERO)):
-                nearest_codes(x, start, _NVFP4_SUB_ELEMS, select(d == ZERO, INFINITY, d), codes)
-            else:
-                first_best_codes(x, start, _NVFP4_SUB_ELEMS, d, codes)
-        words[0] = scales
-        pack(codes, 0, 4, 8, 32, tail(words, 1))
-        store_blocks(words, out, first, _NVFP4_BYTES)
-    return -1
+@plain_kernel(NVFP4)
+def _quantize_nvfp4(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(_NVFP4_ELEMS)
+    scales = splat(0)
+    for j in range(4):
+        start = j * _NVFP4_SUB_ELEMS
+        largest = splat(ZERO)
+        for i in range(start, start + _NVFP4_SUB_ELEMS):
+            largest = maximum(absolute(x[i]), largest)
+        scale = _scale_byte_nvfp4(largest / _LARGEST_VALUE)
+        scales |= scale << 8 * j
+        d = _half_scale_nvfp4(scale)
+        if all_lanes((largest <= _NEAR * d) | (d == ZERO)):
+            nearest_codes(x, start, _NVFP4_SUB_ELEMS, select(d == ZERO, INFINITY, d), codes)
+        else:
+            first_best_codes(x, start, _NVFP4_SUB_ELEMS, d, codes)
+    words[0] = scales
+    pack(codes, 0, 4, 8, 32, tail(words, 1))
 
 
 FORMATS = (

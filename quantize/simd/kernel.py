@@ -223,3 +223,17 @@ def kernel(function: Function) -> Function:
     dispatcher._cache = kernel_cache(function, stamp)
     compiled: Function = dispatcher
     return compiled
+
+
+def kernel_of(part: Callable[..., Any], function: Function) -> Function:
+    """Return `function`, which a decorator has made around `part`, as a kernel of the module of `part`.
+
+    It bears the name of `part`, is kept beside it, and is stale when the closure of its module changes.
+    """
+    where = part.__code__
+    function.__code__ = function.__code__.replace(
+        co_filename=where.co_filename, co_firstlineno=where.co_firstlineno
+    )
+    function.__module__, function.__name__ = part.__module__, part.__name__
+    function.__qualname__ = part.__name__
+    return kernel(function)

@@ -172,6 +172,10 @@ class KernelCache(FunctionCache):
         self._cache_file = _SealedFiles(places, stamp, function.__code__.co_filename)
         self.enable()
 
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """Return signature and machine of a kernel's code; what it closes over follows from the sources."""
+        return sig, codegen.magic_tuple()
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
         return self._load_overload(sig, target_context)

@@ -18,15 +18,12 @@ import numpy as np
 
 from gguf_tools.format.ggml_types import Q4_0, Q4_1, GGMLType
 from quantize.formats.base import Bytes, Rows, encode_blocks
+from quantize.formats.block_kernels import plain_kernel
 from quantize.formats.blocks_of_32.q4_q5 import (
-    Q4_0_BYTES,
     Q4_0_HALF,
-    Q4_0_WORDS,
-    Q4_1_BYTES,
     Q4_1_TOP,
-    Q4_1_WORDS,
-    store_q4_0,
-    store_q4_1,
+    pack_q4_0,
+    pack_q4_1,
 )
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.simd.floats import (
@@ -38,10 +35,9 @@ from quantize.simd.floats import (
     nearest_int,
     to_half_bits,
 )
-from quantize.simd.kernel import inlinable, kernel
-from quantize.simd.lane_memory import FloatTile, float_tile, int_tile
-from quantize.simd.lanes import LANES, Floats, absolute, any_lane, maximum, minimum, select, splat
-from quantize.simd.tiles import first_not_finite, load_blocks
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, int_tile
+from quantize.simd.lanes import Floats, absolute, any_lane, maximum, minimum, select, splat
 
 
 def encode_on_grid(rows: Rows, type_: GGMLType) -> Bytes:
@@ -54,19 +50,14 @@ def encode_on_grid(rows: Rows, type_: GGMLType) -> Bytes:
     return encode_blocks(rows, None, type_, ON_GRID[type_])
 
 
-@kernel
-def _quantize_q4_0(source: Rows, out: Bytes) -> int:
-    x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(Q4_0_WORDS)
-    for first in range(0, out.size // Q4_0_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // Q4_0_BYTES)
-        d = _scale(x)
-        inverse = _inverse(d)
-        for i in range(ELEMS):
-            codes[i] = nearest_int(nearest_float(x[i] * inverse, -Q4_0_HALF, Q4_0_HALF - 1)) + Q4_0_HALF
-        store_q4_0(d, codes, words, out, first)
-    return -1
+@plain_kernel(Q4_0)
+def _quantize_q4_0(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    d = _scale(x)
+    inverse = _inverse(d)
+    for i in range(ELEMS):
+        codes[i] = nearest_int(nearest_float(x[i] * inverse, -Q4_0_HALF, Q4_0_HALF - 1)) + Q4_0_HALF
+    pack_q4_0(d, codes, words)
 
 
 @inlinable
@@ -106,27 +97,22 @@ def _try(x: FloatTile, d: Floats) -> tuple[Floats, Floats]:
     return cost, select(squares == ZERO, ZERO, products / squares)
 
 
-@kernel
-def _quantize_q4_1(source: Rows, out: Bytes) -> int:
-    x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(Q4_1_WORDS)
-    for first in range(0, out.size // Q4_1_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // Q4_1_BYTES)
-        low, high = x[0], x[0]
-        for i in range(1, ELEMS):
-            low, high = minimum(x[i], low), maximum(x[i], high)
-        m = from_half_bits(to_half_bits(low))
-        d, least = splat(ZERO), splat(INFINITY)
-        for n_steps in range(Q4_1_TOP, 0, -1):
-            tried = from_half_bits(to_half_bits((high - low) / np.float32(n_steps)))
-            cost = _range_cost(x, tried, m)
-            d, least = select(cost < least, tried, d), minimum(cost, least)
-        inverse = _inverse(d)
-        for i in range(ELEMS):
-            codes[i] = nearest_int(nearest_float((x[i] - m) * inverse, 0, Q4_1_TOP))
-        store_q4_1(d, m, codes, words, out, first)
-    return -1
+@plain_kernel(Q4_1)
+def _quantize_q4_1(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    low, high = x[0], x[0]
+    for i in range(1, ELEMS):
+        low, high = minimum(x[i], low), maximum(x[i], high)
+    m = from_half_bits(to_half_bits(low))
+    d, least = splat(ZERO), splat(INFINITY)
+    for n_steps in range(Q4_1_TOP, 0, -1):
+        tried = from_half_bits(to_half_bits((high - low) / np.float32(n_steps)))
+        cost = _range_cost(x, tried, m)
+        d, least = select(cost < least, tried, d), minimum(cost, least)
+    inverse = _inverse(d)
+    for i in range(ELEMS):
+        codes[i] = nearest_int(nearest_float((x[i] - m) * inverse, 0, Q4_1_TOP))
+    pack_q4_1(d, m, codes, words)
 
 
 @inlinable

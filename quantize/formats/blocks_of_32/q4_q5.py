@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_tools.format.ggml_types import Q4_0, Q4_1, Q5_0, Q5_1
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.base import Bytes, Floats32, block_format
+from quantize.formats.block_kernels import plain_kernel
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     add_minimum,
@@ -13,22 +14,19 @@ from quantize.formats.blocks_of_32.scales import (
     fifth_bits_at,
     fit_range,
     fit_symmetric,
-    load_weighted,
-    row_mean_squares,
+    row_weighted_kernel,
 )
 from quantize.formats.search import search_affine, search_symmetric
 from quantize.simd.floats import ZERO, clamp, float_at, nearest_int, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
-from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
+from quantize.simd.lane_memory import FloatTile, IntTile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, select, to_float
 from quantize.simd.packing import pack, prepend_half
-from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 # ---- Q4_0
 
 Q4_0_HALF = 8
 Q4_0_BYTES = Q4_0.block_bytes
-Q4_0_WORDS = padded_words(Q4_0_BYTES)
 
 
 @kernel
@@ -49,46 +47,32 @@ def _decode_q4_0(data: Bytes, out: Floats32) -> None:
         store(out, k * ELEMS + LANES, d * to_float((packed >> 4) - Q4_0_HALF))
 
 
-@kernel
-def _quantize_plain_q4_0(source: Rows, out: Bytes) -> int:
-    x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(Q4_0_WORDS)
-    for first in range(0, out.size // Q4_0_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // Q4_0_BYTES)
-        d = fit_symmetric(x, Q4_0_HALF, codes)
-        store_q4_0(d, codes, words, out, first)
-    return -1
+@plain_kernel(Q4_0)
+def _quantize_plain_q4_0(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    pack_q4_0(fit_symmetric(x, Q4_0_HALF, codes), codes, words)
 
 
-@kernel
-def _quantize_weighted_q4_0(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(Q4_0_WORDS)
-    means = row_mean_squares(source, importances.size)
-    for first in range(0, out.size // Q4_0_BYTES, LANES):
-        if not load_weighted(source, importances, means, first, x, weights):
-            return first_not_finite(x, ELEMS, first, out.size // Q4_0_BYTES)
-        d, inverse = search_symmetric(x, weights, ELEMS, Q4_0_HALF)
-        for i in range(ELEMS):
-            code = clamp(nearest_int(inverse * x[i]), -Q4_0_HALF, Q4_0_HALF - 1) + Q4_0_HALF
-            codes[i] = select(inverse == ZERO, 0, code)
-        store_q4_0(d, codes, words, out, first)
-    return -1
+@row_weighted_kernel(Q4_0)
+def _quantize_weighted_q4_0(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    d, inverse = search_symmetric(x, weights, ELEMS, Q4_0_HALF)
+    for i in range(ELEMS):
+        code = clamp(nearest_int(inverse * x[i]), -Q4_0_HALF, Q4_0_HALF - 1) + Q4_0_HALF
+        codes[i] = select(inverse == ZERO, 0, code)
+    pack_q4_0(d, codes, words)
 
 
 @inlinable
-def store_q4_0(d: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
+def pack_q4_0(d: Floats, codes: IntTile, words: IntTile) -> None:
     pack(codes, 0, 4, 16, 16, words)
     prepend_half(to_half_bits(d), words, 4)
-    store_blocks(words, out, first, Q4_0_BYTES)
 
 
 # ---- Q5_0
 
 _Q5_0_HALF = 16
 _Q5_0_BYTES = Q5_0.block_bytes
-_Q5_0_WORDS = padded_words(_Q5_0_BYTES)
 
 
 @kernel
@@ -112,47 +96,33 @@ def _decode_q5_0(data: Bytes, out: Floats32) -> None:
         store(out, k * ELEMS + LANES, d * to_float(upper - _Q5_0_HALF))
 
 
-@kernel
-def _quantize_plain_q5_0(source: Rows, out: Bytes) -> int:
-    x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q5_0_WORDS)
-    for first in range(0, out.size // _Q5_0_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // _Q5_0_BYTES)
-        d = fit_symmetric(x, _Q5_0_HALF, codes)
-        _store_q5_0(d, codes, words, out, first)
-    return -1
+@plain_kernel(Q5_0)
+def _quantize_plain_q5_0(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    _pack_q5_0(fit_symmetric(x, _Q5_0_HALF, codes), codes, words)
 
 
-@kernel
-def _quantize_weighted_q5_0(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q5_0_WORDS)
-    means = row_mean_squares(source, importances.size)
-    for first in range(0, out.size // _Q5_0_BYTES, LANES):
-        if not load_weighted(source, importances, means, first, x, weights):
-            return first_not_finite(x, ELEMS, first, out.size // _Q5_0_BYTES)
-        d, inverse = search_symmetric(x, weights, ELEMS, _Q5_0_HALF)
-        for i in range(ELEMS):
-            code = clamp(nearest_int(inverse * x[i]), -_Q5_0_HALF, _Q5_0_HALF - 1) + _Q5_0_HALF
-            codes[i] = select(inverse == ZERO, 0, code)
-        _store_q5_0(d, codes, words, out, first)
-    return -1
+@row_weighted_kernel(Q5_0)
+def _quantize_weighted_q5_0(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    d, inverse = search_symmetric(x, weights, ELEMS, _Q5_0_HALF)
+    for i in range(ELEMS):
+        code = clamp(nearest_int(inverse * x[i]), -_Q5_0_HALF, _Q5_0_HALF - 1) + _Q5_0_HALF
+        codes[i] = select(inverse == ZERO, 0, code)
+    _pack_q5_0(d, codes, words)
 
 
 @inlinable
-def _store_q5_0(d: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
+def _pack_q5_0(d: Floats, codes: IntTile, words: IntTile) -> None:
     words[0] = fifth_bits(codes)
     pack(codes, 0, 4, 16, 16, tail(words, 1))
     prepend_half(to_half_bits(d), words, 5)
-    store_blocks(words, out, first, _Q5_0_BYTES)
 
 
 # ---- Q4_1
 
 Q4_1_TOP = 15
 Q4_1_BYTES = Q4_1.block_bytes
-Q4_1_WORDS = padded_words(Q4_1_BYTES)
 
 
 @kernel
@@ -175,47 +145,34 @@ def _decode_q4_1(data: Bytes, out: Floats32) -> None:
         store(out, k * ELEMS + LANES, add_minimum(d * to_float(packed >> 4), m))
 
 
-@kernel
-def _quantize_plain_q4_1(source: Rows, out: Bytes) -> int:
-    x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(Q4_1_WORDS)
-    for first in range(0, out.size // Q4_1_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // Q4_1_BYTES)
-        d, m = fit_range(x, Q4_1_TOP, codes)
-        store_q4_1(d, m, codes, words, out, first)
-    return -1
+@plain_kernel(Q4_1)
+def _quantize_plain_q4_1(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    d, m = fit_range(x, Q4_1_TOP, codes)
+    pack_q4_1(d, m, codes, words)
 
 
-@kernel
-def _quantize_weighted_q4_1(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(Q4_1_WORDS)
-    means = row_mean_squares(source, importances.size)
-    for first in range(0, out.size // Q4_1_BYTES, LANES):
-        if not load_weighted(source, importances, means, first, x, weights):
-            return first_not_finite(x, ELEMS, first, out.size // Q4_1_BYTES)
-        d, minus_m, inverse, code_m = search_affine(
-            x, weights, ELEMS, Q4_1_TOP, np.float32(-0.9), np.float32(0.05), 36
-        )
-        for i in range(ELEMS):
-            codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, Q4_1_TOP)
-        store_q4_1(d, -minus_m, codes, words, out, first)
-    return -1
+@row_weighted_kernel(Q4_1)
+def _quantize_weighted_q4_1(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    d, minus_m, inverse, code_m = search_affine(
+        x, weights, ELEMS, Q4_1_TOP, np.float32(-0.9), np.float32(0.05), 36
+    )
+    for i in range(ELEMS):
+        codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, Q4_1_TOP)
+    pack_q4_1(d, -minus_m, codes, words)
 
 
 @inlinable
-def store_q4_1(d: Floats, m: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
+def pack_q4_1(d: Floats, m: Floats, codes: IntTile, words: IntTile) -> None:
     words[0] = to_half_bits(d) | to_half_bits(m) << 16
     pack(codes, 0, 4, 16, 16, tail(words, 1))
-    store_blocks(words, out, first, Q4_1_BYTES)
 
 
 # ---- Q5_1
 
 _Q5_1_TOP = 31
 _Q5_1_BYTES = Q5_1.block_bytes
-_Q5_1_WORDS = padded_words(_Q5_1_BYTES)
 
 
 @kernel
@@ -241,41 +198,29 @@ def _decode_q5_1(data: Bytes, out: Floats32) -> None:
         store(out, k * ELEMS + LANES, add_minimum(d * to_float(upper), m))
 
 
-@kernel
-def _quantize_plain_q5_1(source: Rows, out: Bytes) -> int:
-    x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q5_1_WORDS)
-    for first in range(0, out.size // _Q5_1_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // _Q5_1_BYTES)
-        d, m = fit_range(x, _Q5_1_TOP, codes)
-        _store_q5_1(d, m, codes, words, out, first)
-    return -1
+@plain_kernel(Q5_1)
+def _quantize_plain_q5_1(x: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    d, m = fit_range(x, _Q5_1_TOP, codes)
+    _pack_q5_1(d, m, codes, words)
 
 
-@kernel
-def _quantize_weighted_q5_1(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_Q5_1_WORDS)
-    means = row_mean_squares(source, importances.size)
-    for first in range(0, out.size // _Q5_1_BYTES, LANES):
-        if not load_weighted(source, importances, means, first, x, weights):
-            return first_not_finite(x, ELEMS, first, out.size // _Q5_1_BYTES)
-        d, minus_m, inverse, code_m = search_affine(
-            x, weights, ELEMS, _Q5_1_TOP, np.float32(-0.9), np.float32(0.05), 36
-        )
-        for i in range(ELEMS):
-            codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, _Q5_1_TOP)
-        _store_q5_1(d, -minus_m, codes, words, out, first)
-    return -1
+@row_weighted_kernel(Q5_1)
+def _quantize_weighted_q5_1(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    codes = int_tile(ELEMS)
+    d, minus_m, inverse, code_m = search_affine(
+        x, weights, ELEMS, _Q5_1_TOP, np.float32(-0.9), np.float32(0.05), 36
+    )
+    for i in range(ELEMS):
+        codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, _Q5_1_TOP)
+    _pack_q5_1(d, -minus_m, codes, words)
 
 
 @inlinable
-def _store_q5_1(d: Floats, m: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
+def _pack_q5_1(d: Floats, m: Floats, codes: IntTile, words: IntTile) -> None:
     words[0] = to_half_bits(d) | to_half_bits(m) << 16
     words[1] = fifth_bits(codes)
     pack(codes, 0, 4, 16, 16, tail(words, 2))
-    store_blocks(words, out, first, _Q5_1_BYTES)
 
 
 FORMATS = (

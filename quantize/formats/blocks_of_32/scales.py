@@ -8,14 +8,18 @@ Without importances the scale follows from the largest weight (Q4_0, Q5_0: `fit_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gguf_tools.format.ggml_types import GGMLType
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.block_kernels import Encode, Kernel
 from quantize.simd.floats import HALF, INFINITY, ONE, ZERO
-from quantize.simd.kernel import inlinable
-from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, load, store
+from quantize.simd.kernel import inlinable, kernel_of
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import (
     LANES,
     Floats,
@@ -29,7 +33,14 @@ from quantize.simd.lanes import (
     square_root,
     to_int,
 )
-from quantize.simd.tiles import load_blocks, load_columns, load_importances
+from quantize.simd.tiles import (
+    first_not_finite,
+    load_blocks,
+    load_columns,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
 ELEMS = 32
 
@@ -118,6 +129,29 @@ def load_weighted(
     for i in range(ELEMS):
         weights[i] = weights[i] * square_root(mean + x[i] * x[i])
     return finite
+
+
+def row_weighted_kernel(type_: GGMLType) -> Callable[[Encode], Kernel]:
+    """Return the decorator that makes a kernel as `weighted_kernel` does; weights are those of errors."""
+    n_bytes, n_words = type_.block_bytes, padded_words(type_.block_bytes)
+
+    def made_of(encode: Encode) -> Kernel:
+        encode_tile = inlinable(encode)
+
+        def quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
+            x, weights, words = float_tile(ELEMS), float_tile(ELEMS), int_tile(n_words)
+            means = row_mean_squares(source, importances.size)
+            n_blocks = out.size // n_bytes
+            for first in range(0, n_blocks, LANES):
+                if not load_weighted(source, importances, means, first, x, weights):
+                    return first_not_finite(x, ELEMS, first, n_blocks)
+                encode_tile(x, weights, words)
+                store_blocks(words, out, first, n_bytes)
+            return -1
+
+        return kernel_of(encode, quantize)
+
+    return made_of
 
 
 @inlinable

@@ -7,14 +7,26 @@ count of signs is made even by one sign that is wrong. Scales of sub-blocks get 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gguf_tools.format.ggml_types import GGMLType
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.block_kernels import Encode, Kernel
 from quantize.simd.floats import HALF, ONE, ZERO, clamp, nearest_int
-from quantize.simd.kernel import inlinable
-from quantize.simd.lane_memory import FloatTile, IntTile, tail
-from quantize.simd.lanes import Floats, Ints, Mask, maximum, select, splat, square_root
+from quantize.simd.kernel import inlinable, kernel_of
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
+from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, maximum, select, splat, square_root
+from quantize.simd.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
 ELEMS = 256
 SIGNS = 8
@@ -105,3 +117,61 @@ def join_halves(halves: IntTile, count: int, words: IntTile) -> None:
     halves[count] = splat(0)
     for k in range((count + 1) // 2):
         words[k] = halves[2 * k] | halves[2 * k + 1] << 16
+
+
+# ---- kernels
+
+
+def plain_grid_kernel(type_: GGMLType) -> Callable[[Encode], Kernel]:
+    """Return the decorator that makes a kernel of encode(grid, x, words), as `plain_kernel` does.
+
+    The kernel is called as kernel(source, grid, out); encode returns the Mask of blocks that it can't encode.
+    """
+    n_bytes, n_words = type_.block_bytes, padded_words(type_.block_bytes)
+
+    def made_of(encode: Encode) -> Kernel:
+        encode_tile = inlinable(encode)
+
+        def quantize(source: Rows, grid: Any, out: Bytes) -> int:
+            x, words = float_tile(ELEMS), int_tile(n_words)
+            n_blocks = out.size // n_bytes
+            for first in range(0, n_blocks, LANES):
+                if not load_blocks(source, first, ELEMS, x):
+                    return first_not_finite(x, ELEMS, first, n_blocks)
+                failed = encode_tile(grid, x, words)
+                if any_lane(failed):
+                    return first_failure(failed, first, n_blocks)
+                store_blocks(words, out, first, n_bytes)
+            return -1
+
+        return kernel_of(encode, quantize)
+
+    return made_of
+
+
+def weighted_grid_kernel(type_: GGMLType) -> Callable[[Encode], Kernel]:
+    """Return the decorator that makes a kernel of encode(grid, x, weights, words), as `weighted_kernel` does.
+
+    The kernel is called as kernel(source, importances, grid, out); encode returns what a plain one does.
+    """
+    n_bytes, n_words = type_.block_bytes, padded_words(type_.block_bytes)
+
+    def made_of(encode: Encode) -> Kernel:
+        encode_tile = inlinable(encode)
+
+        def quantize(source: Rows, importances: Floats32, grid: Any, out: Bytes) -> int:
+            x, weights, words = float_tile(ELEMS), float_tile(ELEMS), int_tile(n_words)
+            n_blocks = out.size // n_bytes
+            for first in range(0, n_blocks, LANES):
+                if not load_blocks(source, first, ELEMS, x):
+                    return first_not_finite(x, ELEMS, first, n_blocks)
+                load_importances(importances, first, ELEMS, weights)
+                failed = encode_tile(grid, x, weights, words)
+                if any_lane(failed):
+                    return first_failure(failed, first, n_blocks)
+                store_blocks(words, out, first, n_bytes)
+            return -1
+
+        return kernel_of(encode, quantize)
+
+    return made_of

@@ -11,8 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gguf_tools.format.ggml_types import IQ1_M, IQ1_S
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
-from quantize.formats.iq.grid_blocks import ELEMS, code_scales, join_halves
+from quantize.formats.base import Bytes, Floats32, block_format
+from quantize.formats.iq.grid_blocks import (
+    ELEMS,
+    code_scales,
+    join_halves,
+    plain_grid_kernel,
+    weighted_grid_kernel,
+)
 from quantize.formats.iq.iq1_search import (
     GROUP,
     MINUS_HIGH,
@@ -37,21 +43,12 @@ from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.simd.floats import ZERO, float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
-from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat, to_float
+from quantize.simd.lanes import Floats, Ints, Mask, any_lane, select, splat, to_float
 from quantize.simd.sorting import sort_16, sort_32
-from quantize.simd.tiles import (
-    first_failure,
-    first_not_finite,
-    load_blocks,
-    load_importances,
-    padded_words,
-    store_blocks,
-)
 
 # ---- IQ1_S
 
 _IQ1_S_BYTES = IQ1_S.block_bytes
-_IQ1_S_WORDS = padded_words(_IQ1_S_BYTES)
 _IQ1_S_HALVES = _IQ1_S_BYTES // 2
 _IQ1_S_PADDED_HALVES = _IQ1_S_HALVES + 1
 _IQ1_S_SIZE = 32
@@ -89,36 +86,31 @@ def _decode_iq1_s(data: Bytes, values: Floats32, rows: Floats32) -> None:
                 decode_group(values, index, word & 0x8000, scale, rows, start)
 
 
-@kernel
-def _quantize_iq1_s(source: Rows, importances: Floats32, grid: PointTables, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+@weighted_grid_kernel(IQ1_S)
+def _quantize_iq1_s(grid: PointTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    sums = float_tile(8)
     scales, scale_codes, minus = float_tile(8), int_tile(8), int_tile(8)
     points, indices = int_tile(4), int_tile(4)
-    halves, words = int_tile(_IQ1_S_PADDED_HALVES), int_tile(_IQ1_S_WORDS)
-    for first in range(0, out.size // _IQ1_S_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ1_S_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), _IQ1_S_SIZE, sums)
-        for j in range(8):
-            start = _IQ1_S_SIZE * j
-            scales[j], minus[j], failed = _fit_iq1_s(grid, tail(x, start), tail(weights, start), points)
-            if any_lane(failed):
-                return first_failure(failed, first, out.size // _IQ1_S_BYTES)
-            upper = splat(0)
-            for k in range(4):
-                indices[k] = gather(grid.indices, points[k])
-                upper |= indices[k] >> 8 << 3 * k
-            halves[1 + 2 * j] = indices[0] & 0xFF | (indices[1] & 0xFF) << 8
-            halves[2 + 2 * j] = indices[2] & 0xFF | (indices[3] & 0xFF) << 8
-            halves[17 + j] = upper
-        d, nothing = code_scales(scales, 8, 7, scale_codes)
-        halves[0] = to_half_bits(d * _IQ1_S_FUDGE)
-        for j in range(8):
-            halves[17 + j] = halves[17 + j] | select(nothing, 0, scale_codes[j] << 12 | minus[j] << 15)
-        join_halves(halves, _IQ1_S_HALVES, words)
-        store_blocks(words, out, first, _IQ1_S_BYTES)
-    return -1
+    halves = int_tile(_IQ1_S_PADDED_HALVES)
+    weigh(x, weights, mean_square(x, np.float32(2)), _IQ1_S_SIZE, sums)
+    for j in range(8):
+        start = _IQ1_S_SIZE * j
+        scales[j], minus[j], failed = _fit_iq1_s(grid, tail(x, start), tail(weights, start), points)
+        if any_lane(failed):
+            return failed
+        upper = splat(0)
+        for k in range(4):
+            indices[k] = gather(grid.indices, points[k])
+            upper |= indices[k] >> 8 << 3 * k
+        halves[1 + 2 * j] = indices[0] & 0xFF | (indices[1] & 0xFF) << 8
+        halves[2 + 2 * j] = indices[2] & 0xFF | (indices[3] & 0xFF) << 8
+        halves[17 + j] = upper
+    d, nothing = code_scales(scales, 8, 7, scale_codes)
+    halves[0] = to_half_bits(d * _IQ1_S_FUDGE)
+    for j in range(8):
+        halves[17 + j] = halves[17 + j] | select(nothing, 0, scale_codes[j] << 12 | minus[j] << 15)
+    join_halves(halves, _IQ1_S_HALVES, words)
+    return failed
 
 
 @inlinable
@@ -197,7 +189,6 @@ def _search_cuts_iq1_s(x: FloatTile, weights: FloatTile) -> tuple[Floats, Ints]:
 # ---- IQ1_M
 
 _IQ1_M_BYTES = IQ1_M.block_bytes
-_IQ1_M_WORDS = padded_words(_IQ1_M_BYTES)
 _IQ1_M_SIZE = 16
 _IQ1_M_PLACES = _IQ1_M_SIZE + 1
 _IQ1_M_SUMS = 2 * _IQ1_M_PLACES
@@ -252,36 +243,19 @@ def _decode_iq1_m(data: Bytes, values: Floats32, rows: Floats32) -> None:
                 decode_group(values, index, nibble & 8, scale, rows, start)
 
 
-@kernel
-def _quantize_weighted_iq1_m(source: Rows, importances: Floats32, grid: PointTables, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
-    words = int_tile(_IQ1_M_WORDS)
-    for first in range(0, out.size // _IQ1_M_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ1_M_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), _IQ1_M_SIZE, sums)
-        failed = _encode_iq1_m(grid, x, weights, words)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ1_M_BYTES)
-        store_blocks(words, out, first, _IQ1_M_BYTES)
-    return -1
+@weighted_grid_kernel(IQ1_M)
+def _quantize_weighted_iq1_m(grid: PointTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    sums = float_tile(16)
+    weigh(x, weights, mean_square(x, np.float32(2)), _IQ1_M_SIZE, sums)
+    return _encode_iq1_m(grid, x, weights, words)
 
 
-@kernel
-def _quantize_plain_iq1_m(source: Rows, grid: PointTables, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    words = int_tile(_IQ1_M_WORDS)
-    for first in range(0, out.size // _IQ1_M_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ1_M_BYTES)
-        for i in range(256):
-            weights[i] = x[i] * x[i]
-        failed = _encode_iq1_m(grid, x, weights, words)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ1_M_BYTES)
-        store_blocks(words, out, first, _IQ1_M_BYTES)
-    return -1
+@plain_grid_kernel(IQ1_M)
+def _quantize_plain_iq1_m(grid: PointTables, x: FloatTile, words: IntTile) -> Mask:
+    weights = float_tile(256)
+    for i in range(256):
+        weights[i] = x[i] * x[i]
+    return _encode_iq1_m(grid, x, weights, words)
 
 
 @inlinable

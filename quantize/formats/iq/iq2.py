@@ -11,7 +11,14 @@ import numpy as np
 from gguf_tools.format.ggml_types import IQ2_S, IQ2_XS, IQ2_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grid_blocks import (
+    SubBlock,
+    code_scales,
+    join_halves,
+    load_sub_block,
+    plain_grid_kernel,
+    weighted_grid_kernel,
+)
 from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.iq2_search import (
@@ -28,19 +35,11 @@ from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import EMPTY, search_positive
 from quantize.importances.weighting import Weighting
 from quantize.simd.floats import QUARTER, ZERO, to_half_bits
-from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
-from quantize.simd.lanes import LANES, Floats, Mask, any_lane, maximum, select, splat
+from quantize.simd.lanes import Floats, Mask, any_lane, maximum, select, splat
 from quantize.simd.octets import EIGHT
 from quantize.simd.packing import unpack
-from quantize.simd.tiles import (
-    first_failure,
-    first_not_finite,
-    load_blocks,
-    load_importances,
-    padded_words,
-    store_blocks,
-)
 
 # ---- IQ2_XXS
 
@@ -79,7 +78,6 @@ def decode_iq2_xxs(data: Bytes, n_cols: int) -> Floats32:
 
 
 _IQ2_XXS_BYTES = IQ2_XXS_BLOCK.itemsize
-_IQ2_XXS_WORDS = padded_words(_IQ2_XXS_BYTES)
 _IQ2_XXS_HALVES = _IQ2_XXS_BYTES // 2
 _IQ2_XXS_PADDED_HALVES = _IQ2_XXS_HALVES + 1
 _IQ2_XXS_TOP = 4
@@ -87,38 +85,33 @@ _IQ2_XXS_SIGNS = 0x7F
 _THREE = np.float32(3)
 
 
-@kernel
-def _quantize_iq2_xxs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+@weighted_grid_kernel(IQ2_XXS)
+def _quantize_iq2_xxs(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    sums = float_tile(8)
     scales, scale_codes = float_tile(8), int_tile(8)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
     answers = Answers(int_tile(4), int_tile(4), int_tile(4), int_tile(4), float_tile(4), float_tile(4))
     signs, indices = int_tile(4), int_tile(4)
-    halves, words = int_tile(_IQ2_XXS_PADDED_HALVES), int_tile(_IQ2_XXS_WORDS)
-    for first in range(0, out.size // _IQ2_XXS_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ2_XXS_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(1)), 32, sums)
-        for j in range(8):
-            load_sub_block(tail(x, 32 * j), tail(weights, 32 * j), 32, True, sub, signs)
-            scales[j], failed = _search_iq2_xxs(grid, sub, answers, indices, signs)
-            if any_lane(failed):
-                return first_failure(failed, first, out.size // _IQ2_XXS_BYTES)
-            packed = signs[0] | signs[1] << 7 | signs[2] << 14 | signs[3] << 21
-            halves[1 + 4 * j] = indices[0] | indices[1] << 8
-            halves[2 + 4 * j] = indices[2] | indices[3] << 8
-            halves[3 + 4 * j] = packed & 0xFFFF
-            halves[4 + 4 * j] = packed >> 16
-        d, nothing = code_scales(scales, 8, 15, scale_codes)
-        halves[0] = to_half_bits(d)
-        for j in range(8):
-            halves[4 + 4 * j] = halves[4 + 4 * j] | scale_codes[j] << 12
-        for k in range(1, 33):
-            halves[k] = select(nothing, 0, halves[k])
-        join_halves(halves, _IQ2_XXS_HALVES, words)
-        store_blocks(words, out, first, _IQ2_XXS_BYTES)
-    return -1
+    halves = int_tile(_IQ2_XXS_PADDED_HALVES)
+    weigh(x, weights, mean_square(x, np.float32(1)), 32, sums)
+    for j in range(8):
+        load_sub_block(tail(x, 32 * j), tail(weights, 32 * j), 32, True, sub, signs)
+        scales[j], failed = _search_iq2_xxs(grid, sub, answers, indices, signs)
+        if any_lane(failed):
+            return failed
+        packed = signs[0] | signs[1] << 7 | signs[2] << 14 | signs[3] << 21
+        halves[1 + 4 * j] = indices[0] | indices[1] << 8
+        halves[2 + 4 * j] = indices[2] | indices[3] << 8
+        halves[3 + 4 * j] = packed & 0xFFFF
+        halves[4 + 4 * j] = packed >> 16
+    d, nothing = code_scales(scales, 8, 15, scale_codes)
+    halves[0] = to_half_bits(d)
+    for j in range(8):
+        halves[4 + 4 * j] = halves[4 + 4 * j] | scale_codes[j] << 12
+    for k in range(1, 33):
+        halves[k] = select(nothing, 0, halves[k])
+    join_halves(halves, _IQ2_XXS_HALVES, words)
+    return failed
 
 
 @inlinable
@@ -180,40 +173,34 @@ def decode_iq2_xs(data: Bytes, n_cols: int) -> Floats32:
 
 
 _IQ2_XS_BYTES = _IQ2_XS_BLOCK.itemsize
-_IQ2_XS_WORDS = padded_words(_IQ2_XS_BYTES)
 _IQ2_XS_HALVES = _IQ2_XS_BYTES // 2
 _IQ2_XS_PADDED_HALVES = _IQ2_XS_HALVES + 1
 _IQ2_XS_SIGNS = 0x7F
 
 
-@kernel
-def _quantize_iq2_xs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
+@weighted_grid_kernel(IQ2_XS)
+def _quantize_iq2_xs(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    sums = float_tile(16)
     scales, scale_codes = float_tile(16), int_tile(16)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
     answers = Answers(int_tile(2), int_tile(2), int_tile(2), int_tile(2), float_tile(2), float_tile(2))
     signs, indices = int_tile(2), int_tile(2)
-    halves, words = int_tile(_IQ2_XS_PADDED_HALVES), int_tile(_IQ2_XS_WORDS)
-    for first in range(0, out.size // _IQ2_XS_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ2_XS_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(1)), 16, sums)
-        for j in range(16):
-            load_sub_block(tail(x, 16 * j), tail(weights, 16 * j), 16, True, sub, signs)
-            scales[j], failed = search_16(grid, sub, answers, EMPTY, _IQ2_XS_SIGNS, indices, signs)
-            if any_lane(failed):
-                return first_failure(failed, first, out.size // _IQ2_XS_BYTES)
-            for k in range(2):
-                halves[1 + 2 * j + k] = indices[k] | signs[k] << 9
-        d, nothing = code_scales(scales, 16, 15, scale_codes)
-        halves[0] = to_half_bits(d)
-        for k in range(1, 33):
-            halves[k] = select(nothing, 0, halves[k])
-        pack_nibbles(scale_codes, tail(halves, 33))
-        join_halves(halves, _IQ2_XS_HALVES, words)
-        store_blocks(words, out, first, _IQ2_XS_BYTES)
-    return -1
+    halves = int_tile(_IQ2_XS_PADDED_HALVES)
+    weigh(x, weights, mean_square(x, np.float32(1)), 16, sums)
+    for j in range(16):
+        load_sub_block(tail(x, 16 * j), tail(weights, 16 * j), 16, True, sub, signs)
+        scales[j], failed = search_16(grid, sub, answers, EMPTY, _IQ2_XS_SIGNS, indices, signs)
+        if any_lane(failed):
+            return failed
+        for k in range(2):
+            halves[1 + 2 * j + k] = indices[k] | signs[k] << 9
+    d, nothing = code_scales(scales, 16, 15, scale_codes)
+    halves[0] = to_half_bits(d)
+    for k in range(1, 33):
+        halves[k] = select(nothing, 0, halves[k])
+    pack_nibbles(scale_codes, tail(halves, 33))
+    join_halves(halves, _IQ2_XS_HALVES, words)
+    return failed
 
 
 # ---- IQ2_S
@@ -250,7 +237,6 @@ def decode_iq2_s(data: Bytes, n_cols: int) -> Floats32:
 
 
 _IQ2_S_BYTES = _IQ2_S_BLOCK.itemsize
-_IQ2_S_WORDS = padded_words(_IQ2_S_BYTES)
 _IQ2_S_HALVES = _IQ2_S_BYTES // 2
 _IQ2_S_PADDED_HALVES = _IQ2_S_HALVES + 1
 _IQ2_S_EMPTY = np.float32(1e-8)
@@ -258,43 +244,30 @@ _IQ2_S_SHRINK = np.float32(0.9875)  # the stored scale is a little smaller than 
 _IQ2_S_SIGNS = 0xFF
 
 
-@kernel
-def _quantize_weighted_iq2_s(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
-    for first in range(0, out.size // _IQ2_S_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ2_S_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
-        failed = _encode_iq2_s(x, weights, grid, out, first)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ2_S_BYTES)
-    return -1
+@weighted_grid_kernel(IQ2_S)
+def _quantize_weighted_iq2_s(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    sums = float_tile(16)
+    weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
+    return _encode_iq2_s(x, weights, grid, words)
 
 
-@kernel
-def _quantize_plain_iq2_s(source: Rows, grid: GridTables, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    for first in range(0, out.size // _IQ2_S_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ2_S_BYTES)
-        spread = QUARTER * mean_square(x, np.float32(2))
-        for i in range(256):
-            weights[i] = spread + x[i] * x[i]
-        failed = _encode_iq2_s(x, weights, grid, out, first)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ2_S_BYTES)
-    return -1
+@plain_grid_kernel(IQ2_S)
+def _quantize_plain_iq2_s(grid: GridTables, x: FloatTile, words: IntTile) -> Mask:
+    weights = float_tile(256)
+    spread = QUARTER * mean_square(x, np.float32(2))
+    for i in range(256):
+        weights[i] = spread + x[i] * x[i]
+    return _encode_iq2_s(x, weights, grid, words)
 
 
 @inlinable
-def _encode_iq2_s(x: FloatTile, weights: FloatTile, grid: GridTables, out: Bytes, first: int) -> Mask:
-    """Encode and store a tile of blocks; return which ones failed."""
+def _encode_iq2_s(x: FloatTile, weights: FloatTile, grid: GridTables, words: IntTile) -> Mask:
+    """Fill `words` with the blocks of a tile; return which ones failed."""
     scales, scale_codes = float_tile(16), int_tile(16)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
     answers = Answers(int_tile(2), int_tile(2), int_tile(2), int_tile(2), float_tile(2), float_tile(2))
     signs, indices = int_tile(32), int_tile(32)
-    halves, words = int_tile(_IQ2_S_PADDED_HALVES), int_tile(_IQ2_S_WORDS)
+    halves = int_tile(_IQ2_S_PADDED_HALVES)
     failed = x[0] != x[0]
     for j in range(16):
         sub_signs, sub_indices = tail(signs, 2 * j), tail(indices, 2 * j)
@@ -314,7 +287,6 @@ def _encode_iq2_s(x: FloatTile, weights: FloatTile, grid: GridTables, out: Bytes
             halves[33 + k] = halves[33 + k] | indices[8 * k + i] >> 8 << 2 * i
     pack_nibbles(scale_codes, tail(halves, 37))
     join_halves(halves, _IQ2_S_HALVES, words)
-    store_blocks(words, out, first, _IQ2_S_BYTES)
     return failed
 
 

@@ -9,9 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_tools.format.ggml_types import IQ3_S, IQ3_XXS
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.base import Bytes, Floats32, block_format
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grid_blocks import (
+    ELEMS,
+    SubBlock,
+    code_scales,
+    join_halves,
+    load_sub_block,
+    plain_grid_kernel,
+    weighted_grid_kernel,
+)
 from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.iq3_search import (
@@ -29,16 +37,8 @@ from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.simd.floats import HALF, ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
-from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
+from quantize.simd.lanes import Floats, Mask, any_lane, select, shift_right_logical, splat
 from quantize.simd.octets import EIGHT
-from quantize.simd.tiles import (
-    first_failure,
-    first_not_finite,
-    load_blocks,
-    load_importances,
-    padded_words,
-    store_blocks,
-)
 
 # ---- IQ3_XXS
 
@@ -47,7 +47,6 @@ _IQ3_XXS_FUDGE = np.float32(1.0125)
 _IQ3_XXS_REACH = 15
 _IQ3_XXS_SIGNS = 0x7F
 _IQ3_XXS_BYTES = IQ3_XXS.block_bytes
-_IQ3_XXS_WORDS = padded_words(_IQ3_XXS_BYTES)
 _IQ3_XXS_HALVES = _IQ3_XXS_BYTES // 2
 _IQ3_XXS_PADDED = _IQ3_XXS_HALVES + 1  # whole words
 
@@ -86,35 +85,18 @@ def _decode_iq3_xxs(data: Bytes, values: Floats32, out: Floats32) -> None:
                 decode_eight(values, data[group], data[group + 1], signs, scale, out, first)
 
 
-@kernel
-def _quantize_weighted_iq3_xxs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
-    words = int_tile(_IQ3_XXS_WORDS)
-    for first in range(0, out.size // _IQ3_XXS_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ3_XXS_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
-        failed = _encode_iq3_xxs(grid, x, weights, words)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ3_XXS_BYTES)
-        store_blocks(words, out, first, _IQ3_XXS_BYTES)
-    return -1
+@weighted_grid_kernel(IQ3_XXS)
+def _quantize_weighted_iq3_xxs(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    sums = float_tile(8)
+    weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+    return _encode_iq3_xxs(grid, x, weights, words)
 
 
-@kernel
-def _quantize_plain_iq3_xxs(source: Rows, grid: GridTables, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    words = int_tile(_IQ3_XXS_WORDS)
-    for first in range(0, out.size // _IQ3_XXS_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ3_XXS_BYTES)
-        weigh_by_square(x, weights)
-        failed = _encode_iq3_xxs(grid, x, weights, words)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ3_XXS_BYTES)
-        store_blocks(words, out, first, _IQ3_XXS_BYTES)
-    return -1
+@plain_grid_kernel(IQ3_XXS)
+def _quantize_plain_iq3_xxs(grid: GridTables, x: FloatTile, words: IntTile) -> Mask:
+    weights = float_tile(256)
+    weigh_by_square(x, weights)
+    return _encode_iq3_xxs(grid, x, weights, words)
 
 
 @inlinable
@@ -172,7 +154,6 @@ _IQ3_S_FUDGE = np.float32(1.033)
 _IQ3_S_REACH = 9
 _IQ3_S_SIGNS = 0xFF
 _IQ3_S_BYTES = IQ3_S.block_bytes
-_IQ3_S_WORDS = padded_words(_IQ3_S_BYTES)
 _IQ3_S_HALVES = _IQ3_S_BYTES // 2
 _IQ3_S_PADDED = _IQ3_S_HALVES + 1  # whole words
 _IQ3_S_QS, _IQ3_S_QH, _IQ3_S_SIGNS_AT, _IQ3_S_SCALES = 1, 33, 37, 53  # where fields begin, in halves
@@ -213,35 +194,18 @@ def _decode_iq3_s(data: Bytes, values: Floats32, out: Floats32) -> None:
                 decode_eight(values, first, second, signs, scale, out, ELEMS * k + 32 * j + 8 * n)
 
 
-@kernel
-def _quantize_weighted_iq3_s(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
-    words = int_tile(_IQ3_S_WORDS)
-    for first in range(0, out.size // _IQ3_S_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ3_S_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
-        failed = _encode_iq3_s(grid, x, weights, words)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ3_S_BYTES)
-        store_blocks(words, out, first, _IQ3_S_BYTES)
-    return -1
+@weighted_grid_kernel(IQ3_S)
+def _quantize_weighted_iq3_s(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
+    sums = float_tile(8)
+    weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+    return _encode_iq3_s(grid, x, weights, words)
 
 
-@kernel
-def _quantize_plain_iq3_s(source: Rows, grid: GridTables, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    words = int_tile(_IQ3_S_WORDS)
-    for first in range(0, out.size // _IQ3_S_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _IQ3_S_BYTES)
-        weigh_by_square(x, weights)
-        failed = _encode_iq3_s(grid, x, weights, words)
-        if any_lane(failed):
-            return first_failure(failed, first, out.size // _IQ3_S_BYTES)
-        store_blocks(words, out, first, _IQ3_S_BYTES)
-    return -1
+@plain_grid_kernel(IQ3_S)
+def _quantize_plain_iq3_s(grid: GridTables, x: FloatTile, words: IntTile) -> Mask:
+    weights = float_tile(256)
+    weigh_by_square(x, weights)
+    return _encode_iq3_s(grid, x, weights, words)
 
 
 @inlinable

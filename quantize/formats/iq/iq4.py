@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_tools.format.ggml_types import IQ4_NL, IQ4_XS
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.base import Bytes, Floats32, block_format
+from quantize.formats.block_kernels import plain_kernel, weighted_kernel
 from quantize.formats.iq.iq4_search import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.floats import ONE, ZERO, clamp, float_at, nearest_int, to_half_bits
@@ -13,12 +14,10 @@ from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, select, splat, square_root, to_float
 from quantize.simd.packing import pack, prepend_half
-from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 # ---- IQ4_NL
 
 _IQ4_NL_BYTES = IQ4_NL.block_bytes
-_IQ4_NL_WORDS = padded_words(_IQ4_NL_BYTES)
 _IQ4_NL_TWICE_MEAN = np.float32(2 / ELEMS)
 
 
@@ -42,37 +41,23 @@ def _decode_iq4_nl(data: Bytes, out: Floats32) -> None:
         store(out, k * ELEMS + LANES, d * levels_of(packed >> 4))
 
 
-@kernel
-def _quantize_plain_iq4_nl(source: Rows, out: Bytes) -> int:
-    x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    words = int_tile(_IQ4_NL_WORDS)
-    for first in range(0, out.size // _IQ4_NL_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // _IQ4_NL_BYTES)
-        for i in range(ELEMS):
-            weights[i] = x[i] * x[i]
-        _encode_iq4_nl(x, search_levels(x, weights), words)
-        store_blocks(words, out, first, _IQ4_NL_BYTES)
-    return -1
+@plain_kernel(IQ4_NL)
+def _quantize_plain_iq4_nl(x: FloatTile, words: IntTile) -> None:
+    weights = float_tile(ELEMS)
+    for i in range(ELEMS):
+        weights[i] = x[i] * x[i]
+    _encode_iq4_nl(x, search_levels(x, weights), words)
 
 
-@kernel
-def _quantize_weighted_iq4_nl(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights = float_tile(ELEMS), float_tile(ELEMS)
-    words = int_tile(_IQ4_NL_WORDS)
-    for first in range(0, out.size // _IQ4_NL_BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // _IQ4_NL_BYTES)
-        load_importances(importances, first, ELEMS, weights)
-        total = splat(ZERO)
-        for i in range(ELEMS):
-            total += x[i] * x[i]
-        spread = _IQ4_NL_TWICE_MEAN * total
-        for i in range(ELEMS):
-            weights[i] = weights[i] * square_root(spread + x[i] * x[i])
-        _encode_iq4_nl(x, search_levels(x, weights), words)
-        store_blocks(words, out, first, _IQ4_NL_BYTES)
-    return -1
+@weighted_kernel(IQ4_NL)
+def _quantize_weighted_iq4_nl(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    total = splat(ZERO)
+    for i in range(ELEMS):
+        total += x[i] * x[i]
+    spread = _IQ4_NL_TWICE_MEAN * total
+    for i in range(ELEMS):
+        weights[i] = weights[i] * square_root(spread + x[i] * x[i])
+    _encode_iq4_nl(x, search_levels(x, weights), words)
 
 
 @inlinable
@@ -89,7 +74,6 @@ def _encode_iq4_nl(x: FloatTile, d: Floats, words: IntTile) -> None:
 # ---- IQ4_XS
 
 _IQ4_XS_BYTES = IQ4_XS.block_bytes
-_IQ4_XS_WORDS = padded_words(_IQ4_XS_BYTES)
 _SUPER_ELEMS = 256
 _SUBS = _SUPER_ELEMS // ELEMS
 _SCALE_HALF = 32
@@ -126,37 +110,23 @@ def _decode_iq4_xs(data: Bytes, out: Floats32) -> None:
             store(out, first + LANES, scale * levels_of(packed >> 4))
 
 
-@kernel
-def _quantize_plain_iq4_xs(source: Rows, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    words = int_tile(_IQ4_XS_WORDS)
-    for first in range(0, out.size // _IQ4_XS_BYTES, LANES):
-        if not load_blocks(source, first, _SUPER_ELEMS, x):
-            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _IQ4_XS_BYTES)
-        for i in range(_SUPER_ELEMS):
-            weights[i] = x[i] * x[i]
-        _encode_iq4_xs(x, weights, words)
-        store_blocks(words, out, first, _IQ4_XS_BYTES)
-    return -1
+@plain_kernel(IQ4_XS)
+def _quantize_plain_iq4_xs(x: FloatTile, words: IntTile) -> None:
+    weights = float_tile(256)
+    for i in range(_SUPER_ELEMS):
+        weights[i] = x[i] * x[i]
+    _encode_iq4_xs(x, weights, words)
 
 
-@kernel
-def _quantize_weighted_iq4_xs(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    words = int_tile(_IQ4_XS_WORDS)
-    for first in range(0, out.size // _IQ4_XS_BYTES, LANES):
-        if not load_blocks(source, first, _SUPER_ELEMS, x):
-            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _IQ4_XS_BYTES)
-        load_importances(importances, first, _SUPER_ELEMS, weights)
-        total = splat(ZERO)
-        for i in range(_SUPER_ELEMS):
-            total += x[i] * x[i]
-        spread = _IQ4_XS_TWICE_MEAN * total
-        for i in range(_SUPER_ELEMS):
-            weights[i] = weights[i] * square_root(spread + x[i] * x[i])
-        _encode_iq4_xs(x, weights, words)
-        store_blocks(words, out, first, _IQ4_XS_BYTES)
-    return -1
+@weighted_kernel(IQ4_XS)
+def _quantize_weighted_iq4_xs(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    total = splat(ZERO)
+    for i in range(_SUPER_ELEMS):
+        total += x[i] * x[i]
+    spread = _IQ4_XS_TWICE_MEAN * total
+    for i in range(_SUPER_ELEMS):
+        weights[i] = weights[i] * square_root(spread + x[i] * x[i])
+    _encode_iq4_xs(x, weights, words)
 
 
 @inlinable

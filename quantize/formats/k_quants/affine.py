@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_tools.format.ggml_types import Q2_K, Q4_K, Q5_K
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.base import Bytes, Floats32, block_format
+from quantize.formats.block_kernels import plain_kernel, weighted_kernel
 from quantize.formats.k_quants.super_block import (
     ELEMS,
     AffineFit,
@@ -23,12 +24,10 @@ from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, absolute, minimum, shift_right_logical, to_float
 from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
-from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 # ---- Q2_K
 
 _Q2_K_BYTES = Q2_K.block_bytes
-_Q2_K_WORDS = padded_words(_Q2_K_BYTES)
 _Q2_K_D_WORD = 20
 _Q2_K_TOP = 3
 _Q2_K_SCALE_TOP = 15
@@ -58,44 +57,31 @@ def _decode_q2_k(data: Bytes, out: Floats32) -> None:
             store(out, k * ELEMS + 16 * j, weights)
 
 
-@kernel
-def _quantize_weighted_q2_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
+@weighted_kernel(Q2_K)
+def _quantize_weighted_q2_k(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    sums = float_tile(16)
     fit = AffineFit(float_tile(16), float_tile(16), float_tile(16), float_tile(16))
     scale_codes, low_codes = int_tile(16), int_tile(16)
-    words = int_tile(_Q2_K_WORDS)
-    for first in range(0, out.size // _Q2_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q2_K_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(1)), 16, sums)
-        fit_sub_blocks(x, weights, 16, _Q2_K_TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
-        d = search_positive(fit.scales, sums, scale_codes, 16, _Q2_K_SCALE_TOP)
-        dmin = search_positive(fit.minus_lows, sums, low_codes, 16, _Q2_K_SCALE_TOP)
-        words[_Q2_K_D_WORD] = to_half_bits(d) | to_half_bits(dmin) << 16
-        _pack_rest_q2_k(x, fit, scale_codes, low_codes, words)
-        store_blocks(words, out, first, _Q2_K_BYTES)
-    return -1
+    weigh(x, weights, mean_square(x, np.float32(1)), 16, sums)
+    fit_sub_blocks(x, weights, 16, _Q2_K_TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
+    d = search_positive(fit.scales, sums, scale_codes, 16, _Q2_K_SCALE_TOP)
+    dmin = search_positive(fit.minus_lows, sums, low_codes, 16, _Q2_K_SCALE_TOP)
+    words[_Q2_K_D_WORD] = to_half_bits(d) | to_half_bits(dmin) << 16
+    _pack_rest_q2_k(x, fit, scale_codes, low_codes, words)
 
 
-@kernel
-def _quantize_plain_q2_k(source: Rows, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
+@plain_kernel(Q2_K)
+def _quantize_plain_q2_k(x: FloatTile, words: IntTile) -> None:
+    weights = float_tile(256)
     fit = AffineFit(float_tile(16), float_tile(16), float_tile(16), float_tile(16))
     scale_codes, low_codes = int_tile(16), int_tile(16)
-    words = int_tile(_Q2_K_WORDS)
-    for first in range(0, out.size // _Q2_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q2_K_BYTES)
-        for i in range(256):
-            weights[i] = absolute(x[i])
-        fit_sub_blocks_absolute(x, weights, 16, _Q2_K_TOP, np.float32(-0.5), np.float32(0.1), 15, fit)
-        d = code_by_largest(fit.scales, 16, _Q2_K_SCALE_TOP, scale_codes)
-        dmin = code_by_largest(fit.minus_lows, 16, _Q2_K_SCALE_TOP, low_codes)
-        words[_Q2_K_D_WORD] = to_half_bits(d) | to_half_bits(dmin) << 16
-        _pack_rest_q2_k(x, fit, scale_codes, low_codes, words)
-        store_blocks(words, out, first, _Q2_K_BYTES)
-    return -1
+    for i in range(256):
+        weights[i] = absolute(x[i])
+    fit_sub_blocks_absolute(x, weights, 16, _Q2_K_TOP, np.float32(-0.5), np.float32(0.1), 15, fit)
+    d = code_by_largest(fit.scales, 16, _Q2_K_SCALE_TOP, scale_codes)
+    dmin = code_by_largest(fit.minus_lows, 16, _Q2_K_SCALE_TOP, low_codes)
+    words[_Q2_K_D_WORD] = to_half_bits(d) | to_half_bits(dmin) << 16
+    _pack_rest_q2_k(x, fit, scale_codes, low_codes, words)
 
 
 @inlinable
@@ -120,7 +106,6 @@ def _pack_rest_q2_k(
 # ---- Q4_K
 
 _Q4_K_BYTES = Q4_K.block_bytes
-_Q4_K_WORDS = padded_words(_Q4_K_BYTES)
 _Q4_K_TOP = 15
 _Q4_K_SCALE_TOP = 63
 
@@ -150,48 +135,33 @@ def _decode_q4_k(data: Bytes, out: Floats32) -> None:
                 store(out, k * ELEMS + i, scale * to_float(codes) - minus_low)
 
 
-@kernel
-def _quantize_weighted_q4_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+@weighted_kernel(Q4_K)
+def _quantize_weighted_q4_k(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    sums, scale_codes, low_codes = float_tile(8), int_tile(8), int_tile(8)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
-    scale_codes, low_codes = int_tile(8), int_tile(8)
-    words = int_tile(_Q4_K_WORDS)
-    for first in range(0, out.size // _Q4_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q4_K_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
-        fit_sub_blocks(x, weights, 32, _Q4_K_TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
-        d = search_positive(fit.scales, sums, scale_codes, 8, _Q4_K_SCALE_TOP)
-        dmin = search_positive(fit.minus_lows, sums, low_codes, 8, _Q4_K_SCALE_TOP)
-        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
-        pack_scales(scale_codes, low_codes, tail(words, 1))
-        _pack_codes_q4_k(x, fit, words)
-        store_blocks(words, out, first, _Q4_K_BYTES)
-    return -1
+    weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+    fit_sub_blocks(x, weights, 32, _Q4_K_TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
+    d = search_positive(fit.scales, sums, scale_codes, 8, _Q4_K_SCALE_TOP)
+    dmin = search_positive(fit.minus_lows, sums, low_codes, 8, _Q4_K_SCALE_TOP)
+    words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
+    pack_scales(scale_codes, low_codes, tail(words, 1))
+    _pack_codes_q4_k(x, fit, words)
 
 
-@kernel
-def _quantize_plain_q4_k(source: Rows, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
+@plain_kernel(Q4_K)
+def _quantize_plain_q4_k(x: FloatTile, words: IntTile) -> None:
+    weights, scale_codes, low_codes = float_tile(256), int_tile(8), int_tile(8)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
-    scale_codes, low_codes = int_tile(8), int_tile(8)
-    words = int_tile(_Q4_K_WORDS)
-    for first in range(0, out.size // _Q4_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q4_K_BYTES)
-        weigh_by_magnitude(x, 32, weights)
-        fit_sub_blocks(x, weights, 32, _Q4_K_TOP, np.float32(-1), np.float32(0.1), 20, fit)
-        d = code_by_largest(fit.scales, 8, _Q4_K_SCALE_TOP, scale_codes)
-        dmin = code_by_largest(fit.minus_lows, 8, _Q4_K_SCALE_TOP, low_codes)
-        for j in range(8):
-            scale_codes[j] = minimum(scale_codes[j], _Q4_K_SCALE_TOP)
-            low_codes[j] = minimum(low_codes[j], _Q4_K_SCALE_TOP)
-        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
-        pack_scales(scale_codes, low_codes, tail(words, 1))
-        _pack_codes_q4_k(x, fit, words)
-        store_blocks(words, out, first, _Q4_K_BYTES)
-    return -1
+    weigh_by_magnitude(x, 32, weights)
+    fit_sub_blocks(x, weights, 32, _Q4_K_TOP, np.float32(-1), np.float32(0.1), 20, fit)
+    d = code_by_largest(fit.scales, 8, _Q4_K_SCALE_TOP, scale_codes)
+    dmin = code_by_largest(fit.minus_lows, 8, _Q4_K_SCALE_TOP, low_codes)
+    for j in range(8):
+        scale_codes[j] = minimum(scale_codes[j], _Q4_K_SCALE_TOP)
+        low_codes[j] = minimum(low_codes[j], _Q4_K_SCALE_TOP)
+    words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
+    pack_scales(scale_codes, low_codes, tail(words, 1))
+    _pack_codes_q4_k(x, fit, words)
 
 
 @inlinable
@@ -205,7 +175,6 @@ def _pack_codes_q4_k(x: FloatTile, fit: AffineFit, words: IntTile) -> None:
 # ---- Q5_K
 
 _Q5_K_BYTES = Q5_K.block_bytes
-_Q5_K_WORDS = padded_words(_Q5_K_BYTES)
 _Q5_K_TOP = 31
 _Q5_K_SCALE_TOP = 63
 
@@ -236,43 +205,30 @@ def _decode_q5_k(data: Bytes, out: Floats32) -> None:
                 store(out, k * ELEMS + i, scale * to_float(codes) - minus_low)
 
 
-@kernel
-def _quantize_weighted_q5_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+@weighted_kernel(Q5_K)
+def _quantize_weighted_q5_k(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    sums = float_tile(8)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
-    words = int_tile(_Q5_K_WORDS)
-    for first in range(0, out.size // _Q5_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q5_K_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
-        fit_sub_blocks(x, weights, 32, _Q5_K_TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
-        d = search_positive(fit.scales, sums, scale_codes, 8, _Q5_K_SCALE_TOP)
-        dmin = search_positive(fit.minus_lows, sums, low_codes, 8, _Q5_K_SCALE_TOP)
-        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
-        _pack_rest_q5_k(x, fit, scale_codes, low_codes, words)
-        store_blocks(words, out, first, _Q5_K_BYTES)
-    return -1
+    weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+    fit_sub_blocks(x, weights, 32, _Q5_K_TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
+    d = search_positive(fit.scales, sums, scale_codes, 8, _Q5_K_SCALE_TOP)
+    dmin = search_positive(fit.minus_lows, sums, low_codes, 8, _Q5_K_SCALE_TOP)
+    words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
+    _pack_rest_q5_k(x, fit, scale_codes, low_codes, words)
 
 
-@kernel
-def _quantize_plain_q5_k(source: Rows, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
+@plain_kernel(Q5_K)
+def _quantize_plain_q5_k(x: FloatTile, words: IntTile) -> None:
+    weights = float_tile(256)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
-    words = int_tile(_Q5_K_WORDS)
-    for first in range(0, out.size // _Q5_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q5_K_BYTES)
-        weigh_by_magnitude(x, 32, weights)
-        fit_sub_blocks(x, weights, 32, _Q5_K_TOP, np.float32(-0.5), np.float32(0.1), 15, fit)
-        d = code_by_largest(fit.scales, 8, _Q5_K_SCALE_TOP, scale_codes)
-        dmin = code_by_largest(fit.minus_lows, 8, _Q5_K_SCALE_TOP, low_codes)
-        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
-        _pack_rest_q5_k(x, fit, scale_codes, low_codes, words)
-        store_blocks(words, out, first, _Q5_K_BYTES)
-    return -1
+    weigh_by_magnitude(x, 32, weights)
+    fit_sub_blocks(x, weights, 32, _Q5_K_TOP, np.float32(-0.5), np.float32(0.1), 15, fit)
+    d = code_by_largest(fit.scales, 8, _Q5_K_SCALE_TOP, scale_codes)
+    dmin = code_by_largest(fit.minus_lows, 8, _Q5_K_SCALE_TOP, low_codes)
+    words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
+    _pack_rest_q5_k(x, fit, scale_codes, low_codes, words)
 
 
 @inlinable

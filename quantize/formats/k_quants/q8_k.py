@@ -17,18 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_K
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.base import Floats32, block_format
+from quantize.formats.block_kernels import plain_kernel
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.floats import ONE, ZERO, nearest_int
-from quantize.simd.kernel import kernel
-from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
+from quantize.simd.kernel import inlined, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, bits, from_bits, minimum, select, splat, to_float
 from quantize.simd.packing import pack
-from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 _ELEMS = 256
 _BYTES = Q8_K.block_bytes
-_WORDS = padded_words(_BYTES)
 _TOP = np.float32(127)
 
 
@@ -44,28 +43,22 @@ def _decode(data: npt.NDArray[np.int8], out: Floats32) -> None:
             store(out, k * _ELEMS + i, d * to_float(load(data, start + 4 + i)))
 
 
-@kernel
-def _quantize(source: Rows, out: Bytes) -> int:
-    x = float_tile(_ELEMS)
-    codes, sums, words = int_tile(_ELEMS), int_tile(16), int_tile(_WORDS)
-    for first in range(0, out.size // _BYTES, LANES):
-        if not load_blocks(source, first, _ELEMS, x):
-            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
-        largest, extreme = farthest_from_zero(x, _ELEMS)
-        empty = largest == ZERO
-        inverse = select(empty, ZERO, -_TOP / extreme)
-        for j in range(16):
-            total = splat(0)
-            for i in range(16 * j, 16 * (j + 1)):
-                codes[i] = minimum(nearest_int(inverse * x[i]), 127)
-                total += codes[i] << 24 >> 24
-            sums[j] = total
-        words[0] = select(empty, 0, bits(ONE / inverse))
-        pack(codes, 0, 8, _ELEMS, _ELEMS, tail(words, 1))
-        for j in range(8):
-            words[65 + j] = sums[2 * j] & 0xFFFF | sums[2 * j + 1] << 16
-        store_blocks(words, out, first, _BYTES)
-    return -1
+@plain_kernel(Q8_K, inlined)
+def _quantize(x: FloatTile, words: IntTile) -> None:
+    codes, sums = int_tile(_ELEMS), int_tile(16)
+    largest, extreme = farthest_from_zero(x, _ELEMS)
+    empty = largest == ZERO
+    inverse = select(empty, ZERO, -_TOP / extreme)
+    for j in range(16):
+        total = splat(0)
+        for i in range(16 * j, 16 * (j + 1)):
+            codes[i] = minimum(nearest_int(inverse * x[i]), 127)
+            total += codes[i] << 24 >> 24
+        sums[j] = total
+    words[0] = select(empty, 0, bits(ONE / inverse))
+    pack(codes, 0, 8, _ELEMS, _ELEMS, tail(words, 1))
+    for j in range(8):
+        words[65 + j] = sums[2 * j] & 0xFFFF | sums[2 * j + 1] << 16
 
 
 FORMATS = (block_format(Q8_K, _decode, _quantize, item=np.int8),)

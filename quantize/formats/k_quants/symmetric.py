@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_tools.format.ggml_types import Q3_K, Q6_K
-from quantize.formats.base import Bytes, Floats32, Rows, block_format
+from quantize.formats.base import Bytes, Floats32, block_format
+from quantize.formats.block_kernels import plain_kernel, weighted_kernel
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
 from quantize.formats.search import EMPTY, farthest_from_zero, search_symmetric_of_any, symmetric_codes
 from quantize.simd.floats import (
@@ -20,14 +21,12 @@ from quantize.simd.floats import (
 )
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
-from quantize.simd.lanes import LANES, Floats, Ints, any_lane, minimum, select, splat, to_float, to_int
+from quantize.simd.lanes import Floats, Ints, any_lane, minimum, select, splat, to_float, to_int
 from quantize.simd.packing import codes_at, pack
-from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 # ---- Q3_K
 
 _Q3_K_BYTES = Q3_K.block_bytes
-_Q3_K_WORDS = padded_words(_Q3_K_BYTES)
 _Q3_K_HALF = 4
 _SCALE_HALF = 32
 
@@ -58,58 +57,45 @@ def _decode_q3_k(data: Bytes, out: Floats32) -> None:
             store(out, k * ELEMS + 16 * j, scale * to_float(codes - _Q3_K_HALF))
 
 
-@kernel
-def _quantize_weighted_q3_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
+@weighted_kernel(Q3_K)
+def _quantize_weighted_q3_k(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    sums = float_tile(16)
     scales, inverses = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
-    words = int_tile(_Q3_K_WORDS)
-    for first in range(0, out.size // _Q3_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q3_K_BYTES)
-        load_importances(importances, first, 256, weights)
-        weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
-        fit_symmetric_sub_blocks(x, weights, _Q3_K_HALF, scales, inverses)
-        d, inverse_d = search_symmetric_of_any(scales, sums, 16, _SCALE_HALF)
-        half_d = to_half_bits(d)
-        largest, _extreme = farthest_from_zero(scales, 16)
-        for j in range(16):
-            code = clamp(nearest_int(inverse_d * scales[j]), -_SCALE_HALF, _SCALE_HALF - 1) + _SCALE_HALF
-            scale_codes[j] = select(largest < EMPTY, 0, code)
-            scale = from_half_bits(half_d) * to_float(scale_codes[j] - _SCALE_HALF)
-            symmetric_codes(tail(x, 16 * j), scale, inverses[j], 16, _Q3_K_HALF, tail(codes, 16 * j))
-        _pack_q3_k(codes, scale_codes, half_d, words)
-        store_blocks(words, out, first, _Q3_K_BYTES)
-    return -1
+    weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
+    fit_symmetric_sub_blocks(x, weights, _Q3_K_HALF, scales, inverses)
+    d, inverse_d = search_symmetric_of_any(scales, sums, 16, _SCALE_HALF)
+    half_d = to_half_bits(d)
+    largest, _extreme = farthest_from_zero(scales, 16)
+    for j in range(16):
+        code = clamp(nearest_int(inverse_d * scales[j]), -_SCALE_HALF, _SCALE_HALF - 1) + _SCALE_HALF
+        scale_codes[j] = select(largest < EMPTY, 0, code)
+        scale = from_half_bits(half_d) * to_float(scale_codes[j] - _SCALE_HALF)
+        symmetric_codes(tail(x, 16 * j), scale, inverses[j], 16, _Q3_K_HALF, tail(codes, 16 * j))
+    _pack_q3_k(codes, scale_codes, half_d, words)
 
 
-@kernel
-def _quantize_plain_q3_k(source: Rows, out: Bytes) -> int:
-    x, scales = float_tile(256), float_tile(16)
+@plain_kernel(Q3_K)
+def _quantize_plain_q3_k(x: FloatTile, words: IntTile) -> None:
+    scales = float_tile(16)
     farthest, extremes = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
-    words = int_tile(_Q3_K_WORDS)
-    for first in range(0, out.size // _Q3_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q3_K_BYTES)
-        for j in range(16):  # apart from the searches, so that several sub-blocks are under way at once
-            farthest[j], extremes[j] = farthest_from_zero(tail(x, 16 * j), 16)
-        for j in range(16):
-            scales[j] = _search_plain_q3_k(tail(x, 16 * j), farthest[j], extremes[j], tail(codes, 16 * j))
-        _largest, extreme = farthest_from_zero(scales, 16)
-        inverse_d = np.float32(-_SCALE_HALF) / extreme
-        half_d = select(extreme == ZERO, 0, to_half_bits(ONE / inverse_d))
-        for j in range(16):
-            code = nearest_int(inverse_d * scales[j]) << 24 >> 24
-            code = clamp(code, -_SCALE_HALF, _SCALE_HALF - 1) + _SCALE_HALF
-            scale_codes[j] = select(extreme == ZERO, 0, code)
-            scale = from_half_bits(half_d) * to_float(scale_codes[j] - _SCALE_HALF)
-            for i in range(16 * j, 16 * (j + 1)):
-                stored = clamp(nearest_int(x[i] / scale), -_Q3_K_HALF, _Q3_K_HALF - 1) + _Q3_K_HALF
-                codes[i] = select(scale == ZERO, codes[i], stored)
-        _pack_q3_k(codes, scale_codes, half_d, words)
-        store_blocks(words, out, first, _Q3_K_BYTES)
-    return -1
+    for j in range(16):  # apart from the searches, so that several sub-blocks are under way at once
+        farthest[j], extremes[j] = farthest_from_zero(tail(x, 16 * j), 16)
+    for j in range(16):
+        scales[j] = _search_plain_q3_k(tail(x, 16 * j), farthest[j], extremes[j], tail(codes, 16 * j))
+    _largest, extreme = farthest_from_zero(scales, 16)
+    inverse_d = np.float32(-_SCALE_HALF) / extreme
+    half_d = select(extreme == ZERO, 0, to_half_bits(ONE / inverse_d))
+    for j in range(16):
+        code = nearest_int(inverse_d * scales[j]) << 24 >> 24
+        code = clamp(code, -_SCALE_HALF, _SCALE_HALF - 1) + _SCALE_HALF
+        scale_codes[j] = select(extreme == ZERO, 0, code)
+        scale = from_half_bits(half_d) * to_float(scale_codes[j] - _SCALE_HALF)
+        for i in range(16 * j, 16 * (j + 1)):
+            stored = clamp(nearest_int(x[i] / scale), -_Q3_K_HALF, _Q3_K_HALF - 1) + _Q3_K_HALF
+            codes[i] = select(scale == ZERO, codes[i], stored)
+    _pack_q3_k(codes, scale_codes, half_d, words)
 
 
 @inlinable
@@ -175,7 +161,6 @@ def _pack_q3_k(codes: IntTile, scale_codes: IntTile, half_d: Ints, words: IntTil
 # ---- Q6_K
 
 _Q6_K_BYTES = Q6_K.block_bytes
-_Q6_K_WORDS = padded_words(_Q6_K_BYTES)
 _Q6_K_HALF = 32
 
 
@@ -202,31 +187,17 @@ def _decode_q6_k(data: Bytes, out: Floats32) -> None:
             store(out, k * ELEMS + 16 * j, scale * to_float(codes - _Q6_K_HALF))
 
 
-@kernel
-def _quantize_weighted_q6_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    words = int_tile(_Q6_K_WORDS)
-    for first in range(0, out.size // _Q6_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q6_K_BYTES)
-        load_importances(importances, first, 256, weights)
-        _encode_q6_k(x, weights, words)
-        store_blocks(words, out, first, _Q6_K_BYTES)
-    return -1
+@weighted_kernel(Q6_K)
+def _quantize_weighted_q6_k(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
+    _encode_q6_k(x, weights, words)
 
 
-@kernel
-def _quantize_plain_q6_k(source: Rows, out: Bytes) -> int:
-    x, weights = float_tile(256), float_tile(256)
-    words = int_tile(_Q6_K_WORDS)
-    for first in range(0, out.size // _Q6_K_BYTES, LANES):
-        if not load_blocks(source, first, 256, x):
-            return first_not_finite(x, 256, first, out.size // _Q6_K_BYTES)
-        for i in range(256):
-            weights[i] = x[i] * x[i]
-        _encode_q6_k(x, weights, words)
-        store_blocks(words, out, first, _Q6_K_BYTES)
-    return -1
+@plain_kernel(Q6_K)
+def _quantize_plain_q6_k(x: FloatTile, words: IntTile) -> None:
+    weights = float_tile(256)
+    for i in range(256):
+        weights[i] = x[i] * x[i]
+    _encode_q6_k(x, weights, words)
 
 
 @inlinable

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from gguf_tools.format.ggml_types import IQ2_KL
-from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_3
 from quantize.formats.ik.levels.scale_search import Coding, Integers, ScaleTrials, in_order, row_quantizer
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
@@ -146,8 +146,8 @@ _IQ2_KL_SEARCH = ScaleTrials(
 )
 
 
-@inlinable
-def _pack_block(codes: IntTile, integers: IntTile, _seconds: IntTile, words: IntTile) -> None:
+@row_quantizer(_IQ2_KL_SEARCH, _CODING, IQ2_KL)
+def _quantize(codes: IntTile, integers: IntTile, _seconds: IntTile, words: IntTile) -> None:
     for j in range(8):
         integers[j] = integers[j] + 32
         for i in range(16):  # sixteen codes a sub-block, one after the other
@@ -156,14 +156,6 @@ def _pack_block(codes: IntTile, integers: IntTile, _seconds: IntTile, words: Int
     pack(codes, 0, 4, 16, 64, tail(words, 1))
     pack(codes, 4, 1, 16, 16, tail(words, 17))
     prepend_half(in_order(integers, 0, 8, 4, 2), words, 21)
-
-
-_quantize_rows = row_quantizer(_IQ2_KL_SEARCH, _CODING, IQ2_KL, _pack_block)
-
-
-@kernel
-def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
-    return _quantize_rows(source, importances, scales, out)
 
 
 FORMATS = (ik_format(IQ2_KL, _SIZE, _quantize, _decode),)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gguf_tools.format.ggml_types import IQ4_KSS
-from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.levels.levels import LEVELS_4, Cells, cut_into, nearest_of
 from quantize.formats.ik.levels.scale_search import Coding, Integers, ScaleTrials, row_quantizer
 from quantize.formats.ik.rows import ik_format
@@ -209,8 +209,8 @@ def _word_of(codes: IntTile, four: int) -> Ints:
     return word
 
 
-@inlinable
-def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+@row_quantizer(_IQ4_KSS_SEARCH, _CODING, IQ4_KSS)
+def _quantize(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
     for j in range(8):
         scale = integers[j] + 127 | seconds[j]
         for pair in range(4):
@@ -219,14 +219,6 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
                 k = 2 * pair + half
                 word |= (_word_of(tail(codes, _SIZE * j), k) | scale >> k & 1) << 16 * half
             words[4 * j + pair] = word
-
-
-_quantize_rows = row_quantizer(_IQ4_KSS_SEARCH, _CODING, IQ4_KSS, _pack_block)
-
-
-@kernel
-def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
-    return _quantize_rows(source, importances, scales, out)
 
 
 FORMATS = (ik_format(IQ4_KSS, _SIZE, _quantize, _decode),)

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 
 from gguf_tools.format.ggml_types import IQ2_K, IQ3_K, IQ4_K, IQ5_K, IQ6_K
-from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.levels.levels import LEVELS_2, LEVELS_3, LEVELS_4, LEVELS_5, LEVELS_6, level_coding
 from quantize.formats.ik.levels.scale_search import Integers, ScaleTrials, block_quantizer, in_order
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
 from quantize.simd.floats import float_at
-from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints, maximum, select, splat
 from quantize.simd.packing import pack, prepend_half
@@ -61,8 +61,8 @@ _IQ2_K_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq2_k(
+@block_quantizer(_IQ2_K_SEARCH, level_coding(LEVELS_2, 16), IQ2_K)
+def _quantize_iq2_k(
     half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile
 ) -> None:
     for j in range(16):
@@ -71,14 +71,6 @@ def _pack_block_iq2_k(
     words[1] = in_order(integers, 0, 8, 0, 4)
     words[2] = in_order(integers, 8, 8, 0, 4)
     pack(codes, 0, 2, 32, 64, tail(words, 3))
-
-
-_quantize_blocks_iq2_k = block_quantizer(_IQ2_K_SEARCH, level_coding(LEVELS_2, 16), IQ2_K, _pack_block_iq2_k)
-
-
-@kernel
-def _quantize_iq2_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    return _quantize_blocks_iq2_k(source, importances, out)
 
 
 # ---- IQ3_K
@@ -129,8 +121,8 @@ _IQ3_K_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq3_k(
+@block_quantizer(_IQ3_K_SEARCH, level_coding(LEVELS_3, 16), IQ3_K)
+def _quantize_iq3_k(
     half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile
 ) -> None:
     signs = splat(0)
@@ -143,14 +135,6 @@ def _pack_block_iq3_k(
     pack(codes, 0, 2, 32, 64, tail(words, 3))
     pack(codes, 2, 1, 32, 32, tail(words, 19))
     prepend_half(half_d, words, 27)
-
-
-_quantize_blocks_iq3_k = block_quantizer(_IQ3_K_SEARCH, level_coding(LEVELS_3, 16), IQ3_K, _pack_block_iq3_k)
-
-
-@kernel
-def _quantize_iq3_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    return _quantize_blocks_iq3_k(source, importances, out)
 
 
 # ---- IQ4_K
@@ -199,8 +183,8 @@ _IQ4_K_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq4_k(
+@block_quantizer(_IQ4_K_SEARCH, level_coding(LEVELS_4, 16), IQ4_K)
+def _quantize_iq4_k(
     half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile
 ) -> None:
     for j in range(16):
@@ -210,14 +194,6 @@ def _pack_block_iq4_k(
     words[2] = in_order(integers, 0, 8, 0, 4)
     words[3] = in_order(integers, 8, 8, 0, 4)
     pack(codes, 0, 4, 16, 128, tail(words, 4))
-
-
-_quantize_blocks_iq4_k = block_quantizer(_IQ4_K_SEARCH, level_coding(LEVELS_4, 16), IQ4_K, _pack_block_iq4_k)
-
-
-@kernel
-def _quantize_iq4_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    return _quantize_blocks_iq4_k(source, importances, out)
 
 
 # ---- IQ5_K
@@ -269,8 +245,8 @@ _IQ5_K_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq5_k(
+@block_quantizer(_IQ5_K_SEARCH, level_coding(LEVELS_5, 16), IQ5_K)
+def _quantize_iq5_k(
     half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile
 ) -> None:
     for j in range(16):
@@ -281,14 +257,6 @@ def _pack_block_iq5_k(
     words[3] = in_order(integers, 8, 8, 0, 4)
     pack(codes, 0, 4, 32, 128, tail(words, 4))
     pack(codes, 4, 1, 32, 32, tail(words, 36))
-
-
-_quantize_blocks_iq5_k = block_quantizer(_IQ5_K_SEARCH, level_coding(LEVELS_5, 16), IQ5_K, _pack_block_iq5_k)
-
-
-@kernel
-def _quantize_iq5_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    return _quantize_blocks_iq5_k(source, importances, out)
 
 
 # ---- IQ6_K
@@ -336,22 +304,14 @@ _IQ6_K_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq6_k(
+@block_quantizer(_IQ6_K_SEARCH, level_coding(LEVELS_6, 16), IQ6_K)
+def _quantize_iq6_k(
     half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile
 ) -> None:
     words[0] = half_d | in_order(seconds, 0, 16, 0, 1) << 16
     pack(integers, 0, 8, 16, 16, tail(words, 1))
     pack(codes, 0, 4, 32, 128, tail(words, 5))
     pack(codes, 4, 2, 32, 64, tail(words, 37))
-
-
-_quantize_blocks_iq6_k = block_quantizer(_IQ6_K_SEARCH, level_coding(LEVELS_6, 16), IQ6_K, _pack_block_iq6_k)
-
-
-@kernel
-def _quantize_iq6_k(source: Rows, importances: Floats32, out: Bytes) -> int:
-    return _quantize_blocks_iq6_k(source, importances, out)
 
 
 FORMATS = (

@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 
 from gguf_tools.format.ggml_types import IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS
-from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.levels.levels import LEVELS_2, LEVELS_3, LEVELS_4, LEVELS_5, level_coding
 from quantize.formats.ik.levels.scale_search import Integers, ScaleTrials, in_order, row_quantizer
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
-from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack, prepend_half
 
@@ -62,21 +62,13 @@ _IQ2_KS_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq2_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+@row_quantizer(_IQ2_KS_SEARCH, level_coding(LEVELS_2, 32), IQ2_KS)
+def _quantize_iq2_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
     for j in range(8):
         integers[j] = integers[j] + 16
     words[0] = in_order(integers, 0, 8, 0, 4)
     pack(codes, 0, 2, 32, 64, tail(words, 1))
     prepend_half(in_order(seconds, 0, 8, 0, 1) | in_order(integers, 0, 8, 4, 1) << 8, words, 17)
-
-
-_quantize_rows_iq2_ks = row_quantizer(_IQ2_KS_SEARCH, level_coding(LEVELS_2, 32), IQ2_KS, _pack_block_iq2_ks)
-
-
-@kernel
-def _quantize_iq2_ks(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
-    return _quantize_rows_iq2_ks(source, importances, scales, out)
 
 
 # ---- IQ3_KS
@@ -127,22 +119,14 @@ _IQ3_KS_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq3_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+@row_quantizer(_IQ3_KS_SEARCH, level_coding(LEVELS_3, 32), IQ3_KS)
+def _quantize_iq3_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
     for j in range(8):
         integers[j] = integers[j] + 16
     pack(integers, 0, 4, 4, 4, words)
     pack(codes, 0, 2, 32, 64, tail(words, 1))
     pack(codes, 2, 1, 32, 32, tail(words, 17))
     prepend_half(in_order(integers, 0, 8, 4, 1) | in_order(seconds, 0, 8, 0, 1) << 8, words, 25)
-
-
-_quantize_rows_iq3_ks = row_quantizer(_IQ3_KS_SEARCH, level_coding(LEVELS_3, 32), IQ3_KS, _pack_block_iq3_ks)
-
-
-@kernel
-def _quantize_iq3_ks(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
-    return _quantize_rows_iq3_ks(source, importances, scales, out)
 
 
 # ---- IQ4_KS
@@ -189,20 +173,12 @@ _IQ4_KS_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq4_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+@row_quantizer(_IQ4_KS_SEARCH, level_coding(LEVELS_4, 32), IQ4_KS)
+def _quantize_iq4_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
     for j in range(8):
         integers[j] = integers[j] + 127 | seconds[j]
     pack(integers, 0, 8, 8, 8, words)
     pack(codes, 0, 4, 16, 128, tail(words, 2))
-
-
-_quantize_rows_iq4_ks = row_quantizer(_IQ4_KS_SEARCH, level_coding(LEVELS_4, 32), IQ4_KS, _pack_block_iq4_ks)
-
-
-@kernel
-def _quantize_iq4_ks(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
-    return _quantize_rows_iq4_ks(source, importances, scales, out)
 
 
 # ---- IQ5_KS
@@ -251,21 +227,13 @@ _IQ5_KS_SEARCH = _trials(
 )
 
 
-@inlinable
-def _pack_block_iq5_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+@row_quantizer(_IQ5_KS_SEARCH, level_coding(LEVELS_5, 32), IQ5_KS)
+def _quantize_iq5_ks(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
     for j in range(8):
         integers[j] = integers[j] + 127 | seconds[j]
     pack(integers, 0, 8, 8, 8, words)
     pack(codes, 0, 4, 32, 128, tail(words, 2))
     pack(codes, 4, 1, 32, 32, tail(words, 34))
-
-
-_quantize_rows_iq5_ks = row_quantizer(_IQ5_KS_SEARCH, level_coding(LEVELS_5, 32), IQ5_KS, _pack_block_iq5_ks)
-
-
-@kernel
-def _quantize_iq5_ks(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
-    return _quantize_rows_iq5_ks(source, importances, scales, out)
 
 
 FORMATS = (

@@ -29,7 +29,7 @@ from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.rows import SUPER_ELEMS, first_infinite, store_in_rows
 from quantize.simd.floats import INFINITY, MAGIC, ONE, ZERO, from_half_bits, to_half_bits
-from quantize.simd.kernel import inlinable
+from quantize.simd.kernel import inlinable, kernel_of
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import (
     LANES,
@@ -353,79 +353,87 @@ class SuperBlock(NamedTuple):
 
 
 def row_quantizer(
-    search: ScaleTrials, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]
-) -> Any:
-    """Return the function of kernels that encodes rows, each with a scale of its own.
+    search: ScaleTrials, coding: Coding, type_: GGMLType
+) -> Callable[[Callable[..., None]], Callable[..., int]]:
+    """Return the decorator that makes the kernel of `rows.encode_scaled_rows` of a function pack_block.
 
-        quantize_rows(source, importances, scales, out) -> int, as `rows.encode_scaled_rows` has it
+        pack_block(codes, integers, seconds, words)
 
-    pack_block  called as pack_block(codes, integers, seconds, words), to fill `words` with a super-block
+    It fills `words` with a super-block. The kernel encodes rows, each with a scale of its own.
     """
     fit_group, code_super_block = fitting(search, coding), _super_block_coder(search, coding)
     block_bytes, meta_bytes = type_.block_bytes, type_.row_meta_bytes
     n_words, size = padded_words(block_bytes), search.size
 
-    @inlinable
-    def quantize_rows(source: Floats32, importances: Floats32, scales: Floats32, out: Bytes) -> int:
-        n_cols, n_rows = importances.size, scales.size
-        block = SuperBlock(int_tile(SUPER_ELEMS), int_tile(16), int_tile(16))
-        words = int_tile(n_words)
-        n_fitted = n_cols // size * LANES
-        fitted = Fitted(np.empty(n_fitted, np.float32), np.empty(n_fitted, np.float32))
-        of_rows = np.empty(LANES, np.float32)
-        for first in range(0, n_rows, LANES):
-            rows = LaneRows(source, importances, first)
-            group = fit_group(rows, 0, n_cols, fitted)
-            failure = first_infinite(group.d, first)
-            if failure >= 0:
-                return failure
-            store(of_rows, 0, group.d)
-            for row in range(first, min(first + LANES, n_rows)):
-                scales[row] = of_rows[row - first]
-            for k in range(n_cols // SUPER_ELEMS):
-                column = k * SUPER_ELEMS
-                code_super_block(rows, column, group, fitted, column // size, block)
-                pack_block(block.codes, block.integers, block.seconds, words)
-                store_in_rows(words, block_bytes, meta_bytes + k * block_bytes, first, out, n_rows)
-        return -1
+    def made_of(pack_block: Callable[..., None]) -> Callable[..., int]:
+        pack = inlinable(pack_block)
 
-    return quantize_rows
+        def quantize_rows(source: Floats32, importances: Floats32, scales: Floats32, out: Bytes) -> int:
+            n_cols, n_rows = importances.size, scales.size
+            block = SuperBlock(int_tile(SUPER_ELEMS), int_tile(16), int_tile(16))
+            words = int_tile(n_words)
+            n_fitted = n_cols // size * LANES
+            fitted = Fitted(np.empty(n_fitted, np.float32), np.empty(n_fitted, np.float32))
+            of_rows = np.empty(LANES, np.float32)
+            for first in range(0, n_rows, LANES):
+                rows = LaneRows(source, importances, first)
+                group = fit_group(rows, 0, n_cols, fitted)
+                failure = first_infinite(group.d, first)
+                if failure >= 0:
+                    return failure
+                store(of_rows, 0, group.d)
+                for row in range(first, min(first + LANES, n_rows)):
+                    scales[row] = of_rows[row - first]
+                for k in range(n_cols // SUPER_ELEMS):
+                    column = k * SUPER_ELEMS
+                    code_super_block(rows, column, group, fitted, column // size, block)
+                    pack(block.codes, block.integers, block.seconds, words)
+                    store_in_rows(words, block_bytes, meta_bytes + k * block_bytes, first, out, n_rows)
+            return -1
+
+        return kernel_of(pack_block, quantize_rows)
+
+    return made_of
 
 
 def block_quantizer(
-    search: ScaleTrials, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]
-) -> Any:
-    """Return the function of kernels that encodes super-blocks, each with a float16 of its own.
+    search: ScaleTrials, coding: Coding, type_: GGMLType
+) -> Callable[[Callable[..., None]], Callable[..., int]]:
+    """Return the decorator that makes the kernel of `rows.encode_rows` of a function pack_block.
 
-        quantize_blocks(source, importances, out) -> int, as `rows.encode_rows` has it
+        pack_block(half_d, codes, integers, seconds, words)
 
-    pack_block  called as pack_block(half_d, codes, integers, seconds, words)
+    It fills `words` with a super-block. The kernel encodes super-blocks, each with a float16 of its own.
     """
     fit_group, code_super_block = fitting(search, coding), _super_block_coder(search, coding)
     block_bytes, n_fitted = type_.block_bytes, SUPER_ELEMS // search.size * LANES
     n_words = padded_words(block_bytes)
 
-    @inlinable
-    def quantize_blocks(source: Floats32, importances: Floats32, out: Bytes) -> int:
-        n_cols = importances.size
-        n_rows = source.size // n_cols
-        block = SuperBlock(int_tile(SUPER_ELEMS), int_tile(16), int_tile(16))
-        words = int_tile(n_words)
-        fitted = Fitted(np.empty(n_fitted, np.float32), np.empty(n_fitted, np.float32))
-        for first in range(0, n_rows, LANES):
-            rows = LaneRows(source, importances, first)
-            for k in range(n_cols // SUPER_ELEMS):
-                column = k * SUPER_ELEMS
-                group = fit_group(rows, column, SUPER_ELEMS, fitted)
-                failure = first_infinite(group.d, first)
-                if failure >= 0:
-                    return failure
-                code_super_block(rows, column, group, fitted, 0, block)
-                pack_block(to_half_bits(group.d), block.codes, block.integers, block.seconds, words)
-                store_in_rows(words, block_bytes, k * block_bytes, first, out, n_rows)
-        return -1
+    def made_of(pack_block: Callable[..., None]) -> Callable[..., int]:
+        pack = inlinable(pack_block)
 
-    return quantize_blocks
+        def quantize_blocks(source: Floats32, importances: Floats32, out: Bytes) -> int:
+            n_cols = importances.size
+            n_rows = source.size // n_cols
+            block = SuperBlock(int_tile(SUPER_ELEMS), int_tile(16), int_tile(16))
+            words = int_tile(n_words)
+            fitted = Fitted(np.empty(n_fitted, np.float32), np.empty(n_fitted, np.float32))
+            for first in range(0, n_rows, LANES):
+                rows = LaneRows(source, importances, first)
+                for k in range(n_cols // SUPER_ELEMS):
+                    column = k * SUPER_ELEMS
+                    group = fit_group(rows, column, SUPER_ELEMS, fitted)
+                    failure = first_infinite(group.d, first)
+                    if failure >= 0:
+                        return failure
+                    code_super_block(rows, column, group, fitted, 0, block)
+                    pack(to_half_bits(group.d), block.codes, block.integers, block.seconds, words)
+                    store_in_rows(words, block_bytes, k * block_bytes, first, out, n_rows)
+            return -1
+
+        return kernel_of(pack_block, quantize_blocks)
+
+    return made_of
 
 
 def _super_block_coder(search: ScaleTrials, coding: Coding) -> Any:

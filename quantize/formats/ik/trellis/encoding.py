@@ -10,7 +10,17 @@ import numpy.typing as npt
 
 from quantize.formats.base import Bytes, Floats32, QuantFormat
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
-from quantize.formats.ik.trellis.rows import BLOCK_ELEMS, REACH, Measured, RowCodes, Task, Trellis, Trials
+from quantize.formats.ik.trellis.rows import (
+    BLOCK_ELEMS,
+    REACH,
+    Measured,
+    RowCodes,
+    Task,
+    Trellis,
+    Trials,
+    rows_of,
+)
+from quantize.simd.kernel import kernel_of
 from quantize.simd.lanes import LANES
 
 Integers = npt.NDArray[np.int64]
@@ -32,13 +42,11 @@ class Choices:
 
 def trellis_format(
     trellis: Trellis,
-    search: Callable[..., None],
     pack: Callable[[Choices, Floats32, Bytes], None],
     decode: Callable[..., None],
 ) -> QuantFormat:
     """Return the codec of a trellis type.
 
-    search  a kernel that calls what `rows_of` returns
     pack    called as pack(choices, weights, out): weights float32 (n_blocks, 256); out, to be filled, uint8
             (n_blocks, bytes of a block)
     decode  the kernel of `decode_scaled_rows`
@@ -53,7 +61,7 @@ def trellis_format(
         out.reshape(len(scales), -1)[:, type_.row_meta_bytes :] = blocks.reshape(len(scales), -1)
         return -1
 
-    type_ = trellis.type
+    type_, search = trellis.type, kernel_of(pack, rows_of(trellis))
     return ik_format(type_, trellis.dim, quantize, decode)
 
 

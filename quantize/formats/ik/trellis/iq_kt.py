@@ -9,7 +9,7 @@ from quantize.formats.base import Bytes, Floats32, block_dtype
 from quantize.formats.ik.levels.levels import LEVELS_4
 from quantize.formats.ik.rows import SUPER_ELEMS
 from quantize.formats.ik.trellis.encoding import Choices, trellis_format
-from quantize.formats.ik.trellis.rows import Task, Trellis, rows_of
+from quantize.formats.ik.trellis.rows import Trellis
 from quantize.formats.ik.trellis.trellis import START, level, step, walk
 from quantize.simd.kernel import kernel
 
@@ -29,12 +29,6 @@ _IQ1_KT_TRELLIS = Trellis(
     kept_nodes=16,
     kept_leaves=2,
 )
-_encode_rows_iq1_kt = rows_of(_IQ1_KT_TRELLIS)
-
-
-@kernel
-def _search_iq1_kt(task: Task) -> None:
-    _encode_rows_iq1_kt(task)
 
 
 def _pack_iq1_kt(choices: Choices, _weights: Floats32, out: Bytes) -> None:
@@ -89,12 +83,6 @@ _IQ2_KT_TRELLIS = Trellis(
     kept_nodes=32,
     kept_leaves=3,
 )
-_encode_rows_iq2_kt = rows_of(_IQ2_KT_TRELLIS)
-
-
-@kernel
-def _search_iq2_kt(task: Task) -> None:
-    _encode_rows_iq2_kt(task)
 
 
 def _pack_iq2_kt(choices: Choices, _weights: Floats32, out: Bytes) -> None:
@@ -144,12 +132,6 @@ _IQ3_KT_TRELLIS = Trellis(
     kept_leaves=3,
     magnitudes=True,
 )
-_encode_rows_iq3_kt = rows_of(_IQ3_KT_TRELLIS)
-
-
-@kernel
-def _search_iq3_kt(task: Task) -> None:
-    _encode_rows_iq3_kt(task)
 
 
 def _pack_iq3_kt(choices: Choices, weights: Floats32, out: Bytes) -> None:
@@ -213,12 +195,6 @@ _IQ4_KT_TRELLIS = Trellis(
     starts=(START, START + _SECOND_START),
     ends_again=True,
 )
-_encode_rows_iq4_kt = rows_of(_IQ4_KT_TRELLIS)
-
-
-@kernel
-def _search_iq4_kt(task: Task) -> None:
-    _encode_rows_iq4_kt(task)
 
 
 def _pack_iq4_kt(choices: Choices, _weights: Floats32, out: Bytes) -> None:
@@ -263,8 +239,8 @@ def _decode_iq4_kt(data: Bytes, scales: Floats32, out: Floats32) -> None:
 
 
 FORMATS = (
-    trellis_format(_IQ1_KT_TRELLIS, _search_iq1_kt, _pack_iq1_kt, _decode_iq1_kt),
-    trellis_format(_IQ2_KT_TRELLIS, _search_iq2_kt, _pack_iq2_kt, _decode_iq2_kt),
-    trellis_format(_IQ3_KT_TRELLIS, _search_iq3_kt, _pack_iq3_kt, _decode_iq3_kt),
-    trellis_format(_IQ4_KT_TRELLIS, _search_iq4_kt, _pack_iq4_kt, _decode_iq4_kt),
+    trellis_format(_IQ1_KT_TRELLIS, _pack_iq1_kt, _decode_iq1_kt),
+    trellis_format(_IQ2_KT_TRELLIS, _pack_iq2_kt, _decode_iq2_kt),
+    trellis_format(_IQ3_KT_TRELLIS, _pack_iq3_kt, _decode_iq3_kt),
+    trellis_format(_IQ4_KT_TRELLIS, _pack_iq4_kt, _decode_iq4_kt),
 )

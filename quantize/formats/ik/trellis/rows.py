@@ -412,7 +412,7 @@ def _new_state(n_blocks: int, blocks: int) -> _State:
 
 
 def rows_of(trellis: Trellis) -> Callable[..., None]:
-    """Return the function of kernels that encodes rows as a trellis type: encode_rows(task)."""
+    """Return the function that encodes rows as a trellis type, to be compiled: encode_rows(task)."""
     set_goals, set_sums = _sums_of(trellis)
     find_points, (begin, keep_better) = _points_of(trellis), _trials_of(trellis)
     size, blocks = LANES * trellis.dim, LANES * trellis.dim // BLOCK_ELEMS
@@ -438,7 +438,6 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
             below += scale * scale * state.squares[b]
         return above / below if below > 0 else d
 
-    @inlined
     def encode_rows(task: Task) -> None:
         measured, output = task.measured, task.output
         n_chunks = measured.costs.size // size
