@@ -14,21 +14,17 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
 from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.reader import GGUFFile, Opened
+from gguf_tools.format.reader import GGUFFile, GGUFSource
 from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import quoted
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SPLIT_KEYS = (keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT)
 MAX_SHARDS = 0xFFFF
@@ -143,10 +139,9 @@ def split_layouts(
 # --- reading --------------------------------------------------------------------------------
 
 
-class GGUFSet(Opened):
-    """A model in one file or several, with the interface of GGUFFile.
+class GGUFSet(GGUFSource):
+    """A model in one file or several.
 
-    path      as given
     shards    the files, in order
     metadata  metadata of the first shard, without the `split.*` keys of a set of several files
     tensors   tensors of all shards, in order
@@ -255,38 +250,6 @@ class GGUFSet(Opened):
             return self._file_of[name]
         except KeyError:
             raise FormatError(f"{self.path}: no tensor {name!r}") from None
-
-    def tensor(self, name: str) -> TensorInfo:
-        """Return the tensor of this name; raises FormatError if there is none."""
-        return self.file_of(name).tensors[name]
-
-    def data_offset(self, name: str) -> int:
-        """Return where in its own file (`file_of`) a tensor's data begin."""
-        return self.file_of(name).data_offset(name)
-
-    def raw(self, name: str) -> np.ndarray:
-        """Return a tensor's data, see GGUFFile.raw."""
-        return self.file_of(name).raw(name)
-
-    def array(self, name: str) -> np.ndarray:
-        """Return a tensor of plain numbers as an array, see GGUFFile.array."""
-        return self.file_of(name).array(name)
-
-    def blocks(self, name: str) -> np.ndarray:
-        """Return a tensor as it is stored, see GGUFFile.blocks."""
-        return self.file_of(name).blocks(name)
-
-    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows of a tensor as a view, see GGUFFile.raw_rows."""
-        return self.file_of(name).raw_rows(name, start, stop)
-
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows of a tensor as a new array, see GGUFFile.read_rows."""
-        return self.file_of(name).read_rows(name, start, stop)
-
-    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return bytes of a tensor's data as a new array, see GGUFFile.read_bytes."""
-        return self.file_of(name).read_bytes(name, start, stop)
 
 
 @checked
