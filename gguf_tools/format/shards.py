@@ -18,7 +18,7 @@ from pathlib import Path
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import keys
-from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
+from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, align_up, alignment_of
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile, GGUFSource
 from gguf_tools.format.shown import value_text
@@ -61,23 +61,29 @@ def shard_paths(path: str | os.PathLike[str], count: int) -> list[Path]:
 
 
 def group_tensors(
-    tensors: Iterable[TensorInfo], *, max_bytes: int | None = None, max_tensors: int | None = None
+    tensors: Iterable[TensorInfo],
+    *,
+    max_bytes: int | None = None,
+    max_tensors: int | None = None,
+    padded_to: int = 1,
 ) -> list[list[TensorInfo]]:
     """Assign tensors to shards in order; a new shard starts where the next tensor would break a limit.
 
-    max_bytes    limit of tensor data in a shard, without padding; a larger tensor gets a shard of its own
+    max_bytes    limit of tensor data in a shard; a larger tensor gets a shard of its own
     max_tensors  limit of tensors in a shard
+    padded_to    the data of each tensor count up to a multiple of this
     """
     groups: list[list[TensorInfo]] = [[]]
-    n_bytes = 0
+    group_bytes = 0
     for info in tensors:
-        full = max_tensors and len(groups[-1]) >= max_tensors
-        heavy = max_bytes and n_bytes + info.n_bytes > max_bytes
-        if groups[-1] and (full or heavy):
+        n_bytes = align_up(info.n_bytes, padded_to)
+        is_full = max_tensors is not None and len(groups[-1]) >= max_tensors
+        is_heavy = max_bytes is not None and group_bytes + n_bytes > max_bytes
+        if groups[-1] and (is_full or is_heavy):
             groups.append([])
-            n_bytes = 0
+            group_bytes = 0
         groups[-1].append(info)
-        n_bytes += info.n_bytes
+        group_bytes += n_bytes
     return groups
 
 
@@ -121,19 +127,6 @@ def layouts_of(
         )
         for index, group in enumerate(groups)
     ]
-
-
-def split_layouts(
-    metadata: Metadata,
-    tensors: Iterable[TensorInfo],
-    max_bytes: int | None = None,
-    max_tensors: int | None = None,
-    *,
-    endian: Endian = "little",
-) -> list[FileLayout]:
-    """Lay out a model in shards within the limits, as llama.cpp's converter does."""
-    groups = group_tensors(tensors, max_bytes=max_bytes, max_tensors=max_tensors)
-    return layouts_of(metadata, groups, endian=endian)
 
 
 # --- reading --------------------------------------------------------------------------------
