@@ -26,9 +26,9 @@ from gguf_tools.files.atomic_write import remove_leftovers, write_whole
 from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, is_job_start
 from gguf_tools.shadowing import PACKAGES
 from gguf_tools.system.files import read_own
+from gguf_tools.system.locks import boot_id
 
 _ROOT = Path(__file__).parents[2]
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Worker(Protocol):
@@ -151,7 +151,4 @@ def code_version() -> str:
 @cache
 def this_machine() -> str:
     """Return a name for the running kernel: what a process of its own writes, its others see at once."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return socket.gethostname()
+    return boot_id() or socket.gethostname()

@@ -34,6 +34,7 @@ from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Bar, Shown, StartProgress
+from gguf_tools.system.files import read_at
 
 How = Literal["unchanged", "in place", "rewritten", "written"]
 
@@ -119,7 +120,7 @@ def _edit(
     with open_gguf(path) as source:
         first = _real(source.shards[0].path)
         edited = _edited(source, edit)
-        rounds = [] if output is not None else _rounds(source, edited)
+        rounds = [] if output is not None else _rename_rounds(source, edited.new_names)
         if dry_run or output is not None:
             outcome = _plan(source, edited, output)
             if not dry_run:
@@ -159,7 +160,7 @@ def _replace_headers(edits: Sequence[FileEdit], locks: Mapping[Path, int]) -> No
     replaced: list[tuple[FileEdit, bytes]] = []
     try:
         for edit in edits:
-            old = in_place.read_header(locks[edit.path], len(edit.layout.header))
+            old = read_at(locks[edit.path], len(edit.layout.header), 0)
             in_place.replace_header(locks[edit.path], edit.path, edit.layout.header)
             replaced.append((edit, old))
     except BaseException:
@@ -208,13 +209,6 @@ def _files_by_name(path: Path) -> list[Path]:
 def _edited(source: GGUFSet, edit: Edit) -> Edited:
     try:
         return edit(source.shards[0].metadata, list(source.tensors))
-    except BadRequest as error:
-        raise BadRequest(f"{source.path}: {error}") from None
-
-
-def _rounds(source: GGUFSet, edited: Edited) -> list[dict[str, str]]:
-    try:
-        return _rename_rounds(source, edited.new_names)
     except BadRequest as error:
         raise BadRequest(f"{source.path}: {error}") from None
 
@@ -300,8 +294,8 @@ def _rename_rounds(source: GGUFSet, new_names: Mapping[str, str]) -> list[dict[s
         if not ready:
             old, new = next(iter(pending.items()))
             raise BadRequest(
-                f"tensor {old!r} can't become {new!r} while there is one in {home[new].name}; rename that one"
-                " first, to a name that is free, in a run of its own"
+                f"{source.path}: tensor {old!r} can't become {new!r} while there is one in {home[new].name};"
+                " rename that one first, to a name that is free, in a run of its own"
             )
         rounds.append(ready)
         files = {old: home.pop(old) for old in ready}

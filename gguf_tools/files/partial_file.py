@@ -253,12 +253,7 @@ class GGUFWriter:
     def discard(self) -> None:
         """Remove the partial, if it is open and still has its name, and close it."""
         if self._fd >= 0:
-            is_there = is_at(self._fd, self.partial)
-            if files.IS_HELD_OPEN:
-                self.close()
-            if is_there:
-                self.partial.unlink(missing_ok=True)
-            self.close()
+            files.remove_held(self._fd, self.partial, self.close)
 
 
 class PartialFile:
