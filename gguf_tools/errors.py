@@ -44,8 +44,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gguf_tools.escapes import printable
 from gguf_tools.spoken import spoken
+from gguf_tools.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path

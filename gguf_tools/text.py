@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from gguf_tools.escapes import printable
-
 MAX_CHARS = 80
 MAX_EXACT = 1 << 53
 """Largest number up to which JavaScript, whose numbers are floats, has all whole numbers."""
@@ -19,6 +17,20 @@ MAX_EXACT = 1 << 53
 MAX_WIDTH = 100
 """Maximum width of a line where names leave room, and of a column: a longer cell sticks out instead of
 widening the others."""
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with escapes for what would control a terminal, end a line or turn its direction.
+
+    These are all characters that are not printable: C0 and C1 controls, marks of direction and of no width,
+    separators of lines and paragraphs, blanks other than the usual one, and surrogates.
+
+    >>> print(printable("a\x1b[31m\u202e\n"))
+    a\x1b[31m\u202e\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def cut_short(text: str, limit: int = MAX_CHARS) -> str:

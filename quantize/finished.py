@@ -5,7 +5,7 @@ offset, and it was written after the last change of whatever it is made of. No p
 change (ctime) back, so an input that was edited, replaced or downloaded since is noticed.
 
 Everything else under an output's name is replaced with `force` alone. What an interrupted run of the same
-outputs has left is its own; see gguf_tools/files/overwriting.py.
+outputs has left is its own; see gguf_tools/files/early_checks.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gguf_tools.errors import GGUFError
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.system.files import NO_WAIT, open_file, read_at

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_tools.dataframes import dataframe
 from gguf_tools.errors import BadArgument
+from gguf_tools.files.early_checks import is_unfinished
 from gguf_tools.files.inputs import AnyInput
-from gguf_tools.files.overwriting import is_unfinished
 from gguf_tools.format.shown import types_table
 from quantize.calibration import BegunCalibrating
 from quantize.fill.encode import RowSources

@@ -25,7 +25,7 @@ from gguf_tools.edit import in_place
 from gguf_tools.edit.header_edits import Change, Edit, Edited
 from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.partial_file import refuse_inputs
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, alignment_of

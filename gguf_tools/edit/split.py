@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gguf_tools.edit.rewrite import NewFile, Origin
 from gguf_tools.errors import BadRequest, FormatError
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.format import keys
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.shards import (

@@ -22,9 +22,8 @@ from gguf_tools.commands.cook.record import Record
 from gguf_tools.commands.cook.request import CookRequest
 from gguf_tools.commands.cook.steps import CARD, Cooking, Step, costs_of, steps_of, work_of_evaluation
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.early_checks import nearest_folder, refuse_early
+from gguf_tools.files.early_checks import nearest_folder, refuse_early, refuse_shared
 from gguf_tools.files.leftovers import forget
-from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import WORK, Bar, Parts, Shown, clock_text
 from gguf_tools.system.locks import usable_cores
