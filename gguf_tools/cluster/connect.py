@@ -107,7 +107,7 @@ class Cluster:
             is_late = time.monotonic() >= deadline
             unreached = {address for address, answer in found.items() if isinstance(answer, OSError)}
             for address in found.keys() - (set() if is_late else unreached):
-                answers[address] = line_of(found[address])
+                answers[address] = _line(found[address])
             if is_late:
                 break
             if unreached:
@@ -183,7 +183,7 @@ def open_cluster(address: str) -> Iterator[Cluster]:
                 raise ClusterError(f"{address}: no scheduler answers there") from error
             raise ClusterError(f"{address}: no worker there; `dask worker {address}` starts one") from error
         except (OSError, ValueError, RuntimeError) as error:
-            raise ClusterError(f"{address}: no scheduler answers there ({line_of(error)})") from error
+            raise ClusterError(f"{address}: no scheduler answers there ({_line(error)})") from error
         _open[address] = Cluster(client, address)
         try:
             yield _open[address]
@@ -208,7 +208,7 @@ def _knock(address: str) -> None:
         with ThreadPoolExecutor(1) as pool:  # there may be a loop in this thread
             pool.submit(asyncio.run, knock()).result()
     except Exception as error:
-        raise ClusterError(f"{address}: no scheduler answers there ({line_of(error)})") from error
+        raise ClusterError(f"{address}: no scheduler answers there ({_line(error)})") from error
 
 
 @contextmanager
@@ -243,8 +243,7 @@ def _silence() -> Iterator[None]:
 _SILENCE = SharedContext(_silence)
 
 
-def line_of(answer: object) -> str:
-    """Return what a worker has answered, or an error, on one line."""
+def _line(answer: object) -> str:
     if isinstance(answer, ModuleNotFoundError):
         return f"lacks the module {answer.name}"
     if isinstance(answer, BaseException):

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from gguf_tools.cluster.connect import Cluster, line_of
+from gguf_tools.cluster.connect import Cluster
 from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.worker import BatchOutcome, perform
 from gguf_tools.errors import ClusterError
@@ -181,7 +181,7 @@ class Farm(Generic[Item]):
                 raise self._cluster.lost() from error
             if type(error).__name__ == "KilledWorker" or isinstance(error, (OSError, CancelledError)):
                 return None
-            raise ClusterError(f"{self._cluster.address}: a worker failed: {line_of(error)}") from error
+            raise ClusterError(f"{self._cluster.address}: a worker failed: {_line(error)}") from error
 
     def _count(self, batch: _Batch[Item], outcome: BatchOutcome) -> None:
         """Count the items of a batch that came back."""
@@ -241,3 +241,7 @@ class Farm(Generic[Item]):
         if self._cluster.client.status == "running":
             for batch in self._running:
                 self._cancel(batch)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

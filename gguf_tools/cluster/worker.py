@@ -81,7 +81,8 @@ def perform(job: PostedJob, items: Sequence[Any]) -> BatchOutcome:
         name = type(error).__name__ if isinstance(error, ToolkitError) else ""
         return BatchOutcome(address, results, time.monotonic() - started, _text(error), name)
     finally:
-        _end(opened)
+        with _opening:
+            opened.n_users -= 1
     return BatchOutcome(address, results, time.monotonic() - started)
 
 
@@ -122,11 +123,6 @@ def _begin(job: PostedJob) -> _OpenJob:
 def _is_over(path: Path, next_: PostedJob) -> bool:
     """Whether a job that was posted at `path` is: its file is gone, or that of another."""
     return path == next_.path or not path.exists()
-
-
-def _end(opened: _OpenJob) -> None:
-    with _opening:
-        opened.n_users -= 1
 
 
 def _address() -> str:

@@ -270,7 +270,9 @@ class _Locks(ExitStack):
         if folder.path.name == _COOK:
             is_free = self._share(folder, LOCK)
         else:
-            is_free = self._share_cook(folder)
+            is_free = True
+            with suppress(OSError), folder.inner(_COOK) as cook:
+                is_free = self._share(cook, LOCK)
         for name, is_folder in run.items():
             if is_folder:
                 is_free = is_free and self.share_work(folder, name, make=make)
@@ -291,11 +293,6 @@ class _Locks(ExitStack):
                 )
         except OSError:
             return False
-
-    def _share_cook(self, folder: OpenFolder) -> bool:
-        with suppress(OSError), folder.inner(_COOK) as cook:
-            return self._share(cook, LOCK)
-        return True
 
     def _share(self, folder: OpenFolder, name: str, *, make: bool = False) -> bool:
         path = folder.path / name

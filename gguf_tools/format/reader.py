@@ -183,7 +183,8 @@ class GGUFFile(GGUFSource):
             self.size_bytes = os.fstat(self._stream.fileno()).st_size
             if not self.size_bytes:
                 raise TruncatedError(f"{self.path}: the file is empty")
-            header = read_header(self._read_at, self.size_bytes, str(self.path))
+            fd = self.fileno()
+            header = read_header(lambda at, n: read_at(fd, n, at), self.size_bytes, str(self.path))
             check_data(header, self.size_bytes, str(self.path))
         except BaseException:
             self.close()
@@ -202,10 +203,6 @@ class GGUFFile(GGUFSource):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys>"
-
-    def _read_at(self, offset: int, n_bytes: int) -> bytes:
-        """Return bytes of the file; fewer where it ends."""
-        return read_at(self.fileno(), n_bytes, offset)
 
     def close(self) -> None:
         if self._map is not None:

@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf_tools.findings import Finding, Level, listed
-from gguf_tools.format import ggml_types, keys
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Metadata
-
-KNOWN_ARCHITECTURES = ("deepseek2",)
 
 _IS_NO_MODEL = ("imatrix", "adapter", "mmproj")
 """Values of general.type in files that may lack an architecture."""
@@ -114,7 +112,7 @@ def check_numbers(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Iter
     yield from _check_ranges(sizes)
     yield from _check_experts(sizes)
     yield from _check_layers_and_heads(sizes)
-    level = Level.BAD if sizes.architecture in KNOWN_ARCHITECTURES else Level.WARNING
+    level = Level.BAD if sizes.architecture in PLACES else Level.WARNING
     if tensors:
         for where, text in _contradictions(sizes, tensors):
             yield Finding("contradiction", text, level, (where,))
@@ -219,7 +217,6 @@ def _layer_contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> It
 
 
 _SCALE_SUFFIX = re.compile(r"\.(?:input_)?scale$")  # of a whole matrix, beside an NVFP4 weight
-_FIRST_IK_TYPE = 97
 
 _NORMS = ("attn_norm", "attn_q_a_norm", "attn_kv_a_norm", "ffn_norm")
 _ATTENTION = (
@@ -268,7 +265,7 @@ def _has_place(name: str, outside: frozenset[str], in_layer: frozenset[str]) -> 
 def _remark(type_: GGMLType) -> tuple[Level, str] | None:
     if type_.is_internal or "removed" in type_.note:
         return Level.WARNING, f"is in no file that a program of today writes: {type_.note}"
-    if type_.id >= _FIRST_IK_TYPE or type_ is ggml_types.I2_S:
+    if type_.is_only_in_ik:
         return Level.NOTE, "is a type of ik_llama.cpp's; llama.cpp refuses the file"
     return None
 
