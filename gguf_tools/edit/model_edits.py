@@ -40,27 +40,14 @@ How = Literal["unchanged", "in place", "rewritten", "written"]
 
 
 @dataclass(frozen=True)
-class FileEdit:
-    """Edit of one file.
+class FileEdit(NewFile):
+    """Edit of one file, and its result.
 
-    path     path of the result
-    how      "unchanged"; "in place": a new header over the old one; "rewritten": a new file in its place;
-             "written": a new file elsewhere
-    layout   layout of the result
-    origins  where the data of its tensors come from
+    how  "unchanged"; "in place": a new header over the old one; "rewritten": a new file in its place;
+         "written": a new file elsewhere
     """
 
-    path: Path
-    how: How
-    layout: FileLayout = field(repr=False)
-    origins: tuple[Origin, ...] = field(repr=False)
-
-    @property
-    def new_file(self) -> NewFile:
-        permissions = None
-        if self.how == "rewritten":
-            permissions = stat.S_IMODE(os.stat(self.path).st_mode)
-        return NewFile(self.path, self.layout, self.origins, permissions)
+    how: How = field(kw_only=True)
 
     @property
     def bytes_written(self) -> int:
@@ -124,7 +111,7 @@ def _edit(
         if dry_run or output is not None:
             outcome = _plan(source, edited, output)
             if not dry_run:
-                write_files([file.new_file for file in outcome.files], source.paths, progress)
+                write_files(outcome.files, source.paths, progress)
             return outcome
     if len(rounds) < 2:
         return _edit_in_place(path, first, edit, progress)
@@ -147,7 +134,7 @@ def _edit_in_place(
                 locks[file.path] = opened.enter_context(in_place.locked(file.path))
         # The first file comes last of those that get a new one in their place: until then its lock keeps
         # others from the whole set.
-        with written([file.new_file for file in outcome.files if file.how == "rewritten"], (), progress):
+        with written([file for file in outcome.files if file.how == "rewritten"], (), progress):
             _replace_headers([file for file in outcome.files if file.how == "in place"], locks)
         return outcome
 
@@ -255,7 +242,9 @@ def _plan_file(
         how = "unchanged"
     elif _fits(layout, file):
         how = "in place"
-    return FileEdit(path, how, layout, tuple(Origin(file, name) for name in file.tensors))
+    origins = tuple(Origin(file, name) for name in file.tensors)
+    permissions = stat.S_IMODE(os.stat(path).st_mode) if how == "rewritten" else None
+    return FileEdit(path, layout, origins, permissions, how=how)
 
 
 def _fits(layout: FileLayout, file: GGUFFile) -> bool:

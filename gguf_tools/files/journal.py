@@ -124,7 +124,7 @@ class Journal:
         return bool(self.done or self.published)
 
     def _begin(self, restart: bool, state: str) -> None:
-        data = self._read()
+        data = self.path.read_bytes()
         if not _is_ours(data):
             raise NotAJournal.in_the_way(self.path, "is no journal of a run")
         line, newline, records = data.partition(b"\n")
@@ -240,10 +240,6 @@ class Journal:
             system_files.append_all(self._run_lock.fd, record + _CRC.pack(zlib.crc32(record)))
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
-
-    def _read(self) -> bytes:
-        with open(self.path, "rb") as file:
-            return file.read()
 
     def _load(self, data: bytes) -> int:
         """Read the valid records at the start of `data`; returns how many bytes they take."""

@@ -91,7 +91,8 @@ class GGUFWriter:
         try:
             if not self.resumed:
                 self._leave_old_file()
-                self._begin()
+                write_whole_at(self._fd, memoryview(_MARK + NO_RUN), 0, self.partial)
+                self._reserve()
         except BaseException:
             self.discard()
             raise
@@ -225,11 +226,6 @@ class GGUFWriter:
         finally:
             if not files.IS_HELD_OPEN:
                 os.close(old)
-
-    def _begin(self) -> None:
-        """Mark a new partial as ours, and reserve its space; raises OutputError."""
-        write_whole_at(self._fd, memoryview(_MARK + NO_RUN), 0, self.partial)
-        self._reserve()
 
     def _reserve(self) -> None:
         """Reserve the space now, so that a full disk is noticed before hours of work."""

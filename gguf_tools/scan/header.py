@@ -110,8 +110,8 @@ def check_numbers(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Iter
     """Report sizes that are impossible, contradict each other, or differ from those of the tensors."""
     sizes = Sizes(metadata, architecture_of(metadata) or "")
     yield from _check_ranges(sizes)
-    yield from _check_experts(sizes)
-    yield from _check_layers_and_heads(sizes)
+    for template, text, level in (*_of_experts(sizes), *_of_layers_and_heads(sizes)):
+        yield Finding("contradiction", text, level, (sizes.key(template),))
     level = Level.BAD if sizes.architecture in PLACES else Level.WARNING
     if tensors:
         for where, text in _contradictions(sizes, tensors):
@@ -134,26 +134,23 @@ def _check_ranges(sizes: Sizes) -> Iterator[Finding]:
             yield Finding("range", f"is {value.data}, expected a finite number", Level.WARNING, (key,))
 
 
-def _check_experts(sizes: Sizes) -> Iterator[Finding]:
+def _of_experts(sizes: Sizes) -> Iterator[tuple[str, str, Level]]:
     experts = sizes.one(keys.EXPERT_COUNT) or 0
     used = sizes.one(keys.EXPERT_USED_COUNT)
     groups = sizes.one(keys.EXPERT_GROUP_COUNT) or 0
     used_groups = sizes.one(keys.EXPERT_GROUP_USED_COUNT) or 0
     if used is not None and used > experts:
-        text = f"{used:,} of {experts:,} experts are used"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_USED_COUNT),))
+        yield keys.EXPERT_USED_COUNT, f"{used:,} of {experts:,} experts are used", Level.BAD
     elif used == 0 and experts:
-        text = f"none of {experts:,} experts is used"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_USED_COUNT),))
+        yield keys.EXPERT_USED_COUNT, f"none of {experts:,} experts is used", Level.BAD
     if groups > 1 and experts % groups:
-        text = f"{experts:,} experts can't be dealt to {groups:,} groups"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_GROUP_COUNT),))
+        yield keys.EXPERT_GROUP_COUNT, f"{experts:,} experts can't be dealt to {groups:,} groups", Level.BAD
     if used_groups > max(groups, 1):
         text = f"{used_groups:,} of {groups:,} groups of experts are used"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_GROUP_USED_COUNT),))
+        yield keys.EXPERT_GROUP_USED_COUNT, text, Level.BAD
 
 
-def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
+def _of_layers_and_heads(sizes: Sizes) -> Iterator[tuple[str, str, Level]]:
     layers = sizes.one(keys.BLOCK_COUNT)
     for template, what, level in (
         (keys.LEADING_DENSE_BLOCK_COUNT, "dense layers", Level.WARNING),
@@ -161,12 +158,11 @@ def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
     ):
         count = sizes.one(template)
         if layers is not None and count is not None and count > layers:
-            text = f"{count:,} {what} in a model of {layers:,} layers"
-            yield Finding("contradiction", text, level, (sizes.key(template),))
+            yield template, f"{count:,} {what} in a model of {layers:,} layers", level
     heads, kv_heads = sizes.one(keys.HEAD_COUNT), sizes.one(keys.HEAD_COUNT_KV)
     if heads and kv_heads and kv_heads > heads:
         text = f"{kv_heads:,} heads of keys and values, but {heads:,} of queries"
-        yield Finding("contradiction", text, Level.WARNING, (sizes.key(keys.HEAD_COUNT_KV),))
+        yield keys.HEAD_COUNT_KV, text, Level.WARNING
     width = sizes.one(keys.EMBEDDING_LENGTH)
     head = sizes.one(keys.KEY_LENGTH_MLA) or sizes.one(keys.KEY_LENGTH)
     if not head and width and heads:
@@ -174,7 +170,7 @@ def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
     rotated = sizes.one(keys.ROPE_DIMENSION_COUNT)
     if head and rotated and rotated > head:
         text = f"{rotated:,} columns of each head are rotated, but it has {head:,}"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.ROPE_DIMENSION_COUNT),))
+        yield keys.ROPE_DIMENSION_COUNT, text, Level.BAD
 
 
 def _contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:
