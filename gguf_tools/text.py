@@ -183,6 +183,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {plural}"
 
 
+def first_of(texts: Sequence[str], most: int, more: str = "more") -> str:
+    """Write the first few of several texts with commas between them, and how many more there are.
+
+    >>> first_of(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    n_more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {n_more} {more}" if n_more > 0 else "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Write "; did you mean NAME?" for the name nearest to `word`, "" if none is near.
 

@@ -158,18 +158,13 @@ def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
     paths = [path for path in outputs if path is not None]
     if force or is_unfinished(paths):
         return
-    for path in paths:
-        if path.is_file():
-            _forget_lock(path)
-            raise OutputError(f"{path}: exists already; --force replaces it")
-
-
-def _forget_lock(output: Path) -> None:
-    """Remove what a run that was killed at its very end has left beside its output."""
     from gguf_tools.files import leftovers
     from gguf_tools.files.work_names import work_path
 
-    leftovers.forget(work_path(output))
+    for path in paths:
+        if path.is_file():
+            leftovers.forget(work_path(path))  # of a run that was killed at its very end
+            raise OutputError(f"{path}: exists already; --force replaces it")
 
 
 def is_unfinished(outputs: Iterable[Path]) -> bool:

@@ -18,13 +18,13 @@ from pathlib import Path
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import keys
-from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, align_up, alignment_of
+from gguf_tools.format.header import DEFAULT_ALIGNMENT, Endian, align_up, alignment_of
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile, GGUFSource
 from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import quoted
+from gguf_tools.text import first_of, quoted
 
 SPLIT_KEYS = (keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT)
 MAX_SHARDS = 0xFFFF
@@ -107,11 +107,7 @@ def shard_metadata(metadata: Metadata, index: int, count: int, n_tensors: int) -
 
 
 def layouts_of(
-    metadata: Metadata,
-    groups: Sequence[Sequence[TensorInfo]],
-    *,
-    endian: Endian = "little",
-    version: int = VERSION,
+    metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], *, endian: Endian = "little"
 ) -> list[FileLayout]:
     """Lay out one file for each group of tensors.
 
@@ -122,9 +118,7 @@ def layouts_of(
         raise FormatError(f"{len(groups)} shards, expected at most {MAX_SHARDS}; allow larger ones")
     n_tensors = sum(map(len, groups))
     return [
-        FileLayout.of(
-            shard_metadata(metadata, index, len(groups), n_tensors), group, endian=endian, version=version
-        )
+        FileLayout.of(shard_metadata(metadata, index, len(groups), n_tensors), group, endian=endian)
         for index, group in enumerate(groups)
     ]
 
@@ -185,7 +179,7 @@ class GGUFSet(GGUFSource):
         names = [_shard_name(match["prefix"], number, count) for number in range(count)]
         missing = [name for name in names if not os.path.exists(os.path.join(self.path.parent, name))]
         if missing:
-            self.missing = f"{len(missing)} of {count} parts are missing: {_shortened(missing)}"
+            self.missing = f"{len(missing)} of {count} parts are missing: {first_of(missing, 3)}"
             if may_lack_parts:
                 return
             raise TruncatedError(f"{self.path}: {self.missing}")
@@ -265,8 +259,3 @@ def _split_number(file: GGUFFile, key: str) -> int:
         found = value_text(file.metadata[key])
         raise FormatError(f"{file.path}: key {key!r} is {found}, expected a number")
     return number
-
-
-def _shortened(names: Sequence[str], shown: int = 3) -> str:
-    text = ", ".join(names[:shown])
-    return text if len(names) <= shown else f"{text} and {len(names) - shown} more"
