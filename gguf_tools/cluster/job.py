@@ -82,7 +82,9 @@ _SHARED = "workers must see the same files under the same names as the command t
 @contextmanager
 def posted(job: Job, output: Path) -> Iterator[PostedJob]:
     """Post a job beside an output, for the time of this block; raises OutputError."""
-    data = JOB_START + _pickled(job)
+    buffer = BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(job)
+    data = JOB_START + buffer.getvalue()
     path = job_path(output)
     _refuse_foreign(path)
     write_whole(path, data)
@@ -121,12 +123,6 @@ def job_path(output: Path) -> Path:
 
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
-
-
-def _pickled(job: Job) -> bytes:
-    buffer = BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(job)
-    return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):
