@@ -226,10 +226,9 @@ def in_layer_ranges(names: Iterable[str]) -> list[str]:
     layers: dict[str, list[int]] = {}
     for name in names:
         match = _LAYER.match(name)
-        layer = int(match[1]) if match else None
-        layers.setdefault(name if layer is None else _LAYER.sub("blk.{}", name, count=1), [])
-        if layer is not None:
-            layers[_LAYER.sub("blk.{}", name, count=1)].append(layer)
+        numbers = layers.setdefault(_LAYER.sub("blk.{}", name, count=1) if match else name, [])
+        if match:
+            numbers.append(int(match[1]))
     return [
         name.replace("{}", number_ranges(sorted(numbers)), 1) if numbers else name
         for name, numbers in layers.items()
