@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from gguf_tools import __version__
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, write_whole
-from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, is_job_start
+from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX
 from gguf_tools.lazy import PACKAGES
 from gguf_tools.system.files import read_own
 from gguf_tools.system.locks import boot_id
@@ -111,7 +111,7 @@ def _refuse_foreign(path: Path) -> None:
 def is_job(path: Path) -> bool:
     """Whether a file is work that was posted for workers."""
     try:
-        return is_job_start(read_own(path, len(JOB_START)))
+        return read_own(path, len(JOB_START)) == JOB_START
     except OSError:
         return False
 

@@ -23,7 +23,7 @@ from gguf_tools.files.atomic_write import output_of_small_partial
 from gguf_tools.files.journal import JOURNAL_SUFFIX, run_of_journal
 from gguf_tools.files.partial_file import NO_RUN, PARTIAL_SUFFIX, run_of_partial
 from gguf_tools.files.run_lock import LOCK, in_use, is_lock_mark
-from gguf_tools.files.work_names import JOB_SUFFIX, OF_LAYERS, PART, WORK, WORK_SUFFIX, is_job_start
+from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, OF_LAYERS, PART, WORK, WORK_SUFFIX
 from gguf_tools.system import files
 from gguf_tools.system.folders import OpenFolder, opened
 from gguf_tools.system.locks import try_lock
@@ -186,7 +186,7 @@ def _runs(folder: OpenFolder) -> list[dict[str, bool]]:
                 partials.append((run, name))
             elif output is not None and entry.is_file(follow_symlinks=False):
                 note(output, name)
-        elif name.endswith(JOB_SUFFIX) and is_job_start(folder.start_of(name, _START_BYTES)):
+        elif name.endswith(JOB_SUFFIX) and folder.start_of(name, _START_BYTES).startswith(JOB_START):
             note(name.removesuffix(JOB_SUFFIX), name)
     for run, name in partials:  # a run may have several outputs, and has one journal
         own = name.removesuffix(PARTIAL_SUFFIX)
