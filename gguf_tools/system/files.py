@@ -52,25 +52,33 @@ class Moved:
         return Moved(self.seconds - earlier.seconds, self.cpu_seconds - earlier.cpu_seconds)
 
 
-_moved, _counting = Moved(), threading.Lock()
+class _Total:
+    """The time of all such calls of this process so far."""
+
+    def __init__(self) -> None:
+        self.moved, self._lock = Moved(), threading.Lock()
+
+    def add(self, seconds: float, cpu_seconds: float) -> None:
+        with self._lock:
+            self.moved = Moved(self.moved.seconds + seconds, self.moved.cpu_seconds + cpu_seconds)
+
+
+_TOTAL = _Total()
 
 
 def moved() -> Moved:
     """Return the time of all such calls of this process so far."""
-    return _moved
+    return _TOTAL.moved
 
 
 @contextmanager
 def moving() -> Iterator[None]:
     """Count the time of this block as such a call's."""
-    global _moved
     began, cpu_began = time.monotonic(), time.thread_time()
     try:
         yield
     finally:
-        seconds, cpu_seconds = time.monotonic() - began, time.thread_time() - cpu_began
-        with _counting:
-            _moved = Moved(_moved.seconds + seconds, _moved.cpu_seconds + cpu_seconds)
+        _TOTAL.add(time.monotonic() - began, time.thread_time() - cpu_began)
 
 
 def open_file(
