@@ -1,40 +1,5 @@
 """Every error that this project raises on purpose.
 
-    ToolkitError
-      UnreadableInput     an input that can't be read; an OSError, too
-        MissingInput        ... because it is not there; a FileNotFoundError, too
-          MissingModel        a GGUF file or a folder; a GGUFError and a CheckpointError, too
-          MissingFile         a text, a recipe, a table; a BadRequest, too
-          MissingMatrix       an importance matrix; a BadImportance, too
-      GGUFError           a GGUF file, or a file that was to become one
-        FormatError         not GGUF, or a header that contradicts itself
-        TruncatedError      shorter than its own header says
-        UnsupportedVersion  a GGUF version that we don't read
-        OutputError         an output that can't be created, written or published
-          BadTensor           a tensor of an output that is not what it should be
-      CheckpointError     a Hugging Face folder
-        MissingTensor       a rule needs a tensor that the checkpoint lacks
-        UnexpectedTensors   tensors that no rule claims
-        BadConfig           config.json lacks a key, or a value makes no sense
-        UnsupportedCheckpoint  an architecture, dtype or storage scheme that we don't read
-        BadTokenizer        tokenizer files that can't be carried over faithfully
-      QuantError          encoding or decoding blocks
-        ShapeError          a row length that the type can't hold
-        NeedsImportance     a type that needs importances, and there are none
-        BadImportance       an importance matrix that doesn't fit the tensor, or is not one
-        BadWeights          NaN or infinity in a weight
-        BadMoments          second moments that are no covariance
-      PlanError           deciding which tensor gets which type
-        BadOverride         an override that can't be parsed or applied
-        NoFallback          no type can hold this row length
-        BadRequest          options that contradict each other or the input
-          BadArgument         an argument that means nothing, whatever the input is
-            WrongType           ... because it is of another type; a TypeError, too
-      ChangedInput        an input that was changed while it was read
-      HubError            a model that the Hub doesn't give, or files that it doesn't take
-      ClusterError        a scheduler that is gone, or workers that can't do the work
-      ExecutionError      a task failed; carries the task and the cause
-
 A message is one line: the file, the tensor or key, what was found, what was expected, and what
 to do. It is written with flags, and says arguments instead in Python; see spoken.py. The command line prints
 it as it is and exits with 1, for BadArgument with 2.
@@ -44,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gguf_tools.escapes import printable
 from gguf_tools.spoken import spoken
+from gguf_tools.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,22 +25,24 @@ class ToolkitError(Exception):
 
 
 class GGUFError(ToolkitError):
-    pass
+    """A GGUF file, or a file that was to become one."""
 
 
 class FormatError(GGUFError):
-    pass
+    """A file that is not GGUF, or a header that contradicts itself."""
 
 
 class TruncatedError(GGUFError):
-    pass
+    """A file that is shorter than its own header says."""
 
 
 class UnsupportedVersion(GGUFError):
-    pass
+    """A GGUF version that we don't read."""
 
 
 class OutputError(GGUFError):
+    """An output that can't be created, written or published."""
+
     @classmethod
     def in_the_way(cls, path: Path, why: str) -> Self:
         """Return the error for somebody else's file under a name that an output needs."""
@@ -91,51 +58,51 @@ class BadTensor(OutputError):
 
 
 class CheckpointError(ToolkitError):
-    pass
+    """A Hugging Face folder."""
 
 
 class MissingTensor(CheckpointError):
-    pass
+    """A rule that needs a tensor, and a checkpoint that lacks it."""
 
 
 class UnexpectedTensors(CheckpointError):
-    pass
+    """Tensors that no rule claims."""
 
 
 class BadConfig(CheckpointError):
-    pass
+    """A config.json that lacks a key, or has a value that makes no sense."""
 
 
 class UnsupportedCheckpoint(CheckpointError):
-    pass
+    """An architecture, dtype or storage scheme that we don't read."""
 
 
 class BadTokenizer(CheckpointError):
-    pass
+    """Tokenizer files that can't be carried over faithfully."""
 
 
 class QuantError(ToolkitError):
-    pass
+    """Blocks that can't be encoded or decoded."""
 
 
 class ShapeError(QuantError):
-    pass
+    """A row length that the type can't hold."""
 
 
 class NeedsImportance(QuantError):
-    pass
+    """A type that needs importances, and there are none."""
 
 
 class BadImportance(QuantError):
-    pass
+    """An importance matrix that doesn't fit the tensor, or is not one."""
 
 
 class BadWeights(QuantError):
-    pass
+    """NaN or infinity in a weight."""
 
 
 class BadMoments(QuantError):
-    pass
+    """Second moments that are no covariance."""
 
 
 class BadActivation(BadImportance):
@@ -143,23 +110,23 @@ class BadActivation(BadImportance):
 
 
 class PlanError(ToolkitError):
-    pass
+    """A decision that can't be made: which tensor gets which type."""
 
 
 class BadOverride(PlanError):
-    pass
+    """An override that can't be parsed or applied."""
 
 
 class NoFallback(PlanError):
-    pass
+    """A row length that no type can hold."""
 
 
 class BadRequest(PlanError):
-    pass
+    """Options that contradict each other or the input."""
 
 
 class BadArgument(BadRequest):
-    pass
+    """An argument that means nothing, whatever the input is."""
 
 
 class WrongType(BadArgument, TypeError):
@@ -167,19 +134,19 @@ class WrongType(BadArgument, TypeError):
 
 
 class AnotherModel(BadRequest):
-    pass
+    """A file of another model than the one that it is compared with."""
 
 
 class ChangedInput(ToolkitError):
-    pass
+    """An input that was changed while it was read."""
 
 
 class HubError(ToolkitError):
-    pass
+    """A model that the Hub doesn't give, or files that it doesn't take."""
 
 
 class ClusterError(ToolkitError):
-    pass
+    """A scheduler that is gone, or workers that can't do the work."""
 
 
 class ExecutionError(ToolkitError):

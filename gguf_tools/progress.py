@@ -343,29 +343,23 @@ class _Log:
         """Leave no trace."""
 
 
-class Parts:
-    """Several pieces of work as one: each has a `progress` of its own, and moves the same bar.
+@contextmanager
+def part_of(bar: Moves, amount: float) -> Iterator[Callable[[ProgressState], None]]:
+    """Give the `progress` of a piece of work that makes up `amount` of what a bar shows.
 
-    bar  of all the work
+    Afterwards all of the piece is done.
     """
+    moved = 0.0
 
-    def __init__(self, bar: Moves) -> None:
-        self._bar = bar
+    def move(state: ProgressState) -> None:
+        nonlocal moved
+        if state.unit != KERNELS.name:
+            further = max(0.0, amount * state.share - moved)
+            moved += further
+            bar.advance(further)
 
-    @contextmanager
-    def part(self, amount: float) -> Iterator[Callable[[ProgressState], None]]:
-        """Give the `progress` of a piece that makes up `amount` of the work; afterwards all of it is done."""
-        moved = 0.0
-
-        def move(state: ProgressState) -> None:
-            nonlocal moved
-            if state.unit != KERNELS.name:
-                further = max(0.0, amount * state.share - moved)
-                moved += further
-                self._bar.advance(further)
-
-        yield move
-        self._bar.advance(amount - moved)
+    yield move
+    bar.advance(amount - moved)
 
 
 @runtime_checkable

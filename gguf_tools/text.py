@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from gguf_tools.escapes import printable
-
 MAX_CHARS = 80
 MAX_EXACT = 1 << 53
 """Largest number up to which JavaScript, whose numbers are floats, has all whole numbers."""
@@ -19,6 +17,20 @@ MAX_EXACT = 1 << 53
 MAX_WIDTH = 100
 """Maximum width of a line where names leave room, and of a column: a longer cell sticks out instead of
 widening the others."""
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with escapes for what would control a terminal, end a line or turn its direction.
+
+    These are all characters that are not printable: C0 and C1 controls, marks of direction and of no width,
+    separators of lines and paragraphs, blanks other than the usual one, and surrogates.
+
+    >>> print(printable("a\x1b[31m\u202e\n"))
+    a\x1b[31m\u202e\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def cut_short(text: str, limit: int = MAX_CHARS) -> str:
@@ -171,6 +183,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {plural}"
 
 
+def first_of(texts: Sequence[str], most: int, more: str = "more") -> str:
+    """Write the first few of several texts with commas between them, and how many more there are.
+
+    >>> first_of(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    n_more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {n_more} {more}" if n_more > 0 else "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Write "; did you mean NAME?" for the name nearest to `word`, "" if none is near.
 
@@ -204,10 +226,9 @@ def in_layer_ranges(names: Iterable[str]) -> list[str]:
     layers: dict[str, list[int]] = {}
     for name in names:
         match = _LAYER.match(name)
-        layer = int(match[1]) if match else None
-        layers.setdefault(name if layer is None else _LAYER.sub("blk.{}", name, count=1), [])
-        if layer is not None:
-            layers[_LAYER.sub("blk.{}", name, count=1)].append(layer)
+        numbers = layers.setdefault(_LAYER.sub("blk.{}", name, count=1) if match else name, [])
+        if match:
+            numbers.append(int(match[1]))
     return [
         name.replace("{}", number_ranges(sorted(numbers)), 1) if numbers else name
         for name, numbers in layers.items()

@@ -18,7 +18,7 @@ import numpy as np
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadImportance
 from gguf_tools.files.atomic_write import whole_file
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout

@@ -1,6 +1,6 @@
 """`python -m quantize` is the command `quantize`."""
 
-from gguf_tools.shadowing import stop_if_hidden
+from gguf_tools.lazy import stop_if_hidden
 
 if __name__ == "__main__":
     stop_if_hidden("python -m quantize")

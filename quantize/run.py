@@ -6,7 +6,7 @@ offset, and it was written after the last change of whatever it is made of. No p
 change (ctime) back, so an input that was edited, replaced or downloaded since is noticed.
 
 Everything else under an output's name is replaced with `force` alone. What an interrupted run of the same
-outputs has left is its own; see gguf_tools/files/overwriting.py.
+outputs has left is its own; see gguf_tools/files/early_checks.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_tools.dataframes import dataframe
 from gguf_tools.errors import BadArgument, GGUFError
+from gguf_tools.files.early_checks import is_unfinished, refuse_to_replace
 from gguf_tools.files.inputs import AnyInput
-from gguf_tools.files.overwriting import is_unfinished, refuse_to_replace
 from gguf_tools.findings import Finding, teller
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shown import types_table

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
+from gguf_tools.text import first_of
+
 if TYPE_CHECKING:
     from convert.architectures.base import Architecture
 
@@ -45,8 +47,7 @@ def nearest(name: str, families: Iterable[Architecture], weights: Iterable[str] 
     lacking = [kind for kind in dict.fromkeys(kinds) if kind not in known]
     if not lacking:
         return f"{words}, which knows all of its tensors; what is missing is how its config.json is read"
-    more = f" and {len(lacking) - LISTED} more kinds" if len(lacking) > LISTED else ""
-    return f"{words}, which has no rule for {', '.join(lacking[:LISTED])}{more}"
+    return f"{words}, which has no rule for {first_of(lacking, LISTED, 'more kinds')}"
 
 
 def _likeness(family: Architecture, name: str, stored: list[str]) -> tuple[float, float, float]:

@@ -34,6 +34,7 @@ import numpy as np
 from convert.weights.base import Weight, Weights, rows_and_cols
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 from gguf_tools.format.ggml_types import F32, GGMLType
+from gguf_tools.text import first_of
 from quantize.fill import sources as row_sources
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, joined, raw_rows, rows_dtype, split_rows
 
@@ -387,5 +388,4 @@ def _check_shape(weight: Weight, sizes: str, model: Weights, config: Any) -> Non
 
 def _listed(names: Sequence[str]) -> str:
     """Return "3 tensors: a, b, c", the rest counted when there are many."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"{len(names)} tensor{'s' * (len(names) != 1)}: {', '.join(names[:LISTED])}{more}"
+    return f"{len(names)} tensor{'s' * (len(names) != 1)}: {first_of(names, LISTED)}"

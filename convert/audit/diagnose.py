@@ -20,7 +20,7 @@ from convert.audit.judge import Pair
 from convert.audit.measure import Indices, RowSums, Sums, rows_of_a_matrix
 from convert.audit.search import BLOCK, Fit, fits
 from convert.audit.transforms import in_other_byte_order
-from gguf_tools.text import number_ranges
+from gguf_tools.text import first_of, number_ranges
 
 MOST_ROWS = 128
 MOST_WEIGHTS = 1 << 20
@@ -264,10 +264,9 @@ def _in_other_order(found: Sequence[Diagnosis], bad: Indices) -> Iterator[Diagno
             parts += [f"{own} and {other} are swapped"] * (own < other)
         else:
             parts.append(f"{own} holds {other}")
-    shown = ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "")
     kind = "expert-repeated" if len(repeated) == len(moves) else "expert-misplaced"
     text = "an expert is repeated" if kind == "expert-repeated" else "experts are in each other's places"
-    yield Diagnosis(kind, f"{text}: {shown}", "", max(errors), left, moves=moves)
+    yield Diagnosis(kind, f"{text}: {first_of(parts, 6)}", "", max(errors), left, moves=moves)
 
 
 def _alike(found: Iterator[Diagnosis]) -> Iterator[Diagnosis]:

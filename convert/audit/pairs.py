@@ -13,7 +13,7 @@ from convert.audit.expected import read_rows
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.reader import GGUFSource
-from gguf_tools.text import in_layer_ranges, number_ranges
+from gguf_tools.text import first_of, in_layer_ranges, number_ranges
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.mla_layout.layouts import roles_in
 from quantize.roles import in_layer, layer_of
@@ -141,8 +141,7 @@ def fits(shape: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def _shown(names: Sequence[str]) -> str:
-    shown = in_layer_ranges(names)
-    return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
+    return first_of(in_layer_ranges(names), 6)
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from convert.checkpoint.json_files import read_json_object_if_there
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.text import quoted
+from gguf_tools.text import first_of, quoted
 
 _ENDS = ("bos", "eos", "eot", "eom", "pad")
 """Kinds that are looked for in more files than llama.cpp's converter reads."""
@@ -294,9 +294,8 @@ def _unknown_ends(files: TokenizerFiles, tokens: Sequence[str], known: set[int])
         lost = [i for i in dict.fromkeys(found) if tokens[i] not in _KNOWN_ENDS]
         known.update(lost)
         if lost:
-            texts = ", ".join(f"{quoted(tokens[token_id])} ({token_id})" for token_id in lost[:3])
-            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+            texts = first_of([f"{quoted(tokens[token_id])} ({token_id})" for token_id in lost], 3)
             yield (
-                f"{file_name}: eos_token_id lists {texts}{more}, too: a GGUF file has one eos token, and"
+                f"{file_name}: eos_token_id lists {texts}, too: a GGUF file has one eos token, and"
                 " llama.cpp goes on after these"
             )

@@ -23,12 +23,12 @@ from typing import Any, Protocol
 from gguf_tools import __version__
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, write_whole
-from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, is_job_start
-from gguf_tools.shadowing import PACKAGES
+from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX
+from gguf_tools.lazy import PACKAGES
 from gguf_tools.system.files import read_own
+from gguf_tools.system.locks import boot_id
 
 _ROOT = Path(__file__).parents[2]
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Worker(Protocol):
@@ -82,7 +82,9 @@ _SHARED = "workers must see the same files under the same names as the command t
 @contextmanager
 def posted(job: Job, output: Path) -> Iterator[PostedJob]:
     """Post a job beside an output, for the time of this block; raises OutputError."""
-    data = JOB_START + _pickled(job)
+    buffer = BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(job)
+    data = JOB_START + buffer.getvalue()
     path = job_path(output)
     _refuse_foreign(path)
     write_whole(path, data)
@@ -109,7 +111,7 @@ def _refuse_foreign(path: Path) -> None:
 def is_job(path: Path) -> bool:
     """Whether a file is work that was posted for workers."""
     try:
-        return is_job_start(read_own(path, len(JOB_START)))
+        return read_own(path, len(JOB_START)) == JOB_START
     except OSError:
         return False
 
@@ -121,12 +123,6 @@ def job_path(output: Path) -> Path:
 
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
-
-
-def _pickled(job: Job) -> bytes:
-    buffer = BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(job)
-    return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):
@@ -151,7 +147,4 @@ def code_version() -> str:
 @cache
 def this_machine() -> str:
     """Return a name for the running kernel: what a process of its own writes, its others see at once."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return socket.gethostname()
+    return boot_id() or socket.gethostname()

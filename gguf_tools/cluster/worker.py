@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gguf_tools.cluster.job import PostedJob, Worker, code_version, this_machine
@@ -81,7 +80,8 @@ def perform(job: PostedJob, items: Sequence[Any]) -> BatchOutcome:
         name = type(error).__name__ if isinstance(error, ToolkitError) else ""
         return BatchOutcome(address, results, time.monotonic() - started, _text(error), name)
     finally:
-        _end(opened)
+        with _opening:
+            opened.n_users -= 1
     return BatchOutcome(address, results, time.monotonic() - started)
 
 
@@ -110,23 +110,15 @@ def _begin(job: PostedJob) -> _OpenJob:
     with _opening:
         if job.digest not in _open:
             idle = [digest for digest, other in _open.items() if not other.n_users]
-            over = [digest for digest in idle if _is_over(_open[digest].path, job)]
+            # A job's file is gone when it is over, or another one's.
+            paths = {digest: _open[digest].path for digest in idle}
+            over = [digest for digest, path in paths.items() if path == job.path or not path.exists()]
             for digest in dict.fromkeys((*over, *idle[: max(0, len(_open) + 1 - _MOST_OPEN)])):
                 _open.pop(digest).close()
             _open[job.digest] = _OpenJob(job)
         opened = _open[job.digest]
         opened.n_users += 1
         return opened
-
-
-def _is_over(path: Path, next_: PostedJob) -> bool:
-    """Whether a job that was posted at `path` is: its file is gone, or that of another."""
-    return path == next_.path or not path.exists()
-
-
-def _end(opened: _OpenJob) -> None:
-    with _opening:
-        opened.n_users -= 1
 
 
 def _address() -> str:

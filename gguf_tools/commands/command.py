@@ -38,7 +38,7 @@ from gguf_tools.commands.roof import called_by
 from gguf_tools.commands.streams import lasting_streams
 from gguf_tools.errors import BadArgument, BadOverride, BadRequest, MissingInput, ToolkitError
 from gguf_tools.files import named_files
-from gguf_tools.files.overwriting import refuse_shared
+from gguf_tools.files.early_checks import refuse_shared
 from gguf_tools.hub import limits
 from gguf_tools.number_types import GIGABYTES, SECONDS, THREADS, NumberType
 from gguf_tools.spoken import speaking_flags

@@ -19,8 +19,7 @@ from gguf_tools.commands.arguments.forward import (
     forward_options,
 )
 from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force
-from gguf_tools.files.early_checks import refuse_early
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.terminal import say
 
 if TYPE_CHECKING:

@@ -273,7 +273,7 @@ def split(
     """
     from gguf_tools.edit.rewrite import write_files
     from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
-    from gguf_tools.files.overwriting import refuse_to_replace
+    from gguf_tools.files.early_checks import refuse_to_replace
     from gguf_tools.format.shards import open_gguf
 
     if max_bytes is None and max_tensors is None:

@@ -23,8 +23,7 @@ from gguf_tools.commands.arguments.imatrix_flags import FOREIGN_FLAGS
 from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force, output_file
 from gguf_tools.commands.parser import HelpFormatter, add_foreign_flags
 from gguf_tools.commands.roof import called_by
-from gguf_tools.files.early_checks import refuse_early
-from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
+from gguf_tools.files.early_checks import refuse_early, refuse_shared, refuse_to_replace
 from gguf_tools.number_types import NATURAL
 from gguf_tools.terminal import say
 from gguf_tools.text import counted, json_line

@@ -27,21 +27,11 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.shown import value_text
-from gguf_tools.format.values import FIXED_CODES, Kind, Metadata, Value, as_float32, text_of
+from gguf_tools.format.values import FIXED_BYTES, FIXED_CODES, Kind, Metadata, Value, as_float32, text_of
 from gguf_tools.text import printable, quoted
 
 _KINDS: Mapping[str, Kind] = {
-    "u8": Kind.UINT8,
-    "i8": Kind.INT8,
-    "u16": Kind.UINT16,
-    "i16": Kind.INT16,
-    "u32": Kind.UINT32,
-    "i32": Kind.INT32,
-    "u64": Kind.UINT64,
-    "i64": Kind.INT64,
-    "f32": Kind.FLOAT32,
-    "f64": Kind.FLOAT64,
-    "bool": Kind.BOOL,
+    **{f"{kind.name[0].lower()}{8 * FIXED_BYTES[kind]}": kind for kind in FIXED_BYTES if kind != Kind.BOOL},
     "str": Kind.STRING,
     **{kind.name.lower(): kind for kind in Kind if kind is not Kind.ARRAY},
 }

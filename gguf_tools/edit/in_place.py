@@ -70,11 +70,6 @@ def _claim(fd: int, path: Path) -> Lock:
         raise OutputError("; ".join(filter(None, (f"{path}: {what}", error.strerror)))) from error
 
 
-def read_header(fd: int, n_bytes: int) -> bytes:
-    """Return the first bytes of a file."""
-    return files.read_at(fd, n_bytes, 0)
-
-
 def replace_header(fd: int, path: Path, header: bytes) -> None:
     """Overwrite the header of a file with one of the same length.
 
@@ -82,7 +77,7 @@ def replace_header(fd: int, path: Path, header: bytes) -> None:
     raises  OutputError if something can't be written; the old header is then restored, or still in NAME.undo
     """
     status = os.fstat(fd)
-    old = read_header(fd, len(header))
+    old = files.read_at(fd, len(header), 0)
     content = old + header + _SIZES.pack(_MAGIC, len(header), status.st_size)
     undo = undo_path(path)
     if undo.is_symlink():

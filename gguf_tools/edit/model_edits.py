@@ -25,7 +25,7 @@ from gguf_tools.edit import in_place
 from gguf_tools.edit.header_edits import Change, Edit, Edited
 from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.partial_file import refuse_inputs
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, alignment_of
@@ -34,32 +34,20 @@ from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Bar, Shown, StartProgress
+from gguf_tools.system.files import read_at
 
 How = Literal["unchanged", "in place", "rewritten", "written"]
 
 
 @dataclass(frozen=True)
-class FileEdit:
-    """Edit of one file.
+class FileEdit(NewFile):
+    """Edit of one file, and its result.
 
-    path     path of the result
-    how      "unchanged"; "in place": a new header over the old one; "rewritten": a new file in its place;
-             "written": a new file elsewhere
-    layout   layout of the result
-    origins  where the data of its tensors come from
+    how  "unchanged"; "in place": a new header over the old one; "rewritten": a new file in its place;
+         "written": a new file elsewhere
     """
 
-    path: Path
-    how: How
-    layout: FileLayout = field(repr=False)
-    origins: tuple[Origin, ...] = field(repr=False)
-
-    @property
-    def new_file(self) -> NewFile:
-        permissions = None
-        if self.how == "rewritten":
-            permissions = stat.S_IMODE(os.stat(self.path).st_mode)
-        return NewFile(self.path, self.layout, self.origins, permissions)
+    how: How = field(kw_only=True)
 
     @property
     def bytes_written(self) -> int:
@@ -119,11 +107,11 @@ def _edit(
     with open_gguf(path) as source:
         first = _real(source.shards[0].path)
         edited = _edited(source, edit)
-        rounds = [] if output is not None else _rounds(source, edited)
+        rounds = [] if output is not None else _rename_rounds(source, edited.new_names)
         if dry_run or output is not None:
             outcome = _plan(source, edited, output)
             if not dry_run:
-                write_files([file.new_file for file in outcome.files], source.paths, progress)
+                write_files(outcome.files, source.paths, progress)
             return outcome
     if len(rounds) < 2:
         return _edit_in_place(path, first, edit, progress)
@@ -146,7 +134,7 @@ def _edit_in_place(
                 locks[file.path] = opened.enter_context(in_place.locked(file.path))
         # The first file comes last of those that get a new one in their place: until then its lock keeps
         # others from the whole set.
-        with written([file.new_file for file in outcome.files if file.how == "rewritten"], (), progress):
+        with written([file for file in outcome.files if file.how == "rewritten"], (), progress):
             _replace_headers([file for file in outcome.files if file.how == "in place"], locks)
         return outcome
 
@@ -159,7 +147,7 @@ def _replace_headers(edits: Sequence[FileEdit], locks: Mapping[Path, int]) -> No
     replaced: list[tuple[FileEdit, bytes]] = []
     try:
         for edit in edits:
-            old = in_place.read_header(locks[edit.path], len(edit.layout.header))
+            old = read_at(locks[edit.path], len(edit.layout.header), 0)
             in_place.replace_header(locks[edit.path], edit.path, edit.layout.header)
             replaced.append((edit, old))
     except BaseException:
@@ -212,13 +200,6 @@ def _edited(source: GGUFSet, edit: Edit) -> Edited:
         raise BadRequest(f"{source.path}: {error}") from None
 
 
-def _rounds(source: GGUFSet, edited: Edited) -> list[dict[str, str]]:
-    try:
-        return _rename_rounds(source, edited.new_names)
-    except BadRequest as error:
-        raise BadRequest(f"{source.path}: {error}") from None
-
-
 def _renaming(new_names: dict[str, str]) -> Edit:
     """Return the edit of one round of a renaming."""
     return lambda metadata, _names: Edited(dict(metadata), new_names)
@@ -261,7 +242,9 @@ def _plan_file(
         how = "unchanged"
     elif _fits(layout, file):
         how = "in place"
-    return FileEdit(path, how, layout, tuple(Origin(file, name) for name in file.tensors))
+    origins = tuple(Origin(file, name) for name in file.tensors)
+    permissions = stat.S_IMODE(os.stat(path).st_mode) if how == "rewritten" else None
+    return FileEdit(path, layout, origins, permissions, how=how)
 
 
 def _fits(layout: FileLayout, file: GGUFFile) -> bool:
@@ -300,8 +283,8 @@ def _rename_rounds(source: GGUFSet, new_names: Mapping[str, str]) -> list[dict[s
         if not ready:
             old, new = next(iter(pending.items()))
             raise BadRequest(
-                f"tensor {old!r} can't become {new!r} while there is one in {home[new].name}; rename that one"
-                " first, to a name that is free, in a run of its own"
+                f"{source.path}: tensor {old!r} can't become {new!r} while there is one in {home[new].name};"
+                " rename that one first, to a name that is free, in a run of its own"
             )
         rounds.append(ready)
         files = {old: home.pop(old) for old in ready}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -159,57 +159,28 @@ def copy_range(
     end = source_offset + n_bytes
     shift = target_offset - source_offset
     position = source_offset
+    buffer: memoryview | None = None
     while position < end:
         # Why it refuses differs from kernel to kernel, and it doesn't say which of the two files is
         # at fault; reading and writing does. Nor is 0 to be trusted: some file systems return it
         # where there are bytes to read.
-        try:
+        n_copied = 0
+        if buffer is None:
             count = min(end - position, _CALL_BYTES)
-            n_copied = os.copy_file_range(source_fd, target_fd, count, position, position + shift)
-        except (OSError, AttributeError):  # Linux alone has it
-            n_copied = 0
+            with suppress(OSError, AttributeError):  # Linux alone has it
+                n_copied = os.copy_file_range(source_fd, target_fd, count, position, position + shift)
         if not n_copied:
-            _copy_through_buffer(
-                source_fd,
-                position,
-                target_fd,
-                position + shift,
-                end - position,
-                source_name,
-                target_name,
-                progress,
-            )
-            return
+            buffer = buffer or memoryview(bytearray(min(end - position, _BUFFER_BYTES)))
+            try:
+                n_copied = files.read_into(source_fd, buffer[: end - position], position)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, source_name) from error
+            if not n_copied:
+                raise TruncatedError(
+                    f"{source_name} ends at byte {position}, {end - position} bytes early; "
+                    "the file has become shorter since it was opened"
+                )
+            write_whole_at(target_fd, buffer[:n_copied], position + shift, target_name)
         position += n_copied
         if progress is not None:
             progress(n_copied)
-
-
-def _copy_through_buffer(
-    source_fd: int,
-    source_offset: int,
-    target_fd: int,
-    target_offset: int,
-    n_bytes: int,
-    source_name: str,
-    target_name: str,
-    progress: Progress | None,
-) -> None:
-    buffer = memoryview(bytearray(min(n_bytes, _BUFFER_BYTES)))
-    n_left = n_bytes
-    while n_left:
-        try:
-            n_read = files.read_into(source_fd, buffer[:n_left], source_offset)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, source_name) from error
-        if not n_read:
-            raise TruncatedError(
-                f"{source_name} ends at byte {source_offset}, {n_left} bytes early; "
-                "the file has become shorter since it was opened"
-            )
-        write_whole_at(target_fd, buffer[:n_read], target_offset, target_name)
-        source_offset += n_read
-        target_offset += n_read
-        n_left -= n_read
-        if progress is not None:
-            progress(n_read)

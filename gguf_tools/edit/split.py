@@ -21,43 +21,22 @@ from pathlib import Path
 
 from gguf_tools.edit.rewrite import NewFile, Origin
 from gguf_tools.errors import BadRequest, FormatError
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.format import keys
-from gguf_tools.format.header import align_up
 from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import MAX_SHARDS, SPLIT_KEYS, GGUFSet, shard_metadata, shard_path
+from gguf_tools.format.shards import (
+    MAX_SHARDS,
+    SPLIT_KEYS,
+    GGUFSet,
+    group_tensors,
+    shard_metadata,
+    shard_path,
+)
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 
 DEFAULT_MAX_TENSORS = 128
 _COUNTED_ALIGNMENT = 32
-
-
-def group_tensors(
-    tensors: Iterable[TensorInfo],
-    *,
-    max_bytes: int | None = None,
-    max_tensors: int | None = None,
-    first_is_empty: bool = False,
-) -> list[list[TensorInfo]]:
-    """Assign tensors to files in order; a new file starts where the next tensor would break a limit.
-
-    max_bytes       limit of padded data in a file; a larger tensor gets a file of its own
-    max_tensors     limit of tensors in a file
-    first_is_empty  whether the first file holds metadata alone
-    """
-    groups: list[list[TensorInfo]] = [[], []] if first_is_empty else [[]]
-    group_bytes = 0
-    for info in tensors:
-        n_bytes = align_up(info.n_bytes, _COUNTED_ALIGNMENT)
-        is_full = max_tensors is not None and len(groups[-1]) >= max_tensors
-        is_heavy = max_bytes is not None and group_bytes + n_bytes > max_bytes
-        if groups[-1] and (is_full or is_heavy):
-            groups.append([])
-            group_bytes = 0
-        groups[-1].append(info)
-        group_bytes += n_bytes
-    return groups
 
 
 def split_files(
@@ -70,11 +49,14 @@ def split_files(
 ) -> list[NewFile]:
     """Return the files to split a model into, PREFIX-00001-of-0000N.gguf; see `group_tensors`.
 
-    raises  FormatError if there were more than 65535 files
+    first_is_empty  whether the first file holds metadata alone
+    raises          FormatError if there were more than 65535 files
     """
     groups = group_tensors(
-        source.tensors.values(), max_bytes=max_bytes, max_tensors=max_tensors, first_is_empty=first_is_empty
+        source.tensors.values(), max_bytes=max_bytes, max_tensors=max_tensors, padded_to=_COUNTED_ALIGNMENT
     )
+    if first_is_empty:
+        groups = [[], *groups]
     if len(groups) > MAX_SHARDS:
         raise FormatError(
             f"{source.path}: would become {len(groups):,} files, expected at most {MAX_SHARDS:,}; "

@@ -245,7 +245,10 @@ def _digest_of_open(fd: int, file: InputFile) -> Digest:
 
 def _tensor_digests(fd: int, places: Sequence[_Place]) -> Iterator[tuple[str, str]]:
     def digests(first: int) -> list[tuple[str, str]]:
-        return [_tensor_digest(fd, place) for place in places[first : first + _A_FEW]]
+        return [
+            (name, _read_hash(fd, [(offset + start, count) for start, count in sample_places(n_bytes)]))
+            for name, (offset, n_bytes) in places[first : first + _A_FEW]
+        ]
 
     firsts = range(0, len(places), _A_FEW)
     if len(firsts) <= 1:
@@ -253,11 +256,6 @@ def _tensor_digests(fd: int, places: Sequence[_Place]) -> Iterator[tuple[str, st
         return
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         yield from chain.from_iterable(pool.map(digests, firsts))
-
-
-def _tensor_digest(fd: int, place: _Place) -> tuple[str, str]:
-    name, (offset, n_bytes) = place
-    return name, _read_hash(fd, [(offset + start, count) for start, count in sample_places(n_bytes)])
 
 
 def sample_places(n_bytes: int) -> list[tuple[int, int]]:

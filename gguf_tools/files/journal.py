@@ -37,7 +37,7 @@ from typing import Any, Self
 from gguf_tools.errors import OutputError
 from gguf_tools.files.run_lock import JSONDifference, Refusals, lock_run
 from gguf_tools.system import files as system_files
-from gguf_tools.system.files import is_at
+from gguf_tools.system.locks import boot_id
 
 JOURNAL_SUFFIX = ".journal"
 
@@ -54,7 +54,6 @@ _HEAD = re.compile(rb'\{"run":"([0-9a-f]{16})",("state of the inputs":"[0-9a-f]{
 _RECORD = struct.Struct("<IIQ")
 _CRC = struct.Struct("<I")
 _RECORD_BYTES = _RECORD.size + _CRC.size
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotAJournal(OutputError):
@@ -125,7 +124,7 @@ class Journal:
         return bool(self.done or self.published)
 
     def _begin(self, restart: bool, state: str) -> None:
-        data = self._read()
+        data = self.path.read_bytes()
         if not _is_ours(data):
             raise NotAJournal.in_the_way(self.path, "is no journal of a run")
         line, newline, records = data.partition(b"\n")
@@ -147,7 +146,7 @@ class Journal:
                 about = {_RUN: self.run.hex(), _STATE: state, **self._run_lock.about}
                 head = json.dumps(about, separators=(",", ":"))
                 os.ftruncate(self._run_lock.fd, 0)
-                _write_all(self._run_lock.fd, head.encode() + b"\n")
+                system_files.append_all(self._run_lock.fd, head.encode() + b"\n")
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
         self._append(_Kind.BOOT, 0, _this_boot())
@@ -165,12 +164,7 @@ class Journal:
     def remove(self) -> None:
         """Close the journal and delete it: the run is complete, or has nothing worth keeping."""
         if self._run_lock.fd >= 0:
-            is_ours = is_at(self._run_lock.fd, self.path)
-            if system_files.IS_HELD_OPEN:
-                self.close()
-            if is_ours:
-                self.path.unlink(missing_ok=True)
-            self.close()
+            system_files.remove_held(self._run_lock.fd, self.path, self.close)
 
     def finish(self, chunk: int, digest: int = 0) -> None:
         """Record that the bytes of a chunk have been written."""
@@ -243,13 +237,9 @@ class Journal:
     def _append(self, kind: _Kind, number: int, value: int) -> None:
         record = _RECORD.pack(kind, number, value)
         try:
-            _write_all(self._run_lock.fd, record + _CRC.pack(zlib.crc32(record)))
+            system_files.append_all(self._run_lock.fd, record + _CRC.pack(zlib.crc32(record)))
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
-
-    def _read(self) -> bytes:
-        with open(self.path, "rb") as file:
-            return file.read()
 
     def _load(self, data: bytes) -> int:
         """Read the valid records at the start of `data`; returns how many bytes they take."""
@@ -345,16 +335,8 @@ def _without_digits(data: bytes) -> bytes:
     return re.sub(rb"[0-9a-f]", b"0", data[: len(_WHOLE_HEAD) + 1])
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
-
-
 def _this_boot() -> int:
     """Return a number for this start of the machine, or for this process where the machine has none."""
-    try:
-        name = _BOOT_ID.read_bytes()
-    except OSError:
-        name = f"{os.getpid()} {time.time_ns()}".encode()
-    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
+    boot = boot_id()
+    name = f"{boot}\n" if boot else f"{os.getpid()} {time.time_ns()}"  # as the system's file has it
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")

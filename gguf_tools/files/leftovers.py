@@ -23,7 +23,7 @@ from gguf_tools.files.atomic_write import output_of_small_partial
 from gguf_tools.files.journal import JOURNAL_SUFFIX, run_of_journal
 from gguf_tools.files.partial_file import NO_RUN, PARTIAL_SUFFIX, run_of_partial
 from gguf_tools.files.run_lock import LOCK, in_use, is_lock_mark
-from gguf_tools.files.work_names import JOB_SUFFIX, OF_LAYERS, PART, WORK, WORK_SUFFIX, is_job_start
+from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, OF_LAYERS, PART, WORK, WORK_SUFFIX
 from gguf_tools.system import files
 from gguf_tools.system.folders import OpenFolder, opened
 from gguf_tools.system.locks import try_lock
@@ -186,7 +186,7 @@ def _runs(folder: OpenFolder) -> list[dict[str, bool]]:
                 partials.append((run, name))
             elif output is not None and entry.is_file(follow_symlinks=False):
                 note(output, name)
-        elif name.endswith(JOB_SUFFIX) and is_job_start(folder.start_of(name, _START_BYTES)):
+        elif name.endswith(JOB_SUFFIX) and folder.start_of(name, _START_BYTES).startswith(JOB_START):
             note(name.removesuffix(JOB_SUFFIX), name)
     for run, name in partials:  # a run may have several outputs, and has one journal
         own = name.removesuffix(PARTIAL_SUFFIX)
@@ -270,7 +270,9 @@ class _Locks(ExitStack):
         if folder.path.name == _COOK:
             is_free = self._share(folder, LOCK)
         else:
-            is_free = self._share_cook(folder)
+            is_free = True
+            with suppress(OSError), folder.inner(_COOK) as cook:
+                is_free = self._share(cook, LOCK)
         for name, is_folder in run.items():
             if is_folder:
                 is_free = is_free and self.share_work(folder, name, make=make)
@@ -291,11 +293,6 @@ class _Locks(ExitStack):
                 )
         except OSError:
             return False
-
-    def _share_cook(self, folder: OpenFolder) -> bool:
-        with suppress(OSError), folder.inner(_COOK) as cook:
-            return self._share(cook, LOCK)
-        return True
 
     def _share(self, folder: OpenFolder, name: str, *, make: bool = False) -> bool:
         path = folder.path / name

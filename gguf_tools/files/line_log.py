@@ -48,10 +48,8 @@ class LineLog:
 
     def append(self, data: Any) -> None:
         """Add a line; raises OutputError."""
-        left = memoryview(line_of(data))
         try:
-            while left:  # a disk that becomes full takes a part first
-                left = left[os.write(self._fd, left) :]
+            files.append_all(self._fd, line_of(data))
         except OSError as error:
             raise self._unwritable(error) from error
 

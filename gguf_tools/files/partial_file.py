@@ -91,7 +91,8 @@ class GGUFWriter:
         try:
             if not self.resumed:
                 self._leave_old_file()
-                self._begin()
+                write_whole_at(self._fd, memoryview(_MARK + NO_RUN), 0, self.partial)
+                self._reserve()
         except BaseException:
             self.discard()
             raise
@@ -226,11 +227,6 @@ class GGUFWriter:
             if not files.IS_HELD_OPEN:
                 os.close(old)
 
-    def _begin(self) -> None:
-        """Mark a new partial as ours, and reserve its space; raises OutputError."""
-        write_whole_at(self._fd, memoryview(_MARK + NO_RUN), 0, self.partial)
-        self._reserve()
-
     def _reserve(self) -> None:
         """Reserve the space now, so that a full disk is noticed before hours of work."""
         total = self.layout.total_bytes
@@ -253,12 +249,7 @@ class GGUFWriter:
     def discard(self) -> None:
         """Remove the partial, if it is open and still has its name, and close it."""
         if self._fd >= 0:
-            is_there = is_at(self._fd, self.partial)
-            if files.IS_HELD_OPEN:
-                self.close()
-            if is_there:
-                self.partial.unlink(missing_ok=True)
-            self.close()
+            files.remove_held(self._fd, self.partial, self.close)
 
 
 class PartialFile:

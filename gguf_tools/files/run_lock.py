@@ -131,12 +131,7 @@ def in_use(folder: Path) -> Iterator[None]:
             del _held[_place(path)]
             with suppress(OSError):  # whose error ends the run has said more
                 if {*os.listdir(folder)} <= {LOCK, LOCK + LOCK_SUFFIX}:
-                    is_there = files.is_at(lock.fd, path)
-                    if files.IS_HELD_OPEN:
-                        lock.close()
-                    if is_there:
-                        path.unlink()
-                    lock.close()
+                    files.remove_held(lock.fd, path, lock.close)
                     folder.rmdir()
 
 

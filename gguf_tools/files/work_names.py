@@ -35,8 +35,3 @@ PART = re.compile(r"(base|model-\d+|forward|backward|draft|original|codes|descen
 def work_path(output: Path) -> Path:
     """Return where the work folder of an output is."""
     return output.with_name(output.name + WORK_SUFFIX)
-
-
-def is_job_start(start: bytes) -> bool:
-    """Whether a file that begins like this is work that was posted for workers."""
-    return start.startswith(JOB_START)

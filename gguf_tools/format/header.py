@@ -242,11 +242,6 @@ def alignment_of(metadata: Metadata, source: str) -> int:
 # --- decoding -------------------------------------------------------------------------------
 
 
-def decode_header(data: bytes, source: str) -> Header:
-    """Parse the header at the start of `data`, a whole file in memory; see `read_header`."""
-    return read_header(lambda offset, n_bytes: data[offset : offset + n_bytes], len(data), source)
-
-
 def read_header(read: Read, file_bytes: int, source: str) -> Header:
     """Read the header at the start of a file.
 

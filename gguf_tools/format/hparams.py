@@ -16,7 +16,7 @@ from typing import Any
 
 from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
-from gguf_tools.format.loaders import LOADERS
+from gguf_tools.format.loaders import LOADERS, Loader
 from gguf_tools.format.values import Metadata
 from gguf_tools.text import quoted
 
@@ -27,9 +27,7 @@ Flags = tuple[bool, ...] | int | None
 """Flag for each layer, or a whole number that the family makes them of; None where the key is missing."""
 
 
-def _is_size(data: object) -> bool:
-    if isinstance(data, tuple):
-        return all(map(_is_size, data))
+def _is_whole(data: object) -> bool:
     return isinstance(data, int) and not isinstance(data, bool)
 
 
@@ -37,18 +35,8 @@ def _is_number(data: object) -> bool:
     return isinstance(data, int | float) and not isinstance(data, bool)
 
 
-def _are_numbers(data: object) -> bool:
-    return all(map(_is_number, data)) if isinstance(data, tuple) else _is_number(data)
-
-
-def _are_flags(data: object) -> bool:
-    if isinstance(data, tuple):
-        return all(isinstance(flag, int) for flag in data)
-    return _is_size(data)
-
-
-def _as_flags(data: tuple[int, ...] | int) -> Flags:
-    return tuple(map(bool, data)) if isinstance(data, tuple) else data
+def _all(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda data: all(map(fits, data)) if isinstance(data, tuple) else fits(data)
 
 
 @dataclass(frozen=True)
@@ -60,11 +48,15 @@ class _Kind:
     take: Callable[[Any], Any] = lambda data: data
 
 
-_SIZE = _Kind("a whole number", _is_size)
+_SIZE = _Kind("a whole number", _all(_is_whole))
 _NUMBER = _Kind("a number", _is_number, float)
-_NUMBERS = _Kind("a number, or one for each layer", _are_numbers)
+_NUMBERS = _Kind("a number, or one for each layer", _all(_is_number))
 _FLAG = _Kind("true or false", lambda data: isinstance(data, bool))
-_FLAGS = _Kind("true or false for each layer, or a whole number", _are_flags, _as_flags)
+_FLAGS = _Kind(
+    "true or false for each layer, or a whole number",
+    lambda data: all(isinstance(flag, int) for flag in data) if isinstance(data, tuple) else _is_whole(data),
+    lambda data: tuple(map(bool, data)) if isinstance(data, tuple) else data,
+)
 _TEXT = _Kind("a string", lambda data: isinstance(data, str))
 
 
@@ -270,20 +262,13 @@ def read_hparams(metadata: Metadata, architecture: str, path: str | Path) -> HPa
         raise FormatError(f"{path}: {key} is {quoted(data)}, expected {expected}")
 
     loader = LOADERS.get(architecture)
-    if loader is None:
-        return _read(metadata, architecture, path, refuse)
-    for template in sorted(loader.required):
+    for template in () if loader is None else sorted(loader.required):
         if template.format(arch=architecture) not in metadata:
             raise FormatError(
                 f"{path}: no key {template.format(arch=architecture)}, which llama.cpp requires of a model of"
                 f" this architecture"
             )
-    return _read(metadata, architecture, path, refuse, loader.reads, _takes_one)
-
-
-def _takes_one(template: str) -> bool:
-    """Return whether llama.cpp refuses a list for a key."""
-    return not any(kind.startswith("array") for kind in keys.expected_kinds(template, ""))
+    return _read(metadata, architecture, path, refuse, loader)
 
 
 def architecture_of(metadata: Metadata) -> str | None:
@@ -302,23 +287,22 @@ def _read(
     architecture: str,
     path: str | Path,
     refuse: Callable[[str, object, str], None],
-    reads: Callable[[str], bool] = lambda template: True,
-    takes_one: Callable[[str], bool] = lambda template: False,
+    loader: Loader | None = None,
 ) -> HParams:
     """Return the hyper-parameters; `refuse` is called with key, value and what is expected instead.
 
-    reads      tells which templates count
-    takes_one  tells which have one value, and no list
+    loader  that says which keys count; it refuses a list for a key that has none. None: it isn't known
     """
     values: dict[str, Any] = {}
     for name, item in _FIELDS.items():
         template, kind = item.metadata["template"], item.metadata["kind"]
         key = template.format(arch=architecture)
-        if key not in metadata or not reads(template):
+        if key not in metadata or (loader is not None and not loader.reads(template)):
             continue
         data = metadata[key].data
-        is_list = isinstance(data, tuple) and takes_one(template)
-        if kind.fits(data) and not is_list:
+        may_be_list = any(each.startswith("array") for each in keys.expected_kinds(template, ""))
+        is_fit = may_be_list or loader is None or not isinstance(data, tuple)
+        if is_fit and kind.fits(data):
             values[name] = kind.take(data)
         else:
             refuse(key, data, kind.expected)

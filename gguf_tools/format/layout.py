@@ -76,9 +76,11 @@ class FileLayout:
         header = encode_header(metadata, tensors, relative, endian=endian, version=version)
         data_start = align_up(len(header), alignment)
         offsets = tuple(data_start + offset for offset in relative)
-        by_name = {info.name: offset for info, offset in zip(tensors, offsets, strict=True)}
-        if len(by_name) < len(tensors):
-            raise FormatError(f"tensor {_first_repeated(tensors)!r} appears twice")
+        by_name: dict[str, int] = {}
+        for info, offset in zip(tensors, offsets, strict=True):
+            if info.name in by_name:
+                raise FormatError(f"tensor {info.name!r} appears twice")
+            by_name[info.name] = offset
         return cls(
             metadata=metadata,
             tensors=tensors,
@@ -98,12 +100,3 @@ class FileLayout:
             return self._offset_of[name]
         except KeyError:
             raise FormatError(f"no tensor {name!r} in this layout") from None
-
-
-def _first_repeated(tensors: Iterable[TensorInfo]) -> str:
-    seen: set[str] = set()
-    for info in tensors:
-        if info.name in seen:
-            return info.name
-        seen.add(info.name)
-    raise ValueError("no name is repeated")

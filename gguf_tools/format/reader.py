@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from io import FileIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from gguf_tools.errors import FormatError, MissingModel, ShapeError, TruncatedError, UnreadableInput
 from gguf_tools.format.block_layouts import swap_bytes
@@ -30,43 +30,40 @@ if TYPE_CHECKING:  # numpy takes longer to import than a header to read
     import numpy as np
 
 
-class GGUFSource(Protocol):
-    """The members that a single file and a split set share."""
+class GGUFSource(ABC):
+    """A single file, or a split set: what is in it, and its tensors' data.
 
-    @property
-    def path(self) -> Path: ...
-    @property
-    def paths(self) -> list[Path]: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def endian(self) -> Endian: ...
-    @property
-    def alignment(self) -> int: ...
-    @property
-    def metadata(self) -> dict[str, Value]: ...
-    @property
-    def tensors(self) -> dict[str, TensorInfo]: ...
-    @property
-    def size_bytes(self) -> int: ...
-    def get(self, key: str, default: Any = None) -> Any: ...
-    def tensor(self, name: str) -> TensorInfo: ...
-    def file_of(self, name: str) -> GGUFFile: ...
-    def data_offset(self, name: str) -> int: ...
-    def raw(self, name: str) -> np.ndarray: ...
-    def array(self, name: str) -> np.ndarray: ...
-    def blocks(self, name: str) -> np.ndarray: ...
-    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
-    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray: ...
-    def close(self) -> None: ...
+    path        as given
+    paths       the files, in order
+    version     2 or 3
+    endian      byte order of the header's numbers and of the data: "little" or "big"
+    alignment   alignment of tensor data
+    metadata    key -> Value, in file order
+    tensors     name -> TensorInfo, in file order
+    size_bytes  size when it was opened
 
+    Methods that take a tensor's name raise FormatError if there is no such tensor. Close it, or use it as a
+    context manager; arrays that `raw` and `raw_rows` returned stay valid.
+    """
 
-class Opened(ABC):
-    """Base of an open file and of an open set of files."""
-
+    path: Path
+    version: int
+    endian: Endian
+    alignment: int
     metadata: dict[str, Value]
     tensors: dict[str, TensorInfo]
+    size_bytes: int
+
+    @property
+    @abstractmethod
+    def paths(self) -> list[Path]: ...
+
+    @abstractmethod
+    def file_of(self, name: str) -> GGUFFile:
+        """Return the file that holds a tensor; raises FormatError if none does."""
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     def _repr_html_(self) -> str:
         return types_table(repr(self), self.tensors.values())
@@ -82,6 +79,14 @@ class Opened(ABC):
         value = self.metadata.get(key)
         return default if value is None else value.plain
 
+    def tensor(self, name: str) -> TensorInfo:
+        """Return the tensor of this name; raises FormatError if there is none."""
+        return self.file_of(name).tensors[name]
+
+    def data_offset(self, name: str) -> int:
+        """Return where in its own file (`file_of`) a tensor's data begin."""
+        return self.file_of(name)._offsets[name]
+
     def values(self, name: str) -> np.ndarray:
         """Decode a tensor, whatever its type is: float32, in its shape. Its bytes are `raw` and `blocks`.
 
@@ -89,10 +94,55 @@ class Opened(ABC):
         """
         from gguf_tools import read_values  # asked of the package: decoders are on a floor above this one
 
-        return read_values(cast("GGUFSource", self), name)
+        return read_values(self, name)
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def raw(self, name: str) -> np.ndarray:
+        """Return a tensor's data as uint8 (n_bytes,), a read-only view of the map."""
+        return self.file_of(name)._view(self.data_offset(name), self.tensor(name).n_bytes)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a tensor of plain numbers as an array of its shape and dtype (BF16: that of ml_dtypes).
+
+        raises  FormatError for a quantized tensor: `values` decodes it, `blocks` has its bytes
+        """
+        info = self.tensor(name)
+        if not is_plain(info.type):
+            raise FormatError(
+                f"{self.file_of(name).path}: tensor {name!r} is quantized to {info.type.name}; its values are"
+                f" file.values({name!r}), its bytes file.blocks({name!r})"
+            )
+        return self.blocks(name)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """Return a tensor as it is stored, in new memory: uint8 (..., row_bytes), or an array of its numbers.
+
+        `quantize.decode(blocks, type)` turns bytes into float32.
+        raises  FormatError for blocks whose order on big-endian machines is not known
+        """
+        return as_array(self.tensor(name), self.read_bytes(name, 0, self.tensor(name).n_bytes), self.endian)
+
+    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows start..stop, counted over all matrices: uint8 (n_bytes,), a read-only view of the map.
+
+        raises  ShapeError if there are no such rows, or if they cut a group of interleaved rows
+        """
+        file = self.file_of(name)
+        return file._view(*file._row_range(name, start, stop))
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows start..stop like `raw_rows`, but read into a new array.
+
+        Use it to go through whole models. Pages of a map count as this process's memory, and a process that
+        maps a file crashes when another program shortens it; here that is an error.
+        raises  ShapeError like `raw_rows`, TruncatedError if the file has become shorter
+        """
+        file = self.file_of(name)
+        return file._read(name, *file._row_range(name, start, stop))
+
+    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return bytes start..stop of a tensor's data, fewer at its end, as a new array; see `read_rows`."""
+        stop = min(stop, self.tensor(name).n_bytes)
+        return self.file_of(name)._read(name, self.data_offset(name) + start, stop - start)
 
 
 def _opened(path: Path) -> FileIO:
@@ -111,21 +161,14 @@ def _opened(path: Path) -> FileIO:
         raise UnreadableInput(f"{path}: {error.strerror}") from error
 
 
-class GGUFFile(Opened):
+class GGUFFile(GGUFSource):
     """One GGUF file.
 
-    path        as given
-    version     2 or 3
-    endian      byte order of the header's numbers and of the data: "little" or "big"
-    alignment   alignment of tensor data
-    metadata    key -> Value, in file order
-    tensors     name -> TensorInfo, in file order
-    data_start  where the data begin
-    size_bytes  size of the file when it was opened
+    header_bytes  size of the header, without padding
+    data_start    where the data begin
 
     Raises UnreadableInput, an OSError, if the file can't be read, and FormatError, TruncatedError or
-    UnsupportedVersion if its header can't be right. Close it, or use it as a context manager; arrays that
-    `raw` and `raw_rows` returned stay valid.
+    UnsupportedVersion if its header can't be right.
 
     >>> with GGUFFile("model-bf16.gguf") as file:
     ...     file.values("blk.0.ffn_down.weight").dtype, file.raw("blk.0.ffn_down.weight").dtype
@@ -140,7 +183,8 @@ class GGUFFile(Opened):
             self.size_bytes = os.fstat(self._stream.fileno()).st_size
             if not self.size_bytes:
                 raise TruncatedError(f"{self.path}: the file is empty")
-            header = read_header(self._read_at, self.size_bytes, str(self.path))
+            fd = self.fileno()
+            header = read_header(lambda at, n: read_at(fd, n, at), self.size_bytes, str(self.path))
             check_data(header, self.size_bytes, str(self.path))
         except BaseException:
             self.close()
@@ -150,6 +194,7 @@ class GGUFFile(Opened):
         self.alignment = header.alignment
         self.metadata = header.metadata
         self.tensors = header.tensors
+        self.header_bytes = header.n_bytes
         self.data_start = header.data_start
         self._offsets = {
             name: header.data_start + offset
@@ -158,10 +203,6 @@ class GGUFFile(Opened):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys>"
-
-    def _read_at(self, offset: int, n_bytes: int) -> bytes:
-        """Return bytes of the file; fewer where it ends."""
-        return read_at(self.fileno(), n_bytes, offset)
 
     def close(self) -> None:
         if self._map is not None:
@@ -177,71 +218,13 @@ class GGUFFile(Opened):
 
     def file_of(self, name: str) -> GGUFFile:
         """Return the file that holds a tensor: this one. Raises FormatError if it doesn't."""
-        self.tensor(name)
+        if name not in self.tensors:
+            raise FormatError(f"{self.path}: no tensor {name!r}")
         return self
-
-    def tensor(self, name: str) -> TensorInfo:
-        """Return the tensor of this name; raises FormatError if there is none."""
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise FormatError(f"{self.path}: no tensor {name!r}") from None
-
-    def data_offset(self, name: str) -> int:
-        """Return where in the file a tensor's data begin."""
-        self.tensor(name)
-        return self._offsets[name]
 
     def fileno(self) -> int:
         """Return the descriptor, for copies that the kernel makes."""
         return self._stream.fileno()
-
-    def raw(self, name: str) -> np.ndarray:
-        """Return a tensor's data as uint8 (n_bytes,), a read-only view of the map."""
-        return self._view(self.data_offset(name), self.tensor(name).n_bytes)
-
-    def array(self, name: str) -> np.ndarray:
-        """Return a tensor of plain numbers as an array of its shape and dtype (BF16: that of ml_dtypes).
-
-        raises  FormatError for a quantized tensor: `values` decodes it, `blocks` has its bytes
-        """
-        info = self.tensor(name)
-        if not is_plain(info.type):
-            raise FormatError(
-                f"{self.path}: tensor {name!r} is quantized to {info.type.name}; its values are"
-                f" file.values({name!r}), its bytes file.blocks({name!r})"
-            )
-        return self.blocks(name)
-
-    def blocks(self, name: str) -> np.ndarray:
-        """Return a tensor as it is stored, in new memory: uint8 (..., row_bytes), or an array of its numbers.
-
-        `quantize.decode(blocks, type)` turns bytes into float32.
-        raises  FormatError for blocks whose order on big-endian machines is not known
-        """
-        return as_array(self.tensor(name), self.read_bytes(name, 0, self.tensor(name).n_bytes), self.endian)
-
-    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows start..stop, counted over all matrices: uint8 (n_bytes,), a read-only view of the map.
-
-        raises  ShapeError if there are no such rows, or if they cut a group of interleaved rows
-        """
-        offset, n_bytes = self._row_range(name, start, stop)
-        return self._view(offset, n_bytes)
-
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows start..stop like `raw_rows`, but read into a new array.
-
-        Use it to go through whole models. Pages of a map count as this process's memory, and a process that
-        maps a file crashes when another program shortens it; here that is an error.
-        raises  ShapeError like `raw_rows`, TruncatedError if the file has become shorter
-        """
-        return self._read(name, *self._row_range(name, start, stop))
-
-    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return bytes start..stop of a tensor's data, fewer at its end, as a new array; see `read_rows`."""
-        stop = min(stop, self.tensor(name).n_bytes)
-        return self._read(name, self._offsets[name] + start, stop - start)
 
     def _read(self, name: str, offset: int, n_bytes: int) -> np.ndarray:
         import numpy as np

@@ -14,21 +14,17 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import keys
-from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
+from gguf_tools.format.header import DEFAULT_ALIGNMENT, Endian, align_up, alignment_of
 from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.reader import GGUFFile, Opened
+from gguf_tools.format.reader import GGUFFile, GGUFSource
 from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.text import quoted
-
-if TYPE_CHECKING:
-    import numpy as np
+from gguf_tools.text import first_of, quoted
 
 SPLIT_KEYS = (keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT)
 MAX_SHARDS = 0xFFFF
@@ -65,23 +61,29 @@ def shard_paths(path: str | os.PathLike[str], count: int) -> list[Path]:
 
 
 def group_tensors(
-    tensors: Iterable[TensorInfo], *, max_bytes: int | None = None, max_tensors: int | None = None
+    tensors: Iterable[TensorInfo],
+    *,
+    max_bytes: int | None = None,
+    max_tensors: int | None = None,
+    padded_to: int = 1,
 ) -> list[list[TensorInfo]]:
     """Assign tensors to shards in order; a new shard starts where the next tensor would break a limit.
 
-    max_bytes    limit of tensor data in a shard, without padding; a larger tensor gets a shard of its own
+    max_bytes    limit of tensor data in a shard; a larger tensor gets a shard of its own
     max_tensors  limit of tensors in a shard
+    padded_to    the data of each tensor count up to a multiple of this
     """
     groups: list[list[TensorInfo]] = [[]]
-    n_bytes = 0
+    group_bytes = 0
     for info in tensors:
-        full = max_tensors and len(groups[-1]) >= max_tensors
-        heavy = max_bytes and n_bytes + info.n_bytes > max_bytes
-        if groups[-1] and (full or heavy):
+        n_bytes = align_up(info.n_bytes, padded_to)
+        is_full = max_tensors is not None and len(groups[-1]) >= max_tensors
+        is_heavy = max_bytes is not None and group_bytes + n_bytes > max_bytes
+        if groups[-1] and (is_full or is_heavy):
             groups.append([])
-            n_bytes = 0
+            group_bytes = 0
         groups[-1].append(info)
-        n_bytes += info.n_bytes
+        group_bytes += n_bytes
     return groups
 
 
@@ -105,11 +107,7 @@ def shard_metadata(metadata: Metadata, index: int, count: int, n_tensors: int) -
 
 
 def layouts_of(
-    metadata: Metadata,
-    groups: Sequence[Sequence[TensorInfo]],
-    *,
-    endian: Endian = "little",
-    version: int = VERSION,
+    metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], *, endian: Endian = "little"
 ) -> list[FileLayout]:
     """Lay out one file for each group of tensors.
 
@@ -120,33 +118,17 @@ def layouts_of(
         raise FormatError(f"{len(groups)} shards, expected at most {MAX_SHARDS}; allow larger ones")
     n_tensors = sum(map(len, groups))
     return [
-        FileLayout.of(
-            shard_metadata(metadata, index, len(groups), n_tensors), group, endian=endian, version=version
-        )
+        FileLayout.of(shard_metadata(metadata, index, len(groups), n_tensors), group, endian=endian)
         for index, group in enumerate(groups)
     ]
-
-
-def split_layouts(
-    metadata: Metadata,
-    tensors: Iterable[TensorInfo],
-    max_bytes: int | None = None,
-    max_tensors: int | None = None,
-    *,
-    endian: Endian = "little",
-) -> list[FileLayout]:
-    """Lay out a model in shards within the limits, as llama.cpp's converter does."""
-    groups = group_tensors(tensors, max_bytes=max_bytes, max_tensors=max_tensors)
-    return layouts_of(metadata, groups, endian=endian)
 
 
 # --- reading --------------------------------------------------------------------------------
 
 
-class GGUFSet(Opened):
-    """A model in one file or several, with the interface of GGUFFile.
+class GGUFSet(GGUFSource):
+    """A model in one file or several.
 
-    path      as given
     shards    the files, in order
     metadata  metadata of the first shard, without the `split.*` keys of a set of several files
     tensors   tensors of all shards, in order
@@ -197,7 +179,7 @@ class GGUFSet(Opened):
         names = [_shard_name(match["prefix"], number, count) for number in range(count)]
         missing = [name for name in names if not os.path.exists(os.path.join(self.path.parent, name))]
         if missing:
-            self.missing = f"{len(missing)} of {count} parts are missing: {_shortened(missing)}"
+            self.missing = f"{len(missing)} of {count} parts are missing: {first_of(missing, 3)}"
             if may_lack_parts:
                 return
             raise TruncatedError(f"{self.path}: {self.missing}")
@@ -256,38 +238,6 @@ class GGUFSet(Opened):
         except KeyError:
             raise FormatError(f"{self.path}: no tensor {name!r}") from None
 
-    def tensor(self, name: str) -> TensorInfo:
-        """Return the tensor of this name; raises FormatError if there is none."""
-        return self.file_of(name).tensors[name]
-
-    def data_offset(self, name: str) -> int:
-        """Return where in its own file (`file_of`) a tensor's data begin."""
-        return self.file_of(name).data_offset(name)
-
-    def raw(self, name: str) -> np.ndarray:
-        """Return a tensor's data, see GGUFFile.raw."""
-        return self.file_of(name).raw(name)
-
-    def array(self, name: str) -> np.ndarray:
-        """Return a tensor of plain numbers as an array, see GGUFFile.array."""
-        return self.file_of(name).array(name)
-
-    def blocks(self, name: str) -> np.ndarray:
-        """Return a tensor as it is stored, see GGUFFile.blocks."""
-        return self.file_of(name).blocks(name)
-
-    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows of a tensor as a view, see GGUFFile.raw_rows."""
-        return self.file_of(name).raw_rows(name, start, stop)
-
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows of a tensor as a new array, see GGUFFile.read_rows."""
-        return self.file_of(name).read_rows(name, start, stop)
-
-    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return bytes of a tensor's data as a new array, see GGUFFile.read_bytes."""
-        return self.file_of(name).read_bytes(name, start, stop)
-
 
 @checked
 def open_gguf(path: str | os.PathLike[str], *, may_lack_parts: bool = False) -> GGUFSet:
@@ -309,8 +259,3 @@ def _split_number(file: GGUFFile, key: str) -> int:
         found = value_text(file.metadata[key])
         raise FormatError(f"{file.path}: key {key!r} is {found}, expected a number")
     return number
-
-
-def _shortened(names: Sequence[str], shown: int = 3) -> str:
-    text = ", ".join(names[:shown])
-    return text if len(names) <= shown else f"{text} and {len(names) - shown} more"

@@ -28,13 +28,13 @@ from urllib.parse import urlsplit, urlunsplit
 from gguf_tools.errors import HubError
 from gguf_tools.hub import limits
 from gguf_tools.hub.limits import BrokenOff
+from gguf_tools.hub.names import is_commit
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import shown
 
 PASSING = (408, 429, 500, 502, 503, 504)
 """HTTP status codes that mean: later."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _ETAG = re.compile(r'(?:W/)?"?[0-9A-Za-z_-]{1,128}"?')
 _RATE_LIMIT = re.compile(r";\s*t\s*=\s*(\d{1,9})\b")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -157,11 +157,6 @@ def _say_what_is_unused(address: str) -> None:
     say_aside(f"{address}: the user name and password in HF_ENDPOINT are not used")
 
 
-def is_commit(text: object) -> bool:
-    """Whether something is a commit as the Hub names them."""
-    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
-
-
 def asked_wait(headers: Any) -> float | None:
     """Return how many seconds an answer asks to wait: as a number, a date, or the end of a rate limit."""
     text = headers.get("Retry-After", "").strip()
@@ -247,15 +242,12 @@ def _keep_token_here(response: Any) -> None:
 
     The token goes there by a library that doesn't pass through here. Without it, the file is fetched by HTTP.
     """
-    asked = [response.headers.get("X-Xet-Refresh-Route"), *_xet_links(response)]
+    links = [link.get("url", "") for rel, link in response.links.items() if "xet" in str(rel)]
+    asked = [response.headers.get("X-Xet-Refresh-Route"), *links]
     # The client puts the endpoint in the place of the public Hub.
     allowed = (origin(endpoint()), origin("https://huggingface.co"))
     if any(origin(address) not in allowed for address in asked if address is not None):
         response.headers.pop("X-Xet-Hash", None)
-
-
-def _xet_links(response: Any) -> list[str]:
-    return [link.get("url", "") for rel, link in response.links.items() if "xet" in str(rel)]
 
 
 def _check_encoding(subject: str, response: Any) -> None:

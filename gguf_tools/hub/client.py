@@ -13,7 +13,7 @@ from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, gu
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, BrokenOff
 from gguf_tools.system.settings import SharedContext
 from gguf_tools.terminal import say_aside
-from gguf_tools.text import printable
+from gguf_tools.text import cut_short
 
 T = TypeVar("T")
 
@@ -183,7 +183,10 @@ def _explained(subject: str, error: Exception) -> Exception:
     reason = _reason(error)
     if reason is None and _is_of_client(error):
         reason = _of_client(error)
-    return error if reason is None else HubError(f"{subject}: {_on_one_line(reason)}")
+    if reason is None:
+        return error
+    # It may have a server's words in it.
+    return HubError(f"{subject}: {cut_short(' '.join(reason.split()), MAX_REASON_CHARS)}")
 
 
 def _reason(error: BaseException) -> str | None:
@@ -266,10 +269,3 @@ def _first_line(error: BaseException) -> str:
     """Return the server's text, or else the first line of the client's text that says something."""
     said = getattr(error, "server_message", None) or str(error) or type(error).__name__
     return next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
-
-
-def _on_one_line(text: str) -> str:
-    """Return a text that may have a server's words in it, as one line of no more than a message."""
-    line = " ".join(text.split())
-    line = line if len(line) <= MAX_REASON_CHARS else f"{line[:MAX_REASON_CHARS]}..."
-    return printable(line)

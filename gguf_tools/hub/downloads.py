@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,10 +27,12 @@ from urllib.parse import quote
 
 from gguf_tools.errors import HubError
 from gguf_tools.files.documents import parse_json
+from gguf_tools.files.early_checks import nearest_folder
 from gguf_tools.hub import limits
-from gguf_tools.hub.answers import Fetched, endpoint, fetching, is_commit
+from gguf_tools.hub.answers import Fetched, endpoint, fetching
 from gguf_tools.hub.client import call
-from gguf_tools.hub.names import HubName, is_file_name
+from gguf_tools.hub.names import HubName, is_commit, is_file_name
+from gguf_tools.system.files import free_bytes
 from gguf_tools.text import shown
 
 MAX_FILE_BYTES = 1 << 44
@@ -209,7 +210,9 @@ def _fetch(repo: str, commit: str, stop: threading.Event, file: ListedFile) -> N
     from gguf_tools.hub.library import hf_hub_download
 
     # A file of unknown size may fill the disk, and no more.
-    most = shutil.disk_usage(_existing(_cached_model(repo))).free if file.n_bytes is None else file.n_bytes
+    most = file.n_bytes
+    if most is None:
+        most = free_bytes(nearest_folder(_cached_model(repo)))
     with fetching(Fetched(commit, most, stop)):
         hf_hub_download(repo, file.name, revision=commit, endpoint=endpoint())
 
@@ -283,8 +286,3 @@ def _mark(repo: str, commit: str, name: str) -> Path:
 
 def _refusals(repo: str, commit: str, name: str) -> Path:
     return _mark(repo, commit, name).with_suffix(".refused")
-
-
-def _existing(path: Path) -> Path:
-    """Return the nearest folder that is there."""
-    return path if path.exists() else _existing(path.parent)

@@ -66,6 +66,11 @@ def parse_hub_name(text: str) -> HubName | None:
     return None if text.endswith(".gguf") else _with_revision(text)
 
 
+def is_commit(text: object) -> bool:
+    """Whether something is a commit as the Hub names them."""
+    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+
+
 def is_file_name(text: object) -> bool:
     """Whether something names a file of a model, relative to the model, and none outside of it."""
     return (
@@ -80,7 +85,7 @@ def is_file_name(text: object) -> bool:
 def cached_repo(folder: str | os.PathLike[str]) -> str | None:
     """Return OWNER/NAME for a folder of the Hub's cache, models--OWNER--NAME/snapshots/COMMIT; else None."""
     path = absolute(folder)
-    if len(path.parts) < 3 or path.parent.name != "snapshots" or not _COMMIT.fullmatch(path.name):
+    if len(path.parts) < 3 or path.parent.name != "snapshots" or not is_commit(path.name):
         return None
     match = _CACHED.fullmatch(path.parent.parent.name)
     repo = "" if match is None else f"{match[1]}/{match[2]}"
@@ -96,7 +101,7 @@ def cached_contents(path: str | os.PathLike[str]) -> Path | None:
     folder = Path(os.path.realpath(path))
     for commit in (folder, *folder.parents):
         snapshots, repo = commit.parent, commit.parent.parent
-        if _COMMIT.fullmatch(commit.name) and snapshots.name == "snapshots" and _KEPT.fullmatch(repo.name):
+        if is_commit(commit.name) and snapshots.name == "snapshots" and _KEPT.fullmatch(repo.name):
             return repo / "blobs"
     return None
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.edit.in_place import undo_path
 from gguf_tools.errors import BadRequest, MissingFile, OutputError
 from gguf_tools.files.journal import JOURNAL_SUFFIX
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX
@@ -45,8 +46,6 @@ PATTERNS = (
 
 UNFINISHED = (PARTIAL_SUFFIX, JOURNAL_SUFFIX)
 """Endings of outputs that are being written, which are never taken."""
-
-_IN_EDIT = ".undo"
 
 _SECRETS = (
     ".env", ".env.*", "*.env", "*.env.*", "env", ".envrc", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
@@ -88,9 +87,9 @@ def files_of_a_model(folder: Path, include: str | Sequence[str] = ()) -> tuple[l
         if not path.is_file() or (path.name not in patterns and _may_be_secret(folder, path)):
             left_out.append(path.name)
             continue
-        if path.with_name(path.name + _IN_EDIT).exists():
+        if undo_path(path).exists():
             raise BadRequest(
-                f"{path}: {path.name}{_IN_EDIT} says that it is being edited; give the command that edits it"
+                f"{path}: {undo_path(path).name} says that it is being edited; give the command that edits it"
                 " again"
             )
         taken.append(path)

@@ -22,7 +22,7 @@ from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import GGUFSet
 from gguf_tools.scan.header import check_kinds, check_numbers, check_tensors, check_vocabulary
 from gguf_tools.scan.hidden import check_hidden
-from gguf_tools.scan.strings import check_key_names, check_tensor_names, check_texts
+from gguf_tools.scan.strings import check_names, check_texts
 from gguf_tools.scan.templates.verdicts import Limits, check_templates
 
 __all__ = ["Finding", "Level", "Limits", "as_json", "as_text", "scan"]
@@ -43,8 +43,8 @@ def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[
     if source.missing:
         yield Finding("parts", f"this is one part: {source.missing}", Level.NOTE, file=source.path.name)
     yield from check_hidden(source.shards)
-    yield from check_key_names(metadata)
-    yield from check_tensor_names(tensors)
+    yield from check_names(metadata, "key")
+    yield from check_names(tensors, "tensor")
     yield from check_texts(metadata)
     yield from check_kinds(metadata)
     yield from check_numbers(metadata, {} if source.missing else tensors)

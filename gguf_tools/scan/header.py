@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf_tools.findings import Finding, Level, listed
-from gguf_tools.format import ggml_types, keys
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Metadata
-
-KNOWN_ARCHITECTURES = ("deepseek2",)
 
 _IS_NO_MODEL = ("imatrix", "adapter", "mmproj")
 """Values of general.type in files that may lack an architecture."""
@@ -112,9 +110,9 @@ def check_numbers(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Iter
     """Report sizes that are impossible, contradict each other, or differ from those of the tensors."""
     sizes = Sizes(metadata, architecture_of(metadata) or "")
     yield from _check_ranges(sizes)
-    yield from _check_experts(sizes)
-    yield from _check_layers_and_heads(sizes)
-    level = Level.BAD if sizes.architecture in KNOWN_ARCHITECTURES else Level.WARNING
+    for template, text, level in (*_of_experts(sizes), *_of_layers_and_heads(sizes)):
+        yield Finding("contradiction", text, level, (sizes.key(template),))
+    level = Level.BAD if sizes.architecture in PLACES else Level.WARNING
     if tensors:
         for where, text in _contradictions(sizes, tensors):
             yield Finding("contradiction", text, level, (where,))
@@ -136,26 +134,23 @@ def _check_ranges(sizes: Sizes) -> Iterator[Finding]:
             yield Finding("range", f"is {value.data}, expected a finite number", Level.WARNING, (key,))
 
 
-def _check_experts(sizes: Sizes) -> Iterator[Finding]:
+def _of_experts(sizes: Sizes) -> Iterator[tuple[str, str, Level]]:
     experts = sizes.one(keys.EXPERT_COUNT) or 0
     used = sizes.one(keys.EXPERT_USED_COUNT)
     groups = sizes.one(keys.EXPERT_GROUP_COUNT) or 0
     used_groups = sizes.one(keys.EXPERT_GROUP_USED_COUNT) or 0
     if used is not None and used > experts:
-        text = f"{used:,} of {experts:,} experts are used"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_USED_COUNT),))
+        yield keys.EXPERT_USED_COUNT, f"{used:,} of {experts:,} experts are used", Level.BAD
     elif used == 0 and experts:
-        text = f"none of {experts:,} experts is used"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_USED_COUNT),))
+        yield keys.EXPERT_USED_COUNT, f"none of {experts:,} experts is used", Level.BAD
     if groups > 1 and experts % groups:
-        text = f"{experts:,} experts can't be dealt to {groups:,} groups"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_GROUP_COUNT),))
+        yield keys.EXPERT_GROUP_COUNT, f"{experts:,} experts can't be dealt to {groups:,} groups", Level.BAD
     if used_groups > max(groups, 1):
         text = f"{used_groups:,} of {groups:,} groups of experts are used"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_GROUP_USED_COUNT),))
+        yield keys.EXPERT_GROUP_USED_COUNT, text, Level.BAD
 
 
-def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
+def _of_layers_and_heads(sizes: Sizes) -> Iterator[tuple[str, str, Level]]:
     layers = sizes.one(keys.BLOCK_COUNT)
     for template, what, level in (
         (keys.LEADING_DENSE_BLOCK_COUNT, "dense layers", Level.WARNING),
@@ -163,12 +158,11 @@ def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
     ):
         count = sizes.one(template)
         if layers is not None and count is not None and count > layers:
-            text = f"{count:,} {what} in a model of {layers:,} layers"
-            yield Finding("contradiction", text, level, (sizes.key(template),))
+            yield template, f"{count:,} {what} in a model of {layers:,} layers", level
     heads, kv_heads = sizes.one(keys.HEAD_COUNT), sizes.one(keys.HEAD_COUNT_KV)
     if heads and kv_heads and kv_heads > heads:
         text = f"{kv_heads:,} heads of keys and values, but {heads:,} of queries"
-        yield Finding("contradiction", text, Level.WARNING, (sizes.key(keys.HEAD_COUNT_KV),))
+        yield keys.HEAD_COUNT_KV, text, Level.WARNING
     width = sizes.one(keys.EMBEDDING_LENGTH)
     head = sizes.one(keys.KEY_LENGTH_MLA) or sizes.one(keys.KEY_LENGTH)
     if not head and width and heads:
@@ -176,7 +170,7 @@ def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
     rotated = sizes.one(keys.ROPE_DIMENSION_COUNT)
     if head and rotated and rotated > head:
         text = f"{rotated:,} columns of each head are rotated, but it has {head:,}"
-        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.ROPE_DIMENSION_COUNT),))
+        yield keys.ROPE_DIMENSION_COUNT, text, Level.BAD
 
 
 def _contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:
@@ -219,7 +213,6 @@ def _layer_contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> It
 
 
 _SCALE_SUFFIX = re.compile(r"\.(?:input_)?scale$")  # of a whole matrix, beside an NVFP4 weight
-_FIRST_IK_TYPE = 97
 
 _NORMS = ("attn_norm", "attn_q_a_norm", "attn_kv_a_norm", "ffn_norm")
 _ATTENTION = (
@@ -268,7 +261,7 @@ def _has_place(name: str, outside: frozenset[str], in_layer: frozenset[str]) -> 
 def _remark(type_: GGMLType) -> tuple[Level, str] | None:
     if type_.is_internal or "removed" in type_.note:
         return Level.WARNING, f"is in no file that a program of today writes: {type_.note}"
-    if type_.id >= _FIRST_IK_TYPE or type_ is ggml_types.I2_S:
+    if type_.is_only_in_ik:
         return Level.NOTE, "is a type of ik_llama.cpp's; llama.cpp refuses the file"
     return None
 

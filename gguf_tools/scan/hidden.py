@@ -15,10 +15,8 @@ from operator import itemgetter
 
 from gguf_tools.findings import Finding, Level, listed
 from gguf_tools.format import keys
-from gguf_tools.format.header import MAGIC
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import SPLIT_KEYS
-from gguf_tools.format.values import FIXED_BYTES, Kind, bytes_of
 from gguf_tools.system.files import read_at
 from gguf_tools.text import quoted
 
@@ -84,7 +82,7 @@ def check_hidden(files: Iterable[GGUFFile]) -> Iterator[Finding]:
 
 def gaps_of(file: GGUFFile) -> list[Gap]:
     """Return the ranges of `file` that belong neither to its header nor to a tensor, in order."""
-    end, after = _header_bytes(file), "the header"
+    end, after = file.header_bytes, "the header"
     gaps = []
     for start, info in sorted(
         ((file.data_offset(name), info) for name, info in file.tensors.items()), key=itemgetter(0)
@@ -93,31 +91,6 @@ def gaps_of(file: GGUFFile) -> list[Gap]:
         end, after = start + info.n_bytes, f"tensor {quoted(info.name)}"
     gaps.append(Gap(end, file.size_bytes, f"behind {after}"))
     return [gap for gap in gaps if gap.start < gap.stop]
-
-
-def _header_bytes(file: GGUFFile) -> int:
-    """Return the length of a file's header, computed from its contents; see header.py for the layout."""
-    n_bytes = len(MAGIC) + 4 + 8 + 8
-    for info in file.tensors.values():
-        n_bytes += 8 + len(bytes_of(info.name)) + 4 + 8 * len(info.shape) + 4 + 8
-    for key in file.metadata:
-        n_bytes += 8 + len(bytes_of(key)) + 4
-    todo = list(file.metadata.values())
-    while todo:
-        value = todo.pop()
-        if value.kind is Kind.STRING:
-            n_bytes += 8 + len(bytes_of(value.data))
-        elif value.item is None:
-            n_bytes += FIXED_BYTES[value.kind]
-        else:
-            n_bytes += 4 + 8
-            if value.item is Kind.ARRAY:
-                todo += value.data
-            elif value.item is Kind.STRING:
-                n_bytes += sum(8 + len(bytes_of(text)) for text in value.data)
-            else:
-                n_bytes += FIXED_BYTES[value.item] * len(value.data)
-    return n_bytes
 
 
 def _check_gap(file: GGUFFile, name: str, gap: Gap) -> Iterator[Finding]:

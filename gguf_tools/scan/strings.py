@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Literal
 
 from gguf_tools.findings import Finding, Level, listed
 from gguf_tools.format import keys
@@ -112,8 +113,9 @@ _SECRETS = {
 }
 
 
-def check_names(names: Iterable[str], what: str, max_bytes: int) -> Iterator[Finding]:
+def check_names(names: Iterable[str], what: Literal["key", "tensor"]) -> Iterator[Finding]:
     """Report names of keys or tensors that deceive the eye, a terminal, or llama.cpp."""
+    max_bytes = _MAX_KEY_BYTES if what == "key" else MAX_NAME_BYTES
     alike: dict[str, list[str]] = {}
     for name in names:
         for level, phrase in deceiving_characters(name):
@@ -138,14 +140,6 @@ def check_names(names: Iterable[str], what: str, max_bytes: int) -> Iterator[Fin
 def _shown(name: str) -> str:
     """Return a name with escapes for everything outside of ASCII, so that it looks like no other."""
     return ascii(name[:MAX_CHARS])
-
-
-def check_key_names(metadata: Metadata) -> Iterator[Finding]:
-    yield from check_names(metadata, "key", _MAX_KEY_BYTES)
-
-
-def check_tensor_names(names: Iterable[str]) -> Iterator[Finding]:
-    yield from check_names(names, "tensor", MAX_NAME_BYTES)
 
 
 def check_texts(metadata: Metadata) -> Iterator[Finding]:

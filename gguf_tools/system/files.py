@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +140,13 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
         left, offset = left[n_written:], offset + n_written
 
 
+def append_all(fd: int, data: bytes) -> None:
+    """Write bytes where a descriptor stands; a disk that becomes full takes a part of them first."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
 _CALL_BYTES = 1 << 30
 """Most bytes of one call where a system counts them in 32 bits."""
 
@@ -249,6 +256,16 @@ def is_at(fd: int, path: str | os.PathLike[str]) -> bool:
         return False
     except OSError:
         return True
+
+
+def remove_held(fd: int, path: Path, close: Callable[[], object]) -> None:
+    """Remove a file that is open and locked, if it still has this name, and close it; raises OSError."""
+    is_there = is_at(fd, path)
+    if IS_HELD_OPEN:
+        close()
+    if is_there:
+        path.unlink(missing_ok=True)
+    close()
 
 
 def read_own(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:

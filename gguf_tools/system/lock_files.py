@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.system.files import is_at, open_own
-from gguf_tools.system.locks import try_lock, unlock
+from gguf_tools.system.locks import boot_id, try_lock, unlock
 
 LOCK_SUFFIX = ".lock"
 
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 """Errors of flock where the file system has no locks."""
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Taken(OSError):
@@ -173,7 +171,7 @@ def _refuse_living(path: Path) -> None:
         return
     if host != socket.gethostname():
         raise Taken(f"process {pid} on {host}; if that is gone, remove {path.name}")
-    if boot == _boot() and isinstance(pid, int) and _is_running(pid, started):
+    if boot == boot_id() and isinstance(pid, int) and _is_running(pid, started):
         raise Taken(f"process {pid}")
 
 
@@ -183,15 +181,7 @@ _SECONDS_TO_WRITE = 5.0
 def _this_process() -> dict[str, Any]:
     """Return a text that tells this process from all others."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "boot": _boot(), "pid": pid, "started": _started(pid)}
-
-
-def _boot() -> str:
-    """Return the name of this start of the machine, or "" where it has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+    return {"host": socket.gethostname(), "boot": boot_id(), "pid": pid, "started": _started(pid)}
 
 
 def _started(pid: int) -> str:

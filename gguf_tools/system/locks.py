@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -37,6 +38,17 @@ def _lock(fd: int, how: str, on_windows: str) -> None:
         os.lseek(fd, 0, os.SEEK_SET)
     else:
         fcntl.flock(fd, getattr(fcntl, how) | fcntl.LOCK_NB)
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Return the name of this start of the machine, or "" where it has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def can_limit() -> bool:

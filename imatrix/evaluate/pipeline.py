@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Unpack
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.files.leftovers import is_unfinished
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
-from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.progress import NoReport, Reporter, Shown, reporting
 from imatrix.evaluate.options import EvaluateChoices, EvaluateOptions, LogitsFile
 from imatrix.forward.options import require_torch

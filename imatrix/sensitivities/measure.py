@@ -10,10 +10,9 @@ from typing import Unpack
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import ToolkitError
-from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import output_path
-from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import by_name

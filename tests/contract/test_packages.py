@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gguf_tools import shadowing
+from gguf_tools import lazy
 from scripts.check.house import what_docstrings
 from tests.contract.import_graph import (
     COMMAND_HOMES,
@@ -84,7 +84,7 @@ def test_every_folder_of_modules_is_in_the_wheel() -> None:
 
 
 def test_packages_are_those_of_one_list() -> None:
-    assert sorted(shadowing.PACKAGES) == sorted(PACKAGES)
+    assert sorted(lazy.PACKAGES) == sorted(PACKAGES)
     find = pyproject()["tool"]["setuptools"]["packages"]["find"]
     assert sorted(find["include"]) == sorted(f"{package}*" for package in PACKAGES)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gguf_tools import FileLayout, GGUFWriter, Kind, TensorInfo, Value
 from gguf_tools.format import ggml_types as types
-from gguf_tools.format.header import Endian
+from gguf_tools.format.header import Endian, Header, read_header
 
 METADATA: dict[str, Value] = {
     "general.architecture": Value.string("deepseek2"),
@@ -67,3 +67,8 @@ def write_file(
             writer.write(layout.offset_of(info.name), data[info.name])
         writer.publish()
     return data
+
+
+def decode_header(data: bytes, source: str) -> Header:
+    """Parse the header at the start of `data`, a whole file in memory; see `read_header`."""
+    return read_header(lambda offset, n_bytes: data[offset : offset + n_bytes], len(data), source)

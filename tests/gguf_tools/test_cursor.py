@@ -7,8 +7,8 @@ import pytest
 from gguf_tools import Kind, Value
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import header
-from gguf_tools.format.header import decode_header, encode_header, read_header
-from tests.gguf_tools.sample_files import METADATA, TENSORS
+from gguf_tools.format.header import encode_header, read_header
+from tests.gguf_tools.sample_files import METADATA, TENSORS, decode_header
 
 LONG = {
     "numbers": Value.array(Kind.UINT32, range(1000)),

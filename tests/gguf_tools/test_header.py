@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gguf_tools import FileLayout, Kind, TensorInfo, Value
 from gguf_tools.errors import FormatError, GGUFError, ToolkitError, TruncatedError, UnsupportedVersion
 from gguf_tools.format import ggml_types as types
-from gguf_tools.format.header import MAX_NESTING, Endian, Header, check_data, decode_header, encode_header
-from tests.gguf_tools.sample_files import METADATA, TENSORS
+from gguf_tools.format.header import MAX_NESTING, Endian, Header, check_data, encode_header
+from tests.gguf_tools.sample_files import METADATA, TENSORS, decode_header
 from tests.support.work import count_steps
 
 ENDIANS: tuple[Endian, ...] = ("little", "big")

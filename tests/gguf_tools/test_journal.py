@@ -13,6 +13,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files import journal as module
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.run_lock import first_difference
+from gguf_tools.system import locks
 
 ABOUT = {"source": {"a.gguf": "12 bytes"}, "type of": {"t": "Q4_0"}}
 
@@ -29,7 +30,7 @@ def journal_file(output: Path) -> Path:
 def reboot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     boot = tmp_path / "boot_id"
     boot.write_text(str(random.random()))
-    monkeypatch.setattr(module, "_BOOT_ID", boot)
+    monkeypatch.setattr(locks, "_BOOT_ID", boot)
 
 
 def test_what_is_finished_is_there_next_time(output: Path) -> None:

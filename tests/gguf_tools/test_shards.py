@@ -13,7 +13,7 @@ from gguf_tools.commands.main import main
 from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.format import ggml_types as types
 from gguf_tools.format import keys
-from gguf_tools.format.shards import group_tensors, shard_paths, split_layouts
+from gguf_tools.format.shards import group_tensors, layouts_of, shard_paths
 from tests.gguf_tools.sample_files import finite_bytes, write_file
 
 METADATA = {"general.architecture": Value.string("deepseek2"), "general.name": Value.string("x")}
@@ -21,7 +21,7 @@ TENSORS = [TensorInfo(f"t{i}", (4, 64), types.F16) for i in range(5)]
 
 
 def write_set(path: Path, metadata: dict[str, Value] = METADATA, **limits: int) -> list[Path]:
-    layouts = split_layouts(metadata, TENSORS, **limits)
+    layouts = layouts_of(metadata, group_tensors(TENSORS, **limits))
     paths = shard_paths(path, len(layouts))
     for shard, layout in zip(paths, layouts, strict=True):
         with GGUFWriter(shard, layout) as writer:

@@ -21,9 +21,9 @@ from gguf_tools.cluster.job import job_path, remove_job
 from gguf_tools.errors import OutputError, ToolkitError
 from gguf_tools.files import atomic_write, leftovers
 from gguf_tools.files.atomic_write import small_partial, whole_file, write_whole
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.leftovers import forget
-from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.files.run_lock import in_use
 from gguf_tools.files.work_names import work_path

@@ -12,7 +12,7 @@ from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import add_chunks_argument, add_context_argument
 from gguf_tools.commands.command import StoreOutput, add_force
 from gguf_tools.errors import AnotherModel, BadArgument
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.terminal import say
 from gguf_tools.text import json_text
 

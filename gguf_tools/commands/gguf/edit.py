@@ -14,7 +14,7 @@ from gguf_tools.commands import command
 from gguf_tools.commands.command import add_force
 from gguf_tools.edit.header_edits import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.number_types import COUNT, metric_bytes
 from gguf_tools.terminal import say, say_aside, say_json

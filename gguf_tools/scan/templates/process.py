@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 EXIT_BREAKOUT = 86
 """Exit code of a worker whose template had Python do what no prompt needs."""
@@ -25,7 +26,5 @@ def end_worker(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            try:
+            with suppress(OSError):  # what was not sent yet has no reader any more
                 pipe.close()
-            except OSError:  # what was not sent yet has no reader any more
-                continue

@@ -120,7 +120,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise_exception=_raise_exception,
             strftime_now=lambda format_: now().strftime(format_),
             namespace=_PlainNamespace,
-            dict=_new_dict,
+            dict=lambda *args, **kwargs: dict(*args, **kwargs),
         )
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
@@ -148,10 +148,6 @@ class _PlainNamespace(Namespace):
 def _refuse_private(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"sets the private attribute {name!r} of a namespace")
-
-
-def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
 
 
 def _raise_exception(message: object) -> None:

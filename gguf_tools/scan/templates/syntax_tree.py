@@ -61,9 +61,7 @@ class Folder:
             self._open.add(number)
             try:
                 self._known[number] = self._compute(node)
-            except NotConstant:
-                self._known[number] = NotConstant
-            except Exception:  # what any filter may raise for arguments that make no sense
+            except Exception:  # NotConstant, and what any filter may raise for arguments that make no sense
                 self._known[number] = NotConstant
             finally:
                 self._open.discard(number)
@@ -104,7 +102,9 @@ class Folder:
         if isinstance(node, nodes.Getitem):
             return self._item(node)
         if isinstance(node, nodes.Filter) and node.node is not None and node.name in _FILTERS:
-            return self._filtered(node.name, self.value(node.node), self._arguments(node))
+            value, arguments = self.value(node.node), self._arguments(node)
+            result = self._env.call_filter(node.name, value, arguments, eval_ctx=nodes.EvalContext(self._env))
+            return _limited(list(result) if isinstance(result, Iterator) else result)
         if isinstance(node, nodes.Call):
             return self._call(node)
         raise NotConstant
@@ -113,10 +113,6 @@ class Folder:
         if node.kwargs or node.dyn_args or node.dyn_kwargs:
             raise NotConstant
         return [self.value(argument) for argument in node.args]
-
-    def _filtered(self, name: str, value: Any, arguments: list[Any]) -> Any:
-        result = self._env.call_filter(name, value, arguments, eval_ctx=nodes.EvalContext(self._env))
-        return _limited(list(result) if isinstance(result, Iterator) else result)
 
     def _operation(self, node: nodes.BinExpr) -> Any:
         left, right = self.value(node.left), self.value(node.right)

@@ -239,15 +239,13 @@ def _explain(answer: Answer, code: int, output: bytes, limits: Limits) -> None:
 def _read(descriptor: int, limits: Limits) -> tuple[bytes, bool]:
     """Read up to the end, or to a limit of size or time; returns whether it was the end."""
     deadline = time.monotonic() + limits.wall_seconds
-    parts: list[bytes] = []
-    n_bytes = 0
-    while n_bytes < limits.answer_bytes:
+    output = b""
+    while len(output) < limits.answer_bytes:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return b"".join(parts), False
+            return output, False
         part = os.read(descriptor, 1 << 16)
         if not part:
-            return b"".join(parts), True
-        parts.append(part)
-        n_bytes += len(part)
-    return b"".join(parts), False
+            return output, True
+        output += part
+    return output, False

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
 
@@ -99,13 +99,9 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     # For the message of a SyntaxError, Python looks for the line in a file of the template's name.
     is_error = event == "open" and arguments[:1] == ("<template>",)
     if event not in _ALLOWED_EVENTS and not is_error:
-        _break_off(event)
-
-
-def _break_off(event: str) -> NoReturn:
-    text = f"has Python do what no prompt needs, and was ended before it did: {quoted(event)}"
-    answer({"level": Level.BAD, "text": text})
-    os._exit(EXIT_BREAKOUT)
+        text = f"has Python do what no prompt needs, and was ended before it did: {quoted(event)}"
+        answer({"level": Level.BAD, "text": text})
+        os._exit(EXIT_BREAKOUT)
 
 
 def answer(line: dict[str, Any]) -> None:

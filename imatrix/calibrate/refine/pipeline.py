@@ -8,9 +8,8 @@ from typing import Unpack
 
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
-from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.early_checks import refuse_early, refuse_shared
 from gguf_tools.files.named_files import output_path
-from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.progress import Reporter, Shown, reporting
 from imatrix.calibrate.refine.options import RefineChoices, Refinement, RefineOptions
 from imatrix.forward.options import require_torch

@@ -323,9 +323,9 @@ def test_content_hash_ignores_metadata_and_order(
 
 
 def test_split_set_is_shown_as_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from gguf_tools.format.shards import shard_paths, split_layouts
+    from gguf_tools.format.shards import group_tensors, layouts_of, shard_paths
 
-    layouts = split_layouts(METADATA, TENSORS, max_tensors=4)
+    layouts = layouts_of(METADATA, group_tensors(TENSORS, max_tensors=4))
     paths = shard_paths(tmp_path / "m.gguf", len(layouts))
     for shard, layout in zip(paths, layouts, strict=True):
         with GGUFWriter(shard, layout) as writer:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from gguf_tools import GGUFFile, TensorInfo, Value, open_gguf
 from gguf_tools.commands.main import main
 from gguf_tools.edit.rewrite import write_files
-from gguf_tools.edit.split import group_tensors, merged_file, split_files
+from gguf_tools.edit.split import merged_file, split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.format import ggml_types as types
-from gguf_tools.format import keys, shards
+from gguf_tools.format import keys
 from gguf_tools.format.header import Endian
+from gguf_tools.format.shards import group_tensors
 from tests.gguf_tools.edit.split_cases import CASES, INPUTS, hashes, make_input
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 
@@ -57,29 +58,23 @@ def test_shards_are_those_of_llama_gguf_split(name: str, tmp_path: Path) -> None
 
 def test_padding_counts_as_llama_gguf_split_counts_it() -> None:
     tensors = INPUTS["sized"][1]
-    ours = group_tensors(tensors, max_bytes=10**6)
-    assert [len(group) for group in ours] != [
-        len(group) for group in shards.group_tensors(tensors, max_bytes=10**6)
-    ]
+    padded, plain = (group_tensors(tensors, max_bytes=10**6, padded_to=each) for each in (32, 1))
+    assert [len(group) for group in padded] != [len(group) for group in plain]
 
 
 @given(
     sizes=st.lists(st.integers(1, 100), max_size=20),
     max_bytes=st.none() | st.integers(1, 800),
     max_tensors=st.none() | st.integers(1, 8),
-    first_is_empty=st.booleans(),
 )
 def test_groups_keep_order_and_limits(
-    sizes: list[int], max_bytes: int | None, max_tensors: int | None, first_is_empty: bool
+    sizes: list[int], max_bytes: int | None, max_tensors: int | None
 ) -> None:
     tensors = [TensorInfo(f"t{i}", (size,), types.F32) for i, size in enumerate(sizes)]
-    groups = group_tensors(
-        tensors, max_bytes=max_bytes, max_tensors=max_tensors, first_is_empty=first_is_empty
-    )
+    groups = group_tensors(tensors, max_bytes=max_bytes, max_tensors=max_tensors, padded_to=32)
     padded = [[-(-info.n_bytes // 32) * 32 for info in group] for group in groups]
     assert [info for group in groups for info in group] == tensors
-    assert all(groups[1 + first_is_empty :]), "only the first files may be empty"
-    assert not (first_is_empty and groups[0])
+    assert all(groups[1:]), "only the first file may be empty"
     for group, next_group in zip(padded, [*padded[1:], None], strict=True):
         assert max_tensors is None or len(group) <= max_tensors
         assert max_bytes is None or len(group) <= 1 or sum(group) <= max_bytes

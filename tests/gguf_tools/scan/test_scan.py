@@ -18,11 +18,10 @@ from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
 from gguf_tools.commands.main import main
 from gguf_tools.findings import capped
 from gguf_tools.format import ggml_types as types
-from gguf_tools.format.header import decode_header
 from gguf_tools.scan import Finding, Level, as_text, scan
 from gguf_tools.scan.hidden import gaps_of
 from gguf_tools.scan.strings import deceiving_characters, skeleton
-from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
+from tests.gguf_tools.sample_files import METADATA, TENSORS, decode_header, write_file
 
 SIZES = {
     "vocab_size": 6, "context_length": 4096, "embedding_length": 64, "block_count": 2,

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import ExecutionError, OutputError
-from gguf_tools.files import journal as journal_module
 from gguf_tools.files.journal import Journal
 from gguf_tools.format.ggml_types import F32, Q8_0, GGMLType
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from gguf_tools.progress import Progress, no_progress
+from gguf_tools.system import locks
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob
 from quantize.fill.outputs import Written, write_outputs
@@ -282,7 +282,7 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_done_again(
         folder.mkdir()
         boot = tmp_path / "boot_id"
         boot.write_text(f"{chunk}, first")
-        monkeypatch.setattr(journal_module, "_BOOT_ID", boot)
+        monkeypatch.setattr(locks, "_BOOT_ID", boot)
         n_asked = 0
         with monkeypatch.context() as crash:
             crash.setattr(Session, "keep", lambda *_: None)  # a session that ends in order syncs
@@ -303,7 +303,7 @@ def test_a_session_that_ends_in_order_keeps_all_that_is_done(
     cache, boot, folder = Cache(monkeypatch), tmp_path / "boot_id", tmp_path / "out"
     folder.mkdir()
     boot.write_text("first")
-    monkeypatch.setattr(journal_module, "_BOOT_ID", boot)
+    monkeypatch.setattr(locks, "_BOOT_ID", boot)
     with pytest.raises(ExecutionError, match="Input/output error") as caught:
         run(folder, sources=failing_at(4))
     assert caught.value.__notes__ == [
