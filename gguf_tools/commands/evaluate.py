@@ -18,7 +18,7 @@ from gguf_tools.commands.arguments.forward import (
     cut_of,
     forward_options,
 )
-from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force
+from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments, add_force
 from gguf_tools.files.early_checks import refuse_early
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.terminal import say
@@ -134,7 +134,7 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     return parser
 
 
-def _add_texts(what: argparse._ArgumentGroup) -> None:
+def _add_texts(what: TakesArguments) -> None:
     """Add what the models read."""
     texts = what.add_mutually_exclusive_group()
     texts.add_argument(
@@ -152,7 +152,7 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     add_chunks_argument(what)
 
 
-def _add_comparisons(what: argparse._ArgumentGroup) -> None:
+def _add_comparisons(what: TakesArguments) -> None:
     """Add what files are judged by, besides the base."""
     what.add_argument(
         "--against", type=Path, metavar="STOCK.gguf",
@@ -165,7 +165,7 @@ def _add_comparisons(what: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_reports(what: argparse._ArgumentGroup) -> None:
+def _add_reports(what: TakesArguments) -> None:
     """Add what is written besides the table, and what goes into the page."""
     what.add_argument(
         "--json", type=command.output_file, action=StoreOutput, metavar="FILE",
@@ -188,7 +188,7 @@ def _add_reports(what: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
 
 
-def _add_stored_base(what: argparse._ArgumentGroup) -> None:
+def _add_stored_base(what: TakesArguments) -> None:
     """Add what makes a base, or replaces it."""
     what.add_argument(
         "--kl-divergence-base", type=Path, action=StoreOutput, metavar="FILE",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.commands.command import TakesArguments
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.findings import Finding, Level, Tell, tell_nobody, teller
@@ -28,7 +29,7 @@ def add_card_arguments(parser: argparse.ArgumentParser) -> None:
     add_card_facts(group)
 
 
-def add_card_facts(group: argparse._ActionsContainer) -> None:
+def add_card_facts(group: TakesArguments) -> None:
     """Add what a card can't know from the files."""
     group.add_argument(
         "--base-model",
