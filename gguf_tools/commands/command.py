@@ -227,14 +227,6 @@ def add_timeout(parser: TakesArguments) -> None:
     )  # fmt: skip
 
 
-def add_source_and_output(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of what makes one file of another IN and OUT."""
-    parser.add_argument("source", type=Path, metavar="IN", help="a GGUF file, or any file of a split set")
-    parser.add_argument(
-        "output", type=output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
-    )
-
-
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """Give the parser of work on several threads `--threads`."""
     parser.add_argument(

@@ -10,7 +10,7 @@ from itertools import takewhile
 from gguf_tools import __version__
 from gguf_tools.commands import command
 from gguf_tools.commands.completion import SHELLS, completion_script, subparsers_of
-from gguf_tools.commands.gguf import audit, clean, edit, look, mla_layout, publish, refine, repack
+from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, refine
 from gguf_tools.commands.roof import COMMANDS
 from gguf_tools.terminal import say
 from gguf_tools.text import json_text
@@ -81,8 +81,8 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     look.add_scan(commands)
     audit.add_to(commands)
     edit.add_to(commands)
-    mla_layout.add_to(commands)
-    repack.add_to(commands)
+    change.add_mla_layout(commands)
+    change.add_repack(commands)
     refine.add_to(commands)
     publish.add_card(commands)
     _add_cook(commands, words)

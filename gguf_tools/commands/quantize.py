@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from convert.card.write import CardRequest
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
-    from gguf_tools.commands.gguf.repack import RepackRequest
+    from gguf_tools.commands.gguf.change import RepackRequest
     from quantize.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
@@ -223,9 +223,9 @@ class _Request(command.Asked):
 
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.repack or args.repack_pattern is not None:
-        from gguf_tools.commands.gguf import repack
+        from gguf_tools.commands.gguf import change
 
-        repack.carry_out(_read_repack(args, parser))
+        change.repack(_read_repack(args, parser))
     else:
         _quantize(_read(args, parser))
 
@@ -382,7 +382,7 @@ def _choose_types(
 
 def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:
     from convert.sources import model_path
-    from gguf_tools.commands.gguf.repack import RepackRequest
+    from gguf_tools.commands.gguf.change import RepackRequest
     from quantize.plan.decide import PlanOptions
     from quantize.repack.rules import RepackOptions
     from quantize.run_options import RunOptions
