@@ -15,7 +15,7 @@ from tqdm import tqdm
 import gguf_tools
 from gguf_tools import progress
 from gguf_tools.errors import BadArgument
-from gguf_tools.progress import WORK, Bar, Parts, ProgressState, Shown, Unit, reporting
+from gguf_tools.progress import WORK, Bar, ProgressState, Shown, Unit, part_of, reporting
 
 STEPS = Unit("step", pattern="{n:.1f}/{total_fmt}{postfix}")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
@@ -195,10 +195,9 @@ def test_parts_move_one_bar() -> None:
     states: list[ProgressState] = []
     with Bar("all", WORK, states.append) as bar:
         bar.start(10)
-        parts = Parts(bar)
-        with parts.part(4) as show, Bar("first", show=show) as first:
+        with part_of(bar, 4) as show, Bar("first", show=show) as first:
             first.start(100)(50)
-        with parts.part(6) as show:
+        with part_of(bar, 6) as show:
             half_of(show)
     assert states[1].done == 0
     assert 2.0 in [state.done for state in states]

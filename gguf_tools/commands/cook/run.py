@@ -26,7 +26,7 @@ from gguf_tools.files.early_checks import nearest_folder, refuse_early
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.overwriting import refuse_shared
 from gguf_tools.files.work_names import work_path
-from gguf_tools.progress import WORK, Bar, Parts, Shown, clock_text
+from gguf_tools.progress import WORK, Bar, Shown, clock_text, part_of
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text, table
 from imatrix.calibrate.estimate import time_text
@@ -74,7 +74,7 @@ def _carry_out_all(cooking: Cooking, steps: Sequence[Step], costs: Mapping[str, 
             started = time.monotonic()
             with (
                 _interruptible(first - 1, len(steps)),
-                Parts(bar).part(sum(costs[step.name] for step in group)) as progress,
+                part_of(bar, sum(costs[step.name] for step in group)) as progress,
             ):
                 made = _carry_out(group, cooking, partial(_say, bar, label), progress)
             took = time.monotonic() - started
