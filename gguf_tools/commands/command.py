@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from gguf_tools import __version__
 from gguf_tools.choices import flags_of
 from gguf_tools.cluster.address import ADDRESS
 from gguf_tools.commands.completion import completes
@@ -189,7 +190,7 @@ T = TypeVar("T")
 Body = Callable[[argparse.Namespace], "int | None"]
 
 
-def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
+def make_parser(prog: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
     """Make a parser with `--version` and `--verbose`; texts keep their line breaks.
 
     prog    the words that call the command, which its messages begin with
@@ -198,7 +199,7 @@ def make_parser(prog: str, description: str, *, epilog: str = "", version: str) 
     parser = Parser(
         prog, description=description, epilog=called_by(prog, epilog), formatter_class=HelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_verbose(parser)
     return parser
 

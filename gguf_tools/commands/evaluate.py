@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -103,7 +102,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "evaluate") -> int:
 
 
 def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
-    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG)
     parser.set_defaults(answers=True)
     parser.add_argument(
         "base", metavar="BASE",
@@ -305,7 +304,3 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
         work = output.with_name(output.name + ".work")
     how = {"cut": cut_of(args), "forward": forward_options(args)}
     return filled(EvaluateOptions, args, **how, work=work, logits=logits)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

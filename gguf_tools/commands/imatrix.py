@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -81,7 +80,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "imatrix") -> int:
 
 
 def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
-    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG)
     parser.set_defaults(body=lambda args: _collect_or_merge(args, parser))
     _add_collect_arguments(parser)
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -454,7 +453,3 @@ def _form(output: Path, form: ImportanceFormat | None) -> ImportanceFormat:
     from imatrix.store import format_of
 
     return form or format_of(output)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from gguf_tools import __version__
 from gguf_tools.commands import command
 from gguf_tools.commands.completion import SHELLS, completion_script, subparsers_of
 from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, refine
@@ -72,7 +71,6 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         "gguf-tools",
         "Make GGUF files, look at them, compare them, check them, change them.",
         epilog=_EXAMPLES,
-        version=__version__,
     )
     commands = command.Subcommands(parser)
     for each in COMMANDS:
@@ -173,7 +171,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         if [each.name] == name:
             return each.main([*flags, *rest])
     return command.run(make_parser(words), lambda args: args.body(args), argv)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command, lint
 from gguf_tools.commands.arguments.calibration import (
@@ -135,7 +134,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "quantize") -> int:
 
 def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     epilog = EPILOG + "\n".join(recipe_lines())
-    parser = command.make_parser(prog, DESCRIPTION, epilog=epilog, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=epilog)
     parser.usage = USAGE.format(prog=prog, gap=" " if prog == "quantize" else f"\n{' ' * 11}")
     words = parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
     completes(words, FILE_TYPES)
@@ -471,7 +470,3 @@ def _recipe_line(recipe: Recipe) -> str:
     types = {recipe.default, *(rule.type for rule in recipe.rules)} - {None}
     limit = "" if types <= {*encodable()} else " (plan only)"
     return f"  {recipe.name:10} {number:>3}  {what}{limit}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
