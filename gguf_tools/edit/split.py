@@ -29,7 +29,7 @@ from gguf_tools.format.shards import MAX_SHARDS, SPLIT_KEYS, GGUFSet, shard_meta
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 
-DEFAULT_MAX_TENSORS = 128
+_DEFAULT_MAX_TENSORS = 128
 _COUNTED_ALIGNMENT = 32
 
 
@@ -70,8 +70,11 @@ def split_files(
 ) -> list[NewFile]:
     """Return the files to split a model into, PREFIX-00001-of-0000N.gguf; see `group_tensors`.
 
+    max_bytes, max_tensors  neither: 128 tensors
     raises  FormatError if there were more than 65535 files
     """
+    if max_bytes is None and max_tensors is None:
+        max_tensors = _DEFAULT_MAX_TENSORS
     groups = group_tensors(
         source.tensors.values(), max_bytes=max_bytes, max_tensors=max_tensors, first_is_empty=first_is_empty
     )
