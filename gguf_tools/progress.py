@@ -287,7 +287,7 @@ def _tqdm_options(state: ProgressState, unit: Unit) -> dict[str, Any]:
 
 
 def _tell_rich(bars: Any, first: ProgressState) -> _Tell:
-    """Return what moves a new task of the caller's rich bars, which stays with whoever shows it."""
+    """Make a task of the caller's rich bars, which stays there, and return the function that moves it."""
     task = bars.add_task(first.label, total=first.total, completed=first.done)
 
     def tell(state: ProgressState) -> None:
