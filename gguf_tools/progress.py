@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -152,7 +152,9 @@ class Bar:
         self._label, self._unit, self._show = printable(label), unit, show
         self._lock = threading.Lock()
         self._left = 0.0
-        self._sink: _Sink | None = None
+        self._state = ProgressState(self._label, 0.0, 0.0, unit.name)
+        self._tell: _Tell | None = None
+        self._opened = ExitStack()
 
     def start(self, total: float, done: float = 0) -> Callable[[float], object]:
         """Show the bar, unless there is nothing to count, and return `advance`.
@@ -165,7 +167,8 @@ class Bar:
         if total:
             self._left = max(0.0, total - done)
             state = ProgressState(self._label, done, total, self._unit.name)
-            self._sink = _sink_of(self._show, state, self._unit)
+            self._tell = _tell_of(self._show, state, self._unit, self._opened)
+            self._told(state)
         return self.advance
 
     def advance(self, amount: float) -> None:
@@ -173,14 +176,17 @@ class Bar:
         with self._lock:
             amount = min(amount, self._left)
             self._left -= amount
-            if self._sink is not None:
-                self._sink.advance(amount)
+            self._told(replace(self._state, done=self._state.done + amount))
 
     def remark(self, text: str) -> None:
         """Show `text` beside the bar from now on."""
         with self._lock:
-            if self._sink is not None:
-                self._sink.remark(printable(text))
+            self._told(replace(self._state, remark=printable(text)))
+
+    def _told(self, state: ProgressState) -> None:
+        self._state = state
+        if self._tell is not None:
+            self._tell(state)
 
     def say(self, text: str) -> None:
         """Show `text` beside the bar, and where that is a log, in a line of it."""
@@ -192,9 +198,8 @@ class Bar:
     def close(self) -> None:
         """Leave the bar as it is, and begin a new line after it."""
         with self._lock:
-            sink, self._sink = self._sink, None
-            if sink is not None:
-                sink.close()
+            self._tell = None
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -205,58 +210,58 @@ class Bar:
         self.close()
 
 
-class _Sink(Moves, Protocol):
-    """Where a bar is shown."""
-
-    def close(self) -> None: ...
+_Tell = Callable[[ProgressState], object]
 
 
-def _sink_of(show: Shown, state: ProgressState, unit: Unit) -> _Sink | None:
-    """Find out what `progress` names; raises BadArgument for what it can't be."""
+def _tell_of(show: Shown, state: ProgressState, unit: Unit, opened: ExitStack) -> _Tell | None:
+    """Find out what `progress` names, and return what shows states there; None: nothing does.
+
+    opened  closes what was made for this
+    raises  BadArgument for what `progress` can't be
+    """
     if show is None or show is False:
         return None
     if show is True:
         if not has_terminal():
-            return _Log(state)
+            return _Log(state).tell
         from tqdm import tqdm
 
-        return _Tqdm(tqdm, state, unit)
+        show = tqdm
     if hasattr(show, "add_task"):
-        return _Rich(show, state)
+        return _tell_rich(show, state)
     if hasattr(show, "update"):
-        return _Tqdm(show, state, unit)
+        if isinstance(show, type):
+            return _Tqdm(opened.enter_context(closing(show(**_tqdm_options(state, unit)))), state).tell
+        _begin_anew(show, state)
+        return _Tqdm(show, state).tell
     if callable(show):
-        return _Callback(show, state)
+        return show
     raise BadArgument(f"progress={show!r}: expected True, a function, or a bar of tqdm or rich")
 
 
+def _begin_anew(bar: Any, state: ProgressState) -> None:
+    """Bring a bar of tqdm that the caller has to the beginning of a piece of work."""
+    if hasattr(bar, "reset"):
+        bar.reset(total=state.total)
+    bar.total = state.total
+    if hasattr(bar, "set_description"):
+        bar.set_description(state.label)
+    bar.update(state.done)
+
+
 class _Tqdm:
-    """A bar of tqdm: one that the caller has, or a new one of a class."""
+    """A bar of tqdm, at the state that it shows."""
 
-    def __init__(self, bar: Any, state: ProgressState, unit: Unit) -> None:
-        self._is_ours = isinstance(bar, type)
-        if self._is_ours:
-            self._bar = bar(**_tqdm_options(state, unit))
-            return
-        self._bar = bar
-        if hasattr(bar, "reset"):
-            bar.reset(total=state.total)
-        bar.total = state.total
-        if hasattr(bar, "set_description"):
-            bar.set_description(state.label)
-        bar.update(state.done)
+    def __init__(self, bar: Any, state: ProgressState) -> None:
+        self._bar, self._shown = bar, state
 
-    def advance(self, amount: float) -> None:
+    def tell(self, state: ProgressState) -> None:
         # Sums of fractions come out a little above the total, which tqdm would complain of.
-        self._bar.update(min(amount, self._bar.total - getattr(self._bar, "n", 0)))
-
-    def remark(self, text: str) -> None:
-        if hasattr(self._bar, "set_postfix_str"):
-            self._bar.set_postfix_str(text)
-
-    def close(self) -> None:
-        if self._is_ours:
-            self._bar.close()
+        left = self._bar.total - getattr(self._bar, "n", 0)
+        self._bar.update(min(state.done - self._shown.done, left))
+        if state.remark != self._shown.remark and hasattr(self._bar, "set_postfix_str"):
+            self._bar.set_postfix_str(state.remark)
+        self._shown = state
 
 
 def _tqdm_options(state: ProgressState, unit: Unit) -> dict[str, Any]:
@@ -281,74 +286,39 @@ def _tqdm_options(state: ProgressState, unit: Unit) -> dict[str, Any]:
     }
 
 
-class _Rich:
-    """A task of the caller's rich bars."""
+def _tell_rich(bars: Any, first: ProgressState) -> _Tell:
+    """Make a task of the caller's rich bars, which stays there, and return the function that moves it."""
+    task = bars.add_task(first.label, total=first.total, completed=first.done)
 
-    def __init__(self, bars: Any, state: ProgressState) -> None:
-        self._bars, self._label, self._done = bars, state.label, state.done
-        self._task = bars.add_task(state.label, total=state.total, completed=state.done)
+    def tell(state: ProgressState) -> None:
+        bars.update(task, completed=state.done)
+        if state.remark:
+            bars.update(task, description=f"{state.label} {state.remark}")
 
-    def advance(self, amount: float) -> None:
-        self._done += amount
-        self._bars.update(self._task, completed=self._done)
-
-    def remark(self, text: str) -> None:
-        self._bars.update(self._task, description=f"{self._label} {text}")
-
-    def close(self) -> None:
-        """Leave the task to whoever shows it."""
-
-
-class _Callback:
-    """A function that is told."""
-
-    def __init__(self, tell: Callable[[ProgressState], object], state: ProgressState) -> None:
-        self._tell, self._state = tell, state
-        tell(state)
-
-    def advance(self, amount: float) -> None:
-        self._state = replace(self._state, done=self._state.done + amount)
-        self._tell(self._state)
-
-    def remark(self, text: str) -> None:
-        self._state = replace(self._state, remark=text)
-        self._tell(self._state)
-
-    def close(self) -> None:
-        """Nothing is left to say."""
+    return tell
 
 
 class _Log:
     """A bar as lines: how much is done, how long that took, and about how long the rest will take."""
 
     def __init__(self, state: ProgressState) -> None:
-        self._state, self._before, self._remark = state, state.done, ""
+        self._before = state.done
         self._began = self._told = time.monotonic()
 
-    def advance(self, amount: float) -> None:
-        state = self._state = replace(self._state, done=self._state.done + amount)
+    def tell(self, state: ProgressState) -> None:
         now = time.monotonic()
         if now - self._told < LOG_SECONDS or state.done <= self._before:
             return
         self._told = now
         elapsed = now - self._began
         left = elapsed * (state.total - state.done) / (state.done - self._before)
-        times = f"{clock_text(elapsed)} gone, {clock_text(left)} left {self._remark}".rstrip()
+        times = f"{clock_text(elapsed)} gone, {clock_text(left)} left {state.remark}".rstrip()
         say_aside(f"{state.label}: {100 * state.share:.0f} %, {times}")
-
-    def remark(self, text: str) -> None:
-        self._remark = text
-
-    def close(self) -> None:
-        """Leave no trace."""
 
 
 @contextmanager
 def part_of(bar: Moves, amount: float) -> Iterator[Callable[[ProgressState], None]]:
-    """Give the `progress` of a piece of work that makes up `amount` of what a bar shows.
-
-    Afterwards all of the piece is done.
-    """
+    """Give the `progress` of a piece that makes up `amount` of a bar's work; afterwards all of it is done."""
     moved = 0.0
 
     def move(state: ProgressState) -> None:

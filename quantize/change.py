@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from quantize.fill.encode import RowSources
 from quantize.fill.outputs import Written
 from quantize.prepare import Preparation
+from quantize.report import found_lines, paths_text
 from quantize.run import Run
 from quantize.run_options import RunOptions
 
@@ -27,6 +28,14 @@ class Change(Protocol):
     @property
     def is_needed(self) -> bool:
         """Whether the output would differ from the input."""
+        ...
+
+    def lines(self) -> Iterator[str]:
+        """Yield what changes, for people."""
+        ...
+
+    def describe(self, *, written: bool) -> dict[str, Any]:
+        """Return the change as plain data for JSON; `written`: the outputs have been written."""
         ...
 
 
@@ -49,6 +58,23 @@ class Changed(Generic[AnyChange]):
     @property
     def paths(self) -> tuple[Path, ...]:
         return self.change.preparation.paths if self.written is not None or self.is_found else ()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the change, then where the output is and how long it took."""
+        if self.is_found:
+            yield from found_lines(self.paths)
+            return
+        yield from self.change.lines()
+        if self.written is None:
+            return
+        if self.written.n_resumed:
+            done, n_chunks = self.written.n_resumed, self.written.n_chunks
+            yield f"went on from an interrupted run: {done} of {n_chunks} chunks were done"
+        yield f"wrote {paths_text(self.paths)} in {self.seconds:.1f} s"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the change, and what was written, as plain data for JSON."""
+        return self.change.describe(written=self.written is not None)
 
 
 def change_file(

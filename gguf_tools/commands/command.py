@@ -28,8 +28,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from gguf_tools import __version__
 from gguf_tools.choices import flags_of
 from gguf_tools.cluster.address import ADDRESS
 from gguf_tools.commands.completion import completes
@@ -45,6 +46,14 @@ from gguf_tools.spoken import speaking_flags
 from gguf_tools.system.files import WORKING_FOLDER_IS_GONE
 from gguf_tools.terminal import say_aside
 from gguf_tools.text import printable
+
+
+class TakesArguments(Protocol):
+    """A parser, or a group of one."""
+
+    def add_argument(self, *names: str, **how: Any) -> argparse.Action: ...
+
+    def add_mutually_exclusive_group(self) -> TakesArguments: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +153,7 @@ def _paths_in(value: Any) -> Iterator[Path]:
 _LONGEST_NAME = 4096
 
 
-def add_flags(
-    group: argparse._ActionsContainer, options: type[Any], only: Collection[str] = (), **words: str
-) -> None:
+def add_flags(group: TakesArguments, options: type[Any], only: Collection[str] = (), **words: str) -> None:
     """Add the flags that the fields of options bear, in their order.
 
     only   names of fields; empty: all
@@ -167,7 +174,7 @@ def add_flags(
         completes(action, flag.words)
 
 
-def add_force(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_force(parser: TakesArguments) -> None:
     """Give a parser --force, for what `refuse_to_replace` refuses."""
     parser.add_argument("--force", action="store_true", help="replace outputs that are there already")
 
@@ -183,7 +190,7 @@ T = TypeVar("T")
 Body = Callable[[argparse.Namespace], "int | None"]
 
 
-def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
+def make_parser(prog: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
     """Make a parser with `--version` and `--verbose`; texts keep their line breaks.
 
     prog    the words that call the command, which its messages begin with
@@ -192,7 +199,7 @@ def make_parser(prog: str, description: str, *, epilog: str = "", version: str) 
     parser = Parser(
         prog, description=description, epilog=called_by(prog, epilog), formatter_class=HelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_verbose(parser)
     return parser
 
@@ -213,20 +220,12 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_timeout(parser: argparse._ActionsContainer) -> None:
+def add_timeout(parser: TakesArguments) -> None:
     """Give the parser of work with the Hub `--timeout`, which `run` minds."""
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=number(SECONDS), default=limits.DEFAULT_SECONDS,
         help=f"longest time that a busy Hub may ask to wait (default: {limits.DEFAULT_SECONDS:.0f})",
     )  # fmt: skip
-
-
-def add_source_and_output(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of what makes one file of another IN and OUT."""
-    parser.add_argument("source", type=Path, metavar="IN", help="a GGUF file, or any file of a split set")
-    parser.add_argument(
-        "output", type=output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
-    )
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +236,7 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_scheduler(parser: argparse._ActionsContainer, more: str = "") -> None:
+def add_scheduler(parser: TakesArguments, more: str = "") -> None:
     """Give the parser of work that other machines can share `--scheduler`; `more` ends its help."""
     parser.add_argument(
         "--scheduler", type=argument(ADDRESS.parse), metavar="ADDRESS",

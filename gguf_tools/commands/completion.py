@@ -38,7 +38,7 @@ def completion_script(parsers: Mapping[str, argparse.ArgumentParser], shell: str
 def subparsers_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
     """The subcommands of a parser, by name."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action.choices, dict):
             return action.choices
     return {}
 
@@ -54,7 +54,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _offered(action: argparse.Action) -> list[str]:
     """The words that an argument is completed with; none where it takes any, such as a file."""
-    if isinstance(action, argparse._SubParsersAction):
+    if isinstance(action.choices, dict):
         return []
     return [*map(str, action.choices or ()), *getattr(action, "completed_with", ())]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from convert.architectures.options import DECLARED, declared, flag
 from convert.options import ConvertOptions
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.card import (
@@ -93,7 +92,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "convert-hf-to-gguf") ->
 
 
 def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
-    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "model", nargs="?", metavar="MODEL_DIR",
         help="folder with config.json; or OWNER/NAME[@REVISION] on the Hub",
@@ -269,7 +268,3 @@ def read_flags(args: argparse.Namespace, families: Iterable[type[Any]]) -> dict[
     """Read the options whose flags were given, by name."""
     values = {name: getattr(args, name) for name in declared(families)}
     return {name: value for name, value in values.items() if value is not None}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

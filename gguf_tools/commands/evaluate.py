@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -18,7 +17,7 @@ from gguf_tools.commands.arguments.forward import (
     cut_of,
     forward_options,
 )
-from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force
+from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments, add_force
 from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.terminal import say
 
@@ -102,7 +101,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "evaluate") -> int:
 
 
 def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
-    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG)
     parser.set_defaults(answers=True)
     parser.add_argument(
         "base", metavar="BASE",
@@ -133,7 +132,7 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     return parser
 
 
-def _add_texts(what: argparse._ArgumentGroup) -> None:
+def _add_texts(what: TakesArguments) -> None:
     """Add what the models read."""
     texts = what.add_mutually_exclusive_group()
     texts.add_argument(
@@ -151,7 +150,7 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     add_chunks_argument(what)
 
 
-def _add_comparisons(what: argparse._ArgumentGroup) -> None:
+def _add_comparisons(what: TakesArguments) -> None:
     """Add what files are judged by, besides the base."""
     what.add_argument(
         "--against", type=Path, metavar="STOCK.gguf",
@@ -164,7 +163,7 @@ def _add_comparisons(what: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_reports(what: argparse._ArgumentGroup) -> None:
+def _add_reports(what: TakesArguments) -> None:
     """Add what is written besides the table, and what goes into the page."""
     what.add_argument(
         "--json", type=command.output_file, action=StoreOutput, metavar="FILE",
@@ -187,7 +186,7 @@ def _add_reports(what: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
 
 
-def _add_stored_base(what: argparse._ArgumentGroup) -> None:
+def _add_stored_base(what: TakesArguments) -> None:
     """Add what makes a base, or replaces it."""
     what.add_argument(
         "--kl-divergence-base", type=Path, action=StoreOutput, metavar="FILE",
@@ -304,7 +303,3 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
         work = output.with_name(output.name + ".work")
     how = {"cut": cut_of(args), "forward": forward_options(args)}
     return filled(EvaluateOptions, args, **how, work=work, logits=logits)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

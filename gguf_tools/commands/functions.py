@@ -272,12 +272,10 @@ def split(
     raises                  GGUFError, and OutputError for parts that are there without `force`
     """
     from gguf_tools.edit.rewrite import write_files
-    from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
+    from gguf_tools.edit.split import split_files
     from gguf_tools.files.early_checks import refuse_to_replace
     from gguf_tools.format.shards import open_gguf
 
-    if max_bytes is None and max_tensors is None:
-        max_tensors = DEFAULT_MAX_TENSORS
     with open_gguf(model) as source:
         files = split_files(source, Path(prefix), max_bytes=max_bytes, max_tensors=max_tensors)
         refuse_to_replace([file.path for file in files], force=force)

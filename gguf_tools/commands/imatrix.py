@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -20,7 +19,7 @@ from gguf_tools.commands.arguments.forward import (
     options_of_text,
 )
 from gguf_tools.commands.arguments.imatrix_flags import FOREIGN_FLAGS
-from gguf_tools.commands.command import StoreOnce, StoreOutput, add_force, output_file
+from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments, add_force, output_file
 from gguf_tools.commands.parser import HelpFormatter, add_foreign_flags
 from gguf_tools.commands.roof import called_by
 from gguf_tools.files.early_checks import refuse_early, refuse_shared, refuse_to_replace
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from imatrix.options import CollectOptions
     from quantize.importances.entries import ImportanceFile, ImportanceFormat
 
-    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+_AddParser = Callable[..., argparse.ArgumentParser]
 
 DESCRIPTION = """\
 Importance matrices: for every weight, which of its columns carry large activations. `quantize --imatrix`
@@ -80,31 +79,31 @@ def main(argv: Sequence[str] | None = None, prog: str = "imatrix") -> int:
 
 
 def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
-    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG)
     parser.set_defaults(body=lambda args: _collect_or_merge(args, parser))
     _add_collect_arguments(parser)
     commands = parser.add_subparsers(metavar="COMMAND")
-    _add_show(commands)
-    _add_convert(commands)
-    _add_merge(commands)
-    _add_stats(commands)
-    _add_check(commands)
-    _add_repair(commands)
+    _add_show(commands.add_parser)
+    _add_convert(commands.add_parser)
+    _add_merge(commands.add_parser)
+    _add_stats(commands.add_parser)
+    _add_check(commands.add_parser)
+    _add_repair(commands.add_parser)
     for name, subparser in commands.choices.items():
         subparser.epilog, subparser.formatter_class = called_by(prog, _EXAMPLES[name]), HelpFormatter
         command.add_verbose(subparser)
     return parser
 
 
-def _add_show(commands: _Subparsers) -> None:
-    show = commands.add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
+def _add_show(add_parser: _AddParser) -> None:
+    show = add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
     _add_file(show)
     show.add_argument("--json", action="store_true", help="as one JSON object")
     show.set_defaults(answers=True, body=lambda args: _show(args.file, as_json=args.json))
 
 
-def _add_convert(commands: _Subparsers) -> None:
-    convert = commands.add_parser(
+def _add_convert(add_parser: _AddParser) -> None:
+    convert = add_parser(
         "convert",
         help="turn one form into the other",
         description="Write INPUT in the form that OUTPUT's name asks for: .dat, or GGUF for any other.",
@@ -123,8 +122,8 @@ def _add_convert(commands: _Subparsers) -> None:
     convert.set_defaults(body=body)
 
 
-def _add_merge(commands: _Subparsers) -> None:
-    merge = commands.add_parser(
+def _add_merge(add_parser: _AddParser) -> None:
+    merge = add_parser(
         "merge",
         help="several files as one",
         description="Add up sums and counts, per expert: what collecting all in one go would have given.",
@@ -134,8 +133,8 @@ def _add_merge(commands: _Subparsers) -> None:
     merge.set_defaults(body=lambda args: _merge(args.inputs, _NewFile(args.merged, args.force)))
 
 
-def _add_stats(commands: _Subparsers) -> None:
-    stats = commands.add_parser(
+def _add_stats(add_parser: _AddParser) -> None:
+    stats = add_parser(
         "stats",
         help="how energy is spread, and what was never seen",
         description="Show what llama-imatrix --show-statistics shows, and coverage.",
@@ -149,8 +148,8 @@ def _add_stats(commands: _Subparsers) -> None:
     stats.set_defaults(answers=True, body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
 
 
-def _add_check(commands: _Subparsers) -> None:
-    check = commands.add_parser(
+def _add_check(add_parser: _AddParser) -> None:
+    check = add_parser(
         "check",
         help="is it sound, and does it fit",
         description="Look for numbers that can't be, gaps, and data that don't fit. Exit code 1 for errors;"
@@ -170,8 +169,8 @@ def _add_check(commands: _Subparsers) -> None:
     check.set_defaults(answers=True, body=body)
 
 
-def _add_repair(commands: _Subparsers) -> None:
-    repair = commands.add_parser(
+def _add_repair(add_parser: _AddParser) -> None:
+    repair = add_parser(
         "repair",
         help="fill gaps; every change is listed",
         description="Give experts that saw nothing neutral values; derive attn_kv_b and attn_v_b, gate and up"
@@ -198,7 +197,7 @@ def _add_model(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--model", dest="for_model", metavar="MODEL", help=text)
 
 
-def _add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def _add_layout(parser: TakesArguments) -> None:
     parser.add_argument(
         "--mla", dest="layout", choices=("split", "both"), default="split",
         help="layout of attention in the files that it is for: split (default), with values for every head;"
@@ -453,7 +452,3 @@ def _form(output: Path, form: ImportanceFormat | None) -> ImportanceFormat:
     from imatrix.store import format_of
 
     return form or format_of(output)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

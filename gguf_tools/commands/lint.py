@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.types import (
     add_matrix_arguments,
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "quantize lint") -> int:
 
 
 def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
-    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
     )

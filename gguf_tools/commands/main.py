@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from gguf_tools import __version__
 from gguf_tools.commands import command
 from gguf_tools.commands.completion import SHELLS, completion_script, subparsers_of
-from gguf_tools.commands.gguf import audit, clean, edit, look, mla_layout, publish, refine, repack
+from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, refine
 from gguf_tools.commands.roof import COMMANDS
 from gguf_tools.terminal import say
 from gguf_tools.text import json_text
@@ -72,7 +71,6 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         "gguf-tools",
         "Make GGUF files, look at them, compare them, check them, change them.",
         epilog=_EXAMPLES,
-        version=__version__,
     )
     commands = command.Subcommands(parser)
     for each in COMMANDS:
@@ -81,8 +79,8 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     look.add_scan(commands)
     audit.add_to(commands)
     edit.add_to(commands)
-    mla_layout.add_to(commands)
-    repack.add_to(commands)
+    change.add_mla_layout(commands)
+    change.add_repack(commands)
     refine.add_to(commands)
     publish.add_card(commands)
     _add_cook(commands, words)
@@ -173,7 +171,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         if [each.name] == name:
             return each.main([*flags, *rest])
     return command.run(make_parser(words), lambda args: args.body(args), argv)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

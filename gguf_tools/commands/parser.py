@@ -180,7 +180,7 @@ class Parser(argparse.ArgumentParser):
         """Yield this parser and that of the subcommand among `words`."""
         yield self
         for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
+            if isinstance(action.choices, dict):
                 yield from (action.choices[word] for word in words if word in action.choices)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:

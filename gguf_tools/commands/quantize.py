@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command, lint
 from gguf_tools.commands.arguments.calibration import (
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from convert.card.write import CardRequest
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
-    from gguf_tools.commands.gguf.repack import RepackRequest
+    from gguf_tools.commands.gguf.change import RepackRequest
     from quantize.padding import PadChoice
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
@@ -135,7 +134,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "quantize") -> int:
 
 def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     epilog = EPILOG + "\n".join(recipe_lines())
-    parser = command.make_parser(prog, DESCRIPTION, epilog=epilog, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=epilog)
     parser.usage = USAGE.format(prog=prog, gap=" " if prog == "quantize" else f"\n{' ' * 11}")
     words = parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
     completes(words, FILE_TYPES)
@@ -223,9 +222,9 @@ class _Request(command.Asked):
 
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.repack or args.repack_pattern is not None:
-        from gguf_tools.commands.gguf import repack
+        from gguf_tools.commands.gguf import change
 
-        repack.carry_out(_read_repack(args, parser))
+        change.repack(_read_repack(args, parser))
     else:
         _quantize(_read(args, parser))
 
@@ -382,7 +381,7 @@ def _choose_types(
 
 def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:
     from convert.sources import model_path
-    from gguf_tools.commands.gguf.repack import RepackRequest
+    from gguf_tools.commands.gguf.change import RepackRequest
     from quantize.plan.decide import PlanOptions
     from quantize.repack.rules import RepackOptions
     from quantize.run_options import RunOptions
@@ -471,7 +470,3 @@ def _recipe_line(recipe: Recipe) -> str:
     types = {recipe.default, *(rule.type for rule in recipe.rules)} - {None}
     limit = "" if types <= {*encodable()} else " (plan only)"
     return f"  {recipe.name:10} {number:>3}  {what}{limit}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

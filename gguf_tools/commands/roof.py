@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 from gguf_tools.lazy import late
 
@@ -20,15 +21,13 @@ ROOF = "gguf-tools"
 class Command:
     """A command with two names.
 
-    alone   the words that call it by its own name
-    name    the word that calls it under the roof
-    module  where it is
-    text    its line in the list of commands
+    alone  the words that call it by its own name
+    name   the word that calls it under the roof, and its module
+    text   its line in the list of commands
     """
 
     alone: str
     name: str
-    module: str
     text: str
 
     @property
@@ -37,41 +36,25 @@ class Command:
         return f"{ROOF} {self.name}"
 
     def make_parser(self, prog: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = late(self.module).make_parser(prog)
+        parser: argparse.ArgumentParser = self._module().make_parser(prog)
         return parser
 
     def main(self, argv: Sequence[str]) -> int:
         """Run the command under the roof; return its exit code."""
-        code: int = late(self.module).main(argv, self.prog)
+        code: int = self._module().main(argv, self.prog)
         return code
+
+    def _module(self) -> ModuleType:
+        return late(f"gguf_tools.commands.{self.name}")
 
 
 COMMANDS = (
-    Command(
-        "convert-hf-to-gguf",
-        "convert",
-        "gguf_tools.commands.convert",
-        "turn a Hugging Face folder into a GGUF file",
-    ),
-    Command(
-        "quantize",
-        "quantize",
-        "gguf_tools.commands.quantize",
-        "quantize a GGUF file, or a folder in one pass",
-    ),
-    Command("quantize lint", "lint", "gguf_tools.commands.lint", "say what a file type would do to a model"),
-    Command(
-        "imatrix", "imatrix", "gguf_tools.commands.imatrix", "collect importances, and work with their files"
-    ),
-    Command(
-        "evaluate", "evaluate", "gguf_tools.commands.evaluate", "measure how far files are from their base"
-    ),
-    Command(
-        "sensitivity",
-        "sensitivity",
-        "gguf_tools.commands.sensitivity",
-        "measure what each tensor costs at each type",
-    ),
+    Command("convert-hf-to-gguf", "convert", "turn a Hugging Face folder into a GGUF file"),
+    Command("quantize", "quantize", "quantize a GGUF file, or a folder in one pass"),
+    Command("quantize lint", "lint", "say what a file type would do to a model"),
+    Command("imatrix", "imatrix", "collect importances, and work with their files"),
+    Command("evaluate", "evaluate", "measure how far files are from their base"),
+    Command("sensitivity", "sensitivity", "measure what each tensor costs at each type"),
 )
 
 _NAMES = {command.alone: command.prog for command in COMMANDS}

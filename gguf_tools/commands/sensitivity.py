@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "sensitivity") -> int:
 
 
 def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
-    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "model", metavar="MODEL", help="Hugging Face folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
     )

@@ -35,7 +35,7 @@ from gguf_tools.format.shards import (
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 
-DEFAULT_MAX_TENSORS = 128
+_DEFAULT_MAX_TENSORS = 128
 _COUNTED_ALIGNMENT = 32
 
 
@@ -49,9 +49,12 @@ def split_files(
 ) -> list[NewFile]:
     """Return the files to split a model into, PREFIX-00001-of-0000N.gguf; see `group_tensors`.
 
-    first_is_empty  whether the first file holds metadata alone
-    raises          FormatError if there were more than 65535 files
+    max_bytes, max_tensors  neither: 128 tensors
+    first_is_empty          whether the first file holds metadata alone
+    raises                  FormatError if there were more than 65535 files
     """
+    if max_bytes is None and max_tensors is None:
+        max_tensors = _DEFAULT_MAX_TENSORS
     groups = group_tensors(
         source.tensors.values(), max_bytes=max_bytes, max_tensors=max_tensors, padded_to=_COUNTED_ALIGNMENT
     )

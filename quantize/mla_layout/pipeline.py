@@ -56,7 +56,6 @@ from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation, lay_out, parts_of
-from quantize.report import found_lines, paths_text
 from quantize.roles import MLALayout, Role, in_layer_ranges, tensor_role
 from quantize.run_options import RunChoices, RunOptions
 
@@ -117,6 +116,58 @@ class LayoutChange:
     def is_needed(self) -> bool:
         """Whether the output would differ from the input."""
         return self.found != self.wanted or self.metadata != self.new_metadata
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for every kind of move and its number of layers; metadata, accuracy, size, notes."""
+        if not self.is_needed:
+            yield f"{self.source}: has layout {self.wanted} already; nothing is written"
+            return
+        yield f"{self.source}: layout {self.found or 'mixed'} -> {self.wanted}"
+        n_layers: Counter[tuple[Role, str]] = Counter()
+        n_others = 0
+        for info, text in _texts(self):
+            place = place_of(info)
+            if place is None:
+                n_others += 1
+            else:
+                n_layers[place[1], text] += 1
+        for wanted in roles_in("both"):
+            for (role, text), number in n_layers.items():
+                if role is wanted:
+                    yield f"  {role.value} of {counted(number, 'layer')}: {text}"
+        yield f"  {counted(n_others, 'other tensor')}: as they are"
+        for key, old, new in changed_keys(self):
+            yield f"  {key}: {_key_text(old)} -> {_key_text(new)}"
+        n_encoded = sum(not move.is_exact for move in self.moves)
+        if n_encoded:
+            yield f"{n_encoded} of {len(self.moves)} tensors are encoded anew, the others keep every weight"
+        else:
+            yield "lossless: every weight keeps its value"
+        total = self.preparation.total_bytes
+        yield f"output: {size_text(total)} ({total:,} bytes)"
+        yield from (f"note: {note}" for note in self.notes)
+
+    def describe(self, *, written: bool) -> dict[str, Any]:
+        """Return the change as plain data for JSON.
+
+        written  whether the outputs have been written
+        """
+        return {
+            "source": str(self.source),
+            "from": self.found,
+            "to": self.wanted,
+            "needed": self.is_needed,
+            "lossless": all(move.is_exact for move in self.moves),
+            "tensors": [_move_data(move, self) for move in self.moves],
+            "dropped": [info.name for info in self.dropped],
+            "metadata": [
+                {"key": key, "from": old and old.plain, "to": new and new.plain}
+                for key, old, new in changed_keys(self)
+            ],
+            "notes": list(self.notes),
+            "total_bytes": self.preparation.total_bytes,
+            "written": [str(output.path) for output in self.preparation.outputs] if written else [],
+        }
 
 
 @checked
@@ -303,74 +354,6 @@ def _of_key_rows(importance: ResolvedImportance | None, sizes: HeadSizes) -> Res
         return None
     n_heads = importance.rows_per_weights // sizes.head_rows
     return replace(importance, rows_per_weights=n_heads * sizes.nope)
-
-
-def change_lines(change: LayoutChange) -> Iterator[str]:
-    """Yield a line for every kind of move with its number of layers, then metadata, accuracy, size, notes."""
-    if not change.is_needed:
-        yield f"{change.source}: has layout {change.wanted} already; nothing is written"
-        return
-    yield f"{change.source}: layout {change.found or 'mixed'} -> {change.wanted}"
-    n_layers: Counter[tuple[Role, str]] = Counter()
-    n_others = 0
-    for info, text in _texts(change):
-        place = place_of(info)
-        if place is None:
-            n_others += 1
-        else:
-            n_layers[place[1], text] += 1
-    for wanted in roles_in("both"):
-        for (role, text), number in n_layers.items():
-            if role is wanted:
-                yield f"  {role.value} of {counted(number, 'layer')}: {text}"
-    yield f"  {counted(n_others, 'other tensor')}: as they are"
-    for key, old, new in changed_keys(change):
-        yield f"  {key}: {_key_text(old)} -> {_key_text(new)}"
-    n_encoded = sum(not move.is_exact for move in change.moves)
-    if n_encoded:
-        yield f"{n_encoded} of {len(change.moves)} tensors are encoded anew, the others keep every weight"
-    else:
-        yield "lossless: every weight keeps its value"
-    total = change.preparation.total_bytes
-    yield f"output: {size_text(total)} ({total:,} bytes)"
-    yield from (f"note: {note}" for note in change.notes)
-
-
-def result_lines(result: Changed[LayoutChange]) -> Iterator[str]:
-    """Yield the lines of the change, then where the output is and how long it took."""
-    if result.is_found:
-        yield from found_lines(result.paths)
-        return
-    yield from change_lines(result.change)
-    if result.written is None:
-        return
-    if result.written.n_resumed:
-        done, n_chunks = result.written.n_resumed, result.written.n_chunks
-        yield f"went on from an interrupted run: {done} of {n_chunks} chunks were done"
-    yield f"wrote {paths_text(result.paths)} in {result.seconds:.1f} s"
-
-
-def describe(change: LayoutChange, *, written: bool) -> dict[str, Any]:
-    """Return the change as plain data for JSON.
-
-    written  whether the outputs have been written
-    """
-    return {
-        "source": str(change.source),
-        "from": change.found,
-        "to": change.wanted,
-        "needed": change.is_needed,
-        "lossless": all(move.is_exact for move in change.moves),
-        "tensors": [_move_data(move, change) for move in change.moves],
-        "dropped": [info.name for info in change.dropped],
-        "metadata": [
-            {"key": key, "from": old and old.plain, "to": new and new.plain}
-            for key, old, new in changed_keys(change)
-        ],
-        "notes": list(change.notes),
-        "total_bytes": change.preparation.total_bytes,
-        "written": list(map(str, change.preparation.paths)) if written else [],
-    }
 
 
 def changed_keys(change: LayoutChange) -> Iterator[tuple[str, Value | None, Value | None]]:

@@ -40,7 +40,7 @@ def parser_of(doc: str, numbers: Mapping[str, float], *, folder: bool = True) ->
 
 def command(name: str, *words: object) -> list[str]:
     """Return the words that run a command of the library."""
-    return [sys.executable, "-m", f"gguf_tools.commands.{name}", *map(str, words)]
+    return [sys.executable, "-m", "gguf_tools", name, *map(str, words)]
 
 
 def machine() -> dict[str, str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import convert
 import quantize
-from gguf_tools import __version__, open_gguf
+from gguf_tools import open_gguf
 from gguf_tools.commands.command import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def verdict(command: list[str]) -> str:
 
 
 def main() -> int:
-    parser = make_parser("clients.py", __doc__ or "", version=__version__)
+    parser = make_parser("clients.py", __doc__ or "")
     parser.add_argument("--npm", type=Path, metavar="DIR", help="folder with node_modules")
     args = parser.parse_args()
     known = clients(None if args.npm is None else args.npm.resolve())

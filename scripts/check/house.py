@@ -235,7 +235,7 @@ def seen(frame, event, _):
         kind = first if isinstance(first, type) else type(first)
         if kind.__module__.partition(".")[0] in packages:
             kinds.add(f"{kind.__module__}.{kind.__qualname__}")
-main = import_module(sys.argv[3]).main
+main = import_module(f"gguf_tools.commands.{sys.argv[3]}").main
 threading.setprofile(seen)
 sys.setprofile(seen)
 status = main(sys.argv[4:])
@@ -250,23 +250,23 @@ def traced(which: str) -> dict[str, list[str]]:
     """Run a plain conversion, or a calibrated run, and return the files and kinds of values in it."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        convert = ["-m", f"{ROOF}.convert", str(SAMPLE), "--outfile", str(out / "base.gguf"), "--quiet"]
+        convert = ["convert", str(SAMPLE), "--outfile", str(out / "base.gguf"), "--quiet"]
         if which == "calibrate":
-            _run(convert)
+            _run(["-m", "gguf_tools", *convert])
             text = str(SAMPLE / "calibration.txt")
-            line = ["-m", f"{ROOF}.quantize", "--calibrate", text, "-c", "64", "--chunks", "2",
+            line = ["quantize", "--calibrate", text, "-c", "64", "--chunks", "2",
                     str(out / "base.gguf"), str(out / "q.gguf"), "Q4_K_M", "--quiet"]  # fmt: skip
         else:
             line = [
-                "-m", f"{ROOF}.convert", str(SAMPLE), "--outfile", str(out / "q.gguf"), "--outtype",
+                "convert", str(SAMPLE), "--outfile", str(out / "q.gguf"), "--outtype",
                 "Q4_K_M", "--quiet",
             ]  # fmt: skip
         # At first without a trace: what compiles kernels is no part of a run, and tracing it takes minutes.
-        _run(line)
+        _run(["-m", "gguf_tools", *line])
         (out / "q.gguf").unlink()
         script = out / "traced.py"
         script.write_text(_TRACED)
-        said = _run([str(script), str(ROOT), json.dumps(PACKAGES), *line[1:]])
+        said = _run([str(script), str(ROOT), json.dumps(PACKAGES), *line])
         found: dict[str, list[str]] = json.loads(said.splitlines()[-1])
         return found
 

@@ -305,7 +305,7 @@ def test_a_second_run_is_refused_and_the_first_is_undisturbed(
         name, *words = made.words(command, trial.folder, 1)
         for more in ([], ["--restart"]):
             done = subprocess.run(
-                [sys.executable, "-m", f"gguf_tools.commands.{name}", *more, *words],
+                [sys.executable, "-m", "gguf_tools", name, *more, *words],
                 cwd=ROOT, capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert done.returncode == 1

@@ -140,7 +140,7 @@ def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path: Path) -> None:
         "import os, sys; from gguf_tools.commands import command\n"
         "def body(args):\n"
         "    file = open('kept', 'w'); os.write(1, b'C'); os.write(2, b'C'); file.write(str(file.fileno()))\n"
-        "sys.exit(command.run(command.make_parser('prog', 'd', version='1'), body, []))\n"
+        "sys.exit(command.run(command.make_parser('prog', 'd'), body, []))\n"
     )
     line = '"$@" >&- 2>&- <&-'
     subprocess.run(
@@ -153,7 +153,7 @@ def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path: Path) -> None:
 def test_no_more_open_files_end_in_one_line() -> None:
     code = (
         "import resource, sys; from gguf_tools.commands import command\n"
-        "parser = command.make_parser('prog', 'd', version='1')\n"
+        "parser = command.make_parser('prog', 'd')\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
         "sys.exit(command.run(parser, lambda args: print(open(sys.executable)), []))\n"
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.commands.command import TakesArguments
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.findings import Finding, Level, Tell, tell_nobody, teller
@@ -28,7 +29,7 @@ def add_card_arguments(parser: argparse.ArgumentParser) -> None:
     add_card_facts(group)
 
 
-def add_card_facts(group: argparse._ActionsContainer) -> None:
+def add_card_facts(group: TakesArguments) -> None:
     """Add what a card can't know from the files."""
     group.add_argument(
         "--base-model",
@@ -60,19 +61,24 @@ def read_card_facts(args: argparse.Namespace) -> CardRequest:
     """Read the facts of a card; raises BadRequest for a model that is no name on the Hub."""
     from convert.card.facts import read_report
     from convert.card.write import CardRequest
-    from gguf_tools.hub.names import parse_hub_name
 
-    repos: dict[str, str | None] = {}
-    for option, text in (("--base-model", args.base_model), ("--repository", args.repository)):
-        name = None if text is None else parse_hub_name(text)
-        if text is not None and name is None:
-            raise BadRequest(f"{option} {text}: expected OWNER/NAME")
-        repos[option] = None if name is None else name.repo
+    base_model, home = (
+        read_repository(option, text)
+        for option, text in (("--base-model", args.base_model), ("--repository", args.repository))
+    )
     if args.report is not None:
         read_report(args.report, for_card=True)
-    return CardRequest(
-        None, repos["--base-model"], args.quantized_by, args.report, home=repos["--repository"]
-    )
+    return CardRequest(None, base_model, args.quantized_by, args.report, home=home)
+
+
+def read_repository(option: str, text: str | None) -> str | None:
+    """Read OWNER/NAME of a model on the Hub, without a revision; raises BadRequest for anything else."""
+    from gguf_tools.hub.names import parse_hub_name
+
+    name = None if text is None else parse_hub_name(text)
+    if text is not None and name is None:
+        raise BadRequest(f"{option} {text}: expected OWNER/NAME")
+    return None if name is None else name.repo
 
 
 def with_chart(card: CardRequest, folder: Path, tell: Tell) -> CardRequest:
@@ -101,20 +107,22 @@ def write_charted_card(
     card: CardRequest,
     output: Path | None = None,
     *,
+    commands: Mapping[str, Sequence[str]] | None = None,
     force: bool = False,
     tell: Tell = tell_nobody,
 ) -> Path:
     """Write the card of files, and the chart of its report beside it; return the card's path.
 
-    output, force, tell  as `write_card` takes them
-    raises               BadRequest as `write_card`, and nothing is drawn then for a card that is not ours
+    output, commands, force, tell  as `write_card` takes them
+    raises  BadRequest as `write_card`, and nothing is drawn then for a card that is not ours
     """
     from convert.card.write import CARD_NAME, refuse_foreign, write_card
 
     place = files[0].parent / CARD_NAME if output is None else output
     if not force:
         refuse_foreign(place)
-    return write_card(files, with_chart(card, place.parent, tell), output=place, force=force, tell=tell)
+    card = with_chart(card, place.parent, tell)
+    return write_card(files, card, commands, output=place, force=force, tell=tell)
 
 
 def refuse_foreign_cards(card: CardRequest | None, outputs: Sequence[Path]) -> None:
@@ -132,11 +140,8 @@ def write_card_of(
     """Write the card of outputs that were made of `source`, if there is to be one, and say where."""
     if card is None:
         return
-    from convert.card.write import write_card
-
     commands = {output.name: typed for output in outputs}
-    tell = teller(quiet=quiet)
-    card = with_chart(replace(card, source=source), outputs[0].parent, tell)
-    path = write_card(outputs, card, commands, tell=tell)
+    card = replace(card, source=source)
+    path = write_charted_card(outputs, card, commands=commands, tell=teller(quiet=quiet))
     if not quiet:
         say(f"wrote {path}")

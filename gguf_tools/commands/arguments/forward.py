@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
-from gguf_tools.commands.command import StoreOnce, StoreOutput
+from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments
 from gguf_tools.number_types import CHUNKS, COUNT, THREADS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DEFAULT_CONTEXT = 512
 """Tokens per chunk, as `imatrix.texts.tokens.Cut` has them, which takes a second to load."""
 
 
-def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: str) -> None:
+def add_text_and_output(group: TakesArguments, metavar: str, what: str) -> None:
     """Add -f, -o, -c and --chunks of a command that makes a file of a text; `what` is the help of -o."""
     group.add_argument(
         "-f", "--file", dest="text", type=command.text_file, action=StoreOnce, required=True, metavar="TEXT",
@@ -40,7 +40,7 @@ def add_text_and_output(group: argparse._ActionsContainer, metavar: str, what: s
 
 
 def add_chunks_argument(
-    group: argparse._ActionsContainer,
+    group: TakesArguments,
     name: str = "--chunks",
     what: str = "use at most N chunks; -1: all",
 ) -> None:
@@ -55,7 +55,7 @@ def _n_chunks(text: str) -> int | None:
     return None if number == CHUNKS.besides else number
 
 
-def add_context_argument(group: argparse._ActionsContainer) -> None:
+def add_context_argument(group: TakesArguments) -> None:
     """Add -c, the length of a chunk of text."""
     group.add_argument(
         "-c", "--ctx-size", dest="chunk_size", type=command.number(COUNT), default=DEFAULT_CONTEXT,
@@ -63,7 +63,7 @@ def add_context_argument(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
-def add_force_of_text(group: argparse._ActionsContainer) -> None:
+def add_force_of_text(group: TakesArguments) -> None:
     """Add --force of a command that replaces outputs and learns from a text."""
     group.add_argument(
         "--force", action="store_true",
@@ -79,7 +79,7 @@ def cut_of(args: argparse.Namespace) -> Cut:
     return filled(Cut, args)
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+def add_run_arguments(parser: argparse.ArgumentParser) -> TakesArguments:
     """Add device, dtype, threads, memory, --timeout and --restart; return their group, for more."""
     command.add_quiet(parser)
     run = parser.add_argument_group("how to run it")

@@ -13,7 +13,7 @@ from gguf_tools.commands import command
 from gguf_tools.commands.arguments.calibration import calibration_forward
 from gguf_tools.commands.arguments.forward import options_of_text
 from gguf_tools.commands.arguments.types import parsing_arguments
-from gguf_tools.commands.command import StoreOutput
+from gguf_tools.commands.command import StoreOutput, TakesArguments
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.hub.names import cached_name, folder_name
@@ -37,7 +37,7 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
     _add_exports(group)
 
 
-def _add_budgets(group: argparse._ArgumentGroup) -> None:
+def _add_budgets(group: TakesArguments) -> None:
     group.add_argument(
         "--size", type=command.argument(parse_sizes), metavar="SIZE,...",
         help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that. Several with commas"
@@ -66,7 +66,7 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_rules(group: argparse._ArgumentGroup) -> None:
+def _add_rules(group: TakesArguments) -> None:
     group.add_argument(
         "--for", dest="target", choices=("llama.cpp", "ik_llama.cpp"), default="llama.cpp",
         help="the program that is to run the file",
@@ -85,7 +85,7 @@ def _add_rules(group: argparse._ArgumentGroup) -> None:
         )  # fmt: skip
 
 
-def _add_exports(group: argparse._ArgumentGroup) -> None:
+def _add_exports(group: TakesArguments) -> None:
     for option, metavar, what in (
         ("--save-recipe", "FILE.yaml", "write the choice as a recipe file"),
         ("--save-tensor-types", "FILE", "... for llama-quantize --tensor-type-file"),

@@ -64,7 +64,6 @@ class AuditRequest:
     text     measures the divergence on this, in chunks as `cut` says; None: does not
     suite    measures it on the classes of this suite; None: does not
     quick    with a tenth of each class
-    outputs  files to be written: the JSON and the page
     strict   warnings count as bad
     force    replace outputs that are there already
     """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
+from gguf_tools.commands.arguments.card import read_repository
 from gguf_tools.commands.arguments.forward import (
     OR_FOLDER,
     add_chunks_argument,
@@ -111,14 +112,11 @@ def _read(args: argparse.Namespace) -> CookRequest:
     from convert.sources import source_folder
     from gguf_tools.commands.cook.request import CookRequest, model_name, parse_wanted
     from gguf_tools.files.early_checks import nearest_folder, refuse_early
-    from gguf_tools.hub.names import parse_hub_name
     from imatrix.texts.tokens import Cut
 
     wanted = parse_wanted(args.types)
     refuse_grids_for_sizes(args.keep_grid, any(each.size is not None for each in wanted))
-    hub_name = None if args.base_model is None else parse_hub_name(args.base_model)
-    if args.base_model is not None and hub_name is None:
-        raise BadRequest(f"--base-model {args.base_model}: expected OWNER/NAME")
+    repo = read_repository("--base-model", args.base_model)
     is_name = args.name is None or (Path(args.name).name == args.name and args.name.isprintable())
     if not is_name or (args.name or "").startswith("."):
         raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
@@ -138,6 +136,6 @@ def _read(args: argparse.Namespace) -> CookRequest:
         held_out_cut=Cut(args.chunk_size, n_chunks=args.evaluate_chunks),
         forward=forward_options(args),
         progress=not args.quiet,
-        repo=None if hub_name is None else hub_name.repo,
+        repo=repo,
         streamed=None if isinstance(opened, Path) else opened,
     )

@@ -129,7 +129,7 @@ def _add_rename(commands: command.Subcommands) -> None:
 def _add_split(commands: command.Subcommands) -> None:
     sub = commands.add(
         "split",
-        lambda args: split(filled(_Target, args), filled(_Parts, args)),
+        lambda args: split(filled(_Split, args)),
         "split a model into several files, as llama-gguf-split does",
         "The files\nare named PREFIX-00001-of-0000N.gguf. Without a limit, each gets 128 tensors.",
         epilog=_SPLIT_EXAMPLES,
@@ -300,8 +300,8 @@ def _recover(target: _Target) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """How to split: names, and the limits of a part; without any, each gets as many tensors as by default."""
+class _Split(_Target):
+    """Request of `split`: names, and the limits of a part."""
 
     prefix: Path
     max_bytes: int | None
@@ -309,28 +309,25 @@ class _Parts:
     first_is_empty: bool
 
 
-def split(target: _Target, parts: _Parts) -> None:
+def split(request: _Split) -> None:
     """Split a file, and print the parts."""
     from gguf_tools.edit.rewrite import write_files
-    from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
+    from gguf_tools.edit.split import split_files
     from gguf_tools.progress import Bar
 
-    restored = _recover(target)
-    max_tensors = parts.max_tensors
-    if parts.max_bytes is None and max_tensors is None:
-        max_tensors = DEFAULT_MAX_TENSORS
-    with open_gguf(target.file) as source, Bar("splitting", show=not target.quiet) as bar:
+    restored = _recover(request)
+    with open_gguf(request.file) as source, Bar("splitting", show=not request.quiet) as bar:
         files = split_files(
             source,
-            parts.prefix,
-            max_bytes=parts.max_bytes,
-            max_tensors=max_tensors,
-            first_is_empty=parts.first_is_empty,
+            request.prefix,
+            max_bytes=request.max_bytes,
+            max_tensors=request.max_tensors,
+            first_is_empty=request.first_is_empty,
         )
-        if not target.dry_run:
-            refuse_to_replace([file.path for file in files], force=target.force)
+        if not request.dry_run:
+            refuse_to_replace([file.path for file in files], force=request.force)
             write_files(files, source.paths, bar.start)
-    _print_files(target, files, restored)
+    _print_files(request, files, restored)
 
 
 def merge(target: _Target, output: Path) -> None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def end(body: Callable[[], int | None], *argv: str) -> int:
-    parser = command.make_parser("prog", "d", version="1.2")
+    parser = command.make_parser("prog", "d")
     return command.run(parser, lambda args: body(), argv)
 
 
@@ -76,7 +76,7 @@ def test_reader_that_stops_reading_is_no_error() -> None:
         "import sys; from gguf_tools.commands import command\n"
         "def body(args):\n"
         "    for i in range(100000): print('line', i)\n"
-        "parser = command.make_parser('prog', 'd', version='1')\n"
+        "parser = command.make_parser('prog', 'd')\n"
         "parser.set_defaults(answers=True)\n"
         "sys.exit(command.run(parser, body, []))\n"
     )
@@ -95,7 +95,7 @@ def test_reader_that_stops_reading_is_no_error() -> None:
 def test_output_survives_an_encoding_that_lacks_the_text() -> None:
     code = (
         "from gguf_tools.commands import command\n"
-        "command.run(command.make_parser('prog', 'd', version='1'), lambda args: print('\\u6df1'), [])\n"
+        "command.run(command.make_parser('prog', 'd'), lambda args: print('\\u6df1'), [])\n"
     )
     ascii_only = {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(

@@ -14,7 +14,7 @@ KNOWN = ["Q4_K_M", "Q4_K_S", "IQ4_XS", "--imatrix", "show", "--token-embedding-t
 
 
 def parser() -> argparse.ArgumentParser:
-    made = command.make_parser("prog", "d", version="1")
+    made = command.make_parser("prog", "d")
     made.add_argument("--imatrix")
     made.add_argument("--layout", choices=["split", "both"])
     commands = command.Subcommands(made)

@@ -14,7 +14,7 @@ from gguf_tools.format.ggml_types import Q4_0, Q5_0, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.importances.entries import Importance
 from quantize.mla_layout.layouts import HeadSizes, roles_in, tensor_name
-from quantize.mla_layout.pipeline import LayoutOptions, change_layout, change_lines, prepare
+from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
 from quantize.plan.overrides import parse_overrides
 from quantize.roles import MLALayout, Role
 from tests.quantize.codecs import decode, encode
@@ -65,7 +65,7 @@ def test_keys_are_encoded_head_by_head_with_each_heads_importances(
     ]
     assert raw(tmp_path / "out.gguf", 0, K) == np.concatenate(expected).tobytes()
     assert raw(tmp_path / "out.gguf", 0, V) == _rows_of(raw(path, 0, KV), WIDE.nope, WIDE.head_rows)
-    assert any("weighed by importances" in line for line in change_lines(result.change)) == known
+    assert any("weighed by importances" in line for line in result.change.lines()) == known
 
 
 def _rows_of(data: bytes, first: int, last: int) -> bytes:
