@@ -141,6 +141,8 @@ def _locked(folder: Path, path: Path) -> Iterator[RunLock]:
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
+            if isinstance(error, FileExistsError) and not os.path.lexists(folder):
+                continue  # it was there, and `clean` has removed it before it was looked at
             raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
         try:
             lock = lock_run(path, {}, refusals_of(folder))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.run_lock import JSONDifference, Refusals, RunLock, lock_run
+from gguf_tools.files.run_lock import JSONDifference, Refusals, RunLock, in_use, lock_run
 
 ABOUT = {"plan": {"a": "Q4_0"}, "size": (2, 3)}
 REFUSALS = Refusals(
@@ -52,6 +52,35 @@ def test_a_file_that_was_removed_before_it_was_locked_is_not_locked(
     n_removals = 10**6
     with pytest.raises(BadRequest, match=r"^taken$"):
         locked(path)
+
+
+def test_a_folder_that_was_removed_before_it_was_looked_at_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Path.mkdir` says that it exists where it does no more; `clean` may have had it."""
+    made, folder = Path.mkdir, tmp_path / "work"
+    calls = 0
+
+    def late(self: Path, *args: object, **given: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise FileExistsError(17, "File exists", str(self))
+        made(self, *args, **given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    with in_use(folder):
+        assert folder.is_dir()
+    assert (calls, folder.exists()) == (2, False)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "work").touch()
+    with (
+        pytest.raises(OutputError, match=r"work: can't be written \(File exists\)$"),
+        in_use(tmp_path / "work"),
+    ):
+        pass
 
 
 def test_what_cannot_be_created_says_why(tmp_path: Path) -> None:
