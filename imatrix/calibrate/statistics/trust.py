@@ -63,8 +63,11 @@ def noise_damp(covariance: npt.NDArray[np.float64], fourth: float, n_tokens: flo
 
     covariance  a sum of g g^T over tokens, float64 (n, n); outputs that never had a gradient do not count
     fourth      the sum of |g|^4
+    n_tokens    that were summed; 0 for an expert that no token has chosen
     returns     what to add to the diagonal, in units of its mean
     """
+    if not n_tokens:
+        return math.inf
     squares = float(np.square(covariance).sum()) / n_tokens**2
     diagonal = np.diagonal(covariance) / n_tokens
     distance = squares - float(diagonal.sum()) ** 2 / max(1, int(np.count_nonzero(diagonal)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -47,6 +49,16 @@ def test_it_stays_within_bounds() -> None:
     assert Trust().output_damp(*known) == OUTPUT_DAMP
     assert Trust(False).output_damp(*known) == 0.5
     assert Trust().output_damp(np.zeros((3, 3)), 0.0, 10) == 10
+
+
+def test_what_no_token_has_reached_is_all_noise() -> None:
+    """As with experts that a monotonous text never chooses."""
+    assert noise_damp(np.zeros((3, 3)), 0.0, 0) == math.inf
+    assert (
+        Trust().output_damp(np.zeros((3, 3)), 0.0, 0)
+        == Trust(False).output_damp(np.zeros((3, 3)), 0.0, 0)
+        == 10
+    )
 
 
 def test_outputs_of_padding_count_for_nothing() -> None:
