@@ -11,7 +11,8 @@ scripts/builds: all commands and options, families and file types, and what peop
 made once, by the build that is recorded, and are part of a recording. Both builds work on copies, in a
 folder of the same name. A chain of commands has a folder of its own, no network, and one thread.
 
-Times, speeds and the version are set aside; scripts/builds/normal.py says exactly what, and where.
+Times, speeds and the version are set aside; scripts/builds/normal.py says exactly what, and where. A
+traceback differs from everything: it is a fault, though the other build has it, too.
 
 A pattern of --only or of an --expected file is that of a shell, for "CHAIN: COMMAND LINE" or for CHAIN alone.
 A line of an expected file is `PATTERN -> REASON`. The exit code is 1 if anything else differs.
@@ -39,6 +40,7 @@ from scripts.builds.material import provide
 from scripts.builds.normal import Difference, differences
 from scripts.builds.outcomes import Build, Outcome, load, run_chains, save
 
+_TRACEBACK = "Traceback (most recent call last)"
 WORK = Path(tempfile.gettempdir()) / "compare-builds"
 
 
@@ -88,6 +90,8 @@ def _compare_chain(recorded: Sequence[Outcome], found: Sequence[Outcome]) -> Ite
         else:
             there = [str(case in one) for one in (old, new)]
             yield Difference(case, "is recorded, and is a case now", *there)
+        if case in new and _TRACEBACK in new[case].err:
+            yield Difference(case, "ends in a traceback", "a line", new[case].err.splitlines()[-1])
 
 
 def select(chains: Sequence[Chain], patterns: Sequence[str]) -> list[Chain]:

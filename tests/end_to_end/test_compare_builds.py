@@ -120,6 +120,14 @@ def test_a_case_that_is_gone_is_a_difference(make: Make, run: Run, tmp_path: Pat
     )
 
 
+def test_a_traceback_is_a_fault_though_it_is_recorded(make: Make, run: Run) -> None:
+    says = "Traceback (most recent call last):\\nZeroDivisionError"
+    code, said = run(make("old", says=says), make("new", says=says))
+    assert code == 1
+    assert "alike: quantize speak a.gguf\n    ends in a traceback\n" in said
+    assert said.endswith("\n8 command lines, 7 alike, 1 differ\n")
+
+
 def test_texts_are_changed_in_nothing_else() -> None:
     said = "wrote o.gguf in 1.1 s, 0.9 s of them for compiling kernels, once (20.78 MiB a second), 4.79 MiB"
     assert normal(said) == "wrote o.gguf in TIME (SPEED B a second), 4.79 MiB"
