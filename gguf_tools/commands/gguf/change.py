@@ -87,9 +87,7 @@ def add_repack(commands: command.Subcommands) -> None:
         "--only", action="append", default=[], metavar="REGEX",
         help="leave tensors alone in whose names no REGEX matches (repeatable)",
     )  # fmt: skip
-    sub.add_argument("--keep-split", action="store_true", help="write as many parts as IN has")
-    command.add_threads(sub)
-    sub.add_argument("--dry-run", action="store_true", help="print what would be done; write nothing")
+    _add_parts_and_run(sub)
     sub.add_argument(
         "--verify", action="store_true", help="before OUT gets its name, compare a sample of it with IN"
     )
@@ -114,9 +112,7 @@ def add_mla_layout(commands: command.Subcommands) -> None:
         "--tensor-type", action="append", default=[], metavar="REGEX=TYPE",
         help="ggml type of tensors that IN lacks and whose name matches; the first match wins (repeatable)",
     )  # fmt: skip
-    sub.add_argument("--keep-split", action="store_true", help="write as many parts as IN has")
-    command.add_threads(sub)
-    sub.add_argument("--dry-run", action="store_true", help="print what would be done; write nothing")
+    _add_parts_and_run(sub)
     add_restart_argument(sub)
     add_force(sub)
     add_matrix_arguments(sub)
@@ -127,6 +123,12 @@ def _add_source_and_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "output", type=command.output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
     )
+
+
+def _add_parts_and_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep-split", action="store_true", help="write as many parts as IN has")
+    command.add_threads(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done; write nothing")
 
 
 @dataclass(frozen=True)
