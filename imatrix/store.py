@@ -20,6 +20,7 @@ from gguf_tools.errors import BadImportance
 from gguf_tools.files.atomic_write import whole_file
 from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
@@ -87,10 +88,10 @@ def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
     raises  OutputError when it can't be written
     """
     metadata = {
-        "general.type": Value.string("imatrix"),
-        "imatrix.datasets": Value.strings(contents.datasets),
-        "imatrix.chunk_count": Value.u32(contents.chunk_count),
-        "imatrix.chunk_size": Value.u32(contents.chunk_size),
+        keys.TYPE: Value.string("imatrix"),
+        keys.IMATRIX_DATASETS: Value.strings(contents.datasets),
+        keys.IMATRIX_CHUNK_COUNT: Value.u32(contents.chunk_count),
+        keys.IMATRIX_CHUNK_SIZE: Value.u32(contents.chunk_size),
     }
     _refuse_sources(Path(path), contents)
     infos = []

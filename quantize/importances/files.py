@@ -53,6 +53,7 @@ import numpy.typing as npt
 from gguf_tools.argument_types import checked, described
 from gguf_tools.errors import BadImportance, MissingMatrix, WrongType
 from gguf_tools.files.inputs import InputFile
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
@@ -250,9 +251,9 @@ def _load_gguf(path: Path) -> ImportanceFile:
             raise BadImportance(f"{path}: {len(names[SUMS])} entries, expected at most {MAX_ENTRIES}")
         return ImportanceFile(
             entries={name: _gguf_entry(file, opened, name) for name in sorted(names[SUMS])},
-            datasets=_texts(file, "imatrix.datasets"),
-            chunk_count=_whole_number(file, "imatrix.chunk_count"),
-            chunk_size=_whole_number(file, "imatrix.chunk_size"),
+            datasets=_texts(file, keys.IMATRIX_DATASETS),
+            chunk_count=_whole_number(file, keys.IMATRIX_CHUNK_COUNT),
+            chunk_size=_whole_number(file, keys.IMATRIX_CHUNK_SIZE),
             path=path,
         )
 
