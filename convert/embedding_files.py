@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from convert.checkpoint.json_files import MAX_BYTES, read_json_object_if_there
+from convert.checkpoint.checkpoint import MAX_BYTES, read_json_object_if_there
 from gguf_tools.errors import BadConfig
 from gguf_tools.files.documents import parse_json
 from gguf_tools.files.named_files import read_input

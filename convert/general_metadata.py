@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from convert.checkpoint.json_files import read_json_object
+from convert.checkpoint.checkpoint import read_json_object
 from convert.model_names import ModelName, default_file_name, parse_model_name, title
 from gguf_tools.errors import BadConfig
 from gguf_tools.files.named_files import read_input

@@ -15,12 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from convert.architectures.config_reader import with_known_class
-from convert.architectures.fields import Fields, merged, unread_notes
-from convert.architectures.mlx import has_moved, with_whole_norms
+from convert.architectures.config_reader import Fields, merged, unread_notes, with_known_class
 from convert.architectures.options import NoOptions, make_options
 from convert.architectures.rules import Drop, OutputTensor, Rule, match
-from convert.architectures.stored_names import Renaming, StoredNames, stored_names
+from convert.architectures.stored_names import (
+    Renaming,
+    StoredNames,
+    has_moved,
+    stored_names,
+    with_whole_norms,
+)
 from convert.tokenizer.files import NO_QUIRKS, Quirks
 from convert.weights.base import Weights
 from gguf_tools.format.ggml_types import GGMLType

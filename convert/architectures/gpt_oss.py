@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.architectures.config_reader import ConfigReader
+from convert.architectures.config_reader import ConfigReader, merged
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields, with_defaults
 from convert.architectures.decoder.family import decoder, rope_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
 from convert.architectures.decoder.rules import attention, ends, in_layer, layers, norm_of_blocks, stack_of
-from convert.architectures.fields import merged
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import (
     Arrange,

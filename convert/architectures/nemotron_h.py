@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
+from convert.architectures.config_reader import MAX_LAYERS, ConfigReader, merged
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
@@ -49,7 +49,6 @@ from convert.architectures.decoder.rules import (
     one,
 )
 from convert.architectures.delta_net.family import float32_kernels
-from convert.architectures.fields import merged
 from convert.architectures.mamba2 import (
     LONG_CONTEXT,
     MambaConfig,

@@ -15,10 +15,18 @@ run the code it holds; convert.checkpoint.pickle_file says how they are read.
 
 The order of `names()` is by shard file, then by tensor name. llama.cpp's converter reads in that order,
 so its files can be reproduced, and a conversion reads every shard from front to back once.
+
+What config.json says is not always one flat object of Hugging Face's:
+
+    text_config   multimodal models keep what describes their text part in an object inside config.json
+    params.json   Mistral's own format: other names of keys, and no `architectures`
+
+Adapters of PEFT are folders too, with weights to be added to those of another model.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -28,13 +36,71 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.checkpoint.adapters import NOT_USED, adapter_of, refuse_adapter
-from convert.checkpoint.json_files import PARAMS_NAME, mistral_config, read_json_object, with_text_config
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile
 from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingModel, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.files.documents import MAX_MEMORY, parse_json
 from gguf_tools.files.inputs import InputFile
+from gguf_tools.files.named_files import read_input
 from gguf_tools.text import shown
+
+MAX_BYTES = 64 << 20
+
+
+def read_json_object(
+    path: Path, error: type[CheckpointError] = BadConfig, *, most_memory: int = MAX_MEMORY
+) -> dict[str, Any]:
+    """Return the JSON object in `path`.
+
+    most_memory  bytes that the object may take
+    raises       `error` when the file can't be read, is not JSON, or holds something else than an object
+    """
+    data = read_input(path, MAX_BYTES, error)
+    try:
+        value = parse_json(data.removeprefix(codecs.BOM_UTF8), most_memory=most_memory)
+    except ValueError as cause:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise error(f"{path}: not JSON: {cause}") from cause
+    if not isinstance(value, dict):
+        raise error(f"{path}: holds {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def read_json_object_if_there(
+    path: Path, error: type[CheckpointError] = BadConfig, *, most_memory: int = MAX_MEMORY
+) -> dict[str, Any]:
+    """Return the JSON object in `path`, or an empty one when there is no such file."""
+    return read_json_object(path, error, most_memory=most_memory) if path.exists() else {}
+
+
+PARAMS_NAME = "params.json"
+MISTRAL_LARGE_3 = "MistralLarge3ForCausalLM"
+"""Name of Mistral Large 3 in `architectures`, as vLLM gives it; its own files have no such key."""
+
+_STAYS_INSIDE = ("architectures", "quantization_config", "compression_config")
+"""Keys of text_config that don't replace those of the top level. Quantization is looked for in both."""
+
+
+def with_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config` with the keys of its `text_config` at the top level, where they win.
+
+    Ids of special tokens count from the top level where it has them, and `architectures` always does.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return dict(config)
+    inner = {
+        key: value
+        for key, value in text.items()
+        if key not in _STAYS_INSIDE and not (key.endswith("_token_id") and config.get(key) is not None)
+    }
+    return {**config, **inner}
+
+
+def mistral_config(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a params.json with the name of the architecture that its keys show, and none if it is no MoE."""
+    is_large_3 = "moe" in params and "kv_lora_rank" in params
+    return {**params, **({"architectures": [MISTRAL_LARGE_3]} if is_large_3 else {})}
+
 
 PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -324,4 +390,40 @@ def _check_index(index: Path, places: Mapping[str, str], tensors: Mapping[str, R
             raise CheckpointError(
                 f"{tensor.path}: {shown(name)}: not in {index.name}, which is that of another save; remove it"
                 " if the shards are whole"
+            )
+
+
+CONFIG_NAME = "adapter_config.json"
+
+_FILES = (CONFIG_NAME, "adapter_model.safetensors", "adapter_model.bin")
+
+NOT_USED = (
+    f"{CONFIG_NAME} is here, but the adapter is not used: the file holds the model without it (PEFT's"
+    " merge_and_unload makes one model of both)"
+)
+
+ADAPTER_TENSORS = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_magnitude_vector", ".modules_to_save.")
+"""Parts of the names of weights that an adapter adds to a model, and merging takes away."""
+
+
+def adapter_of(folder: Path) -> str | None:
+    """Return words for the adapter in a folder, None if there is none; BadConfig for no JSON object."""
+    path = folder / CONFIG_NAME
+    if not path.exists():
+        return None
+    content = read_json_object(path)
+    kind, base = content.get("peft_type"), content.get("base_model_name_or_path")
+    name = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(str(kind))})"
+    return f"{name} of {shown(str(base)) if base else 'a model that it does not name'}"
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise UnsupportedCheckpoint for a folder that has an adapter, itself or one folder below: no model."""
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        file = next((name for name in _FILES if (place / name).exists()), None)
+        if file is not None:
+            adapter = adapter_of(place) or "an adapter (LoRA or another) of a model that nothing names"
+            raise UnsupportedCheckpoint(
+                f"{place}: {adapter} ({file}): merge it into that model first (PEFT: merge_and_unload), then"
+                " convert"
             )

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from convert.checkpoint.adapters import refuse_adapter
 from convert.checkpoint.checkpoint import (
     INDEX_NAME,
     PICKLE_NAMES,
@@ -20,6 +19,7 @@ from convert.checkpoint.checkpoint import (
     WEIGHT_NAMES,
     is_pickle_of_weights,
     read_index,
+    refuse_adapter,
 )
 from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.json_files import read_json_object_if_there
+from convert.checkpoint.checkpoint import read_json_object_if_there
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer

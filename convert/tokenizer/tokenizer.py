@@ -15,13 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.checkpoint import config_path
-from convert.checkpoint.json_files import read_json_object
+from convert.checkpoint.checkpoint import config_path, read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
 from convert.tokenizer.added_tokens import attribute_notes, name_note
-from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.cuttings import CUTTINGS
-from convert.tokenizer.files import MAX_MEMORY, NO_QUIRKS, Quirks, TokenizerFiles
+from convert.tokenizer.files import (
+    MAX_MEMORY,
+    NO_QUIRKS,
+    ChatTemplates,
+    Quirks,
+    TokenizerFiles,
+    read_chat_templates,
+)
 from convert.tokenizer.pipeline_notes import PiecePipeline, byte_level_notes, normalizer_settings
 from convert.tokenizer.pretokenizers import build_parts, find_pre_tokenizer
 from convert.tokenizer.sentencepiece_notes import missing_byte_note

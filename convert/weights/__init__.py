@@ -69,8 +69,7 @@ def open_weights(checkpoint: Checkpoint) -> ModelWeights:
 
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
-    from convert.weights.model_weights import ModelWeights, first_quantized, refuse
-    from convert.weights.rotations import refuse_rotations
+    from convert.weights.model_weights import ModelWeights, first_quantized, refuse, refuse_rotations
     from convert.weights.settings import read_settings
 
     settings = read_settings(checkpoint)

@@ -7,17 +7,24 @@ Every stored tensor ends up in one of four places, decided once, from names and 
     plain                          floats: the weight itself, under its own name
     none of these                  an error that names the first one
 
-So a model can mix formats. Modules that were not quantized are recognised one by one, because they are stored
-as floats. The configuration's lists of them (ignore, modules_to_not_convert ...) are not needed, and every
-producer matches them in another way.
+So a model can mix formats. Modules that were not quantized are recognised one by one, because they are
+stored as floats. The configuration's lists of them (ignore, modules_to_not_convert ...) are not needed, and
+every producer matches them in another way.
 
-A rotation of a module's inputs (convert.weights.rotations), a scale that is multiplied into them at run time,
-or zeros that are left out belong to the weights as much as codes and scales do. Reading without them would
-give a file that looks good and computes nonsense, so `refuse` stops at them, whatever the format.
+A rotation of a module's inputs, a scale that is multiplied into them at run time, or zeros that are left
+out belong to the weights as much as codes and scales do. Reading without them would give a file that looks
+good and computes nonsense, so `refuse` and `refuse_rotations` stop at them, whatever the format.
+
+Programs that rotate multiply the weights of a module with an orthogonal matrix, often Hadamard's, and its
+inputs with the inverse when the model runs. What they write about it has had many names: hadamard_config,
+rotation_config and transform_config in auto-round and in compressed-tensors, rotation in GPTQModel, rotate
+in ModelOpt, hadamard_group_size in FP-Quant, quarot and spinquant elsewhere. So every key with one of these
+words counts, however deep it stands, unless it says nothing, or that it is off.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.checkpoint.adapters import TENSORS as ADAPTER_TENSORS
-from convert.checkpoint.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import ADAPTER_TENSORS, Checkpoint
 from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoader, rows_and_cols
 from convert.weights.settings import Settings, unread_keys
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
@@ -286,3 +292,76 @@ def checkpoint_text(model: ModelWeights) -> list[str]:
 
 def _bits_per_weight(n_bytes: int, n_weights: int) -> float:
     return round(8 * n_bytes / n_weights, 4) if n_weights else 0.0
+
+
+_METHOD = r"hadamard|spin_?quant|quarot|flat_?quant|duquant|butterfly"
+_KEY = re.compile(rf"{_METHOD}|incoheren|rotat|transform(?!er)|(^|_)(had|rot)(_|$)", re.IGNORECASE)
+_MODEL_KEY = re.compile(rf"{_METHOD}|^(online_|use_|activation_)?rotation", re.IGNORECASE)
+"""The same in config.json itself, where much else is rotated."""
+
+_MODEL_TYPE = re.compile(_METHOD, re.IGNORECASE)
+_VALUE = re.compile(rf"(random_|random-)?({_METHOD}|rotation)(_?transform|_?modifier)?", re.IGNORECASE)
+_TENSOR = re.compile(
+    rf"{_METHOD}|(^|[._])(had([._]|$)|had_[kK]\b|rotations?([._]|$)|rotation_matrix)"
+    r"|[._](input|output|weight|online|activation)_transform",
+    re.IGNORECASE,
+)
+_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
+_SECTIONS = ("quantization_config", "compression_config", "quantization")
+_OFF = ("enable", "enabled")
+
+
+def refuse_rotations(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedCheckpoint for the first key or tensor that says that modules' inputs are rotated."""
+    for place in _stated(checkpoint):
+        raise UnsupportedCheckpoint(
+            f"{place}: the model rotates the inputs of its modules (a Hadamard matrix, or another), which is"
+            " not read; convert the model that was quantized, or an export without a rotation"
+        )
+
+
+def _stated(checkpoint: Checkpoint) -> Iterator[str]:
+    config, path = checkpoint.config, checkpoint.config_path
+    text = config.get("text_config")
+    for prefix, holder in (("", config), ("text_config.", text if isinstance(text, Mapping) else {})):
+        for key in _SECTIONS:
+            yield from (f"{path}: {found}" for found in _keys(holder.get(key), f"{prefix}{key}"))
+        for key, value in holder.items():
+            if _MODEL_KEY.search(key) and _says_something(value):
+                yield f"{path}: {prefix}{key}"
+            if key == "model_type" and isinstance(value, str) and _MODEL_TYPE.search(value):
+                yield f"{path}: {prefix}{key} is {value}"
+    for name in _FILES:
+        yield from (f"{checkpoint.folder / name}: {found}" for found in _keys(checkpoint.read_json(name), ""))
+    for name in checkpoint.names():
+        if _TENSOR.search(name):
+            yield f"{checkpoint.raw(name).path}: {name}"
+
+
+def _keys(value: Any, place: str) -> Iterator[str]:
+    """Yield where in settings a rotation is stated."""
+    if isinstance(value, str):
+        if _VALUE.fullmatch(value):
+            yield place
+        return
+    items = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    for key, inner in items:
+        inside = f"{place}.{key}" if place else str(key)
+        if isinstance(key, str) and _KEY.search(key):
+            if _says_something(inner):
+                yield inside
+        else:
+            yield from _keys(inner, inside)
+
+
+def _says_something(value: Any) -> bool:
+    """Return whether a value is more than nothing, false, zero or a holder of these alone."""
+    if isinstance(value, Mapping):
+        if any(value.get(key) is False for key in _OFF):
+            return False
+        return any(map(_says_something, value.values()))
+    if isinstance(value, list):
+        return any(map(_says_something, value))
+    if isinstance(value, str):
+        return value.lower() not in ("", "none", "null", "false", "no", "off", "identity", "default")
+    return bool(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import convert
-from convert.architectures.deepseek2 import rules
+from convert.architectures.deepseek2.family import RULES
 from gguf_tools import open_gguf
 from gguf_tools.scan import as_text, scan
 from gguf_tools.scan.header import PLACES
@@ -20,7 +20,7 @@ def test_what_this_project_writes_is_not_suspicious(tmp_path: Path) -> None:
 
 def test_all_tensors_that_a_conversion_writes_have_a_place() -> None:
     outside, in_layer = PLACES["deepseek2"]
-    for rule in rules.RULES:
+    for rule in RULES:
         for output in rule.outputs:
             name = output.name
             assert (name.removeprefix("blk.{layer}.") in in_layer) if "{" in name else (name in outside)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from convert.tokenizer.chat_templates import read_chat_templates
-from convert.tokenizer.files import TokenizerFiles
+from convert.tokenizer.files import TokenizerFiles, read_chat_templates
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value

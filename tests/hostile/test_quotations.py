@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from convert.architectures.fields import Fields, unread_notes
+from convert.architectures.config_reader import Fields, unread_notes
 from convert.audit.metadata import metadata_findings
 from convert.audit.report import where_text
-from convert.tokenizer.chat_templates import _broken_templates
+from convert.tokenizer.files import _broken_templates
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from gguf_tools.commands.convert import main as convert
 from gguf_tools.errors import BadRequest, ToolkitError

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
+from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader, known_fields, merged
 from convert.architectures.decoder.rope import RopeConfig, read_rope
-from convert.architectures.fields import known_fields, merged
 from gguf_tools.errors import UnsupportedCheckpoint
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")

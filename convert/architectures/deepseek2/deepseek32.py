@@ -12,10 +12,10 @@ from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.rules import layers, mtp_layers
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, Indexer, deepseek_fields
+from convert.architectures.deepseek2.family import RULES as DEEPSEEK_RULES
 from convert.architectures.deepseek2.family import common_notes, relative
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
 from convert.architectures.deepseek2.metadata import read_deepseek_file
-from convert.architectures.deepseek2.rules import RULES as DEEPSEEK_RULES
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Output, Rule
 from convert.tokenizer.files import Quirks

@@ -12,7 +12,7 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, deepseek_fields
 from convert.architectures.deepseek2.family import relative
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
-from convert.checkpoint.json_files import MISTRAL_LARGE_3
+from convert.checkpoint.checkpoint import MISTRAL_LARGE_3
 from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value

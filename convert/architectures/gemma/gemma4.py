@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import MAX_EXPERTS, ConfigReader, shown
+from convert.architectures.config_reader import MAX_EXPERTS, ConfigReader, merged, shown
 from convert.architectures.decoder.config import (
     FULL,
     SLIDING,
@@ -51,10 +51,9 @@ from convert.architectures.decoder.rules import (
     one,
     stack_of,
 )
-from convert.architectures.fields import merged
 from convert.architectures.gemma.gemma3 import vision_drops
 from convert.architectures.rules import Computed, Output, Rule, Where
-from convert.checkpoint.json_files import read_json_object_if_there
+from convert.checkpoint.checkpoint import read_json_object_if_there
 from convert.tokenizer.files import Quirks
 from convert.weights.base import Weight
 from gguf_tools.errors import BadConfig, FormatError, UnsupportedCheckpoint

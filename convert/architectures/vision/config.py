@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
-from convert.checkpoint.json_files import read_json_object_if_there
+from convert.checkpoint.checkpoint import read_json_object_if_there
 from gguf_tools.errors import UnsupportedCheckpoint
 
 

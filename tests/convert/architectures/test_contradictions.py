@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from convert.architectures import find_architecture
-from convert.architectures.fields import Fields, unread_notes
+from convert.architectures.config_reader import Fields, unread_notes
 from convert.architectures.options import make_options
 from gguf_tools.errors import ToolkitError
 from tests.convert.architectures.test_deepseek4 import CONFIG as DEEPSEEK4

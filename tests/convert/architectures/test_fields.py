@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from convert.architectures import fields, find_architecture, supported
-from convert.architectures.config_reader import ConfigReader
-from convert.architectures.fields import Fields, known_fields, merged, unread_notes
+from convert.architectures import config_reader, find_architecture, supported
+from convert.architectures.config_reader import ConfigReader, Fields, known_fields, merged, unread_notes
 from convert.checkpoint.checkpoint import read_config
 from gguf_tools.errors import UnsupportedCheckpoint
 
@@ -74,7 +73,7 @@ def test_the_pattern_of_gemma_3_s_windows_is_read(name: str) -> None:
 
 
 def test_fields_are_recorded_of_families_that_are_known() -> None:
-    path = Path(fields.__file__).with_name("config_fields.json")
+    path = Path(config_reader.__file__).with_name("config_fields.json")
     recorded = json.loads(path.read_text(encoding="utf-8"))["families"]
     assert not [name for name in recorded if name not in supported()]
     assert all(not known_fields(name) for name in set(supported()) - set(recorded))

@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from convert.checkpoint.checkpoint import INDEX_NAME, Checkpoint, read_config
-from convert.checkpoint.json_files import read_json_object
+from convert.checkpoint.checkpoint import INDEX_NAME, Checkpoint, read_config, read_json_object
 from convert.checkpoint.safetensors_file import DTYPE_BITS, NUMPY_DTYPES, SafetensorsFile
 from convert.tokenizer.tokenizer import MAX_MEMORY
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint

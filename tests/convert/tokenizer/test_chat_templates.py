@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.chat_templates import MAX_PARSED
+from convert.tokenizer.files import MAX_PARSED
 from gguf_tools.errors import BadTokenizer
 from tests.convert.tokenizer.small_tokenizers import put, read, small
 

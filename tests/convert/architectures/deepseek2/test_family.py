@@ -14,8 +14,7 @@ import pytest
 from convert.architectures import find_architecture, supported
 from convert.architectures.base import Conversion, build
 from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek2.family import ARCHITECTURE
-from convert.architectures.deepseek2.rules import RULES
+from convert.architectures.deepseek2.family import ARCHITECTURE, RULES
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import OutputTensor, Stacked
 from convert.checkpoint.checkpoint import Checkpoint

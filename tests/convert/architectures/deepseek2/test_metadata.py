@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from convert.architectures.base import metadata_of
 from convert.architectures.decoder.rope import RopeConfig, Yarn
 from convert.architectures.deepseek2.config import V3, DeepseekConfig
-from convert.architectures.deepseek2.family import ARCHITECTURE
-from convert.architectures.deepseek2.rules import RULES
+from convert.architectures.deepseek2.family import ARCHITECTURE, RULES
 from convert.architectures.options import LatentOptions
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format.loaders import without_effect
