@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import NATURAL, Count, PositiveBytes, metric_bytes
 from gguf_tools.choices import flag
-from gguf_tools.number_types import NATURAL, Count, PositiveBytes, metric_bytes
 from quantize.options import FileChoices, FileOptions
 from quantize.roles import MLALayout, Program
 from quantize.run_options import RunChoices

@@ -55,9 +55,9 @@ from gguf_tools.errors import UnsupportedVersion as UnsupportedVersion
 from gguf_tools.errors import WrongType as WrongType
 from gguf_tools.files.partial_file import GGUFWriter as GGUFWriter
 from gguf_tools.format.ggml_types import GGMLType as GGMLType
-from gguf_tools.format.layout import FileLayout as FileLayout
 from gguf_tools.format.reader import GGUFFile as GGUFFile
 from gguf_tools.format.reader import GGUFSource as GGUFSource
+from gguf_tools.format.shards import FileLayout as FileLayout
 from gguf_tools.format.shards import GGUFSet as GGUFSet
 from gguf_tools.format.shards import open_gguf as open_gguf
 from gguf_tools.format.tensors import TensorInfo as TensorInfo

@@ -1,7 +1,7 @@
 """Every error that this project raises on purpose.
 
 A message is one line: the file, the tensor or key, what was found, what was expected, and what
-to do. It is written with flags, and says arguments instead in Python; see spoken.py. The command line prints
+to do. It is written with flags, and says arguments instead in Python; see choices.py. The command line prints
 it as it is and exits with 1, for BadArgument with 2.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gguf_tools.spoken import spoken
+from gguf_tools.choices import spoken
 from gguf_tools.text import printable
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from gguf_tools.choices import spoken
 from gguf_tools.errors import ToolkitError
-from gguf_tools.spoken import spoken
-from gguf_tools.terminal import say_aside
-from gguf_tools.text import printable, quoted
+from gguf_tools.text import printable, quoted, say_aside
 
 
 class Level(IntEnum):

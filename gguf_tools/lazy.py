@@ -49,7 +49,7 @@ def stop_if_hidden(prog: str) -> None:
 
     prog  the words that the message begins with
     """
-    from gguf_tools.terminal import say_aside
+    from gguf_tools.text import say_aside
 
     hidden = in_the_way()
     if hidden is not None:

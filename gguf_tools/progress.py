@@ -26,8 +26,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from gguf_tools.errors import BadArgument
 from gguf_tools.findings import Finding, teller
-from gguf_tools.terminal import has_terminal, say_aside
-from gguf_tools.text import printable
+from gguf_tools.text import has_terminal, printable, say_aside
 
 Progress = Callable[[int], object]
 """Callback of a piece of work: is given the number of bytes after each piece."""

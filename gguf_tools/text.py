@@ -1,4 +1,9 @@
-"""Text for terminals, made from untrusted contents of files."""
+"""Text for terminals, made from untrusted contents of files, and the way out of all text that is printed.
+
+There a text loses what would control a terminal. Names and texts of strangers are in many lines, so none is
+printed but through here. Bars and pages, which
+are drawn, and tables, whose columns would be as wide as the escapes, call `printable` themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,11 @@ import difflib
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
-from typing import Any
+from typing import Any, TextIO
 
 MAX_CHARS = 80
 MAX_EXACT = 1 << 53
@@ -248,3 +255,31 @@ def number_ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([number])
     return ",".join("-".join(map(str, span)) for span in spans)
+
+
+def say(*lines: str) -> None:
+    """Print lines on standard output; a line end within one is escaped, like all that controls a terminal."""
+    _write(sys.stdout, lines)
+
+
+def say_json(data: Any) -> None:
+    """Print `data` as JSON on standard output."""
+    say(*json_text(data).split("\n"))
+
+
+def say_aside(*lines: str) -> None:
+    """Print lines on standard error, in the same way; where it can't be written, they are not missed."""
+    with suppress(OSError):
+        _write(sys.stderr, lines)
+
+
+def has_terminal() -> bool:
+    """Whether standard error is a terminal, so that a line may change on it."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _write(stream: TextIO | None, lines: tuple[str, ...]) -> None:
+    # Without a standard error, print would take standard output. A program without windows has neither.
+    if stream is not None and lines:
+        stream.write("".join(f"{printable(line)}\n" for line in lines))
+        stream.flush()

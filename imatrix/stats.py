@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.atomic_write import whole_file
+from gguf_tools.files.named_files import whole_file
 from gguf_tools.text import printable, table
 from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
 from quantize.roles import layer_of

@@ -17,12 +17,12 @@ import numpy as np
 
 from gguf_tools.argument_types import checked
 from gguf_tools.errors import BadImportance
-from gguf_tools.files.atomic_write import whole_file
 from gguf_tools.files.early_checks import refuse_to_replace
+from gguf_tools.files.named_files import whole_file
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value, bytes_of
 from gguf_tools.text import shown

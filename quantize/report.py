@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gguf_tools.spoken import spoken
+from gguf_tools.choices import spoken
 from gguf_tools.text import json_line, size_text
 from quantize.plan.plan import Plan, TensorPlan
 from quantize.prepare import TYPES_CHOSEN_KEY, Preparation

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-from gguf_tools.argument_types import CheckedFields
+from gguf_tools.argument_types import CheckedFields, Threads
 from gguf_tools.cluster.address import Address
 from gguf_tools.files.named_files import Paths, paths_of
 from gguf_tools.findings import Tell, tell_nobody
-from gguf_tools.number_types import Threads
 from gguf_tools.progress import Shown, StartMoving, StartProgress, no_moving, no_start
 from gguf_tools.system.locks import usable_cores
 

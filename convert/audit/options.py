@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from gguf_tools.argument_types import CheckedFields
-from gguf_tools.number_types import Threads
+from gguf_tools.argument_types import CheckedFields, Threads
 
 MOST_WEIGHTS_READ = 10_000_000_000
 """Weights of a model up to which all are read unless asked otherwise, if the base is on this machine."""

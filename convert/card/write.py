@@ -15,8 +15,7 @@ from convert.card.page import COMMANDS_HEADING, MARK, Card, card_text
 from convert.card.shell import read_command_line, read_comment
 from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest, GGUFError
-from gguf_tools.files.atomic_write import write_whole
-from gguf_tools.files.named_files import read_input
+from gguf_tools.files.named_files import read_input, write_whole
 from gguf_tools.findings import Tell, tell_nobody
 from gguf_tools.hub.names import is_repo
 from gguf_tools.text import quoted

@@ -27,8 +27,7 @@ from gguf_tools.hub.answers import endpoint
 from gguf_tools.hub.client import is_passing, quiet_client
 from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, list_files
 from gguf_tools.hub.names import HubName
-from gguf_tools.terminal import has_terminal, say_aside
-from gguf_tools.text import size_text
+from gguf_tools.text import has_terminal, say_aside, size_text
 
 SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
 """Patterns of config.json, the tokenizer's files, the index and the model card. No code is among them."""

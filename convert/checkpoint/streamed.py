@@ -24,8 +24,7 @@ from convert.checkpoint.safetensors_file import SafetensorsFile
 from gguf_tools.errors import CheckpointError, HubError
 from gguf_tools.hub.downloads import n_refused, note_refused
 from gguf_tools.hub.ranges import Budget, InOrder, RemoteFile
-from gguf_tools.terminal import say_aside
-from gguf_tools.text import shown
+from gguf_tools.text import say_aside, shown
 
 BLOCK_BYTES = 1 << 18
 """Size of the blocks that small pieces come through. Larger pieces are requests of their own."""

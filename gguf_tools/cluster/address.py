@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
+from gguf_tools.argument_types import NumberType
 from gguf_tools.errors import BadArgument
-from gguf_tools.number_types import NumberType
 from gguf_tools.text import quoted
 
 _LOCAL = "local:"

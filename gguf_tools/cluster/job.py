@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 from gguf_tools import __version__
 from gguf_tools.errors import OutputError
-from gguf_tools.files.atomic_write import remove_leftovers, write_whole
-from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX
+from gguf_tools.files.named_files import remove_leftovers, write_whole
+from gguf_tools.files.owned_folder import JOB_START, JOB_SUFFIX
 from gguf_tools.lazy import PACKAGES
 from gguf_tools.system.files import read_own
 from gguf_tools.system.locks import boot_id

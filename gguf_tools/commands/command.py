@@ -16,36 +16,35 @@
 Work goes on to its end whatever becomes of the streams, and the exit code tells of the work. Only where the
 answer itself is printed (`answers`, --json, --dry-run, --help) does a reader that stops make it 141, in
 silence, and a full disk 1. A stream that was closed from the start is not missed.
+What can't be written goes nowhere, and `LastingStream.error` tells afterwards that something was lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TextIO, TypeGuard, TypeVar
 
 from gguf_tools import __version__
-from gguf_tools.choices import flags_of
+from gguf_tools.argument_types import GIGABYTES, SECONDS, THREADS, NumberType
+from gguf_tools.choices import flags_of, speaking_flags
 from gguf_tools.cluster.address import ADDRESS
-from gguf_tools.commands.completion import completes
-from gguf_tools.commands.parser import HelpFormatter, Parser
+from gguf_tools.commands.parser import HelpFormatter, Parser, completes
 from gguf_tools.commands.roof import called_by
-from gguf_tools.commands.streams import lasting_streams
 from gguf_tools.errors import BadArgument, BadOverride, BadRequest, MissingInput, ToolkitError
 from gguf_tools.files import named_files
 from gguf_tools.files.early_checks import refuse_shared
 from gguf_tools.hub import limits
-from gguf_tools.number_types import GIGABYTES, SECONDS, THREADS, NumberType
-from gguf_tools.spoken import speaking_flags
-from gguf_tools.system.files import WORKING_FOLDER_IS_GONE
-from gguf_tools.terminal import say_aside
-from gguf_tools.text import printable
+from gguf_tools.system.files import WORKING_FOLDER_IS_GONE, open_file
+from gguf_tools.text import printable, say_aside
 
 
 class TakesArguments(Protocol):
@@ -431,3 +430,81 @@ def one_line(error: BaseException) -> str:
 
 def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
+
+
+class LastingStream:
+    """A stream that can be written to for as long as the work takes.
+
+    error  the first one of writing, None: all was written
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        if self.error is None:
+            with self._noting():
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self.error is None:
+            with self._noting():
+                self._stream.flush()
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = error
+            # Python writes what it still holds when it ends; that goes nowhere, too.
+            with suppress(OSError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[LastingStream]:
+    """Let standard output and error last for a command; give the output."""
+    _fill_gaps()
+    before = sys.stdout, sys.stderr
+    nowhere = _nowhere()
+    out, err = (LastingStream(stream if _is_open(stream) else nowhere) for stream in before)
+    sys.stdout, sys.stderr = out, err
+    if _is_open(before[0]) and hasattr(before[0], "reconfigure"):
+        before[0].reconfigure(errors="backslashreplace")  # instead of an error in the middle
+    try:
+        yield out
+    finally:
+        out.flush()
+        err.flush()
+        sys.stdout, sys.stderr = before
+        nowhere.close()
+
+
+def _nowhere() -> TextIO:
+    """Return a stream for what has no reader."""
+    try:
+        return open(os.devnull, "w")
+    except OSError:  # no more files may be open
+        return io.StringIO()
+
+
+def _is_open(stream: TextIO | None) -> TypeGuard[TextIO]:
+    return stream is not None and not getattr(stream, "closed", False)
+
+
+def _fill_gaps() -> None:
+    """Open what is closed of the three standard files, so that no file of ours gets its number.
+
+    What other libraries and processes write to standard output or error would go into it. Where no file can
+    be opened at all, the command says so itself.
+    """
+    with suppress(OSError):
+        while (number := open_file(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(number, True)
+        os.close(number)

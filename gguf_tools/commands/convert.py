@@ -31,10 +31,8 @@ from gguf_tools.commands.arguments.types import (
     read_importances,
 )
 from gguf_tools.commands.command import add_force
-from gguf_tools.commands.completion import completes
-from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags
-from gguf_tools.terminal import say
-from gguf_tools.text import json_line
+from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags, completes
+from gguf_tools.text import json_line, say
 from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gguf_tools.commands.arguments.forward import (
 )
 from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments, add_force
 from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
-from gguf_tools.terminal import say
+from gguf_tools.text import say
 
 if TYPE_CHECKING:
     from imatrix.evaluate.options import EvaluateOptions, LogitsFile
@@ -204,9 +204,8 @@ def _add_stored_base(what: TakesArguments) -> None:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    from gguf_tools.files.atomic_write import write_whole
     from gguf_tools.files.leftovers import is_unfinished
-    from gguf_tools.files.named_files import output_path
+    from gguf_tools.files.named_files import output_path, write_whole
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
     from imatrix.evaluate.pipeline import LABEL, evaluating

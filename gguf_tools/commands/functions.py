@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from convert.sources import SourceChoices
-from gguf_tools.argument_types import checked, described
+from gguf_tools.argument_types import Count, PositiveBytes, checked, described
 from gguf_tools.choices import refuse_unknown, with_choices
 from gguf_tools.errors import BadArgument, BadRequest, WrongType
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
-from gguf_tools.number_types import Count, PositiveBytes
 from gguf_tools.progress import BYTES, Bar, Shown
 from imatrix.calibrate.options import CalibrationChoices
 from quantize.run_options import RunOptions

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import NATURAL
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -23,9 +24,7 @@ from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments, 
 from gguf_tools.commands.parser import HelpFormatter, add_foreign_flags
 from gguf_tools.commands.roof import called_by
 from gguf_tools.files.early_checks import refuse_early, refuse_shared, refuse_to_replace
-from gguf_tools.number_types import NATURAL
-from gguf_tools.terminal import say
-from gguf_tools.text import counted, json_line
+from gguf_tools.text import counted, json_line, say
 
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
@@ -309,8 +308,8 @@ def _collect(request: _CollectRequest) -> None:
     """Collect importances, and write them."""
     from convert.sources import model_path
     from gguf_tools.files.leftovers import forget
+    from gguf_tools.files.owned_folder import work_path
     from gguf_tools.files.run_lock import in_use
-    from gguf_tools.files.work_names import work_path
     from imatrix.collecting import collect_beside
     from imatrix.options import CollectBar, perplexity_lines
     from imatrix.repair import notes_on_groups

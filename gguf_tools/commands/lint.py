@@ -17,9 +17,8 @@ from gguf_tools.commands.arguments.types import (
     plan_options,
     read_importances,
 )
-from gguf_tools.commands.completion import completes
-from gguf_tools.terminal import say
-from gguf_tools.text import json_line
+from gguf_tools.commands.parser import completes
+from gguf_tools.text import json_line, say
 from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:

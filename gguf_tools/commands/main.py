@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from gguf_tools.commands import command
-from gguf_tools.commands.completion import SHELLS, completion_script, subparsers_of
 from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, refine
+from gguf_tools.commands.parser import SHELLS, completion_script, subparsers_of
 from gguf_tools.commands.roof import COMMANDS
-from gguf_tools.terminal import say
-from gguf_tools.text import json_text
+from gguf_tools.text import json_text, say
 
 _EXAMPLES = """\
 examples:

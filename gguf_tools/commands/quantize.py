@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import THREADS
 from gguf_tools.choices import filled
 from gguf_tools.commands import command, lint
 from gguf_tools.commands.arguments.calibration import (
@@ -43,15 +44,12 @@ from gguf_tools.commands.arguments.types import (
     read_importances,
     refuse_grids_for_sizes,
 )
-from gguf_tools.commands.completion import completes
-from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags
+from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags, completes
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.named_files import output_path
 from gguf_tools.findings import teller
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.number_types import THREADS
-from gguf_tools.terminal import say
-from gguf_tools.text import json_line
+from gguf_tools.text import json_line, say
 from quantize.formats import encodable
 from quantize.options import QuantizeOptions
 from quantize.plan.ik_recipes import IK_RECIPES

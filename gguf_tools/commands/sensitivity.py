@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import COUNT, SEED
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -19,8 +20,7 @@ from gguf_tools.commands.arguments.forward import (
 from gguf_tools.commands.arguments.types import parsing_arguments
 from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags
 from gguf_tools.files.early_checks import refuse_early
-from gguf_tools.number_types import COUNT, SEED
-from gguf_tools.terminal import say
+from gguf_tools.text import say
 from quantize.plan.overrides import parse_type
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gguf_tools.errors import OutputError
-from gguf_tools.files.atomic_write import remove_leftovers, whole_file
+from gguf_tools.files.named_files import remove_leftovers, whole_file
 from gguf_tools.system import files
 from gguf_tools.system.files import read_own
-from gguf_tools.system.lock_files import Lock, Taken, hold
+from gguf_tools.system.locks import Lock, Taken, hold
 
 UNDO_SUFFIX = ".undo"
 

@@ -29,9 +29,16 @@ from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.partial_file import refuse_inputs
 from gguf_tools.format import keys
 from gguf_tools.format.header import DEFAULT_ALIGNMENT, alignment_of
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
-from gguf_tools.format.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
+from gguf_tools.format.shards import (
+    MAX_SHARDS,
+    FileLayout,
+    GGUFSet,
+    open_gguf,
+    set_of,
+    shard_path,
+    shard_paths,
+)
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Bar, Shown, StartProgress
 from gguf_tools.system.files import read_at

@@ -18,8 +18,8 @@ from gguf_tools.errors import OutputError, TruncatedError
 from gguf_tools.files.inputs import InputWatch, gguf_input
 from gguf_tools.files.journal import journal_path
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, write_whole_at
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.progress import Progress, StartProgress, no_start
 from gguf_tools.system import files
 

@@ -23,10 +23,10 @@ from gguf_tools.edit.rewrite import NewFile, Origin
 from gguf_tools.errors import BadRequest, FormatError
 from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.format import keys
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.shards import (
     MAX_SHARDS,
     SPLIT_KEYS,
+    FileLayout,
     GGUFSet,
     group_tensors,
     shard_metadata,

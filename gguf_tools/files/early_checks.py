@@ -9,7 +9,7 @@ No input is written over, nobody else's file, and no finished output without --f
   own, and is resumed: a journal, a partial output or a folder of finished layers beside one of the outputs
   says so. `quantize` replaces its output and says so where all its options are llama-quantize's, because that
   does, and scripts that call it expect it.
-- The files beside an output say themselves whose they are: partial_file.py, journal.py and atomic_write.py.
+- The files beside an output say themselves whose they are: partial_file.py, journal.py and named_files.py.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
     if force or is_unfinished(paths):
         return
     from gguf_tools.files import leftovers
-    from gguf_tools.files.work_names import work_path
+    from gguf_tools.files.owned_folder import work_path
 
     for path in paths:
         if path.is_file():
@@ -170,6 +170,6 @@ def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
 def is_unfinished(outputs: Iterable[Path]) -> bool:
     """Whether an interrupted run has left something beside one of its outputs, which it may go on from."""
     from gguf_tools.files import leftovers  # loads what no help needs
-    from gguf_tools.files.work_names import work_path
+    from gguf_tools.files.owned_folder import work_path
 
     return any(leftovers.is_begun(path) or leftovers.is_unfinished(work_path(path)) for path in outputs)

@@ -7,7 +7,7 @@
 
 What belongs to one run is in use as long as a process holds the lock of any of it, and so is what stands in a
 folder in which `gguf-tools cook` is at work. All these locks are shared while what is left is removed: a run
-that begins meanwhile waits, see lock_files.py. No step is a link, see folders.py.
+that begins meanwhile waits, see system/locks.py. No step is a link, see system/files.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.errors import MissingFile, ToolkitError
-from gguf_tools.files.atomic_write import output_of_small_partial
 from gguf_tools.files.journal import JOURNAL_SUFFIX, run_of_journal
+from gguf_tools.files.named_files import output_of_small_partial
+from gguf_tools.files.owned_folder import JOB_START, JOB_SUFFIX, OF_LAYERS, PART, WORK, WORK_SUFFIX
 from gguf_tools.files.partial_file import NO_RUN, PARTIAL_SUFFIX, run_of_partial
 from gguf_tools.files.run_lock import LOCK, in_use, is_lock_mark
-from gguf_tools.files.work_names import JOB_START, JOB_SUFFIX, OF_LAYERS, PART, WORK, WORK_SUFFIX
 from gguf_tools.system import files
-from gguf_tools.system.folders import OpenFolder, opened
+from gguf_tools.system.files import OpenFolder, opened
 from gguf_tools.system.locks import try_lock
 
 _START_BYTES = 256

@@ -4,6 +4,9 @@ Files are written as a whole and brought to the disk. A record says which files 
 run has finished, with the size and a digest of each, in one line for several files. A line is written when
 its files are on the disk, and it is on the disk itself before the run relies on it. So after a crash of the
 machine, a file that is not as its line says has lost something, and is made again.
+
+The names of work folders of runs and of the files in them, and of jobs, which lie beside outputs, stand
+here too: who only looks for what runs have left needs no torch.
 """
 
 from __future__ import annotations
@@ -22,9 +25,8 @@ from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.line_log import LineLog, line_of, whole_lines
 from gguf_tools.files.run_lock import LOCK, Refusals, is_run_lock, lock_run
 from gguf_tools.system import files
-from gguf_tools.system.files import open_own, read_own
-from gguf_tools.system.folders import OpenFolder, opened
-from gguf_tools.system.lock_files import LOCK_SUFFIX
+from gguf_tools.system.files import OpenFolder, open_own, opened, read_own
+from gguf_tools.system.locks import LOCK_SUFFIX
 
 RECORD = "record"
 
@@ -297,3 +299,29 @@ def write_whole_of(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+
+
+WORK_SUFFIX = ".work"
+JOB_SUFFIX = ".job"
+
+JOB_START = b"GGUFJOB\0"
+"""How the file of a job begins: another file under its name is somebody else's."""
+
+OF_LAYERS = re.compile(
+    r"(hidden|student)\.\d+|(student\.)?middle|middle\.gradients|embedding\.npz|sums\.\d{5}\.npz"
+    r"|layer\.\d{5}\.[0-9a-f]{8}\.(before|middle|first|outer)|strips\.[0-9a-f]{8}\.\d+"
+    r"|(layers|strips)\.job(\.partial)?"
+)
+"""Names of files that hold what has been computed."""
+
+WORK = FolderKind(
+    "work", "run.json", re.compile(rf"{LOCK}|run\.json|{RECORD}|records\.jsonl|{OF_LAYERS.pattern}")
+)
+
+PART = re.compile(r"(base|model-\d+|forward|backward|draft|original|codes|descent)\.work")
+"""Names of work folders in that of a run which has several."""
+
+
+def work_path(output: Path) -> Path:
+    """Return where the work folder of an output is."""
+    return output.with_name(output.name + WORK_SUFFIX)

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.system import files
 from gguf_tools.system.files import is_at, open_own
-from gguf_tools.system.lock_files import Lock, Taken, open_held
+from gguf_tools.system.locks import Lock, Taken, open_held
 
 if TYPE_CHECKING:
     import numpy.typing as npt

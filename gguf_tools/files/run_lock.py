@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
 from gguf_tools.system import files
 from gguf_tools.system.files import read_own
-from gguf_tools.system.lock_files import LOCK_SUFFIX, Lock, Taken, open_held
+from gguf_tools.system.locks import LOCK_SUFFIX, Lock, Taken, open_held
 from gguf_tools.text import for_json
 
 

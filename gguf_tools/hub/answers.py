@@ -29,8 +29,7 @@ from gguf_tools.errors import HubError
 from gguf_tools.hub import limits
 from gguf_tools.hub.limits import BrokenOff
 from gguf_tools.hub.names import is_commit
-from gguf_tools.terminal import say_aside
-from gguf_tools.text import shown
+from gguf_tools.text import say_aside, shown
 
 PASSING = (408, 429, 500, 502, 503, 504)
 """HTTP status codes that mean: later."""

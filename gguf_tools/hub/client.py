@@ -12,8 +12,7 @@ from gguf_tools.errors import HubError, ToolkitError
 from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guarded
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, BrokenOff
 from gguf_tools.system.settings import SharedContext
-from gguf_tools.terminal import say_aside
-from gguf_tools.text import cut_short
+from gguf_tools.text import cut_short, say_aside
 
 T = TypeVar("T")
 

@@ -1,13 +1,19 @@
 """Files, as every system has them: bytes at an offset, what is sure to be on the disk, names, our own files.
 
-Linux and macOS read and write at an offset without moving the position of a descriptor, so threads share one.
-Windows has only the position, which threads would move under each other: there one thread at a time seeks and
-reads or writes. macOS lacks `fdatasync`, and its `fsync` leaves data in the drive's own memory; there a call
-of `fcntl` does not. Windows neither renames nor removes a file that is open, and can't sync a folder.
+Linux and macOS read and write at an offset without moving the position of a descriptor, so threads share
+one. Windows has only the position, which threads would move under each other: there one thread at a time
+seeks and reads or writes. macOS lacks `fdatasync`, and its `fsync` leaves data in the drive's own memory;
+there a call of `fcntl` does not. Windows neither renames nor removes a file that is open, and can't sync a
+folder.
 
-Files that a run keeps beside its outputs are opened as our own, never through a link: a symbolic or hard link
-under the name of a journal or a partial leads to a file that somebody still needs. So such a file is opened
-only if it is an ordinary file with one name.
+Files that a run keeps beside its outputs are opened as our own, never through a link: a symbolic or hard
+link under the name of a journal or a partial leads to a file that somebody still needs. So such a file is
+opened only if it is an ordinary file with one name.
+
+In open folders, names stand for what is there and never for what a link leads to. A path may lead elsewhere
+at any time: somebody replaces a folder of it by a link. A folder that is open stays the same one. So what
+is removed is opened step by step from a folder that the user named, and by names in it. Windows has no such
+calls; there paths are looked at first.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,3 +279,100 @@ def read_own(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
     fd = open_own(path, os.O_RDONLY)
     with os.fdopen(fd, "rb") as file:
         return file.read(most)
+
+
+_BY_FD = {os.open, os.stat, os.unlink, os.rmdir} <= os.supports_dir_fd and os.scandir in os.supports_fd
+
+
+@dataclass(frozen=True)
+class OpenFolder:
+    """An open folder.
+
+    path  by which it was opened, for messages
+    fd    its descriptor; -1 where a system has none
+    """
+
+    path: Path
+    fd: int
+
+    def entries(self) -> list[os.DirEntry[str]]:
+        """Return the entries of the folder, in order; raises OSError."""
+        with os.scandir(self.fd if _BY_FD else self.path) as found:
+            return sorted(found, key=lambda each: each.name)
+
+    def open_own(self, name: str, flags: int) -> int:
+        """Open a file of ours, see `gguf_tools.system.files.open_own`; raises OSError."""
+        return open_own(**self._named(name), flags=flags)
+
+    def start_of(self, name: str, n_bytes: int) -> bytes:
+        """Return the start of a file of ours; b"" for what can't be read, or is a link."""
+        try:
+            fd = self.open_own(name, os.O_RDONLY)
+        except OSError:
+            return b""
+        try:
+            return read_at(fd, n_bytes, 0)
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+    def has(self, name: str, fd: int) -> bool:
+        """Whether an open file still has a name here."""
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(**self._named(name), follow_symlinks=False))
+        except OSError:
+            return False
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file; 0 for one that is gone."""
+        try:
+            return os.stat(**self._named(name), follow_symlinks=False).st_size
+        except OSError:
+            return 0
+
+    def remove(self, name: str) -> None:
+        """Remove a name that is not a folder's; raises OSError."""
+        os.unlink(**self._named(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove an empty folder; raises OSError."""
+        os.rmdir(**self._named(name))
+
+    @contextmanager
+    def inner(self, name: str) -> Iterator[OpenFolder]:
+        """Give a folder in it, for the time of this block; raises OSError, also for a link."""
+        folder = self._step(name)
+        try:
+            yield folder
+        finally:
+            folder._close()
+
+    def _step(self, name: str) -> OpenFolder:
+        path = self.path / name
+        if _BY_FD:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            return OpenFolder(path, os.open(name, flags, dir_fd=self.fd))
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise NotADirectoryError(path)
+        return OpenFolder(path, -1)
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def _named(self, name: str) -> dict[str, Any]:
+        return {"path": name, "dir_fd": self.fd} if _BY_FD else {"path": self.path / name}
+
+
+@contextmanager
+def opened(path: Path, steps: Iterable[str] = ()) -> Iterator[OpenFolder]:
+    """Give the folder at `path`, which may be a link, or by steps one in it; raises OSError for a link."""
+    folder = OpenFolder(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY) if _BY_FD else -1)
+    try:
+        for name in steps:
+            outer, folder = folder, folder._step(name)
+            outer._close()
+        yield folder
+    finally:
+        folder._close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from gguf_tools.argument_types import CheckedFields
-from gguf_tools.number_types import Seed
+from gguf_tools.argument_types import CheckedFields, Seed
 from imatrix.forward.options import CutChoices, ForwardOptions, ModelChoices
 from imatrix.texts.tokens import Cut
 from quantize.rounding.methods import Method, find_method

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from gguf_tools.choices import spoken
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import AnyPath
 from gguf_tools.files.run_lock import in_use
 from gguf_tools.findings import Finding, Level, tell_all
 from gguf_tools.progress import Reporter
-from gguf_tools.spoken import spoken
 from imatrix.evaluate.against import with_stock
 from imatrix.evaluate.bases.base import Entrant, Lockstep
 from imatrix.evaluate.bases.logits_file import write_logits

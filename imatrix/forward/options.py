@@ -6,10 +6,9 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from gguf_tools.argument_types import CheckedFields
+from gguf_tools.argument_types import Bytes, CheckedFields, Count, Natural, Threads
 from gguf_tools.cluster.address import Address
 from gguf_tools.errors import BadRequest
-from gguf_tools.number_types import Bytes, Count, Natural, Threads
 from gguf_tools.system.files import absolute
 
 DType = Literal["float32", "bfloat16"]

@@ -27,17 +27,18 @@ import numpy as np
 from gguf_tools.errors import OutputError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.owned_folder import (
+    OF_LAYERS,
     RECORD,
+    WORK,
     ClaimedFolder,
     Entry,
     files_of,
     remove_files,
+    work_path,
     write_whole_of,
 )
 from gguf_tools.files.run_lock import refusals_of
-from gguf_tools.files.work_names import OF_LAYERS, WORK, work_path
-from gguf_tools.terminal import say_aside
-from gguf_tools.text import counted
+from gguf_tools.text import counted, say_aside
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.chunks import Chunks
 

@@ -13,8 +13,8 @@ from gguf_tools.errors import ToolkitError
 from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import output_path
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.run_lock import in_use
-from gguf_tools.files.work_names import work_path
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.progress import Reporter, Shown, reporting
 from imatrix.forward.options import require_torch

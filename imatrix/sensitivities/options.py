@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gguf_tools.argument_types import CheckedFields
-from gguf_tools.number_types import Count, Seed
+from gguf_tools.argument_types import CheckedFields, Count, Seed
 from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
 

@@ -20,7 +20,7 @@ from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools import __version__
 from gguf_tools.files.leftovers import forget
-from gguf_tools.files.work_names import work_path
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.findings import tell_all
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo

@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from convert.tokenizer.cuttings import BYTE_PAIRS, CUTTINGS, cutting_of
-from gguf_tools.argument_types import CheckedFields
+from gguf_tools.argument_types import CheckedFields, Count, Natural
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.number_types import Count, Natural
 from gguf_tools.text import counted, quoted
 from imatrix.texts.bpe import BytePairs
 from imatrix.texts.chunks import Chunks

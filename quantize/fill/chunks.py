@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gguf_tools.format.layout import FileLayout, TensorInfo
+from gguf_tools.format.shards import FileLayout, TensorInfo
 
 CHUNK_ELEMS = 4 * 1024 * 1024
 """Elements of a chunk, about: 16 MiB of float32. Long enough that a task's overhead vanishes, short enough

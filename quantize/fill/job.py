@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gguf_tools.files.inputs import AnyInput
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
 from quantize.fill.encode import RowSources
 from quantize.fill.executors import Done

@@ -31,8 +31,8 @@ import xxhash
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import encode_value
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import BYTES_VERSION, CHUNK_ELEMS, UNKNOWN

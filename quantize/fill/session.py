@@ -16,7 +16,7 @@ from gguf_tools.errors import BadTensor, ChangedInput, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.format.layout import TensorInfo
+from gguf_tools.format.shards import TensorInfo
 from gguf_tools.progress import Progress
 from gguf_tools.system.files import IS_HELD_OPEN
 from quantize.fill.chunks import UNKNOWN, ChunkTask, TensorChunks

@@ -39,8 +39,8 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadTensor, OutputError
 from gguf_tools.format.block_layouts import count_nonfinite
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import RowRange, rows_alike
 from quantize.fill.encode import ERRORS_RISE, encode_rows

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gguf_tools.argument_types import checked
+from gguf_tools.argument_types import NumberType, checked
 from gguf_tools.errors import BadArgument, BadOverride, FormatError
 from gguf_tools.expressions import Expression, parse_expression
 from gguf_tools.format import keys
@@ -26,7 +26,6 @@ from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.shown import value_text
 from gguf_tools.format.values import Kind, Metadata, Value
-from gguf_tools.number_types import NumberType
 from gguf_tools.text import did_you_mean, quoted
 from quantize.plan.foreign_types import foreign_type
 from quantize.plan.recipes import ALIASES, RECIPES

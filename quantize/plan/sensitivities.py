@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadRequest, FormatError
-from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.documents import read_document
+from gguf_tools.files.named_files import write_whole
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import MAX_DIMS
 from gguf_tools.format.tensors import TensorInfo

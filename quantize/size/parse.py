@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from gguf_tools.argument_types import BITS, SIZE, NumberType
 from gguf_tools.errors import BadArgument, BadRequest
-from gguf_tools.number_types import BITS, SIZE, NumberType
 from gguf_tools.text import quoted
 from quantize.plan.recipes import find_recipe
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from gguf_tools import open_gguf  # noqa: E402
 from gguf_tools.files.partial_file import GGUFWriter  # noqa: E402
 from gguf_tools.format.ggml_types import F32, by_name  # noqa: E402
-from gguf_tools.format.layout import FileLayout  # noqa: E402
+from gguf_tools.format.shards import FileLayout  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.format.values import Metadata, Value  # noqa: E402
 from imatrix.evaluate.comparison import Interval  # noqa: E402

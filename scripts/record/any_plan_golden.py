@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from convert.options import ConvertOptions  # noqa: E402
 from convert.pipeline import plan_run  # noqa: E402
 from gguf_tools import GGUFFile, open_gguf  # noqa: E402
-from gguf_tools.format.layout import FileLayout  # noqa: E402
+from gguf_tools.format.shards import FileLayout  # noqa: E402
 from gguf_tools.format.values import Value  # noqa: E402
 from quantize.padding.counterparts import whole_padding  # noqa: E402
 from quantize.plan.recipes import RECIPES  # noqa: E402

@@ -85,8 +85,8 @@ def _numeric(parser: argparse.ArgumentParser) -> Iterator[str]:
 @cache
 def registry() -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of all commands, by the words that call them, of two the shorter ones."""
-    from gguf_tools.commands.completion import subparsers_of
     from gguf_tools.commands.main import parsers
+    from gguf_tools.commands.parser import subparsers_of
     from gguf_tools.commands.roof import COMMANDS as ROOFED
 
     under_the_roof = tuple(f"{one.prog}" for one in ROOFED)

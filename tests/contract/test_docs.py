@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools.commands.completion import subparsers_of
+from gguf_tools.commands.parser import subparsers_of
 from scripts.record.front_picture import FIGURES, PICTURE, picture
 from tests.contract.import_graph import ROOT
 from tests.contract.test_help import PARSERS

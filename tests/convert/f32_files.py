@@ -13,7 +13,7 @@ from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 

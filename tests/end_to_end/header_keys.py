@@ -27,9 +27,8 @@ from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.hparams import _FIELDS
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.loaders import LOADERS
-from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.shards import FileLayout, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from tests.convert.f32_files import write_f32

@@ -10,7 +10,7 @@ import pytest
 import convert
 from gguf_tools import open_gguf
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from quantize import quantize
 from quantize.importances.entries import Importance
 from quantize.padding.inner_sizes import UNPADDED

@@ -10,7 +10,7 @@ from convert.architectures import find_architecture
 from convert.architectures.base import metadata_of
 from convert.architectures.options import LatentOptions
 from convert.checkpoint.checkpoint import read_config
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from tests.fuzz import mutate, scratch
 from tests.support.checkpoints import STYLES
 

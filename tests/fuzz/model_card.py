@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from convert.general_metadata import general_metadata
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from tests.fuzz import mutate, scratch
 
 CARD = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.tokenizer.tokenizer import read_tokenizer
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from tests.fuzz import scratch
 
 _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

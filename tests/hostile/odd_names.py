@@ -19,8 +19,7 @@ import gguf_tools.commands.quantize
 import gguf_tools.commands.sensitivity
 import imatrix
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.shards import FileLayout, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.importances.entries import Importance, ImportanceFile

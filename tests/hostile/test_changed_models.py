@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import quantize  # noqa: E402
 from gguf_tools import ChangedInput  # noqa: E402
 from gguf_tools.files.leftovers import forget  # noqa: E402
-from gguf_tools.files.work_names import work_path  # noqa: E402
+from gguf_tools.files.owned_folder import work_path  # noqa: E402
 from gguf_tools.progress import NoReport  # noqa: E402
 from imatrix.calibrate.calibration import Calibration  # noqa: E402
 from imatrix.collecting import collect_beside  # noqa: E402

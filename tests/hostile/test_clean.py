@@ -19,15 +19,15 @@ import pytest
 import gguf_tools
 from gguf_tools.cluster.job import job_path, remove_job
 from gguf_tools.errors import OutputError, ToolkitError
-from gguf_tools.files import atomic_write, leftovers
-from gguf_tools.files.atomic_write import small_partial, whole_file, write_whole
+from gguf_tools.files import leftovers, named_files
 from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.leftovers import forget
+from gguf_tools.files.named_files import small_partial, whole_file, write_whole
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.files.run_lock import in_use
-from gguf_tools.files.work_names import work_path
-from gguf_tools.system import lock_files
+from gguf_tools.system import locks
 from gguf_tools.system.locks import try_lock
 from tests.gguf_tools.test_writer import LAYOUT
 from tests.support.trained_model import EXAMPLE
@@ -274,7 +274,7 @@ def test_a_run_waits_for_a_clean_and_not_for_a_run(tmp_path: Path, monkeypatch: 
         with pytest.raises(ToolkitError, match=r"out\.gguf\.work: another run is writing this output"):
             in_use(tmp_path / "out.gguf.work").__enter__()
         fcntl.flock(other, fcntl.LOCK_SH)
-        monkeypatch.setattr(lock_files, "_SECONDS_TO_CLEAN", 0.05)
+        monkeypatch.setattr(locks, "_SECONDS_TO_CLEAN", 0.05)
         with pytest.raises(ToolkitError, match="another run is writing this output"):
             in_use(tmp_path / "out.gguf.work").__enter__()
 
@@ -323,7 +323,7 @@ def test_a_small_output_whose_lock_is_looked_at_begins_anew(
         if len(tried) == 1:
             raise BlockingIOError(errno.EAGAIN, "looked at")
 
-    monkeypatch.setattr(atomic_write, "try_lock", first_is_taken)
+    monkeypatch.setattr(named_files, "try_lock", first_is_taken)
     write_whole(tmp_path / "out", b"all")
     assert (len(tried), [each.name for each in tmp_path.iterdir()]) == (2, ["out"])
 

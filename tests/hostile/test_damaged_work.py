@@ -21,8 +21,7 @@ import convert
 import imatrix
 import quantize
 from gguf_tools.files.leftovers import forget
-from gguf_tools.files.owned_folder import FileRecord
-from gguf_tools.files.work_names import work_path
+from gguf_tools.files.owned_folder import FileRecord, work_path
 from gguf_tools.text import json_text
 from imatrix.calibrate.run import context
 from imatrix.forward.options import ForwardOptions

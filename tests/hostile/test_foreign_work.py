@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from gguf_tools.errors import BadRequest, OutputError  # noqa: E402
 from gguf_tools.files.leftovers import forget  # noqa: E402
-from gguf_tools.files.work_names import work_path  # noqa: E402
+from gguf_tools.files.owned_folder import work_path  # noqa: E402
 from imatrix.evaluate.bases.cached_states import KeptFolder  # noqa: E402
 from imatrix.forward.hidden_states import FileStates  # noqa: E402
 from imatrix.forward.work_folder import EMBEDDING, WorkFolder  # noqa: E402

@@ -15,10 +15,10 @@ import pytest
 from gguf_tools.commands.quantize import main as quantize
 from gguf_tools.errors import OutputError
 from gguf_tools.files.leftovers import forget
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.files.work_names import work_path
-from gguf_tools.system import lock_files
-from gguf_tools.system.lock_files import Taken, hold
+from gguf_tools.system import locks
+from gguf_tools.system.locks import Taken, hold
 from imatrix.forward.work_folder import WorkFolder
 from tests.gguf_tools.test_writer import LAYOUT
 from tests.quantize.model_files import write_mixture_model
@@ -60,7 +60,7 @@ def lock(path: Path) -> None:
 def written(path: Path, **changes: object) -> Path:
     """Write a lock of this process with `changes`; return its path."""
     file = path.with_name(f"{path.name}.lock")
-    file.write_text(json.dumps({**lock_files._this_process(), **changes}))
+    file.write_text(json.dumps({**locks._this_process(), **changes}))
     return file
 
 

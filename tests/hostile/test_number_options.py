@@ -18,10 +18,19 @@ import numpy as np
 import pytest
 
 import gguf_tools
-from gguf_tools.argument_types import CheckedFields, fields_of
+from gguf_tools.argument_types import (
+    BITS,
+    COUNT,
+    RATE,
+    SECONDS,
+    THREADS,
+    CheckedFields,
+    NumberType,
+    fields_of,
+    metric_bytes,
+)
 from gguf_tools.commands.main import main, parsers
 from gguf_tools.errors import BadArgument, BadRequest, ToolkitError
-from gguf_tools.number_types import BITS, COUNT, RATE, SECONDS, THREADS, NumberType, metric_bytes
 from quantize.size.parse import parse_bytes, parse_sizes
 
 NO_NUMBERS = [

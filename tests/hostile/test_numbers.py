@@ -23,7 +23,7 @@ from gguf_tools.errors import BadImportance, BadWeights
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.block_layouts import EXPONENTS, SCALES, count_nonfinite
 from gguf_tools.format.ggml_types import F32, GGMLType, by_name
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.fill import encode

@@ -16,7 +16,7 @@ from gguf_tools.commands.main import main as gguf_tools
 from gguf_tools.commands.quantize import main as quantize
 from gguf_tools.commands.sensitivity import main as sensitivity
 from gguf_tools.errors import OutputError
-from gguf_tools.files.atomic_write import small_partial, whole_file, write_whole
+from gguf_tools.files.named_files import small_partial, whole_file, write_whole
 from gguf_tools.files.partial_file import GGUFWriter
 from quantize.plan.sensitivities import write_sensitivities
 from tests.gguf_tools.test_writer import LAYOUT

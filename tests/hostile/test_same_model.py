@@ -14,8 +14,7 @@ from convert.audit.metadata import metadata_findings
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding
 from gguf_tools.format import keys
-from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.shards import FileLayout, open_gguf
 from gguf_tools.format.values import Metadata, Value
 
 torch = pytest.importorskip("torch")

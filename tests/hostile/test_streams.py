@@ -14,7 +14,7 @@ from typing import TextIO
 import pytest
 
 from gguf_tools.commands import command
-from gguf_tools.terminal import has_terminal, say, say_aside
+from gguf_tools.text import has_terminal, say, say_aside
 from tests.hostile.odd_names import COMMANDS, run, typed
 
 pytest.importorskip("torch")

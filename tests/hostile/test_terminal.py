@@ -20,12 +20,11 @@ import gguf_tools.commands.main
 import gguf_tools.commands.quantize
 import gguf_tools.commands.sensitivity
 from gguf_tools import progress
-from gguf_tools.commands.completion import subparsers_of
 from gguf_tools.commands.main import parsers
+from gguf_tools.commands.parser import subparsers_of
 from gguf_tools.commands.roof import COMMANDS as TWO_NAMES
 from gguf_tools.findings import Finding, teller
-from gguf_tools.terminal import say, say_aside, say_json
-from gguf_tools.text import html_text, printable, table
+from gguf_tools.text import html_text, printable, say, say_aside, say_json, table
 from tests.hostile.odd_names import COMMANDS, EVIL, run, typed
 
 pytest.importorskip("torch")

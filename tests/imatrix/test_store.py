@@ -15,8 +15,8 @@ import imatrix
 from gguf_tools.errors import BadImportance, GGUFError, OutputError
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F16, F32
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from imatrix.store import ImportanceFile, load, save, save_dat, save_gguf

@@ -16,7 +16,7 @@ import pytest
 from gguf_tools.errors import BadImportance, OutputError
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from imatrix.check import as_text, check

@@ -15,7 +15,7 @@ from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.header import Endian
 from gguf_tools.format.keys import expected_kinds
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.sources import GGUFTensor

@@ -17,7 +17,7 @@ from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import BF16, F32, Q4_0
 from gguf_tools.format.header import Endian
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import get_format
 from quantize.importances.entries import Importance, ImportanceFile

@@ -14,7 +14,7 @@ from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import BF16, F32
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize import QuantizeOptions, quantize

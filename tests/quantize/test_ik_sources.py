@@ -13,7 +13,7 @@ from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest, ExecutionError, QuantError
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize import PlanOptions

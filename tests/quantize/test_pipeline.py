@@ -12,8 +12,7 @@ import quantize
 from gguf_tools import open_gguf
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32, by_name
-from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import GGUFSet
+from gguf_tools.format.shards import FileLayout, GGUFSet
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.importances.entries import Importance

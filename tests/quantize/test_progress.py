@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.format.ggml_types import F32
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import KERNELS, ProgressState
 from quantize.fill.job import Output

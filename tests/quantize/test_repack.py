@@ -17,7 +17,7 @@ from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.block_layouts import count_nonfinite
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.provenance import PROVENANCE_KEY

@@ -16,7 +16,7 @@ from gguf_tools.commands.quantize import main
 from gguf_tools.errors import BadTensor, BadWeights, QuantError, ShapeError
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32, Q8_0
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.fill import encode as filling

@@ -11,8 +11,7 @@ import pytest
 from gguf_tools.commands.main import main
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import BF16, F16, F32
-from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.shards import FileLayout, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.arrays import decode

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import SEED
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
     DEFAULT_CONTEXT,
@@ -17,8 +18,7 @@ from gguf_tools.commands.arguments.forward import (
 )
 from gguf_tools.errors import BadArgument, MissingFile
 from gguf_tools.files.early_checks import refuse_early
-from gguf_tools.number_types import SEED
-from gguf_tools.terminal import say
+from gguf_tools.text import say
 
 if TYPE_CHECKING:
     from imatrix.calibrate.calibration import BegunCalibration

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from gguf_tools.commands.command import TakesArguments
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.atomic_write import write_whole
+from gguf_tools.files.named_files import write_whole
 from gguf_tools.findings import Finding, Level, Tell, tell_nobody, teller
-from gguf_tools.terminal import say
+from gguf_tools.text import say
 
 if TYPE_CHECKING:
     from convert.card.write import CardRequest

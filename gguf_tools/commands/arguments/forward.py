@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gguf_tools.argument_types import CHUNKS, COUNT, THREADS
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments
-from gguf_tools.number_types import CHUNKS, COUNT, THREADS
 
 if TYPE_CHECKING:
     from imatrix.forward.options import ForwardOptions

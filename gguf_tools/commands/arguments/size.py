@@ -15,9 +15,9 @@ from gguf_tools.commands.arguments.forward import options_of_text
 from gguf_tools.commands.arguments.types import parsing_arguments
 from gguf_tools.commands.command import StoreOutput, TakesArguments
 from gguf_tools.errors import BadArgument
-from gguf_tools.files.atomic_write import write_whole
+from gguf_tools.files.named_files import write_whole
 from gguf_tools.hub.names import cached_name, folder_name
-from gguf_tools.terminal import say
+from gguf_tools.text import say
 from quantize.size.parse import Size, parse_bytes, parse_sizes
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gguf_tools.commands.cook.steps import CARD, Cooking, Step, costs_of, steps_
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.early_checks import nearest_folder, refuse_early, refuse_shared
 from gguf_tools.files.leftovers import forget
-from gguf_tools.files.work_names import work_path
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.progress import WORK, Bar, Shown, clock_text, part_of
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text, table

@@ -17,8 +17,8 @@ from gguf_tools.commands.cook.estimate import Cost, Estimates
 from gguf_tools.commands.cook.files import make_files
 from gguf_tools.commands.cook.record import FOLDER, Record, sha256
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
-from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.inputs import InputWatch, gguf_inputs
+from gguf_tools.files.named_files import write_whole
 from gguf_tools.findings import teller
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.hub.upload import files_of_a_model

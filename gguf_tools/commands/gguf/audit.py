@@ -13,8 +13,7 @@ from gguf_tools.commands.arguments.forward import add_chunks_argument, add_conte
 from gguf_tools.commands.command import StoreOutput, add_force
 from gguf_tools.errors import AnotherModel, BadArgument
 from gguf_tools.files.early_checks import refuse_to_replace
-from gguf_tools.terminal import say
-from gguf_tools.text import json_text
+from gguf_tools.text import json_text, say
 
 if TYPE_CHECKING:
     from convert.audit.options import AuditOptions
@@ -141,7 +140,7 @@ def _read(args: argparse.Namespace) -> AuditRequest:
 
 def carry_out(request: AuditRequest) -> int:
     """Audit a file, print what was found and write the reports; return the exit code."""
-    from gguf_tools.files.atomic_write import write_whole
+    from gguf_tools.files.named_files import write_whole
     from gguf_tools.findings import Level
 
     outputs = [path for path in (request.json, request.html) if path is not None]

@@ -17,8 +17,7 @@ from gguf_tools.commands.arguments.types import (
     read_importances,
 )
 from gguf_tools.commands.command import add_force
-from gguf_tools.terminal import say
-from gguf_tools.text import json_text
+from gguf_tools.text import json_text, say
 from quantize.repack.rules import RepackOptions
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
-from gguf_tools.terminal import say, say_json
-from gguf_tools.text import counted, size_text, table
+from gguf_tools.text import counted, say, say_json, size_text, table
 
 if TYPE_CHECKING:
     from gguf_tools.files.leftovers import Leftover

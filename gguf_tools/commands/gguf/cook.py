@@ -20,7 +20,7 @@ from gguf_tools.commands.arguments.forward import (
 )
 from gguf_tools.commands.arguments.types import refuse_grids_for_sizes
 from gguf_tools.errors import BadRequest
-from gguf_tools.terminal import say
+from gguf_tools.text import say
 from quantize.options import FileOptions
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import COUNT, metric_bytes
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.command import add_force
@@ -16,9 +17,7 @@ from gguf_tools.edit.header_edits import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.number_types import COUNT, metric_bytes
-from gguf_tools.terminal import say, say_aside, say_json
-from gguf_tools.text import bytes_text
+from gguf_tools.text import bytes_text, say, say_aside, say_json
 
 if TYPE_CHECKING:
     from gguf_tools.edit.header_edits import Edit

@@ -15,8 +15,7 @@ from gguf_tools.commands import command
 from gguf_tools.errors import GGUFError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.shards import GGUFSet, open_gguf
-from gguf_tools.terminal import say, say_json
-from gguf_tools.text import counted
+from gguf_tools.text import counted, say, say_json
 
 if TYPE_CHECKING:
     from quantize.value_errors import FileErrors

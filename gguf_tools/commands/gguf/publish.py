@@ -14,8 +14,7 @@ from gguf_tools.commands.arguments.card import add_card_facts, read_card_facts, 
 from gguf_tools.commands.command import StoreOutput, add_force
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import teller
-from gguf_tools.terminal import has_terminal, say, say_aside
-from gguf_tools.text import shown, size_text
+from gguf_tools.text import has_terminal, say, say_aside, shown, size_text
 
 if TYPE_CHECKING:
     from convert.card.write import CardRequest

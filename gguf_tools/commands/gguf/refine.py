@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools.argument_types import COUNT, MINUTES, NATURAL, RATE, SEED
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -15,8 +16,7 @@ from gguf_tools.commands.arguments.forward import (
     add_text_and_output,
     options_of_text,
 )
-from gguf_tools.number_types import COUNT, MINUTES, NATURAL, RATE, SEED
-from gguf_tools.terminal import say
+from gguf_tools.text import say
 
 if TYPE_CHECKING:
     from imatrix.calibrate.refine.options import RefineOptions

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.argument_types import CheckedFields
-from gguf_tools.number_types import Count, Minutes, Natural, Rate, Seed
-from gguf_tools.spoken import spoken
+from gguf_tools.argument_types import CheckedFields, Count, Minutes, Natural, Rate, Seed
+from gguf_tools.choices import spoken
 from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
 

@@ -24,8 +24,8 @@ from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.leftovers import forget
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.run_lock import in_use
-from gguf_tools.files.work_names import work_path
 from gguf_tools.findings import Finding, Level, tell_all
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo

@@ -25,7 +25,7 @@ from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.format.header import Endian
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system import files
-from gguf_tools.terminal import say_aside
+from gguf_tools.text import say_aside
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.encode import digest_rows, in_byte_order
 from quantize.fill.executors import Done, naming

@@ -21,9 +21,9 @@ import xxhash
 
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.leftovers import forget
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.files.run_lock import in_use
-from gguf_tools.files.work_names import work_path
 from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
 from imatrix.calibrate.plan import CalibrationPlan

@@ -15,8 +15,8 @@ from typing import Any
 
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.run_lock import in_use
-from gguf_tools.files.work_names import work_path
 from gguf_tools.progress import Reporter
 from imatrix.forward.device import device_name, fast_products
 from imatrix.forward.gradients.backward import BackwardPass, backward_pass

@@ -16,8 +16,7 @@ import numpy as np
 from convert.audit.base import AuditBase, open_audit_base
 from convert.audit.expected import as_encoded, read_rows
 from gguf_tools.format import keys
-from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.shards import FileLayout, GGUFSet, open_gguf
 from gguf_tools.format.values import Value
 from quantize.fill.sources import FLOAT_DTYPES
 from tests.support.checkpoints import quantize_fp8

@@ -9,7 +9,7 @@ from typing import Any
 
 from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.values import Value
 from tests.support.tokenizer_files import tokenizer_json
 

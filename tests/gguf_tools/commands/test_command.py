@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gguf_tools.argument_types import metric_bytes
 from gguf_tools.choices import filled, flag
 from gguf_tools.commands import command
 from gguf_tools.errors import FormatError, ToolkitError
-from gguf_tools.number_types import metric_bytes
 
 ROOT = Path(__file__).parents[3]
 

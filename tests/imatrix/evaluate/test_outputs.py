@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import gguf_tools.files.atomic_write
+import gguf_tools.files.named_files
 from gguf_tools.commands.evaluate import main
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_killed_between_its_outputs_goes_on(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     outputs = ["--json", "e.json", "--html", "e.html"]
-    write = gguf_tools.files.atomic_write.write_whole
+    write = gguf_tools.files.named_files.write_whole
 
     def killed(path: Path, data: bytes) -> None:
         if path.suffix == killed_at and path.stem == "e":
@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_between_its_outputs_goes_on(
         write(path, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr("gguf_tools.files.atomic_write.write_whole", killed)
+        patched.setattr("gguf_tools.files.named_files.write_whole", killed)
         assert main([*words, *outputs, *work]) == 130
     assert (tmp_path / "e.json").exists() == (killed_at == ".html")
     capsys.readouterr()

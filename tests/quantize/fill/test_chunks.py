@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_tools.format.ggml_types import F32, Q4_K, Q8_0
-from gguf_tools.format.layout import TensorInfo
+from gguf_tools.format.shards import TensorInfo
 from quantize.fill.chunks import TensorChunks
 
 TYPES = [F32, Q8_0, Q4_K]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import first_difference
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from quantize.fill import provenance
 from quantize.fill.encode import RowSources
 from quantize.fill.job import FillJob, Output

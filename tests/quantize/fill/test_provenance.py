@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q6_K, Q8_0
-from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import layouts_of, open_gguf, shard_paths
+from gguf_tools.format.shards import FileLayout, layouts_of, open_gguf, shard_paths
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import UNKNOWN, RowsDigest

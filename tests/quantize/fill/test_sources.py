@@ -12,8 +12,7 @@ from gguf_tools.errors import QuantError
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.shards import FileLayout, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.sources import GGUFTensor
 from tests.quantize.codecs import decode, encode

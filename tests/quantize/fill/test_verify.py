@@ -18,7 +18,7 @@ from gguf_tools.errors import BadTensor, BadWeights, OutputError
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import F32, GGMLType, by_name
 from gguf_tools.format.header import Endian
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import verify
 from quantize.fill.chunks import ChunkTable, RowRange

@@ -11,7 +11,7 @@ import numpy as np
 from gguf_tools import open_gguf
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.ggml_types import F32, GGMLType
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.mla_layout.layouts import HeadSizes, roles_in, tensor_name

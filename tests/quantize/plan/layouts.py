@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.format.ggml_types import BF16
-from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.plan.model_facts import ModelFacts

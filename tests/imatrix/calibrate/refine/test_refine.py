@@ -13,8 +13,8 @@ import pytest
 
 from gguf_tools.commands.main import main
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.run_lock import in_use
-from gguf_tools.files.work_names import work_path
 from gguf_tools.format.shards import open_gguf
 from quantize import quantize
 from quantize.importances.text_sketch import TextSketch

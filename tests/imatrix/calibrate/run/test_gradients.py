@@ -15,7 +15,7 @@ import pytest
 
 from gguf_tools.errors import BadActivation, BadRequest, OutputError
 from gguf_tools.files.leftovers import forget
-from gguf_tools.files.work_names import work_path
+from gguf_tools.files.owned_folder import work_path
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
 from imatrix.forward.open import open_model
