@@ -6,7 +6,7 @@ from convert.weights import open_checkpoint as open_checkpoint
 from convert.weights.model_weights import ModelWeights as ModelWeights
 from gguf_tools import __version__ as __version__
 from gguf_tools.errors import ToolkitError as ToolkitError
-from quantize.calibration import Calibrating as Calibrating
+from quantize.options import Calibrating as Calibrating
 from quantize.plan.decide import KeptGrid as KeptGrid
 from quantize.plan.overrides import Override as Override
 from quantize.plan.plan import PlanOptions as PlanOptions

@@ -42,11 +42,11 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.hub.names import cached_name
 from gguf_tools.look.listing import count_parameters
-from quantize.calibration import begun
 from quantize.fill.encode import RowSources
-from quantize.fill.job import Output
+from quantize.fill.filling import Output
 from quantize.fill.sources import SourceTensor
 from quantize.grids import lost_grids, with_grids
+from quantize.options import begun
 from quantize.padding.choose import Decide, decide_padded
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, in_file_order

@@ -86,9 +86,9 @@ from imatrix.texts.tokens import Cut as Cut
 from quantize.arrays import decode as decode
 from quantize.arrays import encode as encode
 from quantize.arrays import read_values as read_values
-from quantize.calibration import Calibrating as Calibrating
 from quantize.linting import LintReport as LintReport
 from quantize.linting import lint as lint
+from quantize.options import Calibrating as Calibrating
 from quantize.options import QuantizeOptions as QuantizeOptions
 from quantize.pipeline import quantize_many as quantize_many
 from quantize.plan.decide import KeptGrid as KeptGrid

@@ -6,11 +6,11 @@ from gguf_tools.findings import Finding as Finding
 from quantize.arrays import decode as decode
 from quantize.arrays import encode as encode
 from quantize.arrays import read_values as read_values
-from quantize.calibration import Calibrating as Calibrating
 from quantize.importances.entries import Importance as Importance
 from quantize.importances.entries import ImportanceFile as ImportanceFile
 from quantize.linting import LintReport as LintReport
 from quantize.linting import lint as lint
+from quantize.options import Calibrating as Calibrating
 from quantize.options import QuantizeOptions as QuantizeOptions
 from quantize.pipeline import quantize as quantize
 from quantize.pipeline import quantize_many as quantize_many

@@ -23,10 +23,9 @@ from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.hub.names import cached_name
-from quantize.calibration import begun
 from quantize.fill.sources import GGUFSources, GGUFTensor, stored_tensors
 from quantize.grids import with_grids
-from quantize.options import QuantizeChoices, QuantizeOptions
+from quantize.options import QuantizeChoices, QuantizeOptions, begun
 from quantize.padding.choose import decide_padded, refuse_overridden_sizes
 from quantize.plan.overrides import fit_kv_overrides
 from quantize.plan.plan import PlanOptions, in_file_order

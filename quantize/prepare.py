@@ -22,15 +22,14 @@ from gguf_tools.format.shards import SPLIT_KEYS, GGUFSet, layouts_of, shard_path
 from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from quantize.calibration import METHOD_KEY
 from quantize.fill.chunks import UNKNOWN
 from quantize.fill.encode import RowSources
-from quantize.fill.job import Output
+from quantize.fill.filling import Output
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.fill.sources import ChangedSources, SourceSpec, SourceTensor
 from quantize.grids import keep_grids
 from quantize.importances.entries import ImportanceFile, PromisedImportance, refuse_nonfinite
-from quantize.options import FileOptions
+from quantize.options import METHOD_KEY, FileOptions
 from quantize.padding.counterparts import count_weights, fit_importances
 from quantize.padding.padding import NO_PADDING, Padding
 from quantize.plan.findings import stop_at_errors, without_codec

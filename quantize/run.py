@@ -29,14 +29,14 @@ from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shown import types_table
 from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown
 from gguf_tools.system.files import NO_WAIT, open_file, read_at
-from quantize.calibration import BegunCalibrating
 from quantize.fill.encode import RowSources
-from quantize.fill.job import FillJob, Output
+from quantize.fill.filling import FillJob, Output
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, with_provenance
 from quantize.fill.reuse import reuse_outlook
 from quantize.importances.files import StoredImportance, stored_inputs
 from quantize.importances.text_sketch import SHA256_KEY
+from quantize.options import BegunCalibrating
 from quantize.prepare import Preparation
 from quantize.run_options import RunOptions
 

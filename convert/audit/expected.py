@@ -27,11 +27,11 @@ from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quantize.calibration import METHOD_KEY, REFINED_KEY
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 from quantize.formats import encodable, get_format
 from quantize.formats.codecs import ErrorRange, codec_of, requires_importances
 from quantize.importances.weighting import ColumnWeights
+from quantize.options import METHOD_KEY, REFINED_KEY
 
 FLOAT_ERROR = 1e-6
 """Relative error that is no error: of F32 tensors that another converter computed in another order."""

@@ -23,8 +23,8 @@ from gguf_tools.format.shown import value_text
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo, is_repo
 from gguf_tools.look.listing import kv_cache, type_totals
 from gguf_tools.text import MAX_CHARS, shown
-from quantize.calibration import METHOD_KEY
 from quantize.importances.text_sketch import SHA256_KEY
+from quantize.options import METHOD_KEY
 from quantize.padding.counterparts import count_weights, padded_sizes
 from quantize.prepare import TYPES_CHOSEN_KEY
 

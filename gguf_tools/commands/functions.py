@@ -81,7 +81,7 @@ def quantize(
     raises     ToolkitError. Finished work is kept for the next run
     """
     from convert.sources import SourceOptions, plan_source, source_folder
-    from quantize.calibration import begun
+    from quantize.options import begun
     from quantize.size.parse import names_size
 
     options, run = with_choices(choices, options or SourceOptions(), run or RunOptions())

@@ -17,7 +17,7 @@ from imatrix.forward.options import require_torch
 from imatrix.texts.mixture import mixture_sha256, read_text
 from imatrix.texts.quality import TextQuality, admit, judge, script_findings
 from imatrix.texts.tokens import Text, Vocabulary
-from quantize.fill.job import Calibrator, FillJob, Output
+from quantize.fill.filling import Calibrator, FillJob, Output
 from quantize.importances.entries import ImportanceFile, PromisedImportance
 from quantize.importances.text_sketch import TextSketch
 from quantize.plan.plan import Plan
@@ -39,12 +39,12 @@ class Calibration(CalibrationOptions):
 
     @property
     def label(self) -> str:
-        """See `quantize.calibration.Calibrating`."""
+        """See `quantize.options.Calibrating`."""
         order = "layer after layer" if self.sequential else "each tensor by itself"
         return f"{self.method}, {order}" + ("" if self.embedding else ", token_embd left out")
 
     def begin(self) -> BegunCalibration:
-        """See `quantize.calibration.Calibrating`."""
+        """See `quantize.options.Calibrating`."""
         return BegunCalibration(self)
 
 
@@ -66,7 +66,7 @@ class BegunCalibration:
         return self
 
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
-        """See `quantize.calibration.BegunCalibrating`."""
+        """See `quantize.options.BegunCalibrating`."""
         require_torch("calibrating")
         path = Path(self._options.text)
         coverage = Coverage.of(path, metadata, tensors)
@@ -80,7 +80,7 @@ class BegunCalibration:
 
     @contextmanager
     def open(self, plan: Plan, job: FillJob, options: RunOptions) -> Iterator[Calibrator]:
-        """See `quantize.calibration.BegunCalibrating`."""
+        """See `quantize.options.BegunCalibrating`."""
         from imatrix.calibrate.estimate import amount_findings
         from imatrix.calibrate.run.run import CalibratedRun
 
@@ -91,7 +91,7 @@ class BegunCalibration:
             yield run
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: RunOptions) -> Iterator[str]:
-        """See `quantize.calibration.BegunCalibrating`."""
+        """See `quantize.options.BegunCalibrating`."""
         from imatrix.calibrate.estimate import amount_findings, estimate_lines
 
         what = self.plan_run(plan, outputs, judge)

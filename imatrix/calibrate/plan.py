@@ -17,7 +17,7 @@ from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.shapes import Coverage, Shapes
-from imatrix.calibrate.statistics.trust import Trust
+from imatrix.calibrate.statistics.conditions import Trust
 from imatrix.evaluate.options import SHORTEST_CHUNK
 from imatrix.forward.device import device_name
 from imatrix.forward.network import Network
@@ -27,7 +27,7 @@ from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.spelling import spelled
 from imatrix.texts.tokens import Cut, Text, Vocabulary
-from quantize.fill.job import Output
+from quantize.fill.filling import Output
 from quantize.padding.counterparts import without_padding
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation

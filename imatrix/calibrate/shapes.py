@@ -36,7 +36,7 @@ class Coverage:
         path    for messages
         raises  as `network_of_tensors`; BadRequest for a model whose weights have scales
         """
-        from imatrix.forward.rehearsal import network_of_tensors
+        from imatrix.forward.open import network_of_tensors
 
         by_name = {tensor.name: tensor for tensor in tensors}
         network = network_of_tensors(path, metadata, by_name)

@@ -1,21 +1,27 @@
-"""Estimates the work of a calibrated run, from shapes and one short measurement.
+"""Estimates the work of a calibrated run, from shapes and one short measurement; tells how far it has come.
 
 It is counted in seconds of one thread, from what `Probe` measures of this machine. Expect it to be right
 within a factor of 1.5 on a machine that does nothing else.
+
+A run's progress is in seconds of that work. The work of each layer is known beforehand, about. Within a
+layer, the bar moves by what its threads have computed. If the layers before took twice as long as they were
+to, a second counts half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.progress import Moves, NoReport, StartMoving
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.statistics.gradient_factors import gradient_text
 from imatrix.calibrate.statistics.gradients import row_pieces
 from imatrix.calibrate.statistics.inputs import HELD_ROWS
-from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.forward.network import EMBEDDINGS, OUTPUT
 from imatrix.texts.tokens import Text
 from quantize.roles import layer_of
@@ -160,3 +166,74 @@ class _RunWork:
 def _sum_of_powers(info: TensorInfo, power: int) -> int:
     """Add up a power of the rows of each piece that a matrix is cut into for its gradients."""
     return sum((stop - start) ** power for start, stop in row_pieces(info.n_rows // info.n_mats))
+
+
+class Meter:
+    """The bar of a run.
+
+    work  of the whole run
+    """
+
+    def __init__(self, work: Work, start: StartMoving) -> None:
+        self._work, self._start = work, start
+        self._bar: Moves | None = None
+        self._left = self._estimated = self._computed = self._pace = 0.0
+
+    def begin(self, done: float) -> Moves:
+        """Show the bar, if nothing has before; `done` seconds of the work are left from an earlier run."""
+        if self._bar is None:
+            self._bar = self._start(self._work.seconds, done)
+        return self._bar
+
+    def gradients(self) -> GradientsReport:
+        """Begin with the pass forward and back; what this returns is told how far it comes, in layers."""
+        return GradientsReport(self, self._work)
+
+    def embeddings(self) -> AbstractContextManager[None]:
+        """Count what is computed meanwhile as rounding of the embeddings."""
+        return self._part(self._work.embeddings, "embeddings", self._work.before(0))
+
+    def layer(self, number: int) -> AbstractContextManager[None]:
+        """Count what is computed meanwhile as a layer's work."""
+        work = self._work
+        remark = f"layer {number + 1} of {len(work.layers)}"
+        return self._part(work.layers[number], remark, work.before(number))
+
+    def end(self) -> AbstractContextManager[None]:
+        """Count what is computed meanwhile as the work after the last layer."""
+        return self._part(self._work.end, "divergence", self._work.before(len(self._work.layers)))
+
+    @contextmanager
+    def _part(self, seconds: float, remark: str, done: float) -> Iterator[None]:
+        bar = self.begin(done)
+        bar.remark(remark)
+        self._left, before = seconds, self._computed
+        yield
+        bar.advance(self._left)
+        self._left = 0.0
+        if seconds and self._computed > before:
+            self._estimated += seconds
+        if self._estimated:
+            self._pace = self._computed / self._estimated
+
+    def computed(self, seconds: float) -> None:
+        """Take in that a thread has computed for so long."""
+        self._computed += seconds
+        moved = min(self._left, seconds / (self._pace or 1.0))
+        if self._bar is not None and moved:
+            self._left -= moved
+            self._bar.advance(moved)
+
+
+class GradientsReport(NoReport):
+    """A Reporter of the pass forward and back, which is the first part of a run's work."""
+
+    def __init__(self, meter: Meter, work: Work) -> None:
+        self._meter, self._work, self._of_layer = meter, work, 0.0
+
+    def start(self, work: float, done: float) -> None:
+        self._of_layer = self._work.gradients / work
+        self._meter.begin(self._work.others + self._of_layer * done).remark("gradients")
+
+    def advance(self, amount: float) -> None:
+        self._meter.begin(0).advance(self._of_layer * amount)

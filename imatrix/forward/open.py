@@ -1,9 +1,14 @@
 """Where the forward pass gets its weights: a Hugging Face folder, or a GGUF file with any layout of MLA.
 
 Both are seen the same way: a network, and tensors under their GGUF names, unread. A folder is taken as the
-conversion that the converter would make of it with plain attention, which has attn_kv_b: its network is made
-of the keys that would be written, so it computes what the file computes. A GGUF file may have attn_kv_b, or
-attn_k_b and attn_v_b, as stacks of heads or as one matrix.
+conversion that the converter would make of it with plain attention, which has attn_kv_b: its network is
+made of the keys that would be written, so it computes what the file computes. A GGUF file may have
+attn_kv_b, or attn_k_b and attn_v_b, as stacks of heads or as one matrix.
+
+That a network uses all tensors of a model shows in a rehearsal of reading them, which reads no weight.
+Every layer is built once with tensors of the right shapes that have no values. What is asked for on the way
+is what the network uses. A tensor that nothing asks for would have no part in what is computed, whatever it
+is meant for, so a model that has one is refused, as llama.cpp refuses it.
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from convert.architectures import find_architecture
@@ -24,7 +31,7 @@ from convert.architectures.options import LatentOptions
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadRequest, UnexpectedTensors
 from gguf_tools.files.early_checks import refuse_missing_model
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.findings import Finding, Level
@@ -34,16 +41,17 @@ from gguf_tools.format.loaders import without_effect
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from imatrix.forward.device import choose_device
-from imatrix.forward.families import find_family
+from imatrix.forward.device import CPU, choose_device
+from imatrix.forward.families import find_family, network_of_family
+from imatrix.forward.hidden_states import MemoryStates
 from imatrix.forward.layers.llama_rounding import rounding_of
 from imatrix.forward.layers.load import Loader
-from imatrix.forward.network import Network
+from imatrix.forward.mtp import draft_head, own_embeddings, with_mtp
+from imatrix.forward.network import EMBEDDINGS, Network
 from imatrix.forward.options import ForwardOptions
-from imatrix.forward.rehearsal import network_of_tensors
 from imatrix.texts.tokens import Vocabulary
-from quantize.fill.scaled import with_scales
-from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.fill.scaled import sides_of, with_scales
+from quantize.fill.sources import Described, GGUFTensor, SourceTensor
 from quantize.padding.counterparts import count_weights
 from quantize.roles import layer_of
 
@@ -208,7 +216,7 @@ def _open_gguf(path: Path) -> ModelSource:
 
 
 _SHOWN = 4
-"""Number of keys that are named."""
+"""Number of keys, or of tensors, that a message names."""
 
 
 def findings_of(path: Path, network: Network, metadata: Metadata, chunk_size: int) -> Iterator[Finding]:
@@ -227,3 +235,70 @@ def findings_of(path: Path, network: Network, metadata: Metadata, chunk_size: in
             f"{path}: chunks of {chunk_size} tokens, and the model was trained with {network.trained_context}"
             " at most (context_length): it predicts worse beyond these",
         )
+
+
+def network_of_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Described]) -> Network:
+    """Build the network of a model by its keys, as llama.cpp takes them.
+
+    path      of the model, for messages
+    metadata  the keys of a GGUF file, or those that a conversion would write
+    tensors   by name; no weight is read
+    raises    UnsupportedCheckpoint for a family that can't be computed, or a key that the forward pass does
+              not compute as llama.cpp; FormatError, MissingTensor, ShapeError; UnexpectedTensors naming
+              tensors that the network does not use
+    """
+    architecture = architecture_of(metadata)
+    family = find_family(path, architecture)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    network = with_mtp(network_of_family(family, family.read_file(metadata, shapes, path)), shapes)
+    used = _used(network, path, tensors)
+    used |= {side for name in used & tensors.keys() for side in sides_of(tensors[name])}
+    left = [name for name in tensors if name not in used and not network.leaves_out(layer_of(name))]
+    if left:
+        shown = f"{', '.join(left[:_SHOWN])}{' ...' * (len(left) > _SHOWN)}"
+        raise UnexpectedTensors(
+            f"{path}: {len(left)} tensor{'s' * (len(left) > 1)} that this model has no use for ({shown}),"
+            f" expected those of {architecture} alone"
+        )
+    return network
+
+
+@dataclass(frozen=True)
+class _Rehearsal(Loader):
+    """Gives tensors without values, and notes their names."""
+
+    used: set[str] = field(default_factory=set)
+
+    def tensor(self, name: str) -> Any:
+        tensor = super().tensor(name)
+        self.used.add(name)
+        return tensor
+
+    def leave(self, *names: str) -> None:
+        self.used.update(names)
+
+    def rows(self, tensor: Any, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        if len(tensor.shape) == 1:
+            return torch.ones((stop - start, tensor.shape[-1]), dtype=dtype)
+        return torch.empty((stop - start, tensor.shape[-1]), dtype=dtype, device="meta")
+
+    def numbers(self, tensor: Any) -> npt.NDArray[np.int32]:
+        return np.zeros(tensor.shape, np.int32)
+
+
+def _used(network: Network, path: Path, tensors: Mapping[str, Described]) -> set[str]:
+    """Return the names of the tensors that a network reads."""
+    load = _Rehearsal(path, cast(Mapping[str, Any], tensors), CPU, torch.float32)
+    rotate = network.rope.rotation(1, load.device)
+    for name in dict.fromkeys((EMBEDDINGS, network.output)):
+        load.matrix(name, network.vocab_size, network.hidden_size)
+    network.load_end(load)
+    for number in range(network.n_all_layers):
+        layer = network.build(load, number, rotate)
+        if layer.experts is not None:
+            layer.experts.read(0)
+    if network.n_mtp:
+        head = draft_head(network, load, MemoryStates(1, network.state_size))
+        load.tensor(head.matrix)
+        own_embeddings(network, load)
+    return load.used

@@ -26,8 +26,8 @@ from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import Reporter
-from imatrix.forward.gradients.backward import BackwardPass
-from imatrix.forward.gradients.forward_backward import (
+from imatrix.forward.gradients.backward import (
+    BackwardPass,
     Folders,
     forward_backward,
     refuse_full_disk,

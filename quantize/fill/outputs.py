@@ -29,8 +29,7 @@ from gguf_tools.system import files
 from gguf_tools.system.files import Moved
 from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange
 from quantize.fill.executors import Executor, ThreadExecutor
-from quantize.fill.filling import Filler, JobSpec, fill
-from quantize.fill.job import FillJob
+from quantize.fill.filling import Filler, FillJob, JobSpec, fill
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import describe_run
 from quantize.fill.reuse import OldFiles, Reuse

@@ -36,7 +36,7 @@ from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import BYTES_VERSION, CHUNK_ELEMS, UNKNOWN
-from quantize.fill.job import FillJob
+from quantize.fill.filling import FillJob
 from quantize.fill.sources import rows_dtype
 from quantize.formats.codecs import ignores_importances
 from quantize.importances.entries import ResolvedImportance

@@ -25,8 +25,7 @@ from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import UNKNOWN, TensorChunks
 from quantize.fill.encode import RowSources, encode_rows
 from quantize.fill.executors import Executor, naming
-from quantize.fill.filling import DigestSpec
-from quantize.fill.job import FillJob
+from quantize.fill.filling import DigestSpec, FillJob
 from quantize.fill.provenance import digest_importance, read_provenance, tensor_provenance
 from quantize.fill.session import Session
 from quantize.fill.sources import GGUFTensor

@@ -21,8 +21,7 @@ from gguf_tools.progress import Progress
 from gguf_tools.system.files import IS_HELD_OPEN
 from quantize.fill.chunks import UNKNOWN, ChunkTask, TensorChunks
 from quantize.fill.executors import naming
-from quantize.fill.filling import JobSpec, to_read_back, wrong_chunks
-from quantize.fill.job import FillJob, Output
+from quantize.fill.filling import FillJob, JobSpec, Output, to_read_back, wrong_chunks
 from quantize.fill.provenance import (
     PROVENANCE_KEY,
     digest_weighting,

@@ -44,7 +44,7 @@ from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import RowRange, rows_alike
 from quantize.fill.encode import ERRORS_RISE, encode_rows
-from quantize.fill.job import FillJob
+from quantize.fill.filling import FillJob
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
 from quantize.formats.codecs import codec_of, ignores_importances

@@ -27,8 +27,7 @@ from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.shown import value_text
 from gguf_tools.format.values import Kind, Metadata, Value
 from gguf_tools.text import did_you_mean, quoted
-from quantize.plan.foreign_types import foreign_type
-from quantize.plan.recipes import ALIASES, RECIPES
+from quantize.plan.recipes import ALIASES, RECIPES, foreign_type
 from quantize.roles import layer_of
 
 _LAYER = re.compile(r"^\^?blk\\?\..*?\\?\.")

@@ -22,9 +22,9 @@ from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
-from quantize.calibration import METHOD_KEY
 from quantize.importances.text_sketch import SHA256_KEY
-from quantize.padding.counterparts import UNPADDED
+from quantize.options import METHOD_KEY
+from quantize.padding.padding import UNPADDED
 from tests.gguf_tools.sample_files import METADATA, write_file
 from tests.quantize.model_files import write_mixture_model
 

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 import pytest
 
-from quantize.simd import kernel_cache
+from quantize.simd import kernel as kernels
 
 SOURCE = """
 import numpy as np
@@ -48,7 +48,7 @@ class Place:
 
     def run(self) -> tuple[int, str, str]:
         """Call the kernel as a new process does: return cache hits, the place, and what is said."""
-        kernel_cache._told.clear()
+        kernels._told.clear()
         spec = importlib.util.spec_from_file_location("small_kernel", self.source)
         assert spec is not None
         assert spec.loader is not None

@@ -19,7 +19,7 @@ from gguf_tools.commands.evaluate import main as evaluate_main
 from gguf_tools.commands.imatrix import main as imatrix_main
 from gguf_tools.commands.quantize import main as quantize_main
 from gguf_tools.commands.sensitivity import main as sensitivity_main
-from imatrix.calibrate.statistics.trust import Trust
+from imatrix.calibrate.statistics.conditions import Trust
 from imatrix.texts.quality import judge
 from imatrix.texts.tokens import Cut, cut_into_chunks
 from quantize.rounding.factor import DAMP

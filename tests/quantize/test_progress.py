@@ -12,7 +12,7 @@ from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import KERNELS, ProgressState
-from quantize.fill.job import Output
+from quantize.fill.filling import Output
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation

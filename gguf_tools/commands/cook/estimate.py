@@ -19,7 +19,7 @@ from gguf_tools.system.locks import usable_cores
 from imatrix.calibrate.estimate import Cost
 from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.shapes import Coverage, Shapes
-from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.sensitivities.options import SensitivityOptions
 from imatrix.sensitivities.type_errors import CANDIDATES
 from imatrix.texts.mixture import read_text

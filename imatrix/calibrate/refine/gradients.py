@@ -25,9 +25,8 @@ from torch.nn.functional import pad
 
 from imatrix.calibrate.refine.descent import RefinedTensor, RowGradients
 from imatrix.forward.device import to_cpu, to_numpy, to_torch
-from imatrix.forward.gradients.backward import through_norm
+from imatrix.forward.gradients.backward import BACKWARD_WORK, through_norm
 from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
-from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
 from imatrix.forward.hidden_states import MemoryStates, States
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.logits import Head, Positions, every_position, log_sums, slices

@@ -33,8 +33,8 @@ from imatrix.calibrate.refine.gradients import Batch, Student, by_weights
 from imatrix.calibrate.refine.options import RefineOptions
 from imatrix.calibrate.statistics.inputs import HoldoutSplit
 from imatrix.forward.device import to_numpy
+from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
-from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
 from imatrix.forward.hidden_states import States
 from imatrix.forward.observe import Arrays, Silent
 from imatrix.forward.run import ForwardPass

@@ -51,12 +51,12 @@ from imatrix.forward.workers import give_back, threads_for, torch_threads, worke
 from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import admit
 from imatrix.texts.tokens import Text
-from quantize.calibration import REFINED_KEY
 from quantize.fill.encode import RowSources
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.scaled import refuse_scales
 from quantize.fill.sources import GGUFTensor, OpenSources, SourceTensor
 from quantize.importances.text_sketch import TextSketch
+from quantize.options import REFINED_KEY
 from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation, lay_out, parts_of

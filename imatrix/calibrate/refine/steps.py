@@ -19,7 +19,7 @@ from imatrix.calibrate.refine.descent import Descent
 from imatrix.calibrate.refine.gradients import Original, Student
 from imatrix.calibrate.refine.options import RefineOptions
 from imatrix.calibrate.statistics.inputs import HoldoutSplit
-from imatrix.forward.gradients.forward_backward import BACKWARD_WORK
+from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.forward.work_folder import WorkFolder
 from imatrix.forward.workers import give_back
 

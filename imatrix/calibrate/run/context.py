@@ -20,10 +20,9 @@ import torch
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
-from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
+from imatrix.calibrate.statistics.conditions import Conditions, Trust, conditions_of
 from imatrix.calibrate.statistics.gradient_factors import TokenWeights
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
-from imatrix.calibrate.statistics.trust import Trust
 from imatrix.forward.hidden_states import FileStates, MemoryStates, States, copy
 from imatrix.forward.layer import Layer
 from imatrix.forward.layers.load import Loader

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from gguf_tools.errors import OutputError, QuantError
-from gguf_tools.files.line_log import LineLog
+from gguf_tools.files.owned_folder import LineLog
 from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.format.header import Endian
 from gguf_tools.format.tensors import TensorInfo
@@ -29,7 +29,7 @@ from gguf_tools.text import say_aside
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.encode import digest_rows, in_byte_order
 from quantize.fill.executors import Done, naming
-from quantize.fill.job import Output
+from quantize.fill.filling import Output
 from quantize.fill.sources import FLOAT_DTYPES, DescribedTensor, SourceTensor
 from quantize.formats import get_decoder
 from quantize.formats.base import Bytes

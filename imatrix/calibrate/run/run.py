@@ -27,14 +27,18 @@ from gguf_tools.files.run_lock import in_use
 from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
 from imatrix.calibrate.plan import CalibrationPlan
-from imatrix.calibrate.run.by_class import class_findings
 from imatrix.calibrate.run.cluster import StripsJob, open_cluster_strips
 from imatrix.calibrate.run.context import Model, RunContext, StateSaver, open_streams
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.run.layers import LayerRun
-from imatrix.calibrate.run.meter import Meter
 from imatrix.calibrate.run.output import Records, Writer, open_partial_model
-from imatrix.calibrate.run.report import FinalDivergence, Report, final_divergence, report_lines
+from imatrix.calibrate.run.report import (
+    FinalDivergence,
+    Report,
+    class_findings,
+    final_divergence,
+    report_lines,
+)
 from imatrix.calibrate.run.strips import StripExecutor, ThreadStrips
 from imatrix.calibrate.statistics.conditions import Conditions, conditions_of
 from imatrix.calibrate.statistics.gradient_factors import (
@@ -51,7 +55,7 @@ from imatrix.calibrate.statistics.gradients import (
     collect_gradients,
 )
 from imatrix.calibrate.statistics.inputs import Activations, HoldoutSplit, gather
-from imatrix.calibrate.work import Work, work_of
+from imatrix.calibrate.work import Meter, Work, work_of
 from imatrix.forward.device import fast_products, threads_on, to_torch
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.logits import Head
@@ -63,7 +67,7 @@ from imatrix.forward.workers import Workers, torch_threads
 from imatrix.texts.tokens import Vocabulary
 from quantize.fill.chunks import ChunkTable, ChunkTask
 from quantize.fill.executors import Done
-from quantize.fill.job import FillJob
+from quantize.fill.filling import FillJob
 from quantize.fill.provenance import describe_run
 from quantize.roles import layer_of
 from quantize.run_options import RunOptions
@@ -104,7 +108,7 @@ class CalibratedRun:
                 forget(work_path(self._plan.path))
 
     def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
-        """See `quantize.fill.job.Calibrator`."""
+        """See `quantize.fill.filling.Calibrator`."""
         plan = self._plan
         missing: dict[str, list[ChunkTask]] = {}
         for task in tasks:
@@ -189,7 +193,7 @@ class CalibratedRun:
         return open_cluster_strips(scheduler, job, folder.folder, meter.computed)
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:
-        """See `quantize.fill.job.Calibrator`."""
+        """See `quantize.fill.filling.Calibrator`."""
         chunks = self._table.tensors[tensor]
         numbers = chunks.numbers
         sample = sorted({numbers[(len(numbers) - 1) * part // 7] for part in range(8)}) if numbers else []
@@ -206,7 +210,7 @@ class CalibratedRun:
         return self._job.table()
 
     def lines(self) -> Iterator[str]:
-        """See `quantize.fill.job.Calibrator`."""
+        """See `quantize.fill.filling.Calibrator`."""
         yield from report_lines(self._report)
 
 

@@ -5,43 +5,49 @@ chunk leaves none, and those of nonsense are more of the same. Then drift is not
 correction would fit the noise of the text.
 
 Drift is how far inputs have moved away from the original's. The original computes W t and the model V x,
-where x has moved away from t. The V that makes the sum of |W t - V x|^2 least is W C H^-1, with H the sum of
-x x^T and C the sum of t x^T. Where little text was seen, V must stay near W, so the sum of d |W - V|^2 is
-added:
+where x has moved away from t. The V that makes the sum of |W t - V x|^2 least is W C H^-1, with H the sum
+of x x^T and C the sum of t x^T. Where little text was seen, V must stay near W, so the sum of d |W - V|^2
+is added:
 
     V = W + W T,   T = (C - H) (H + d I)^-1
 
-Rounding then aims at V instead of W. T has an unknown for each pair of columns, and must hold on other texts,
-too. So d is larger than what H is damped by where weights are rounded under it. That is done under lifted
-moments, a guess at those of other texts.
+Rounding then aims at V instead of W. T has an unknown for each pair of columns, and must hold on other
+texts, too. So d is larger than what H is damped by where weights are rounded under it. That is done under
+lifted moments, a guess at those of other texts.
 
-Directions with much energy in one text have less in another, and those with little have more. Rounding moves
-errors to where one text has least, so it has to know. Eigenvalues are moved towards each other: w, in units
-of the mean diagonal, counts as
+Directions with much energy in one text have less in another, and those with little have more. Rounding
+moves errors to where one text has least, so it has to know. Eigenvalues are moved towards each other: w, in
+units of the mean diagonal, counts as
 
     w + LIFT w / (w + KNEE)
 
-That is 5 times as much for the smallest ones, and hardly more for the largest. It takes no eigenvectors. With
-m the mean diagonal of H, the lifted moments are
+That is 5 times as much for the smallest ones, and hardly more for the largest. It takes no eigenvectors.
+With m the mean diagonal of H, the lifted moments are
 
     H + LIFT m (I - KNEE (H / m + KNEE I)^-1)
+
+`Trust` and `Damping` say how far the sums over a text are trusted, and how much they are damped for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gguf_tools.errors import BadActivation, BadMoments
 from imatrix.calibrate.statistics.inputs import Held, Statistics
-from imatrix.calibrate.statistics.trust import Trust
 from imatrix.forward.device import to_numpy, to_torch
 from imatrix.forward.workers import Workers
+from imatrix.texts.quality import TextQuality
+from imatrix.texts.tokens import Text
 from quantize.formats.base import Floats32
-from quantize.rounding.factor import AnyMoments, Factor, damped_inverse
+from quantize.rounding.factor import DAMP, AnyMoments, Factor, damped_inverse
+from quantize.rounding.two_sided import OUTPUT_DAMP
 
 _STRIP_ROWS = 512
 """Rows of T that are computed at a time."""
@@ -195,3 +201,94 @@ def _if_usable(statistics: Statistics, make: Callable[[], _Made]) -> _Made | Non
         return make()
     except BadMoments:
         return None
+
+
+@dataclass(frozen=True)
+class Damping:
+    """How much moments are damped: what is added to their diagonal, in units of its mean.
+
+    It is as if some tokens more had been seen, whose columns have nothing to do with each other. The fewer
+    have been seen, the more these count.
+
+    prior  how many, for each column
+    least  damping with any number of tokens
+    most   damping with next to none
+    """
+
+    prior: float
+    least: float
+    most: float
+
+    def of(self, n_tokens: float, n_cols: int) -> float:
+        """Choose the damping of the moments of `n_cols` columns that `n_tokens` tokens were summed to."""
+        return min(max(self.prior * n_cols / max(n_tokens, 1), self.least), self.most)
+
+
+INPUT_DAMPING = Damping(prior=0.6, least=DAMP, most=0.1)
+"""Of the moments of inputs. The bounds were measured with many tokens and with few, on two small models. The
+prior is from 12 layers of SmolLM2-135M at Q2_K under 14336 tokens, 9 to 19 for each column. On four other
+kinds of text, inputs damped by 0.03 left 3 % less divergence than by 0.01."""
+
+DRIFT_DAMPING = Damping(prior=5, least=DAMP, most=1.0)
+"""Of the moments of inputs, where a matrix is to make up for drift."""
+
+_MOST_OUTPUT_DAMP = 10.0
+"""Damping of a covariance of gradients that is all noise: rows hardly make up for each other any more."""
+
+_ALIKE = 2
+"""Tokens of a chunk are alike, so a sum over them is noisier than one over as many that have nothing to do
+with each other. With 2, matrices of SmolLM2-135M rounded to Q2_K do least damage on other texts."""
+
+_UNPROVEN_OUTPUT_DAMP = 0.5
+"""The least damping of such a covariance where held-out chunks prove nothing."""
+
+
+def noise_damp(covariance: npt.NDArray[np.float64], fourth: float, n_tokens: float) -> float:
+    """Compute how much damping makes a covariance the best guess at that of all text.
+
+    It is the shrinkage of Ledoit and Wolf (Journal of Multivariate Analysis 88, 2004) towards a multiple of
+    the identity: by the share of the squared distance from there that is noise. Gradients have heavy tails. A
+    few tokens make up most of the sum in some matrices, which only the fourth moments tell.
+
+    covariance  a sum of g g^T over tokens, float64 (n, n); outputs that never had a gradient do not count
+    fourth      the sum of |g|^4
+    n_tokens    that were summed; 0 for an expert that no token has chosen
+    returns     what to add to the diagonal, in units of its mean
+    """
+    if not n_tokens:
+        return math.inf
+    squares = float(np.square(covariance).sum()) / n_tokens**2
+    diagonal = np.diagonal(covariance) / n_tokens
+    distance = squares - float(diagonal.sum()) ** 2 / max(1, int(np.count_nonzero(diagonal)))
+    noise = _ALIKE * (fourth / n_tokens - squares) / n_tokens
+    return float(max(0.0, noise) / (distance - noise)) if distance > noise else math.inf
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far moments are trusted.
+
+    is_proven  whether held-out chunks show if a tensor has become better. Without them, it is not corrected
+               for what the ones before it have changed, and moments are damped as if next to nothing had been
+               seen
+    """
+
+    is_proven: bool = True
+
+    @classmethod
+    def of(cls, text: Text, quality: TextQuality) -> Trust:
+        """Decide how far a text is trusted."""
+        return cls(text.n_chunks > 1 and not quality.is_nonsense)
+
+    def input_damp(self, n_tokens: float, n_cols: int) -> float:
+        """Choose the damping of second moments of inputs."""
+        return INPUT_DAMPING.of(n_tokens, n_cols) if self.is_proven else INPUT_DAMPING.most
+
+    def drift_damp(self, n_tokens: float, n_cols: int) -> float:
+        """Choose the damping of the step that makes up for drift."""
+        return DRIFT_DAMPING.of(n_tokens, n_cols)
+
+    def output_damp(self, covariance: npt.NDArray[np.float64], fourth: float, n_tokens: float) -> float:
+        """Choose the damping of a covariance of gradients, see `noise_damp`."""
+        least = OUTPUT_DAMP if self.is_proven else _UNPROVEN_OUTPUT_DAMP
+        return min(max(noise_damp(covariance, fourth, n_tokens), least), _MOST_OUTPUT_DAMP)

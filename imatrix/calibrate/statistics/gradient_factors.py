@@ -22,9 +22,9 @@ import torch
 
 from gguf_tools.errors import BadMoments
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.calibrate.statistics.conditions import Trust
 from imatrix.calibrate.statistics.gradients import Gradients, LayerGradients
 from imatrix.calibrate.statistics.inputs import HoldoutSplit, Statistics, WeightsOf, unweighed
-from imatrix.calibrate.statistics.trust import Trust
 from imatrix.forward.device import to_torch
 from imatrix.texts.tokens import Text
 from quantize.formats.base import Floats32

@@ -48,8 +48,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import NoReport, Reporter
 from imatrix.calibrate.shapes import Shapes, is_expert
 from imatrix.forward.device import to_cpu, to_numpy, to_torch
-from imatrix.forward.gradients.backward import BackwardPass
-from imatrix.forward.gradients.forward_backward import (
+from imatrix.forward.gradients.backward import (
+    BackwardPass,
     Folders,
     forward_backward,
     refuse_full_disk,

@@ -13,7 +13,7 @@ import quantize
 from gguf_tools.commands.main import main
 from gguf_tools.findings import Level
 from gguf_tools.format.values import Value
-from quantize.calibration import METHOD_KEY
+from quantize.options import METHOD_KEY
 from quantize.plan.plan import PlanOptions
 from tests.convert.audit.faults import FAULTS, Fault, Model, damage
 from tests.convert.audit.grids import GRIDS, encoded_as, on_grid

@@ -10,7 +10,7 @@ from gguf_tools.files.run_lock import first_difference
 from gguf_tools.format.shards import FileLayout
 from quantize.fill import provenance
 from quantize.fill.encode import RowSources
-from quantize.fill.job import FillJob, Output
+from quantize.fill.filling import FillJob, Output
 
 EMPTY = FillJob((Output(Path("out"), FileLayout.of({}, ())),), RowSources({}, {}))
 

@@ -26,7 +26,7 @@ from gguf_tools.format.values import Value
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.system import locks
 from quantize.fill.encode import RowSources
-from quantize.fill.job import FillJob
+from quantize.fill.filling import FillJob
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.session import Session
 from quantize.prepare import lay_out

@@ -14,7 +14,7 @@ from gguf_tools.format.ggml_types import BF16, F32, Q4_0, Q8_0, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import outputs, precompile
 from quantize.fill.encode import RowSources
-from quantize.fill.job import FillJob
+from quantize.fill.filling import FillJob
 from quantize.fill.outputs import write_outputs
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.importances.entries import Importance, ResolvedImportance

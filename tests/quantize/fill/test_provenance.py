@@ -18,7 +18,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import UNKNOWN, RowsDigest
 from quantize.fill.encode import RowSources
-from quantize.fill.job import FillJob, Output
+from quantize.fill.filling import FillJob, Output
 from quantize.fill.provenance import (
     PROVENANCE_KEY,
     describe_run,

@@ -23,7 +23,7 @@ from gguf_tools.format.values import Value
 from quantize.fill import filling
 from quantize.fill.chunks import UNKNOWN, RowRange, RowsDigest
 from quantize.fill.encode import RowSources, Target, encode_strips
-from quantize.fill.job import FillJob
+from quantize.fill.filling import FillJob
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value, read_provenance
 from quantize.importances.entries import Importance, ResolvedImportance

@@ -23,7 +23,7 @@ from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import verify
 from quantize.fill.chunks import ChunkTable, RowRange
 from quantize.fill.encode import RowSources, encode_rows
-from quantize.fill.job import FillJob, Output
+from quantize.fill.filling import FillJob, Output
 from quantize.fill.verify import (
     SAMPLE_ROWS,
     SAMPLE_RUNS,

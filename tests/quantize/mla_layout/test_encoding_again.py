@@ -112,7 +112,7 @@ def test_bytes_do_not_depend_on_threads_or_chunks(
     path = wide_model(tmp_path / "in.gguf", "split", {K: Q5_0, V: Q4_0})
     overrides = parse_overrides(["attn_kv_b=Q4_0"])
     change_layout(path, tmp_path / "a.gguf", "both", overrides=overrides)
-    monkeypatch.setattr("quantize.fill.job.CHUNK_ELEMS", 64 * 37)
+    monkeypatch.setattr("quantize.fill.filling.CHUNK_ELEMS", 64 * 37)
     change_layout(path, tmp_path / "b.gguf", "both", overrides=overrides, n_threads=n_threads)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 

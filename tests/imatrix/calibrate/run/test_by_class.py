@@ -12,9 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gguf_tools.findings import Level  # noqa: E402
-from imatrix.calibrate.run.by_class import class_findings, errors_by_class  # noqa: E402
 from imatrix.calibrate.run.output import ChunkErrors, Record, Records  # noqa: E402
-from imatrix.calibrate.run.report import FinalDivergence, Report, report_lines  # noqa: E402
+from imatrix.calibrate.run.report import (  # noqa: E402  # noqa: E402
+    FinalDivergence,
+    Report,
+    class_findings,
+    errors_by_class,
+    report_lines,
+)
 from imatrix.calibrate.run.strips import HeldErrors  # noqa: E402
 from imatrix.calibrate.statistics.gradient_factors import OutputBlock  # noqa: E402
 from imatrix.calibrate.statistics.inputs import HoldoutSplit  # noqa: E402

@@ -32,8 +32,8 @@ from quantize.pipeline import plan_run
 
 torch = pytest.importorskip("torch")
 
-from imatrix.calibrate.run.by_class import ClassErrors  # noqa: E402
 from imatrix.calibrate.run.layers import LayerRun  # noqa: E402
+from imatrix.calibrate.run.report import ClassErrors  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
 from imatrix.texts.mixture import read_text  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402

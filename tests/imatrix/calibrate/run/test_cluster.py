@@ -25,7 +25,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("distributed")
 
 from imatrix.calibrate.run import cluster  # noqa: E402
-from imatrix.calibrate.run.meter import Meter  # noqa: E402
+from imatrix.calibrate.work import Meter  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {

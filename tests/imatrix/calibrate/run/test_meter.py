@@ -16,8 +16,7 @@ from imatrix.calibrate import probe
 from imatrix.calibrate.estimate import time_text
 from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.probe import LayerTimes, Probe, Speeds
-from imatrix.calibrate.run.meter import Meter
-from imatrix.calibrate.work import Work, work_of
+from imatrix.calibrate.work import Meter, Work, work_of
 from imatrix.texts.quality import judge
 from imatrix.texts.tokens import Cut, Text
 from tests.support.trained_model import EXAMPLE

@@ -13,11 +13,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from imatrix.calibrate.run.strips import HeldErrors  # noqa: E402
-from imatrix.calibrate.statistics.conditions import KNEE, LIFT, conditions_of, corrected, correction  # noqa: E402  # noqa: E402
+from imatrix.calibrate.statistics.conditions import (  # noqa: E402  # noqa: E402
+    KNEE,
+    LIFT,
+    Trust,
+    conditions_of,
+    corrected,
+    correction,
+)
 from imatrix.calibrate.statistics.gradient_factors import TokenWeights  # noqa: E402
 from imatrix.calibrate.statistics.gradients import LayerGradients  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402
-from imatrix.calibrate.statistics.trust import Trust  # noqa: E402
 from imatrix.forward.workers import Workers  # noqa: E402
 from quantize.rounding.factor import DAMP, damped_inverse  # noqa: E402
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from imatrix.calibrate.statistics.trust import Trust, noise_damp
+from imatrix.calibrate.statistics.conditions import Trust, noise_damp
 from quantize.rounding.two_sided import OUTPUT_DAMP
 
 Rows = npt.NDArray[np.float64]
