@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gguf_tools.argument_types import CheckedFields
@@ -47,7 +47,16 @@ from quantize.formats.codecs import CODECS, LOOSE_BASES, REGROUPED, codec_of, ig
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.recipe import V_LIKE, Recipe, Situation
-from quantize.roles import Program, Role, TensorRole, file_order, in_layer_ranges
+from quantize.roles import (
+    Program,
+    Role,
+    TensorRole,
+    file_order,
+    in_layer_ranges,
+    layer_of,
+    n_dims,
+    tensor_role,
+)
 
 KEEPING = (Q4_0, Q4_1)
 """Types that can keep a grid code by code."""
@@ -96,22 +105,6 @@ class PlanOptions(CheckedFields):
     grids: Mapping[str, KeptGrid] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A tensor that needs a type.
-
-    info  its name in the output, its shape, and the type that it has now
-    role  what its name says about it
-    """
-
-    info: TensorInfo
-    role: TensorRole
-
-    @property
-    def name(self) -> str:
-        return self.info.name
-
-
 class Decider(Enum):
     """Source of the decision about a tensor's type."""
 
@@ -125,47 +118,104 @@ class Decider(Enum):
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The type that a tensor gets, and why.
+class TensorPlan:
+    """Plan of one tensor.
 
-    decider    which step of the module's list decided
-    reason     the same in a phrase
-    fell_from  the type that was decided first, when rows do not fit it and `type` took its place
+    name, shape   in the output, rows first, without leading dimensions of 1 (ggml counts none: ggml_n_dims)
+    source_name   in the input; another layer's number when layers are pruned
+    as_if         the type that the source counts as where types are decided, if not its own: a conversion in
+                  one pass decides what quantizing the F32 file would
+    decider       who chose the type
+    reason        why this type, in a phrase
+    fell_from     the type that was chosen, when rows do not fit it and another took its place
+    entry         name of the importances that weigh its columns, or None
+    weighting     how those importances came to this tensor, in a phrase; empty in the plain case
+    n_neutral     how many of its matrices have seen nothing and get neutral weights
+    lacks_data    its type needs importances, and there are none
+    unfit_data    what is wrong with the importances that have its name; empty when nothing is
     """
 
-    type: GGMLType
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    source_name: str
+    source_type: GGMLType
+    target_type: GGMLType
     decider: Decider
     reason: str
     fell_from: GGMLType | None = None
+    as_if: GGMLType | None = None
+    entry: str | None = None
+    weighting: str = ""
+    n_neutral: int = 0
+    lacks_data: bool = False
+    unfit_data: str = ""
+
+    @property
+    def info(self) -> TensorInfo:
+        """The tensor as it stands in the output file."""
+        return TensorInfo(self.name, self.shape, self.target_type)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether its bytes go into the output as they are stored."""
+        return self.source_type == self.target_type
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether its weights become the codes that they are, whatever its importances say."""
+        return self.decider is Decider.GRID and self.target_type in KEEPING
+
+    @property
+    def counts_as(self) -> GGMLType:
+        """The type that the source counts as where types are decided."""
+        return self.as_if or self.source_type
+
+    @property
+    def stays(self) -> bool:
+        """Whether the decision leaves its type alone."""
+        return self.counts_as == self.target_type
+
+    @property
+    def is_weighed(self) -> bool:
+        """Whether importances would make a difference to its bytes."""
+        return not self.stays and not self.keeps_codes and not ignores_importances(self.target_type.name)
+
+
+def draft(source: TensorInfo, name: str, role: Role, as_if: GGMLType | None = None) -> TensorPlan:
+    """Return the plan of a tensor before a type is decided: it keeps the one that it counts as."""
+    shape, type_ = source.shape[-n_dims(source.shape) :], as_if or source.type
+    return TensorPlan(name, shape, role, source.name, source.type, type_, Decider.KEPT, "", as_if=as_if)
 
 
 def decide(
-    tensors: Sequence[Candidate],
+    drafts: Sequence[TensorPlan],
     recipe: Recipe,
     facts: ModelFacts,
     has_importances: bool,
     options: PlanOptions,
-) -> tuple[Decision, ...]:
-    """Return one decision per tensor, in the same order.
+) -> tuple[TensorPlan, ...]:
+    """Return the plans of tensors with the types that they get, in the same order.
 
     raises  NoFallback   when no fallback is known for some rows; lists every such tensor
             BadOverride  when rows do not fit the user's fallback either; lists every such tensor
             BadRequest   when a name has a layer that the metadata does not know
     """
-    early = [_decide_without_rules(tensor, recipe, options) for tensor in tensors]
+    early = [_decide_without_rules(tensor, recipe, facts, options) for tensor in drafts]
     is_ik = recipe.program == "ik_llama.cpp"
     counted = (None, Decider.OVERRIDE) if is_ik else (None,)
-    decided_by = [None if decision is None else decision.decider for decision in early]
-    visited = [tensor for tensor, decider in zip(tensors, decided_by, strict=True) if decider in counted]
-    places = _places(visited, tensors, facts, options.keep_order or is_ik)
-    tied = all(tensor.role.role is not Role.OUTPUT for tensor in tensors)
+    decided_by = [None if tensor is None else tensor.decider for tensor in early]
+    visited = [tensor for tensor, decider in zip(drafts, decided_by, strict=True) if decider in counted]
+    places = _places(visited, drafts, facts, options.keep_order or is_ik)
+    tied = all(tensor.role is not Role.OUTPUT for tensor in drafts)
 
-    def decide_by_rules(tensor: Candidate) -> Decision:
-        role = tensor.role.role
+    def decide_by_rules(tensor: TensorPlan) -> TensorPlan:
+        role, info = tensor.role, tensor.info
         if tied and role is Role.TOKEN_EMBD:
             role = Role.OUTPUT
             if options.output_type is not None:
-                return Decision(options.output_type, Decider.OPTION, "--output-tensor-type, tied embeddings")
+                reason = "--output-tensor-type, tied embeddings"
+                return replace(tensor, target_type=options.output_type, decider=Decider.OPTION, reason=reason)
         n_visited, position, total = places[tensor.name]
         situation = Situation(
             role=role,
@@ -174,58 +224,67 @@ def decide(
             n_visited=n_visited,
             position=position,
             total=total,
-            fits_default=tensor.info.n_cols % _default(recipe).block_elems == 0,
-            is_stacked=tensor.info.n_mats > 1,
-            n_cols=tensor.info.n_cols,
-            layer=tensor.role.layer,
-            is_tied=tied and tensor.role.role is Role.TOKEN_EMBD,
-            is_shared_expert=tensor.role.is_shared_expert,
+            fits_default=info.n_cols % _default(recipe).block_elems == 0,
+            is_stacked=info.n_mats > 1,
+            n_cols=info.n_cols,
+            layer=layer_of(tensor.name),
+            is_tied=tied and tensor.role is Role.TOKEN_EMBD,
+            is_shared_expert=_read_name(tensor, recipe, facts).is_shared_expert,
         )
         type_name, reason = recipe.choose(situation)
-        return Decision(by_name(type_name), Decider.RULES, reason)
+        return replace(tensor, target_type=by_name(type_name), decider=Decider.RULES, reason=reason)
 
-    wanted = [decision or decide_by_rules(tensor) for tensor, decision in zip(tensors, early, strict=True)]
-    wanted = [_embeddings_apart(tensor, decision) for tensor, decision in zip(tensors, wanted, strict=True)]
-    return _fit_rows(tensors, wanted, options.fallbacks, recipe.program)
+    decided = [done or decide_by_rules(tensor) for tensor, done in zip(drafts, early, strict=True)]
+    return _fit_rows([_embeddings_apart(tensor) for tensor in decided], options.fallbacks, recipe.program)
 
 
-def _embeddings_apart(tensor: Candidate, decision: Decision) -> Decision:
+def _read_name(tensor: TensorPlan, recipe: Recipe, facts: ModelFacts) -> TensorRole:
+    return tensor_role(tensor.name, tensor.shape, facts.architecture, recipe.program)
+
+
+def _embeddings_apart(tensor: TensorPlan) -> TensorPlan:
     """Return the decision, where single rows are looked up with the base type of an interleaved one."""
-    base = without_interleaving(decision.type)
-    is_looked_up = tensor.role.role is Role.TOKEN_EMBD and decision.decider is not Decider.KEPT
-    if not is_looked_up or base == decision.type:
-        return decision
-    reason = f"{decision.reason}; rows of embeddings can't be interleaved: {decision.type} -> {base}"
-    return Decision(base, decision.decider, reason)
+    base = without_interleaving(tensor.target_type)
+    is_looked_up = tensor.role is Role.TOKEN_EMBD and tensor.decider is not Decider.KEPT
+    if not is_looked_up or base == tensor.target_type:
+        return tensor
+    reason = f"{tensor.reason}; rows of embeddings can't be interleaved: {tensor.target_type} -> {base}"
+    return replace(tensor, target_type=base, reason=reason)
 
 
-def _decide_without_rules(tensor: Candidate, recipe: Recipe, options: PlanOptions) -> Decision | None:
+def _decide_without_rules(
+    tensor: TensorPlan, recipe: Recipe, facts: ModelFacts, options: PlanOptions
+) -> TensorPlan | None:
     """Return the decision of steps 1 to 5, or None when the recipe's rules decide."""
-    role = tensor.role.role
-    kept_as = "COPY" if recipe.default is None else tensor.role.kept_as
+
+    def decided(type_: GGMLType, decider: Decider, reason: str) -> TensorPlan:
+        return replace(tensor, target_type=type_, decider=decider, reason=reason)
+
+    role = tensor.role
+    kept_as = "COPY" if recipe.default is None else _read_name(tensor, recipe, facts).kept_as
     if options.leave_output and tensor.name == "output.weight":
         kept_as = kept_as or "--leave-output-tensor"
     if kept_as is not None:
-        return Decision(tensor.info.type, Decider.KEPT, kept_as)
+        return decided(tensor.target_type, Decider.KEPT, kept_as)
     chosen, override = options.types.get(tensor.name), find_override(options.overrides, tensor.name)
     # Some models have embeddings per layer. These follow the option too, unless an override names them.
     is_overridden = (chosen or override) is not None and tensor.name != "token_embd.weight"
     if role is Role.TOKEN_EMBD and options.embedding_type is not None and not is_overridden:
-        return Decision(options.embedding_type, Decider.OPTION, "--token-embedding-type")
+        return decided(options.embedding_type, Decider.OPTION, "--token-embedding-type")
     if role is Role.OUTPUT and options.output_type is not None:
-        return Decision(options.output_type, Decider.OPTION, "--output-tensor-type")
+        return decided(options.output_type, Decider.OPTION, "--output-tensor-type")
     default = _default(recipe)
     grid = options.grids.get(tensor.name) if (chosen or override) is None else None
     if grid is not None:
-        return Decision(grid.type, Decider.GRID, grid.text)
+        return decided(grid.type, Decider.GRID, grid.text)
     if not default.is_quantized:
-        return Decision(default, Decider.FLOAT_RECIPE, f"{recipe.name}: default")
+        return decided(default, Decider.FLOAT_RECIPE, f"{recipe.name}: default")
     if chosen is not None:
-        return Decision(chosen, Decider.OVERRIDE, "chosen for the size")
+        return decided(chosen, Decider.OVERRIDE, "chosen for the size")
     if override is not None:
-        return Decision(override.type, Decider.OVERRIDE, f"override {override.text}")
+        return decided(override.type, Decider.OVERRIDE, f"override {override.text}")
     if options.pure:
-        return Decision(default, Decider.PURE, f"{recipe.name}: --pure")
+        return decided(default, Decider.PURE, f"{recipe.name}: --pure")
     return None
 
 
@@ -236,7 +295,7 @@ def _default(recipe: Recipe) -> GGMLType:
 
 
 def _places(
-    visited: Sequence[Candidate], everything: Sequence[Candidate], facts: ModelFacts, keep_order: bool
+    visited: Sequence[TensorPlan], everything: Sequence[TensorPlan], facts: ModelFacts, keep_order: bool
 ) -> dict[str, tuple[int, int, int]]:
     """Return n_visited, position and total of each of the tensors `visited`, by name; see Situation.
 
@@ -246,13 +305,13 @@ def _places(
 
     raises  BadRequest  when a name has a layer that the metadata does not know
     """
-    n_values = sum(tensor.role.role in V_LIKE for tensor in everything)
+    n_values = sum(tensor.role in V_LIKE for tensor in everything)
     candidates = {tensor.name: tensor for tensor in visited}
     names = list(candidates) if keep_order else file_order(candidates)
     counts: Counter[Role] = Counter()
     places: dict[str, tuple[int, int, int]] = {}
     for name in names:
-        role = candidates[name].role.role
+        role = candidates[name].role
         if role in V_LIKE:
             n_visited = counts[Role.ATTN_V]
             counts[Role.ATTN_V] += 1
@@ -260,42 +319,43 @@ def _places(
         elif role in (Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP):
             n_visited = counts[role]
             counts[role] += 1
-            position = _layer(candidates[name], facts) if facts.n_experts > 1 else n_visited
+            position = _layer(name, facts) if facts.n_experts > 1 else n_visited
             places[name] = n_visited, position, facts.n_layers
         else:
             places[name] = 0, 0, 0
     return places
 
 
-def _layer(tensor: Candidate, facts: ModelFacts) -> int:
-    layer = tensor.role.layer
+def _layer(name: str, facts: ModelFacts) -> int:
+    layer = layer_of(name)
     if layer is None or layer >= facts.n_layers:
         raise BadRequest(
-            f"{tensor.name}: expected a name blk.N. with N below {facts.n_layers}, the number of layers in"
+            f"{name}: expected a name blk.N. with N below {facts.n_layers}, the number of layers in"
             " the metadata"
         )
     return layer
 
 
 def _fit_rows(
-    tensors: Sequence[Candidate], wanted: Sequence[Decision], fallbacks: Sequence[Override], program: Program
-) -> tuple[Decision, ...]:
+    wanted: Sequence[TensorPlan], fallbacks: Sequence[Override], program: Program
+) -> tuple[TensorPlan, ...]:
     """Return the decisions `wanted`, with a fallback wherever the type can't hold the rows.
 
     raises  NoFallback, BadOverride  as `decide`
     """
-    fitted: list[Decision] = []
+    fitted: list[TensorPlan] = []
     undefined: dict[str, list[str]] = {}
     misnamed: dict[str, list[str]] = {}
-    for tensor, decision in zip(tensors, wanted, strict=True):
-        type_, n_cols = decision.type, tensor.info.n_cols
-        n_rows = tensor.info.n_rows // tensor.info.n_mats
+    for tensor in wanted:
+        type_, info = tensor.target_type, tensor.info
+        n_cols, n_rows = info.n_cols, info.n_rows // info.n_mats
         fallback = find_override(fallbacks, tensor.name)
         fitting = fit(type_, n_cols, fallback, n_rows, program)
         if fitting is not None:
             instead, why = fitting
-            reason = f"{decision.reason}; {why}"
-            fitted.append(Decision(instead, decision.decider, reason, type_) if why else decision)
+            reason = f"{tensor.reason}; {why}"
+            another = replace(tensor, target_type=instead, reason=reason, fell_from=type_)
+            fitted.append(another if why else tensor)
             continue
         misfit = f"{type_.name}: {describe_misfit(type_, n_cols, n_rows)}"
         if fallback is None:
@@ -371,68 +431,3 @@ def _by_table(wanted: GGMLType, n_cols: int, n_rows: int, program: Program) -> G
         return None
     type_ = by_name(instead)
     return F16 if describe_misfit(type_, n_cols, n_rows) else type_
-
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """Plan of one tensor.
-
-    name, shape   in the output, rows first, without leading dimensions of 1 (ggml counts none: ggml_n_dims)
-    source_name   in the input; another layer's number when layers are pruned
-    as_if         the type that the source counts as where types are decided, if not its own: a conversion in
-                  one pass decides what quantizing the F32 file would
-    decider       who chose the type
-    reason        why this type, in a phrase
-    fell_from     the type that was chosen, when rows do not fit it and another took its place
-    entry         name of the importances that weigh its columns, or None
-    weighting     how those importances came to this tensor, in a phrase; empty in the plain case
-    n_neutral     how many of its matrices have seen nothing and get neutral weights
-    lacks_data    its type needs importances, and there are none
-    unfit_data    what is wrong with the importances that have its name; empty when nothing is
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    role: Role
-    source_name: str
-    source_type: GGMLType
-    target_type: GGMLType
-    decider: Decider
-    reason: str
-    fell_from: GGMLType | None = None
-    as_if: GGMLType | None = None
-    entry: str | None = None
-    weighting: str = ""
-    n_neutral: int = 0
-    lacks_data: bool = False
-    unfit_data: str = ""
-
-    @property
-    def info(self) -> TensorInfo:
-        """The tensor as it stands in the output file."""
-        return TensorInfo(self.name, self.shape, self.target_type)
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether its bytes go into the output as they are stored."""
-        return self.source_type == self.target_type
-
-    @property
-    def keeps_codes(self) -> bool:
-        """Whether its weights become the codes that they are, whatever its importances say."""
-        return self.decider is Decider.GRID and self.target_type in KEEPING
-
-    @property
-    def counts_as(self) -> GGMLType:
-        """The type that the source counts as where types are decided."""
-        return self.as_if or self.source_type
-
-    @property
-    def stays(self) -> bool:
-        """Whether the decision leaves its type alone."""
-        return self.counts_as == self.target_type
-
-    @property
-    def is_weighed(self) -> bool:
-        """Whether importances would make a difference to its bytes."""
-        return not self.stays and not self.keeps_codes and not ignores_importances(self.target_type.name)

@@ -19,12 +19,12 @@ from gguf_tools.format.ggml_types import I8, I16, I32, I64, GGMLType
 from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
 from quantize.importances.entries import Importances, ResolvedImportance, resolve
-from quantize.plan.decide import Candidate, Decision, PlanOptions, TensorPlan, decide
+from quantize.plan.decide import PlanOptions, TensorPlan, decide, draft
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.pruning import Pruning
 from quantize.plan.recipe import Recipe
-from quantize.roles import file_order, n_dims, tensor_role
+from quantize.roles import file_order, tensor_role
 
 __all__ = ["Plan", "PlanOptions", "TensorPlan", "build_plan", "in_file_order"]
 
@@ -138,18 +138,20 @@ def build_plan(
     """
     options = options or PlanOptions()
     kept = _kept_layers(tensors, options)
-    candidates = tuple(
-        Candidate(
-            TensorInfo(name, source.shape, _counted_as(source, as_if) or source.type),
-            tensor_role(name, source.shape, facts.architecture, recipe.program),
+    drafts = [
+        draft(
+            source,
+            name,
+            tensor_role(name, source.shape, facts.architecture, recipe.program).role,
+            None if source.type in _WHOLE_NUMBERS else as_if,
         )
         for source, name in kept
-    )
-    decisions = decide(candidates, recipe, facts, bool(importances), options)
+    ]
     weighed: dict[str, ResolvedImportance] = {}
     plans = []
-    for (source, _), candidate, decision in zip(kept, candidates, decisions, strict=True):
-        plan, data = _tensor_plan(source, candidate, decision, _counted_as(source, as_if)), None
+    decided = decide(drafts, recipe, facts, bool(importances), options)
+    for (source, _), plan in zip(kept, decided, strict=True):
+        data = None
         if plan.is_weighed:
             try:
                 data = resolve(source, importances or {}, facts.n_heads)
@@ -175,11 +177,7 @@ def build_plan(
 
 
 _WHOLE_NUMBERS = frozenset({I8, I16, I32, I64})
-
-
-def _counted_as(source: TensorInfo, as_if: GGMLType | None) -> GGMLType | None:
-    """Return the type that a tensor counts as; a table of whole numbers is never anything else."""
-    return None if source.type in _WHOLE_NUMBERS else as_if
+"""Types of tables, which never count as anything else."""
 
 
 def _kept_layers(tensors: Sequence[TensorInfo], options: PlanOptions) -> tuple[tuple[TensorInfo, str], ...]:
@@ -188,21 +186,3 @@ def _kept_layers(tensors: Sequence[TensorInfo], options: PlanOptions) -> tuple[t
         return tuple((tensor, tensor.name) for tensor in tensors)
     pruning = Pruning.of([tensor.name for tensor in tensors], options.prune_layers)
     return tuple((t, name) for t in tensors if (name := pruning.new_name(t.name)) is not None)
-
-
-def _tensor_plan(
-    source: TensorInfo, candidate: Candidate, decision: Decision, as_if: GGMLType | None
-) -> TensorPlan:
-    """Return the plan of a tensor, before anyone has looked for its importances."""
-    return TensorPlan(
-        name=candidate.name,
-        shape=source.shape[-n_dims(source.shape) :],
-        role=candidate.role.role,
-        source_name=source.name,
-        source_type=source.type,
-        target_type=decision.type,
-        decider=decision.decider,
-        reason=decision.reason,
-        fell_from=decision.fell_from,
-        as_if=as_if,
-    )

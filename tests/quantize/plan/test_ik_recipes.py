@@ -13,7 +13,7 @@ import pytest
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from quantize.importances.entries import Importance
-from quantize.plan.decide import Candidate, decide
+from quantize.plan.decide import decide, draft
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import parse_overrides
@@ -59,15 +59,18 @@ def types(plan: Plan) -> dict[str, str]:
 def test_plans_equal_the_recorded_ones(name: str) -> None:
     chosen, recorded_of_model = model(name), recorded_plans()[name]
     facts = ModelFacts.from_metadata(chosen.metadata)
-    candidates = [
-        Candidate(tensor, tensor_role(tensor.name, tensor.shape, facts.architecture, "ik_llama.cpp"))
-        for tensor in chosen.tensors
+    drafts = [
+        draft(each, each.name, tensor_role(each.name, each.shape, facts.architecture, "ik_llama.cpp").role)
+        for each in chosen.tensors
     ]
     assert set(recorded_of_model) == {recipe + end for recipe in IK_RECIPES for end in ("", "+imatrix")}
     for key, runs in recorded_of_model.items():
         recipe, _, weighed = key.partition("+")
-        decisions = decide(candidates, IK_RECIPES[recipe], facts, bool(weighed), PlanOptions())
-        ours = [[type_, len(list(run))] for type_, run in itertools.groupby(d.type.name for d in decisions)]
+        types = [
+            plan.target_type.name
+            for plan in decide(drafts, IK_RECIPES[recipe], facts, bool(weighed), PlanOptions())
+        ]
+        ours = [[type_, len(list(run))] for type_, run in itertools.groupby(types)]
         assert ours == runs, key
 
 
