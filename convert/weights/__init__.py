@@ -69,12 +69,19 @@ def open_weights(checkpoint: Checkpoint) -> ModelWeights:
 
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
-    from convert.weights.model_weights import ModelWeights, first_quantized, refuse, refuse_rotations
+    from convert.weights.model_weights import (
+        ModelWeights,
+        first_quantized,
+        refuse,
+        refuse_rotations,
+        stores_floats,
+    )
     from convert.weights.settings import read_settings
 
     settings = read_settings(checkpoint)
     refuse_rotations(checkpoint)
-    loaders = all_loaders()
+    # What a format makes of a weight is never all floats: such a checkpoint has none that names no method.
+    loaders = () if settings.method is None and stores_floats(checkpoint) else all_loaders()
     if settings.method is not None:
         read = sorted({method for loader in loaders for method in loader.methods})
         if settings.method not in read:

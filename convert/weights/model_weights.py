@@ -232,6 +232,11 @@ def refuse(checkpoint: Checkpoint, settings: Settings) -> None:
                 )
 
 
+def stores_floats(checkpoint: Checkpoint) -> bool:
+    """Whether every stored tensor is of floats that are a weight as they are."""
+    return all(checkpoint.raw(name).dtype in TYPES for name in checkpoint.names())
+
+
 def first_quantized(checkpoint: Checkpoint) -> str:
     """Return words that name the first stored tensor that is not plain, for an error."""
     for name in checkpoint.names():

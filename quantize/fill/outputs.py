@@ -194,7 +194,8 @@ def write_outputs(
             compiled, moved_before = time.monotonic(), files.moved()
             for each in opened:
                 each.session.publish_whole()
-                each.reused.run(executor)
+                if each.reused is not None:
+                    each.reused.run(executor)
             if len(opened) > 1:
                 fill_together([(each.session, each.missing()) for each in opened], executor)
             else:
@@ -235,9 +236,12 @@ class _OpenJob:
         first = job.outputs[0]
         refuse_inputs(journal_path(first.path), job.inputs)
         self._job, self._options = job, options
-        self._old = stack.enter_context(OldFiles(options.old_files, first.layout.endian))
-        for output in job.outputs:
-            refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
+        self._old: OldFiles | None = None
+        self.reused: Reuse | None = None
+        if options.old_files:
+            self._old = stack.enter_context(OldFiles(options.old_files, first.layout.endian))
+            for output in job.outputs:
+                refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
         about = describe_run(job, watch)
         self.journal = stack.enter_context(
             Journal(first.path, about, restart=options.restart, state=watch.state)
@@ -256,15 +260,17 @@ class _OpenJob:
         """Open the partials, and see what is done and what may be reused."""
         self.session.open_outputs(stack)
         self._n_resumed = len(self.journal.done)
-        self.reused = Reuse(self._old, self.session, self._job, self.journal.done)
+        if self._old is not None:
+            self.reused = Reuse(self._old, self.session, self._job, self.journal.done)
 
     def encodings(self) -> Iterator[Encoding]:
         """Yield how each tensor will be encoded, of those that certainly will be."""
         job, sources = self._job, self._job.sources
+        reused = {} if self.reused is None else self.reused.candidates
         for chunks in self.session.incomplete():
             name, type_ = chunks.info.name, chunks.info.type
             made = sources.is_encoded(name, type_) and not job.is_calibrated(name)
-            if made and name not in self.reused.candidates:
+            if made and name not in reused:
                 yield Encoding.of(sources, name, type_)
 
     def missing(self, *, calibrated: bool = False) -> Iterator[ChunkTask]:
@@ -282,11 +288,8 @@ class _OpenJob:
         return Written(
             self.session.n_chunks,
             self._n_resumed,
-            reused=self.reused.counts,
-            notes=(
-                *self._old.notes,
-                *(f"{old.path}: {old.info.name} is damaged; it was made anew" for old in self.reused.damaged),
-            ),
+            reused={} if self.reused is None else self.reused.counts,
+            notes=() if self.reused is None else self.reused.notes(),
             compile_seconds=compile_seconds,
             limit=limit,
             verification=merge_verifications(checked) if self._options.verify else None,

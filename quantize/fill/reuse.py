@@ -72,7 +72,7 @@ class OldFiles:
     raises  OSError or FormatError for a file that can't be opened
     """
 
-    def __init__(self, given: Iterable[Path] = (), endian: Endian = "little") -> None:
+    def __init__(self, given: Iterable[Path], endian: Endian) -> None:
         self.paths: list[Path] = []
         self.usable: list[Path] = []
         self.notes: list[str] = []
@@ -169,7 +169,7 @@ class Reuse:
         self.counts = Counter(dict.fromkeys(old.usable, 0))
         self.damaged: list[OldTensor] = []
         self.candidates: dict[str, ReuseCandidate] = {}
-        self._session, self._sources = session, job.sources
+        self._old, self._session, self._sources = old, session, job.sources
         self._candidate_of: dict[int, ReuseCandidate] = {}
         self._lock = threading.Lock()
         for chunks in session.incomplete() if old.usable else ():
@@ -189,6 +189,11 @@ class Reuse:
         tasks = [task for candidate in self.candidates.values() for task in candidate.missing]
         if tasks:
             executor.run(tasks, DigestSpec(self._session.sources()), self._digested)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a line for each older file that was of no use, and for each tensor that is damaged there."""
+        damaged = (f"{old.path}: {old.info.name} is damaged; it was made anew" for old in self.damaged)
+        return (*self._old.notes, *damaged)
 
     def _digested(self, number: int, digest: int) -> None:
         candidate = self._candidate_of[number]
