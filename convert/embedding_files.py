@@ -12,7 +12,6 @@ names are those of sentence-transformers 5.2 (sentence_transformer/modules/pooli
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -45,28 +44,14 @@ _WITHOUT_EFFECT = ("Transformer", "Normalize", "Dropout")
 """Modules that need nothing: the model itself, the length of vectors, which programs see to, and training."""
 
 
-@dataclass(frozen=True)
-class EmbeddingFiles:
-    """Contents of the files.
+def read_embedding_files(
+    folder: Path, architecture: str, family: Metadata
+) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return the keys for a checkpoint folder's files, and a note for each thing that is not carried over.
 
-    pooling_type  a number of llama.cpp's; None where they name no pooling that it knows
-    notes         one line for each thing that is not carried over
-    """
-
-    pooling_type: int | None = None
-    notes: tuple[str, ...] = ()
-
-    def metadata(self, architecture: str) -> dict[str, Value]:
-        """Return the keys for a file whose general.architecture is `architecture`."""
-        if self.pooling_type is None:
-            return {}
-        return {keys.POOLING_TYPE.format(arch=architecture): Value.u32(self.pooling_type)}
-
-
-def read_embedding_files(folder: Path, architecture: str, family: Metadata) -> EmbeddingFiles:
-    """Return the contents of a checkpoint folder's files. Without a modules.json there are no embeddings.
-
-    family  the keys of the model's family, for the length of its context
+    Without a modules.json there are no embeddings.
+    architecture  general.architecture of the file
+    family        the keys of the model's family, for the length of its context
     raises  BadConfig for a file that can't be read, or has another form than sentence-transformers writes
     """
     path = folder / MODULES_NAME
@@ -76,7 +61,7 @@ def read_embedding_files(folder: Path, architecture: str, family: Metadata) -> E
             f"{place.name}/config.json is not used: there is no {path.name}, which would name it"
             for place in sorted(folder.glob("*_Pooling"))
         )
-        return EmbeddingFiles(notes=(*reranker, *unused))
+        return {}, (*reranker, *unused)
     pooling_type: int | None = None
     notes = list(reranker)
     for kind, place in _modules(path):
@@ -89,7 +74,9 @@ def read_embedding_files(folder: Path, architecture: str, family: Metadata) -> E
     context = family.get(keys.CONTEXT_LENGTH.format(arch=architecture))
     notes += _length_notes(folder / "sentence_bert_config.json", context.data if context else None)
     notes += _prompt_notes(folder / "config_sentence_transformers.json")
-    return EmbeddingFiles(pooling_type, tuple(notes))
+    if pooling_type is None:  # they name no pooling that llama.cpp knows
+        return {}, tuple(notes)
+    return {keys.POOLING_TYPE.format(arch=architecture): Value.u32(pooling_type)}, tuple(notes)
 
 
 def _reranker_note(folder: Path) -> Iterator[str]:

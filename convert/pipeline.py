@@ -24,7 +24,7 @@ from convert.architectures.options import make_options
 from convert.architectures.rules import OutputTensor
 from convert.architectures.vision import find_tower
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
-from convert.embedding_files import EmbeddingFiles, read_embedding_files
+from convert.embedding_files import read_embedding_files
 from convert.general_metadata import GeneralMetadata, general_metadata
 from convert.model_names import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
@@ -192,32 +192,29 @@ def plan_run(
         yield Run(preparation, rows, checkpoint.inputs(), started, calibration)
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The metadata of a model: the general keys, the family's keys, those of embeddings and the tokenizer.
+def _metadata(
+    file_type: str,
+    general: GeneralMetadata,
+    family: Metadata,
+    architecture: str,
+    tokenizer: Tokenizer | None,
+    embedding: Metadata,
+) -> dict[str, Value]:
+    """Return all keys of a file: the general keys, the family's, those of embeddings and the tokenizer.
 
+    file_type  the recipe whose number is its general.file_type
     tokenizer  None for a tower, which has no text
     """
-
-    general: GeneralMetadata
-    family: Metadata
-    architecture: str
-    tokenizer: Tokenizer | None
-    embedding: EmbeddingFiles
-
-    def metadata(self, file_type: str) -> dict[str, Value]:
-        """Return all keys of a file whose general.file_type is the number of the recipe `file_type`."""
-        number = {keys.FILE_TYPE: Value.u32(_file_type(file_type))}
+    number = {keys.FILE_TYPE: Value.u32(_file_type(file_type))}
+    return {
+        keys.ARCHITECTURE: Value.string(architecture),
+        **general.metadata(),
         # llama.cpp's converter writes a tower's number before the family's keys.
-        family = {**self.family, **number} if self.tokenizer else {**number, **self.family}
-        return {
-            keys.ARCHITECTURE: Value.string(self.architecture),
-            **self.general.metadata(),
-            **family,
-            **self.embedding.metadata(self.architecture),
-            keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
-            **(self.tokenizer.metadata() if self.tokenizer else {}),
-        }
+        **({**family, **number} if tokenizer else {**number, **family}),
+        **embedding,
+        keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
+        **(tokenizer.metadata() if tokenizer else {}),
+    }
 
 
 def _file_type(recipe: str) -> int:
@@ -256,10 +253,11 @@ def prepare(
     if not options.mmproj:
         tokenizer = _tokenizer(folder, checkpoint.config, options, architecture, general)
     gguf_name = conversion.architecture.gguf_name
-    embedding = EmbeddingFiles()
+    embedding: Metadata = {}
+    unused: tuple[str, ...] = ()
     if tokenizer:
-        embedding = read_embedding_files(folder, gguf_name, conversion.metadata)
-    model = _Model(general, conversion.metadata, gguf_name, tokenizer, embedding)
+        embedding, unused = read_embedding_files(folder, gguf_name, conversion.metadata)
+    known = _metadata(F32.name, general, conversion.metadata, gguf_name, tokenizer, embedding)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     if options.keep_grid:
         options = replace(options, types=with_grids(options.types, sources))
@@ -270,11 +268,9 @@ def prepare(
         decoded=weights.is_quantized and not options.mmproj,
         allow_problems=allow_problems,
     )
-    made = decide_padded(
-        model.metadata(F32.name), infos, options.pad, decide, str(folder), hidden=options.pad_hidden
-    )
+    made = decide_padded(known, infos, options.pad, decide, str(folder), hidden=options.pad_hidden)
     plan, metadata, padding = made.plan, made.metadata, made.padding
-    said = (*conversion.notes, *general.notes, *(tokenizer.notes if tokenizer else ()), *embedding.notes)
+    said = (*conversion.notes, *general.notes, *(tokenizer.notes if tokenizer else ()), *unused)
     plan = replace(plan, notes=(*notes, *said, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     lost = lost_grids(sources, options.types.grids) if options.keep_grid and options.types else ()
@@ -385,14 +381,14 @@ def prepare_vocab(
     family = metadata_of(
         architecture, model_config, architecture.resolve_options(model_config, choices, None)
     )
-    embedding = read_embedding_files(folder, architecture.gguf_name, family)
-    model = _Model(general, family, architecture.gguf_name, tokenizer, embedding)
+    embedding, unused = read_embedding_files(folder, architecture.gguf_name, family)
     named = isinstance(options.outtype, str) and is_outtype(options.outtype)
     outtype = str(options.outtype) if named else "auto"
     plan = outtype_plan((), resolve_outtype(outtype, ()))
-    plan = replace(plan, notes=(*general.notes, *tokenizer.notes, *embedding.notes))
+    plan = replace(plan, notes=(*general.notes, *tokenizer.notes, *unused))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=True)
-    return Preparation(plan, _outputs(path, model.metadata(plan.file_type), plan, options), 0)
+    metadata = _metadata(plan.file_type, general, family, architecture.gguf_name, tokenizer, embedding)
+    return Preparation(plan, _outputs(path, metadata, plan, options), 0)
 
 
 def _outputs(path: Path, metadata: Metadata, plan: Plan, options: ConvertOptions) -> tuple[Output, ...]:

@@ -5,7 +5,7 @@ and some versions crash there on a hostile file. A vocabulary needs only this:
 
     ModelProto       1  pieces: messages     2  trainer: message      3  normalizer: message
                      5  denormalizer: message of the same form
-    piece            1  text: bytes          2  score: float32        3  kind: number, see Kind
+    piece            1  text: bytes          2  score: float32        3  kind: number, see TokenType
     trainer          3  type of the model: number                     45 to 48  texts of unk, bos, eos, pad
                      24 whether a word's space stands behind it: number
     normalizer       1  name: bytes          2  table of characters: bytes
@@ -21,9 +21,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
+from convert.tokenizer.vocab import TokenType
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.files.named_files import read_input
 from gguf_tools.text import quoted
@@ -33,29 +33,15 @@ MAX_PIECES = 1 << 17
 MAX_PIECE_BYTES = 1 << 16
 
 
-class Kind(IntEnum):
-    """Purpose of a piece, as the number that the file stores."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-class ModelType(IntEnum):
-    UNIGRAM = 1
-    BPE = 2
-    WORD = 3
-    CHAR = 4
+UNIGRAM, BPE = 1, 2
+"""Types of models that are named here; 3 and 4 are WORD and CHAR."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     text: str
     score: float
-    kind: Kind
+    kind: TokenType
 
 
 @dataclass(frozen=True)
@@ -117,7 +103,7 @@ def _model(data: bytes) -> SentencePieceModel:
     ids = _ids_of(pieces)
     trainer, normalizer, denormalizer = (b"".join(messages[number]) for number in (2, 3, 5))
     return SentencePieceModel(
-        model_type=_number(trainer, 3, ModelType.UNIGRAM),
+        model_type=_number(trainer, 3, UNIGRAM),
         pieces=pieces,
         special_ids=dict(_special_ids(pieces, ids, trainer)),
         normalizer=_normalizer(normalizer),
@@ -135,10 +121,10 @@ def _special_ids(
     pieces: tuple[Piece, ...], ids: Mapping[str, int], trainer: bytes
 ) -> Iterator[tuple[str, int]]:
     """Yield kind and id of the pieces whose texts the trainer names, if they are of the right kind."""
-    unknown = next(id_ for id_, piece in enumerate(pieces) if piece.kind is Kind.UNKNOWN)
+    unknown = next(id_ for id_, piece in enumerate(pieces) if piece.kind is TokenType.UNKNOWN)
     for kind, number, default in _SPECIAL:
         id_ = ids.get(_text(trainer, number, default), unknown)  # what is no piece is unknown
-        if pieces[id_].kind is (Kind.UNKNOWN if kind == "unk" else Kind.CONTROL):
+        if pieces[id_].kind is (TokenType.UNKNOWN if kind == "unk" else TokenType.CONTROL):
             yield kind, id_
 
 
@@ -151,21 +137,21 @@ def _ids_of(pieces: tuple[Piece, ...]) -> dict[str, int]:
         if piece.text in ids:
             raise ValueError(f"pieces {ids[piece.text]} and {id_} are both {quoted(piece.text)}")
         ids[piece.text] = id_
-    n_unknown = sum(piece.kind is Kind.UNKNOWN for piece in pieces)
+    n_unknown = sum(piece.kind is TokenType.UNKNOWN for piece in pieces)
     if n_unknown != 1:
         raise ValueError(f"{n_unknown} of {len(pieces)} pieces stand for what is unknown, expected one")
     return ids
 
 
 def _piece(message: bytes) -> Piece:
-    raw, score, kind = b"", 0.0, Kind.NORMAL
+    raw, score, kind = b"", 0.0, TokenType.NORMAL
     for number, wire_type, value in _fields(message):
         if number == 1 and wire_type == _BYTES and isinstance(value, bytes):
             raw = value
         elif number == 2 and wire_type == _FOUR_BYTES and isinstance(value, bytes):
             (score,) = struct.unpack("<f", value)
-        elif number == 3 and isinstance(value, int) and value in Kind._value2member_map_:
-            kind = Kind(value)
+        elif number == 3 and isinstance(value, int) and value in TokenType._value2member_map_:
+            kind = TokenType(value)
     if len(raw) > MAX_PIECE_BYTES:
         raise ValueError(f"a piece of {len(raw)} bytes, expected at most {MAX_PIECE_BYTES}")
     return Piece(raw.decode("utf-8"), score, kind)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from convert.tokenizer.files import library_errors
 from convert.tokenizer.pipeline_notes import changed_by
-from convert.tokenizer.sentencepiece_model import Kind, Normalizer, SentencePieceModel
+from convert.tokenizer.sentencepiece_model import Normalizer, SentencePieceModel
 from convert.tokenizer.vocab import TokenType, Vocab
 from gguf_tools.findings import listed
 from gguf_tools.text import printable
@@ -64,18 +64,18 @@ def missing_byte_note(path: Path, tokens: Collection[str]) -> Iterator[str]:
 def _piece_notes(path: Path, model: SentencePieceModel, vocab: Vocab) -> Iterator[str]:
     """Yield a note on user-defined pieces that no pair makes, and one on unused pieces that a pair does."""
     scores = dict(zip(vocab.tokens, vocab.scores or (), strict=True))
-    found: dict[Kind, list[str]] = {Kind.USER_DEFINED: [], Kind.UNUSED: []}
+    found: dict[TokenType, list[str]] = {TokenType.USER_DEFINED: [], TokenType.UNUSED: []}
     n_tried = 0
     for token_id, (piece, type_) in enumerate(zip(model.pieces, vocab.types, strict=False)):
         is_own = type_ in (TokenType.NORMAL, TokenType.UNUSED) and vocab.tokens[token_id] == piece.text
         fits = len(piece.text) <= MAX_TRIED_CHARS and " " not in piece.text
         if piece.kind in found and is_own and fits and n_tried < MAX_TRIED:
             n_tried += 1
-            if (_joined(piece.text, scores) == [piece.text]) == (piece.kind is Kind.UNUSED):
+            if (_joined(piece.text, scores) == [piece.text]) == (piece.kind is TokenType.UNUSED):
                 found[piece.kind].append(piece.text)
-    if texts := found[Kind.USER_DEFINED]:
+    if texts := found[TokenType.USER_DEFINED]:
         yield f"{path.name}: the user-defined piece {listed(texts, 1)} is not kept whole: llama.cpp cuts it"
-    if texts := found[Kind.UNUSED]:
+    if texts := found[TokenType.UNUSED]:
         yield f"{path.name}: the piece {listed(texts, 1)} is unused; llama.cpp uses it all the same"
 
 

@@ -17,8 +17,7 @@ from typing import Any
 from convert.tokenizer.added_tokens import attribute_notes
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.sentencepiece_model import (
-    Kind,
-    ModelType,
+    BPE,
     SentencePieceModel,
     read_sentencepiece_model,
 )
@@ -40,16 +39,6 @@ from gguf_tools.text import quoted, shown
 PAD_SCORE = -10000.0
 ADDED_SCORE = -1000.0
 
-# llama.cpp has no type for what a user defined; the converter takes it for a normal token.
-_TYPES: Mapping[Kind, TokenType] = {
-    Kind.NORMAL: TokenType.NORMAL,
-    Kind.UNKNOWN: TokenType.UNKNOWN,
-    Kind.CONTROL: TokenType.CONTROL,
-    Kind.USER_DEFINED: TokenType.NORMAL,
-    Kind.UNUSED: TokenType.UNUSED,
-    Kind.BYTE: TokenType.BYTE,
-}
-
 
 def read_spm_vocab(path: Path, files: TokenizerFiles) -> tuple[Vocab, SentencePieceModel]:
     """Return the vocabulary of a tokenizer.model, with its neighbours' added tokens, padded to the rows of
@@ -58,7 +47,7 @@ def read_spm_vocab(path: Path, files: TokenizerFiles) -> tuple[Vocab, SentencePi
     raises  BadTokenizer when the file is no BPE SentencePiece model, or an id doesn't fit or is taken twice
     """
     model = read_sentencepiece_model(path)
-    if model.model_type != ModelType.BPE:
+    if model.model_type != BPE:
         raise BadTokenizer(f"{path}: a SentencePiece model of type unigram, word or char; expected BPE")
 
     n_rows = len(model.pieces) if files.vocab_size is None else files.vocab_size
@@ -68,7 +57,9 @@ def read_spm_vocab(path: Path, files: TokenizerFiles) -> tuple[Vocab, SentencePi
     for token_id, piece in enumerate(model.pieces):
         check_fits(path, piece.text, token_id, n_rows)
         tokens[token_id], scores[token_id] = piece.text, piece.score
-        types[token_id] = _TYPES[piece.kind]
+        # llama.cpp has no type for a piece that a user defined; its converter takes it for a normal token.
+        is_own = piece.kind is TokenType.USER_DEFINED
+        types[token_id] = TokenType.NORMAL if is_own else piece.kind
 
     notes: list[str] = []
     for source, text, token_id, kind in _added_tokens(files):

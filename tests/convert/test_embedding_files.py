@@ -57,8 +57,7 @@ POOLINGS: dict[str, tuple[dict[str, Any], int | None]] = {
 @pytest.mark.parametrize(("pooling", "number"), POOLINGS.values(), ids=POOLINGS.keys())
 def test_a_pooling_has_a_number(pooling: dict[str, Any], number: int, tmp_path: Path) -> None:
     found = read_embedding_files(write(tmp_path, pooling, "Normalize"), "qwen3", {})
-    assert (found.pooling_type, found.notes) == (number, ())
-    assert found.metadata("qwen3") == {"qwen3.pooling_type": Value.u32(number)}
+    assert found == ({"qwen3.pooling_type": Value.u32(number)}, ())
 
 
 OTHERS: dict[str, tuple[dict[str, Any], int | None, str]] = {
@@ -77,10 +76,8 @@ OTHERS: dict[str, tuple[dict[str, Any], int | None, str]] = {
 def test_a_pooling_that_llama_cpp_can_not_do(
     pooling: dict[str, Any], number: int | None, says: str, tmp_path: Path
 ) -> None:
-    found = read_embedding_files(write(tmp_path, pooling), "llama", {})
-    assert found.pooling_type == number
-    assert ("llama.pooling_type" in found.metadata("llama")) == (number is not None)
-    (note,) = found.notes
+    metadata, (note,) = read_embedding_files(write(tmp_path, pooling), "llama", {})
+    assert metadata == ({} if number is None else {"llama.pooling_type": Value.u32(number)})
     assert note.startswith("1_Pooling/config.json: ")
     assert says in note
 
@@ -94,7 +91,7 @@ def test_what_else_makes_an_embedding(tmp_path: Path) -> None:
         sentence_bert_config={"max_seq_length": 256, "do_lower_case": True},
         config_sentence_transformers={"prompts": {"query": "Find: ", "document": ""}},
     )
-    assert read_embedding_files(tmp_path, "x", {"x.context_length": Value.u32(512)}).notes == (
+    assert read_embedding_files(tmp_path, "x", {"x.context_length": Value.u32(512)})[1] == (
         "modules.json: Dense (1_Dense) is left out: embeddings are those without it",
         "sentence_bert_config.json: max_seq_length is 256; llama.cpp doesn't cut a text there",
         "sentence_bert_config.json: do_lower_case is true; llama.cpp takes text as it is",
@@ -110,17 +107,15 @@ def test_what_makes_no_difference(tmp_path: Path) -> None:
         sentence_bert_config={"max_seq_length": 512, "do_lower_case": False},
         config_sentence_transformers={"prompts": {}, "default_prompt_name": None},
     )
-    assert read_embedding_files(tmp_path, "x", {"x.context_length": Value.u32(512)}).notes == ()
+    assert read_embedding_files(tmp_path, "x", {"x.context_length": Value.u32(512)})[1] == ()
 
 
 def test_a_pooling_that_nothing_names(tmp_path: Path) -> None:
     write(tmp_path, {"pooling_mode": "lasttoken"})
     (tmp_path / "modules.json").unlink()
-    found = read_embedding_files(tmp_path, "x", {})
-    assert found.pooling_type is None
-    assert found.notes == (
-        "1_Pooling/config.json is not used: there is no modules.json, which would name it",
-    )
+    metadata, notes = read_embedding_files(tmp_path, "x", {})
+    assert metadata == {}
+    assert notes == ("1_Pooling/config.json is not used: there is no modules.json, which would name it",)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +127,15 @@ def test_a_reranker(name: str, card: str | None, expected: int, tmp_path: Path) 
     folder.mkdir()
     if card is not None:
         (folder / "README.md").write_text(card)
-    found = read_embedding_files(folder, "qwen3", {})
-    assert len([note for note in found.notes if "needs a classifier, which is not made" in note]) == expected
+    _, notes = read_embedding_files(folder, "qwen3", {})
+    assert len([note for note in notes if "needs a classifier, which is not made" in note]) == expected
 
 
 def test_a_missing_pooling(tmp_path: Path) -> None:
     write(tmp_path, {})
     (tmp_path / "1_Pooling" / "config.json").unlink()
-    found = read_embedding_files(tmp_path, "x", {})
-    assert (found.pooling_type, found.notes) == (
-        None, ("1_Pooling/config.json is missing: the pooling is left out",),
+    assert read_embedding_files(tmp_path, "x", {}) == (
+        {}, ("1_Pooling/config.json is missing: the pooling is left out",),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.sentencepiece_model import Kind, Normalizer, read_sentencepiece_model
+from convert.tokenizer.sentencepiece_model import Normalizer, read_sentencepiece_model
 from convert.tokenizer.sentencepiece_notes import model_notes
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.tokenizer.vocab import TokenType
@@ -95,8 +95,8 @@ def test_what_the_trainer_can_not_make(tmp_path: Path) -> None:
         list(model_notes(path, replace(model, normalizer=Normalizer("odd", b"abc")), vocab))
 
     numbered = enumerate(model.pieces)
-    number, piece = next((n, p) for n, p in numbered if p.kind is Kind.NORMAL and len(p.text) == 2)
-    pieces = (*model.pieces[:number], replace(piece, kind=Kind.UNUSED), *model.pieces[number + 1 :])
+    number, piece = next((n, p) for n, p in numbered if p.kind is TokenType.NORMAL and len(p.text) == 2)
+    pieces = (*model.pieces[:number], replace(piece, kind=TokenType.UNUSED), *model.pieces[number + 1 :])
     types = (*vocab.types[:number], TokenType.UNUSED, *vocab.types[number + 1 :])
     (note,) = model_notes(path, replace(model, pieces=pieces), replace(vocab, types=types))
     assert f"the piece {piece.text!r} is unused; llama.cpp uses it all the same" in note
