@@ -49,14 +49,16 @@ class Calibration(CalibrationOptions):
 
 
 class BegunCalibration:
-    """A calibration at work. Plans and runs of one model share the text.
+    """A calibration at work. Plans and runs of one model share the text and the gradients.
 
-    It is read anew only where its words or the tokenizer are others.
+    The text is read anew only where its words or the tokenizer are others. Gradients depend on the original
+    alone, so of several types the first run collects them. A model that is padded otherwise has its own.
     """
 
     def __init__(self, options: Calibration) -> None:
         self._options = options
         self._read: tuple[Any, Text] | None = None
+        self._gradients_at: dict[tuple[tuple[str, tuple[int, ...]], ...], Path] = {}
 
     @property
     def label(self) -> str:
@@ -114,7 +116,9 @@ class BegunCalibration:
         require_torch("calibrating")
         from imatrix.calibrate.plan import CalibrationPlan
 
-        return CalibrationPlan.of(self._options, plan, outputs, self._text, judged)
+        shapes = tuple((info.name, info.shape) for info in plan.infos)
+        at = self._gradients_at.setdefault(shapes, outputs[0].path)
+        return CalibrationPlan.of(self._options, plan, outputs, self._text, judged, at)
 
     def _text(self, metadata: Metadata, coverage: Coverage) -> Text:
         """Read the chunks of the text, as the tokenizer of a model cuts it."""

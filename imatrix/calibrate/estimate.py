@@ -20,7 +20,6 @@ from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.plan import CalibrationPlan
-from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.run.cluster import values_bytes
 from imatrix.calibrate.run.context import state_bytes
 from imatrix.calibrate.run.encode import encoding_bytes
@@ -35,7 +34,7 @@ from imatrix.calibrate.statistics.gradients import (
     layer_bytes,
 )
 from imatrix.calibrate.statistics.inputs import PAIR_BYTES, PIECE_ROWS
-from imatrix.calibrate.work import encoding_seconds, work_of
+from imatrix.calibrate.work import encoding_seconds, planned_work
 from imatrix.forward.gradients.backward import gradient_bytes
 from imatrix.forward.workers import MOST_HELD
 from imatrix.texts.tokens import Text
@@ -85,31 +84,31 @@ def cost_of(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None)
     options, shapes, text, network = plan.options, plan.shapes, plan.text, plan.network
     in_memory, on_disk = state_bytes(text, network, plan.dtype, options.n_models)
     disk = on_disk if in_memory <= options.forward.memory_bytes else in_memory
-    if options.needs_gradients:
+    if plan.collects_gradients:
         every = {info.name: info.shape for info in plan.infos}
         disk += disk_bytes(network, every, gradient_text(text).inputs.size, GradientOptions.expert_bytes)
     if scheduler is not None:
         disk += values_bytes(shapes.made, n_threads)
     memory = memory_bytes(options, shapes, text, n_threads)
-    return Cost(disk, calibration_seconds(options, plan.probe, text, n_threads), memory=memory)
+    return Cost(disk, calibration_seconds(plan, text, n_threads), memory=memory)
 
 
-def calibration_seconds(options: CalibrationOptions, probe: Probe, text: Text, n_threads: int) -> float:
-    """Estimate how long a run takes on `n_threads`."""
-    alone = _ALONE * (probe.shapes.network.hidden_size / _ALONE_COLS) ** _ALONE_POWER
-    return _START + work_of(options, probe, text).seconds * (alone + (1 - alone) / n_threads)
+def calibration_seconds(plan: CalibrationPlan, text: Text, n_threads: int) -> float:
+    """Estimate how long a run with this text takes on `n_threads`."""
+    alone = _ALONE * (plan.shapes.network.hidden_size / _ALONE_COLS) ** _ALONE_POWER
+    return _START + planned_work(plan, text).seconds * (alone + (1 - alone) / n_threads)
 
 
 def estimate_lines(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None) -> Iterator[str]:
     """Tell memory, disk and time of a run; see `cost_of`."""
-    options, probe, text, cost = plan.options, plan.probe, plan.text, cost_of(plan, n_threads, scheduler)
+    text, cost = plan.text, cost_of(plan, n_threads, scheduler)
     cores = counted(usable_cores(), "core")
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(cost.memory)}"
     yield f"  disk    {size_text(cost.n_bytes)} beside the output, until it is done"
     yield f"  time    about {time_text(cost.seconds)}, with {counted(n_threads, 'thread')} on {cores}"
     if scheduler is not None:
-        share = encoding_seconds(options, probe, text) / work_of(options, probe, text).seconds
+        share = encoding_seconds(plan.options, plan.probe, text) / planned_work(plan, text).seconds
         yield f"          without the workers of {scheduler}; rounding, {share:.0%} of the work, is for them"
 
 
@@ -215,9 +214,7 @@ def _large_text(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
     if text.n_chunks <= _LARGE * enough:
         return
     part = text.only(range(enough))
-    whole, short = (
-        time_text(calibration_seconds(options, plan.probe, each, n_threads)) for each in (text, part)
-    )
+    whole, short = (time_text(calibration_seconds(plan, each, n_threads)) for each in (text, part))
     yield Finding(
         "large text",
         f"the text has {text.n_chunks:,} chunks, which take about {whole} on {n_threads} threads; --chunks"

@@ -43,6 +43,7 @@ class CalibrationPlan:
     made      those that are calibrated, by name
     network   of the model
     quality   of the text
+    gradients_at  output beside which the gradients are collected: of several types of a model, the first
     """
 
     options: CalibrationOptions
@@ -53,6 +54,7 @@ class CalibrationPlan:
     network: Network
     text: Text
     quality: TextQuality
+    gradients_at: Path
 
     @classmethod
     def of(
@@ -62,6 +64,7 @@ class CalibrationPlan:
         outputs: Sequence[Output],
         read: Callable[[Metadata, Coverage], Text],
         judged: Callable[[Text], TextQuality],
+        gradients_at: Path,
     ) -> CalibrationPlan:
         """Decide what is calibrated.
 
@@ -76,7 +79,14 @@ class CalibrationPlan:
             if coverage.makes(each, options.rounding, embedding=options.embedding)
         }
         text = read(metadata, coverage)
-        return cls(options, path, metadata, plan.infos, made, coverage.network, text, judged(text))
+        return cls(
+            options, path, metadata, plan.infos, made, coverage.network, text, judged(text), gradients_at
+        )
+
+    @property
+    def collects_gradients(self) -> bool:
+        """Whether this run collects the gradients that it needs, and no run before it."""
+        return self.options.needs_gradients and self.gradients_at == self.path
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is to be said of the model and of the length of chunks."""

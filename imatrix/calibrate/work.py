@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import Moves, NoReport, StartMoving
 from imatrix.calibrate.options import CalibrationOptions
+from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.statistics.gradient_factors import gradient_text
 from imatrix.calibrate.statistics.gradients import row_pieces
@@ -62,8 +63,16 @@ class Work:
         return self.others + self.gradients + self.embeddings + sum(self.layers[:layer])
 
 
-def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:
-    """Estimate the work of a run from shapes, and from what was measured of this machine."""
+def planned_work(plan: CalibrationPlan, text: Text) -> Work:
+    """Estimate the work of a planned run with this text."""
+    return work_of(plan.options, plan.probe, text, gradients=plan.collects_gradients)
+
+
+def work_of(options: CalibrationOptions, probe: Probe, text: Text, *, gradients: bool = True) -> Work:
+    """Estimate the work of a run from shapes, and from what was measured of this machine.
+
+    gradients  whether the run collects those that it needs
+    """
     shapes, work = probe.shapes, _RunWork(options, probe, text)
     made = {info.name: info for info in shapes.made}
     layers = tuple(
@@ -74,7 +83,7 @@ def work_of(options: CalibrationOptions, probe: Probe, text: Text) -> Work:
     outside = {name: work.rounding(made[name]) if name in made else 0.0 for name in (EMBEDDINGS, OUTPUT)}
     return Work(
         sum(info.n_elems / _STOCK_RATE for info in others),
-        work.gradients() if options.needs_gradients else 0.0,
+        work.gradients() if gradients and options.needs_gradients else 0.0,
         outside[EMBEDDINGS],
         layers,
         outside[OUTPUT] + probe.logit_seconds(options.n_models * text.inputs.size / 2),

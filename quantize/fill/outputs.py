@@ -203,7 +203,8 @@ def write_outputs(
                 executor.run(opened[0].missing(), session.spec(), session.done)
             is_calibrated = any(job.calibrator is not None for job in jobs)
             for each in opened:
-                each.fill_calibrated()
+                each.fill_calibrated()  # all before the first has its name: they share work
+            for each in opened:
                 each.session.finish()
         except BaseException as error:
             for each in opened:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from gguf_tools.format.layout import FileLayout
 
 import gguf_tools
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import by_name
-from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 

@@ -55,7 +55,7 @@ from imatrix.calibrate.statistics.gradients import (
     collect_gradients,
 )
 from imatrix.calibrate.statistics.inputs import Activations, HoldoutSplit, gather
-from imatrix.calibrate.work import Meter, Work, work_of
+from imatrix.calibrate.work import Meter, Work, planned_work
 from imatrix.forward.device import fast_products, threads_on, to_torch
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.logits import Head
@@ -139,7 +139,7 @@ class CalibratedRun:
         plan, enter = self._plan, opened.enter_context
         enter(fast_products(plan.device.type))
         nothing = Work(0, 0, 0, (0,) * plan.network.n_all_layers, 0)
-        expected = work_of(plan.options, plan.probe, plan.text) if missing else nothing
+        expected = planned_work(plan, plan.text) if missing else nothing
         meter = Meter(expected, self._options.calibrating)
         gradients = self._gradients(missing, meter, opened)
         workers = enter(_workers(self._options.threads, plan.device.type, meter.computed))
@@ -164,10 +164,11 @@ class CalibratedRun:
             plan.path, plan.network, self._tensors, lambda: vocab, self._job.inputs, ExitStack()
         )
         at_once = chunks_at_once(plan.shapes, plan.text.chunk_size, n_threads)
-        how = GradientOptions(options.forward, options.seed, restart=self._options.restart, at_once=at_once)
+        restart = self._options.restart and plan.collects_gradients
+        how = GradientOptions(options.forward, options.seed, restart=restart, at_once=at_once)
         opened.enter_context(torch_threads(n_threads))
         text, report = gradient_text(plan.text), meter.gradients()
-        return opened.enter_context(collect_gradients(source, text, plan.path, how, report))
+        return opened.enter_context(collect_gradients(source, text, plan.gradients_at, how, report))
 
     def _open_folder(self, missing: Iterable[str], opened: ExitStack) -> tuple[WorkFolder, Records]:
         """Open the work folder and its records; start over where chunks of an earlier layer are missing."""

@@ -32,9 +32,12 @@ from quantize.pipeline import plan_run
 
 torch = pytest.importorskip("torch")
 
+from imatrix.calibrate.run import run  # noqa: E402
 from imatrix.calibrate.run.layers import LayerRun  # noqa: E402
 from imatrix.calibrate.run.report import ClassErrors  # noqa: E402
+from imatrix.calibrate.statistics import gradients  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
+from imatrix.calibrate.work import Work  # noqa: E402
 from imatrix.texts.mixture import read_text  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 from tests.imatrix.evaluate.trained_files import Damage  # noqa: E402
@@ -233,7 +236,7 @@ def test_a_folder_gives_the_same_tensors(
 _KILLED = """
 import os, signal, sys
 from quantize.fill import session
-import calibrate, quantize
+import gguf_tools, quantize
 from imatrix.texts.tokens import Cut
 
 real, left = session.Session.done, int(sys.argv[4])
@@ -271,6 +274,40 @@ def test_killed_at_any_moment_the_next_run_gives_the_same_bytes(
     make_calibrated(base, output, text, wholly=way == "whole", n_threads=1, verify=True)
     assert output.read_bytes() == expected.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf"]
+
+
+def test_several_types_share_the_gradients(
+    base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are collected once, even by a run that is interrupted in the second type."""
+    types, collected, left = ("Q2_K", "Q4_0"), [], [0]
+    real_collect, real_done = gradients._collect, session.Session.done
+    cut = Cut(64, n_chunks=2)
+    calibration = gguf_tools.Calibration(text, cut, sequential=False, method="one-sided")
+    options = quantize.QuantizeOptions(calibration=calibration)
+    monkeypatch.setattr(run, "planned_work", lambda plan, _: Work(0, 0, 0, (0.0,) * plan.network.n_layers, 0))
+    quantize.quantize(base, tmp_path / "alone.gguf", types[1], options)
+
+    def collect(source: Any, *others: Any) -> None:
+        collected.append(source.path)
+        real_collect(source, *others)
+
+    def done(self: session.Session, number: int, digest: int) -> None:
+        real_done(self, number, digest)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(gradients, "_collect", collect)
+    monkeypatch.setattr(session.Session, "done", done)
+    output, n_tensors = tmp_path / "{FTYPE}.gguf", len(tensor_bytes(base))
+    left[0] = n_tensors + n_tensors // 2
+    with pytest.raises(KeyboardInterrupt):
+        quantize.quantize_many(base, output, types, options)
+    quantize.quantize_many(base, output, types, options)
+    assert len(collected) == 1
+    assert (tmp_path / "Q4_0.gguf").read_bytes() == (tmp_path / "alone.gguf").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Q2_K.gguf", "Q4_0.gguf", "alone.gguf"]
 
 
 @pytest.mark.parametrize("seconds", [0, 1e9])
