@@ -26,7 +26,8 @@ from gguf_tools.text import table
 from imatrix.calibrate.run.context import RunContext
 from imatrix.calibrate.run.output import Record, Records
 from imatrix.calibrate.statistics.inputs import HoldoutSplit
-from imatrix.evaluate.divergence import DivergenceVisitor, Estimate, mean_of
+from imatrix.evaluate.divergence import Estimate, mean_of
+from imatrix.evaluate.visitor import DivergenceVisitor
 from imatrix.forward.logits import Head, sweep_vocabulary
 from imatrix.forward.network import Network
 from imatrix.texts.quality import TextQuality

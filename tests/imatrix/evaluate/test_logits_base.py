@@ -23,7 +23,7 @@ from imatrix.evaluate.bases.logits_file import (  # noqa: E402
     FileLogits,
     write_logits,
 )
-from imatrix.evaluate.divergence import DivergenceVisitor  # noqa: E402
+from imatrix.evaluate.visitor import DivergenceVisitor  # noqa: E402
 from imatrix.forward import logits  # noqa: E402
 from imatrix.forward.logits import sweep_vocabulary  # noqa: E402
 from imatrix.forward.options import ForwardOptions  # noqa: E402
