@@ -29,19 +29,10 @@ from convert.architectures.decoder.family import decoder, rope_notes
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
 from convert.architectures.decoder.rules import attention, ends, in_layer, layers, norm_of_blocks, stack_of
 from convert.architectures.options import NoOptions
-from convert.architectures.rules import (
-    Arrange,
-    Output,
-    OutputTensor,
-    Renamed,
-    Rule,
-    TransposedHeadRows,
-    renamed,
-    stacked,
-)
+from convert.architectures.rules import Arrange, Output, OutputTensor, Renamed, Rule, renamed, stacked
 from convert.weights.base import TYPES, Weight
 from gguf_tools.format.ggml_types import MXFP4
-from quantize.fill.sources import raw_rows
+from quantize.fill.sources import TransposedHeads, raw_rows
 
 GATE, UP = 0, 1
 """Which of two rows, or columns, is the gate's and which is up's."""
@@ -121,9 +112,9 @@ def down(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputT
     return _transposed(name, weight)
 
 
-def _transposed(name: str, weight: Weight) -> TransposedHeadRows:
+def _transposed(name: str, weight: Weight) -> TransposedHeads:
     n_mats, n_rows, n_cols = weight.shape
-    return TransposedHeadRows(name, (n_mats, n_cols, n_rows), weight, n_rows, 0, n_rows)
+    return TransposedHeads(name, (n_mats, n_cols, n_rows), weight, n_rows, 0, n_rows)
 
 
 _DEFAULT_ROPE = {

@@ -35,7 +35,6 @@ from convert.weights.base import Weight, Weights, rows_and_cols
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 from gguf_tools.format.ggml_types import F32, GGMLType
 from gguf_tools.text import first_of
-from quantize.fill import sources as row_sources
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, joined, raw_rows, rows_dtype, split_rows
 
 
@@ -89,24 +88,6 @@ class Mapped(Renamed):
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         return self.function(super().read_rows(start, stop))
-
-
-@dataclass(frozen=True)
-class HeadRows(row_sources.HeadRows[Weight]):
-    """A run of rows out of every head of a weight."""
-
-    @property
-    def stored_as(self) -> str:
-        return self.tensor.stored_as
-
-
-@dataclass(frozen=True)
-class TransposedHeadRows(row_sources.TransposedHeads[Weight]):
-    """A run of rows out of every head of a weight, transposed head by head."""
-
-    @property
-    def stored_as(self) -> str:
-        return self.tensor.stored_as
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.workers import torch_threads
 from imatrix.texts.tokens import Text
+from quantize.fill.sources import DescribedTensor
 from quantize.roles import layer_of
 from quantize.rounding.factor import Factor
 from quantize.rounding.methods import Matrix, Method
@@ -249,27 +250,14 @@ def _attended(layer: Layer, hidden: torch.Tensor) -> None:
         layer.experts.router(x)
 
 
-@dataclass(frozen=True)
-class _MadeUp:
+class _MadeUp(DescribedTensor):
     """A tensor whose weights are made up."""
 
-    info: TensorInfo
-
-    @property
-    def name(self) -> str:
-        return self.info.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.info.shape
-
-    @property
-    def by_rows(self) -> bool:
-        return True
+    by_rows = True
 
     @property
     def type(self) -> GGMLType:
-        return I32 if self.info.type == I32 else F32
+        return I32 if self._info.type == I32 else F32
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         return np.full((stop - start, self.shape[-1]), 1 / prod(self.shape[-1:]), np.float32)

@@ -257,6 +257,11 @@ class HeadRun(Generic[Source]):
     first: int
     count: int
 
+    @property
+    def stored_as(self) -> str:
+        """How a checkpoint holds the tensor, for people; "" for a GGUF file's."""
+        return getattr(self.tensor, "stored_as", "")
+
 
 class HeadRows(HeadRun[Source]):
     """The runs of all heads, as they are stored: n_heads * count rows."""

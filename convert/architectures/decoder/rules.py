@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from convert.architectures.options import MTPOptions
-from convert.architectures.rules import Arrange, Drop, HeadRows, Output, Rule, Where, renamed, stacked
+from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
 from convert.weights.base import Weight
 from gguf_tools.errors import BadRequest
+from quantize.fill.sources import HeadRows
 
 
 def once(config: Any, options: Any) -> Iterable[int | None]:

@@ -34,6 +34,8 @@ class Defaults:
     experts           False for a model that may have none at all
     eps               rms_norm_eps
     tied              tie_word_embeddings
+    index_heads       index_n_heads, of architectures with an indexer, as in transformers 5.23
+    may_share         whether their layers may use the choice of a layer before them
     """
 
     scoring: tuple[str, ...] = ("sigmoid",)
@@ -45,6 +47,8 @@ class Defaults:
     experts: bool = True
     eps: float = 1e-6
     tied: bool = False
+    index_heads: int = 64
+    may_share: bool = False
 
 
 DEFAULTS: Mapping[str, Defaults] = MappingProxyType(

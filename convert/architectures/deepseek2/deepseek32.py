@@ -32,18 +32,6 @@ _INDEXED = "indexed_attention"
 
 
 @dataclass(frozen=True)
-class IndexedDefaults(Defaults):
-    """How an architecture with an indexer computes where config.json doesn't say, as in transformers 5.23.
-
-    index_heads  index_n_heads
-    may_share    whether layers may use the choice of a layer before them
-    """
-
-    index_heads: int = 64
-    may_share: bool = False
-
-
-@dataclass(frozen=True)
 class IndexedConfig(DeepseekConfig):
     """DeepSeek's configuration and that of the indexer.
 
@@ -65,13 +53,12 @@ class IndexedConfig(DeepseekConfig):
         cls,
         raw: Mapping[str, Any],
         path: str | Path = "config.json",
-        defaults_of: Mapping[str, Defaults] = MappingProxyType({V32: IndexedDefaults()}),
+        defaults_of: Mapping[str, Defaults] = MappingProxyType({V32: Defaults()}),
     ) -> IndexedConfig:
         """Return the configuration in `raw`, the content of `path`; raises as DeepseekConfig's does."""
         read = ConfigReader(raw, path)
         fields = deepseek_fields(read, defaults_of)
         defaults = defaults_of[fields["architecture"]]
-        assert isinstance(defaults, IndexedDefaults)
         if fields["q_lora_rank"] is None:
             raise read.bad("q_lora_rank", "a whole number: the indexer sees compressed queries")
         head_dim, rotated = read.size("index_head_dim", 128), fields["rotated_cols"]
@@ -192,7 +179,7 @@ def _read_file(
     )
 
 
-def indexed(name: str, gguf_name: str, defaults: IndexedDefaults, **differences: Any) -> Architecture:
+def indexed(name: str, gguf_name: str, defaults: Defaults, **differences: Any) -> Architecture:
     """Return a family of DeepSeek's with an indexer; `differences` are other fields of Architecture."""
     return relative(
         name,
@@ -207,4 +194,4 @@ def indexed(name: str, gguf_name: str, defaults: IndexedDefaults, **differences:
     )
 
 
-DEEPSEEK_V32 = indexed(V32, "deepseek32", IndexedDefaults(), quirks=Quirks(adds_bos=True))
+DEEPSEEK_V32 = indexed(V32, "deepseek32", Defaults(), quirks=Quirks(adds_bos=True))

@@ -45,29 +45,20 @@ from convert.architectures.decoder.rules import (
 from convert.architectures.deepseek2.config import DEFAULTS, V2, V3, DeepseekConfig, Defaults
 from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA, read_deepseek_file
 from convert.architectures.options import LatentOptions
-from convert.architectures.rules import (
-    Arrange,
-    Drop,
-    HeadRows,
-    Output,
-    OutputTensor,
-    Rule,
-    TransposedHeadRows,
-    Where,
-    renamed,
-)
+from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Rule, Where, renamed
 from convert.tokenizer.files import Quirks
 from convert.weights.base import Weight
+from quantize.fill.sources import HeadRows, TransposedHeads
 
 # ---- what becomes of kv_b_proj
 
 
-def _keys(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> TransposedHeadRows:
+def _keys(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> TransposedHeads:
     """Return attn_k_b: every head's key rows, transposed; (n_heads, kv_lora_rank, qk_nope_head_dim)."""
     (weight,) = weights
     head_rows = config.qk_nope_head_dim + config.v_head_dim
     shape = (config.num_attention_heads, config.kv_lora_rank, config.qk_nope_head_dim)
-    return TransposedHeadRows(name, shape, weight, head_rows, 0, config.qk_nope_head_dim)
+    return TransposedHeads(name, shape, weight, head_rows, 0, config.qk_nope_head_dim)
 
 
 def _values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> HeadRows:
@@ -78,7 +69,7 @@ def _values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> Hea
     return HeadRows(name, shape, weight, head_rows, config.qk_nope_head_dim, config.v_head_dim)
 
 
-def _flat(arrange: Callable[..., HeadRows | TransposedHeadRows]) -> Arrange:
+def _flat(arrange: Callable[..., HeadRows | TransposedHeads]) -> Arrange:
     """Arrange the same rows as one matrix: head h has rows h*n_rows to (h+1)*n_rows."""
 
     def flat(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults
-from convert.architectures.deepseek2.deepseek32 import DEEPSEEK_V32, IndexedDefaults, indexed
+from convert.architectures.deepseek2.deepseek32 import DEEPSEEK_V32, indexed
 from convert.architectures.deepseek2.family import common_notes, notes, relative
 from convert.architectures.options import LatentOptions
 from convert.tokenizer.files import GLM
@@ -36,7 +36,7 @@ def _glm_dsa_notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str,
 GLM5 = indexed(
     GLM_DSA,
     "glm-dsa",
-    IndexedDefaults(groups=(1, 1), eps=1e-5, index_heads=32, may_share=True),
+    Defaults(groups=(1, 1), eps=1e-5, index_heads=32, may_share=True),
     notes=_glm_dsa_notes,
     quirks=GLM,
     unset_gating="sigmoid",

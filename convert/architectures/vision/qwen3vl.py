@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.rules import once, one
-from convert.architectures.rules import Arrange, HeadRows, Output, OutputTensor, Rule
+from convert.architectures.rules import Arrange, Output, OutputTensor, Rule
 from convert.architectures.vision.config import TowerConfig, part_of, tower_fields
 from convert.architectures.vision.tower import (
     LAYER_NORM_EPS,
@@ -29,6 +29,7 @@ from convert.architectures.vision.tower import (
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
+from quantize.fill.sources import HeadRows
 
 _FRAMES = 2
 

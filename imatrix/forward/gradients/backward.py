@@ -172,28 +172,14 @@ _SLACK = 1 - 2.0**-20
 their sum would have no label."""
 
 
-@dataclass(frozen=True)
-class DrawnLabels:
-    """Labels and their loss.
-
-    labels   int64 (n_tokens,)
-    losses   float64 (n_tokens,): -log p(label)
-    squares  float64 (n_tokens,): the square of the norm of the gradient at the logits
-    """
-
-    labels: npt.NDArray[np.int64]
-    losses: npt.NDArray[np.float64]
-    squares: npt.NDArray[np.float64]
-
-    def arrays(self) -> Arrays:
-        """Return the numbers for the work folder."""
-        return dict(vars(self))
-
-
-def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_workers: int = 1) -> DrawnLabels:
+def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_workers: int = 1) -> Arrays:
     """Draw a label for every position, and fill `gradients` with those of the loss at the last hidden states.
 
     gradients  float32, as large as the head's hidden states
+    Returns, for the work folder,
+        labels   int64 (n_tokens,)
+        losses   float64 (n_tokens,): -log p(label)
+        squares  float64 (n_tokens,): the square of the norm of the gradient at the logits
     raises     BadActivation for logits with NaN or infinity
     """
     n_tokens, positions = chunks.n_tokens, every_position(chunks)
@@ -205,7 +191,8 @@ def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_work
     with Workers(n_workers) as workers:
         drawing.sweep(workers)
         through_norm(head, positions, gradients, drawing.n_behind, workers)
-    return DrawnLabels(to_numpy(drawing.labels), to_numpy(drawing.losses), to_numpy(drawing.squares))
+    numbers_of = {"labels": drawing.labels, "losses": drawing.losses, "squares": drawing.squares}
+    return {name: to_numpy(values) for name, values in numbers_of.items()}
 
 
 def uniform(seed: int, count: int) -> npt.NDArray[np.float64]:
@@ -250,7 +237,7 @@ class _Drawing:
     """The second sweep.
 
     log_sums, numbers  float64 (n_tokens,)
-    labels, losses, squares  see DrawnLabels
+    labels, losses, squares  see `draw_labels`
     n_behind  columns of what the output matrix multiplies
     """
 
@@ -388,8 +375,7 @@ def backward_pass(
     numbers = every[: network.n_mtp] if of_draft else every[network.n_mtp :]
 
     def draw(gradients: States) -> Arrays:
-        drawn = draw_labels(head, forward.chunks, seed, gradients, forward.n_workers)
-        return drawn.arrays()
+        return draw_labels(head, forward.chunks, seed, gradients, forward.n_workers)
 
     with ExitStack() as opened:
         states = LayerStates(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -76,23 +75,15 @@ def differentiate_layer(
     with Workers(execution.n_workers) as workers, torch.no_grad():
         layer = sweep.build(number)
         work = _Backward(sweep, workers, execution.advance, layer, _shares(layer, sweep), states, observer)
-        routed = None
+        routes = at_weights = None
         if layer.experts is not None:
             routes = work.recompute()
-            routed = _Routed(routes, work.through_experts(layer.experts, routes))
+            at_weights = work.through_experts(layer.experts, routes)
             observer.refuse_nonfinite()
-        work.through_chunks(routed, at_once)
+        work.through_chunks(routes, at_weights, at_once)
         # An observer knows best where a number went wrong, so it is asked first.
         observer.refuse_nonfinite()
         work.refuse_nonfinite()
-
-
-@dataclass(frozen=True)
-class _Routed:
-    """Where tokens go, and the gradients at the weights of the experts they go to, as `weights` in shape."""
-
-    routes: Routes
-    gradients: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -113,17 +104,6 @@ class _Piece:
     block: FeedForward
     tokens: torch.Tensor
     slots: torch.Tensor
-
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class _Task(Generic[Item]):
-    """An item, and the observer of whoever takes it."""
-
-    item: Item
-    observer: Observer
 
 
 @dataclass(frozen=True)
@@ -166,8 +146,10 @@ class _Backward:
             start, stop = sweep.chunks.rows(chunk)
             states.middle_gradients.write(start, torch.zeros((stop - start, states.middle.n_cols)))
 
-        def take_piece(task: _Task[_Piece]) -> tuple[_Task[_Piece], torch.Tensor, torch.Tensor]:
-            piece, observer = task.item, task.observer
+        def take_piece(
+            task: tuple[_Piece, Observer],
+        ) -> tuple[_Piece, Observer, torch.Tensor, torch.Tensor]:
+            piece, observer = task
             _tell_tokens(observer, piece.tokens)
             place = piece.expert, experts.n_experts
             x = states.middle.rows(piece.tokens).to(sweep.device, sweep.dtype).requires_grad_()
@@ -176,45 +158,51 @@ class _Backward:
             output = piece.block.project_down(piece.block.gate_up(x, observer, *place), observer, *place)
             at_weights, at_output = _weighted_back(output.detach().float(), above, weights)
             (at_x,) = torch.autograd.grad(output, x, at_output.to(output.dtype))
-            return task, to_cpu(at_x), to_cpu(at_weights)
+            return piece, observer, to_cpu(at_x), to_cpu(at_weights)
 
         gradients = torch.zeros_like(routes.weights)
         share = self.shares.experts / routes.experts.numel()
         pieces = _pieces(experts, routes, sweep.chunks)
-        tasks = (_Task(piece, self.observer.fresh()) for piece in pieces)
-        for task, at_x, at_weights in self.workers.each(take_piece, tasks, gradients=True):
-            piece = task.item
-            self.observer.merge(task.observer)
+        tasks = ((piece, self.observer.fresh()) for piece in pieces)
+        for piece, observer, at_x, at_weights in self.workers.each(take_piece, tasks, gradients=True):
+            self.observer.merge(observer)
             states.middle_gradients.add(piece.tokens, at_x, torch.ones(len(piece.tokens)))
             gradients[piece.tokens, piece.slots] = at_weights
             self.advance(share * len(piece.tokens))
         return gradients
 
-    def through_chunks(self, routed: _Routed | None, at_once: int | None) -> None:
-        """Fill `before_gradients`."""
+    def through_chunks(
+        self, routes: Routes | None, at_weights: torch.Tensor | None, at_once: int | None
+    ) -> None:
+        """Fill `before_gradients`.
+
+        routes      where tokens go; None for a layer without routed experts
+        at_weights  the gradients at the weights of the experts that they go to, as these in shape
+        """
         states, sweep, layer = self.states, self.sweep, self.layer
 
-        def take_chunk(task: _Task[int]) -> Observer:
-            rows = slice(*sweep.chunks.rows(task.item))
-            _tell_tokens(task.observer, torch.arange(rows.start, rows.stop))
+        def take_chunk(task: tuple[int, Observer]) -> Observer:
+            chunk, observer = task
+            rows = slice(*sweep.chunks.rows(chunk))
+            _tell_tokens(observer, torch.arange(rows.start, rows.stop))
 
             def here(values: States) -> torch.Tensor:
                 return values.read(rows.start, rows.stop).to(sweep.device)
 
             hidden = here(states.before).detach().requires_grad_()
-            chosen = None if routed is None else routed.routes.experts[rows].to(sweep.device)
-            entered = layer.enter(hidden, sweep.tokens(task.item), task.observer)
-            passed = layer.forward(entered, sweep.dtype, task.observer, chosen)
+            chosen = None if routes is None else routes.experts[rows].to(sweep.device)
+            entered = layer.enter(hidden, sweep.tokens(chunk), observer)
+            passed = layer.forward(entered, sweep.dtype, observer, chosen)
             values, gradients = [passed.hidden], [here(states.after_gradients)]
-            if routed is not None and passed.weights is not None:
+            if at_weights is not None and passed.weights is not None:
                 values += [passed.x, passed.weights]
                 gradients += [here(states.middle_gradients).to(passed.x.dtype)]
-                gradients += [routed.gradients[rows].to(sweep.device)]
+                gradients += [at_weights[rows].to(sweep.device)]
             (gradient,) = torch.autograd.grad(values, hidden, gradients)
             states.before_gradients.write(rows.start, to_cpu(gradient))
-            return task.observer
+            return observer
 
-        tasks = (_Task(chunk, self.observer.fresh()) for chunk in self._chunks)
+        tasks = ((chunk, self.observer.fresh()) for chunk in self._chunks)
         for observer in self.workers.each(take_chunk, tasks, gradients=True, at_once=at_once):
             self.observer.merge(observer)
             self.advance(self.shares.chunks / len(self._chunks))

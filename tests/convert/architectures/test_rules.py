@@ -10,19 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.architectures.rules import (
-    Drop,
-    HeadRows,
-    Output,
-    Renamed,
-    Rule,
-    Stacked,
-    TransposedHeadRows,
-    match,
-    stacked,
-)
+from convert.architectures.rules import Drop, Output, Renamed, Rule, Stacked, match, stacked
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
+from quantize.fill.sources import HeadRows, TransposedHeads
 
 
 @dataclass(frozen=True)
@@ -142,7 +133,7 @@ def test_a_wrong_shape_is_named_with_the_sizes_it_should_have() -> None:
 
 def test_a_transposed_head_reads_its_own_rows_only() -> None:
     weight = ArrayWeight("w", np.arange(60, dtype=np.float32).reshape(12, 5))
-    tensor = TransposedHeadRows("t", (3, 5, 2), weight, head_rows=4, first=1, count=2)
+    tensor = TransposedHeads("t", (3, 5, 2), weight, head_rows=4, first=1, count=2)
     rows = tensor.read_rows(6, 9)
     assert weight.read == [(5, 7)]
     assert np.array_equal(rows, weight.array[5:7].T[1:4])
@@ -159,7 +150,7 @@ def test_an_empty_range_has_no_rows_but_columns() -> None:
     weight = ArrayWeight("w", np.ones((4, 5), np.float16), F16)
     for tensor in (
         HeadRows("t", (2, 1, 5), weight, 2, 0, 1),
-        TransposedHeadRows("t", (2, 5, 1), weight, 2, 0, 1),
+        TransposedHeads("t", (2, 5, 1), weight, 2, 0, 1),
         stacked("t", [weight, weight], None),
     ):
         rows = tensor.read_rows(1, 1)
