@@ -23,11 +23,11 @@ from imatrix.evaluate.against import with_stock
 from imatrix.evaluate.bases.base import Entrant, Lockstep
 from imatrix.evaluate.bases.logits_file import write_logits
 from imatrix.evaluate.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
-from imatrix.evaluate.divergence import Drafts
+from imatrix.evaluate.divergence import Drafts, measure
 from imatrix.evaluate.evaluation import Check, ClassEvaluation, EvaluatedModel, Evaluation
 from imatrix.evaluate.noise_floor import NoiseFloor
 from imatrix.evaluate.options import EvaluateOptions, LogitsFile
-from imatrix.evaluate.visitor import DivergenceVisitor, measure
+from imatrix.evaluate.visitor import DivergenceVisitor
 from imatrix.evaluate.worst_layer import WorstLayers
 from imatrix.forward.logits import SCORED, LogitSource, sweep_vocabulary
 from imatrix.forward.open import ModelSource, open_model

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf_tools.files.atomic_write import whole_file
 
 from gguf_tools.errors import BadRequest, TruncatedError
+from gguf_tools.files.named_files import whole_file
 from gguf_tools.system import files
 from gguf_tools.system.files import NO_WAIT, open_file
 from imatrix.forward.device import to_numpy, to_torch

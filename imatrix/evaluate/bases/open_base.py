@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from gguf_tools.terminal import say_aside
 
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
+from gguf_tools.text import say_aside
 from imatrix.evaluate.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep
 from imatrix.evaluate.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from imatrix.evaluate.bases.logits_file import SMALLEST_LOG_PROB, FileLogits

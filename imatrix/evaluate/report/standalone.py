@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from gguf_tools.files.atomic_write import whole_file
-
 from convert.card.facts import read_report
 from gguf_tools.errors import BadRequest
+from gguf_tools.files.named_files import whole_file
 from imatrix.evaluate.report.charts import WIDE, label_numbers, label_sizes, require_matplotlib, size_chart
 from imatrix.evaluate.report.html import DARK, LIGHT
 from imatrix.evaluate.report.points import report_points
