@@ -35,7 +35,6 @@ from quantize.padding.padding import NO_PADDING, Padding
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import Plan, build_plan, in_file_order
-from quantize.plan.pruning import Pruning, prune_metadata
 from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
 from quantize.plan.recipes import file_type_of
@@ -123,6 +122,8 @@ def decide_file(
         stop_at_errors(plan.findings)
     output = output_metadata(metadata, tensors, mixture.recipe, matrix, kv_overrides)
     if types.prune_layers:
+        from quantize.plan.pruning import Pruning, prune_metadata
+
         n_layers = known_hparams(metadata, facts.architecture).first("block_count") or facts.n_layers
         output, notes = prune_metadata(output, n_layers, Pruning(frozenset(types.prune_layers)))
         plan = replace(plan, findings=(*plan.findings, *notes))

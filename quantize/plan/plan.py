@@ -22,7 +22,6 @@ from quantize.importances.entries import Importances, ResolvedImportance, resolv
 from quantize.plan.decide import PlanOptions, TensorPlan, decide, draft
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
-from quantize.plan.pruning import Pruning
 from quantize.plan.recipe import Recipe
 from quantize.roles import file_order, tensor_role
 
@@ -184,5 +183,7 @@ def _kept_layers(tensors: Sequence[TensorInfo], options: PlanOptions) -> tuple[t
     """Return (input tensor, name in the output) of all tensors whose layers stay."""
     if not options.prune_layers:
         return tuple((tensor, tensor.name) for tensor in tensors)
+    from quantize.plan.pruning import Pruning
+
     pruning = Pruning.of([tensor.name for tensor in tensors], options.prune_layers)
     return tuple((t, name) for t in tensors if (name := pruning.new_name(t.name)) is not None)

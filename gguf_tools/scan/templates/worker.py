@@ -5,7 +5,7 @@ Reads one JSON object from standard input and answers with lines of JSON on stan
     {"stage": "parse"}                          before each stage: parse, run, done
     {"level": 2, "text": "..."}                 a remark
     {"tried": {"prompts": 7, "error": "", "emits": [...], "begins_with_bos": true}}
-                                                the outcome, see rendering.Outcome.summary
+                                                the outcome, see rendering.RenderOutcome.summary
     {"broken": "..."}                           why it is no template
 
 The reader must doubt every line: a template that breaks out writes what it likes. Before it sees the
@@ -26,6 +26,7 @@ from gguf_tools.findings import Level
 from gguf_tools.lazy import late
 from gguf_tools.scan.templates import rendering, syntax_tree
 from gguf_tools.scan.templates.process import EXIT_BREAKOUT
+from gguf_tools.scan.templates.rendering import Conversation
 from gguf_tools.system.locks import limit_process
 from gguf_tools.text import quoted
 
@@ -37,6 +38,48 @@ _IMPORTED_LATE = (
 _REHEARSAL = """{% macro say(x) %}{{ x|trim|tojson }}{% endmacro %}{% set a = namespace(b='\\u00e9') %}
 {% for m in messages %}{{ say(m.content) }}{% endfor %}{{ strftime_now('%d %b %Y') }}
 {{ raise_exception('x') }}"""
+
+_QUESTION = "Which river flows through Vienna?"
+_SECOND_QUESTION = "And through Prague?"
+_SYSTEM = {"role": "system", "content": "Answer in one sentence."}
+_USER = {"role": "user", "content": _QUESTION}
+_ANSWER = {"role": "assistant", "content": "The Danube does."}
+_SECOND_USER = {"role": "user", "content": _SECOND_QUESTION}
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "find_river",
+        "description": "Find the river of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "Name of the city."}},
+            "required": ["city"],
+        },
+    },
+}
+_TOOL_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "call00001", "type": "function",
+         "function": {"name": "find_river", "arguments": {"city": "Vienna"}}},
+    ],
+}  # fmt: skip
+_TOOL_ANSWER = {"role": "tool", "name": "find_river", "tool_call_id": "call00001", "content": "Danube"}
+
+_CONVERSATIONS = (
+    Conversation("a question", _QUESTION, (_USER,)),
+    Conversation("a question, no answer to come", _QUESTION, (_USER,), add_generation_prompt=False),
+    Conversation("a system message and a question", _QUESTION, (_SYSTEM, _USER)),
+    Conversation("several turns", _SECOND_QUESTION, (_SYSTEM, _USER, _ANSWER, _SECOND_USER)),
+    Conversation(
+        "several turns, the last one the model's", _QUESTION, (_SYSTEM, _USER, _ANSWER),
+        add_generation_prompt=False,
+    ),
+    Conversation("tools", _QUESTION, (_SYSTEM, _USER), (_TOOL,)),
+    Conversation("a tool's answer", _QUESTION, (_USER, _TOOL_CALL, _TOOL_ANSWER), (_TOOL,)),
+)  # fmt: skip
 
 # What compiling and running Python code cannot do without.
 _ALLOWED_EVENTS = frozenset((
@@ -71,7 +114,7 @@ def _work(job: dict[str, Any]) -> None:
         answer({"level": level, "text": text})
     if job["run"]:
         answer({"stage": "run"})
-        outcome = rendering.run(source, job["special"], job["max_chars"])
+        outcome = rendering.run(source, job["special"], job["max_chars"], _CONVERSATIONS)
         for level, text in outcome.remarks:
             answer({"level": level, "text": text})
         answer({"tried": outcome.summary(job["special"])})
@@ -83,7 +126,7 @@ def rehearse() -> None:
         late(name)
     sandbox = rendering.Sandbox()
     list(syntax_tree.remarks_on(sandbox.parse(_REHEARSAL), sandbox))
-    rendering.run(_REHEARSAL, {}, 1000)
+    rendering.run(_REHEARSAL, {}, 1000, _CONVERSATIONS)
 
 
 def give_up(cpu_seconds: int | None, memory_bytes: int) -> None:
