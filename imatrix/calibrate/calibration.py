@@ -12,7 +12,7 @@ from gguf_tools.findings import Tell, tell_all, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
-from imatrix.calibrate.shapes import Coverage
+from imatrix.calibrate.shapes import network_of_model, promises
 from imatrix.forward.options import require_torch
 from imatrix.texts.mixture import mixture_sha256, read_text
 from imatrix.texts.quality import TextQuality, admit, judge, script_findings
@@ -26,6 +26,7 @@ from quantize.run_options import RunOptions
 if TYPE_CHECKING:
     from imatrix.calibrate.estimate import Cost
     from imatrix.calibrate.plan import CalibrationPlan
+    from imatrix.forward.network import Network
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class BegunCalibration:
         """See `quantize.options.BegunCalibrating`."""
         require_torch("calibrating")
         path = Path(self._options.text)
-        coverage = Coverage.of(path, metadata, tensors)
+        network = network_of_model(path, metadata, tensors)
         entries = {
-            tensor.name: PromisedImportance.of(tensor) for tensor in tensors if coverage.promises(tensor)
+            tensor.name: PromisedImportance.of(tensor) for tensor in tensors if promises(network, tensor)
         }
-        text = self._text(metadata, coverage)
+        text = self._text(metadata, network)
         self._admit(text, tell_nobody)
         sketch = TextSketch.of(text.tokens.ravel(), text.sha256)
         return ImportanceFile(entries, (path.name,), text.n_chunks, text.chunk_size, sketch=sketch)
@@ -120,9 +121,9 @@ class BegunCalibration:
         at = self._gradients_at.setdefault(shapes, outputs[0].path)
         return CalibrationPlan.of(self._options, plan, outputs, self._text, judged, at)
 
-    def _text(self, metadata: Metadata, coverage: Coverage) -> Text:
+    def _text(self, metadata: Metadata, network: Network) -> Text:
         """Read the chunks of the text, as the tokenizer of a model cuts it."""
-        path, vocab_size, vocab = Path(self._options.text), coverage.network.vocab_size, Vocabulary(metadata)
+        path, vocab_size, vocab = Path(self._options.text), network.vocab_size, Vocabulary(metadata)
         asked = mixture_sha256(path), vocab, vocab_size
         if self._read is None or self._read[0] != asked:
             self._read = asked, read_text(path, vocab, vocab_size, self._options.cut)

@@ -16,7 +16,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.probe import Probe
-from imatrix.calibrate.shapes import Coverage, Shapes
+from imatrix.calibrate.shapes import Shapes, makes, network_of_model
 from imatrix.calibrate.statistics.conditions import Trust
 from imatrix.evaluate.options import SHORTEST_CHUNK
 from imatrix.forward.device import device_name
@@ -62,7 +62,7 @@ class CalibrationPlan:
         options: CalibrationOptions,
         plan: Plan,
         outputs: Sequence[Output],
-        read: Callable[[Metadata, Coverage], Text],
+        read: Callable[[Metadata, Network], Text],
         judged: Callable[[Text], TextQuality],
         gradients_at: Path,
     ) -> CalibrationPlan:
@@ -72,16 +72,14 @@ class CalibrationPlan:
         judged  gives its quality, or refuses it
         """
         path, metadata = outputs[0].path, outputs[0].layout.metadata
-        coverage = Coverage.of(path, metadata, plan.infos)
+        network = network_of_model(path, metadata, plan.infos)
         made = {
             each.name: each.info
             for each in plan.tensors
-            if coverage.makes(each, options.rounding, embedding=options.embedding)
+            if makes(network, each, options.rounding, embedding=options.embedding)
         }
-        text = read(metadata, coverage)
-        return cls(
-            options, path, metadata, plan.infos, made, coverage.network, text, judged(text), gradients_at
-        )
+        text = read(metadata, network)
+        return cls(options, path, metadata, plan.infos, made, network, text, judged(text), gradients_at)
 
     @property
     def collects_gradients(self) -> bool:
@@ -160,5 +158,5 @@ def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: boo
         raise BadRequest(f"{path}: is a folder, expected a file; evaluate --suite measures classes of texts")
     output = preparation.outputs[0]
     metadata = output.layout.metadata
-    coverage = Coverage.of(output.path, metadata, preparation.plan.infos)
-    read_text(path, Vocabulary(metadata), coverage.network.vocab_size, cut)
+    network = network_of_model(output.path, metadata, preparation.plan.infos)
+    read_text(path, Vocabulary(metadata), network.vocab_size, cut)

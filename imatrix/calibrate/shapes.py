@@ -23,46 +23,41 @@ if TYPE_CHECKING:
 _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """A model's network, and which of the tensors it reaches."""
+def network_of_model(path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> Network:
+    """Build the network of a model.
 
-    network: Network
+    path    for messages
+    raises  as `network_of_tensors`; BadRequest for a model whose weights have scales
+    """
+    from imatrix.forward.open import network_of_tensors
 
-    @classmethod
-    def of(cls, path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> Coverage:
-        """Build the network of a model.
+    by_name = {tensor.name: tensor for tensor in tensors}
+    network = network_of_tensors(path, metadata, by_name)
+    refuse_scales(path, by_name, network.own_scales)
+    return network
 
-        path    for messages
-        raises  as `network_of_tensors`; BadRequest for a model whose weights have scales
-        """
-        from imatrix.forward.open import network_of_tensors
 
-        by_name = {tensor.name: tensor for tensor in tensors}
-        network = network_of_tensors(path, metadata, by_name)
-        refuse_scales(path, by_name, network.own_scales)
-        return cls(network)
+def promises(network: Network, tensor: TensorInfo) -> bool:
+    """Whether there will be importances of a tensor: as from llama-imatrix, of all matrices in layers."""
+    match = _MATRIX.fullmatch(tensor.name)
+    return match is not None and len(tensor.shape) > 1 and int(match[1]) < network.n_all_layers
 
-    def promises(self, tensor: TensorInfo) -> bool:
-        """Whether there will be importances of a tensor: as from llama-imatrix, of all matrices in layers."""
-        match = _MATRIX.fullmatch(tensor.name)
-        return match is not None and len(tensor.shape) > 1 and int(match[1]) < self.network.n_all_layers
 
-    def makes(self, tensor: TensorPlan, method: Method, *, embedding: bool) -> bool:
-        """Whether a tensor's bytes depend on its inputs, or on gradients.
+def makes(network: Network, tensor: TensorPlan, method: Method, *, embedding: bool) -> bool:
+    """Whether a tensor's bytes depend on its inputs, or on gradients.
 
-        embedding  whether gradients at the embedding are known
-        """
-        from imatrix.forward.network import EMBEDDINGS, OUTPUT
+    embedding  whether gradients at the embedding are known
+    """
+    from imatrix.forward.network import EMBEDDINGS, OUTPUT
 
-        target = tensor.target_type
-        if tensor.is_copied or tensor.keeps_codes or not target.is_quantized:
-            return False
-        if tensor.name == EMBEDDINGS:
-            return embedding and method.can_encode(target)
-        if tensor.name != OUTPUT and not self.promises(tensor.info):
-            return False
-        return method.can_encode(target) or not ignores_importances(target.name)
+    target = tensor.target_type
+    if tensor.is_copied or tensor.keeps_codes or not target.is_quantized:
+        return False
+    if tensor.name == EMBEDDINGS:
+        return embedding and method.can_encode(target)
+    if tensor.name != OUTPUT and not promises(network, tensor.info):
+        return False
+    return method.can_encode(target) or not ignores_importances(target.name)
 
 
 @dataclass(frozen=True)

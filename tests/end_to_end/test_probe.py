@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run
 from imatrix.calibrate.probe import Probe
-from imatrix.calibrate.shapes import Coverage, Shapes
+from imatrix.calibrate.shapes import Shapes, network_of_model
 from imatrix.forward.options import ForwardOptions
 from tests.end_to_end import arch_models
 from tests.imatrix.forward.deepseek4_models import v4_model
@@ -32,7 +32,7 @@ def test_layers_of_every_kind_are_timed(case: str, tmp_path: Path) -> None:
     with plan_run(folder_of(case, tmp_path), tmp_path / "out.gguf", options) as run:
         infos = run.preparation.plan.infos
         metadata = run.preparation.outputs[0].layout.metadata
-    network = Coverage.of(tmp_path, metadata, infos).network
+    network = network_of_model(tmp_path, metadata, infos)
     probe = Probe(Shapes.of(network, infos, infos, metadata), 16, ForwardOptions(device="cpu"))
     found = [probe.layer(number) for number in range(network.n_layers)]
     assert all(each.attention > 0 for each in found)

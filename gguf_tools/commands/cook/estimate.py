@@ -18,7 +18,7 @@ from gguf_tools.format.values import Metadata
 from gguf_tools.system.locks import usable_cores
 from imatrix.calibrate.estimate import Cost
 from imatrix.calibrate.probe import Probe
-from imatrix.calibrate.shapes import Coverage, Shapes
+from imatrix.calibrate.shapes import Shapes, network_of_model
 from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.sensitivities.options import SensitivityOptions
 from imatrix.sensitivities.type_errors import CANDIDATES
@@ -96,7 +96,7 @@ class Estimates:
 
     @cached_property
     def _shapes(self) -> Shapes:
-        network = Coverage.of(self.request.source, self._metadata, self._infos).network
+        network = network_of_model(self.request.source, self._metadata, self._infos)
         return Shapes.of(network, self._infos, (), self._metadata)
 
     @cached_property
