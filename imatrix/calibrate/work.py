@@ -177,8 +177,8 @@ def _sum_of_powers(info: TensorInfo, power: int) -> int:
     return sum((stop - start) ** power for start, stop in row_pieces(info.n_rows // info.n_mats))
 
 
-class Meter:
-    """The bar of a run.
+class Meter(NoReport):
+    """The bar of a run; a Reporter of the pass forward and back, which is the first part of its work.
 
     work  of the whole run
     """
@@ -186,7 +186,7 @@ class Meter:
     def __init__(self, work: Work, start: StartMoving) -> None:
         self._work, self._start = work, start
         self._bar: Moves | None = None
-        self._left = self._estimated = self._computed = self._pace = 0.0
+        self._left = self._estimated = self._computed = self._pace = self._of_layer = 0.0
 
     def begin(self, done: float) -> Moves:
         """Show the bar, if nothing has before; `done` seconds of the work are left from an earlier run."""
@@ -194,9 +194,14 @@ class Meter:
             self._bar = self._start(self._work.seconds, done)
         return self._bar
 
-    def gradients(self) -> GradientsReport:
-        """Begin with the pass forward and back; what this returns is told how far it comes, in layers."""
-        return GradientsReport(self, self._work)
+    def start(self, work: float, done: float) -> None:
+        """Begin with the pass forward and back; see `Reporter`."""
+        self._of_layer = self._work.gradients / work
+        self.begin(self._work.others + self._of_layer * done).remark("gradients")
+
+    def advance(self, amount: float) -> None:
+        """Take in how far the pass has come, in layers."""
+        self.begin(0).advance(self._of_layer * amount)
 
     def embeddings(self) -> AbstractContextManager[None]:
         """Count what is computed meanwhile as rounding of the embeddings."""
@@ -232,17 +237,3 @@ class Meter:
         if self._bar is not None and moved:
             self._left -= moved
             self._bar.advance(moved)
-
-
-class GradientsReport(NoReport):
-    """A Reporter of the pass forward and back, which is the first part of a run's work."""
-
-    def __init__(self, meter: Meter, work: Work) -> None:
-        self._meter, self._work, self._of_layer = meter, work, 0.0
-
-    def start(self, work: float, done: float) -> None:
-        self._of_layer = self._work.gradients / work
-        self._meter.begin(self._work.others + self._of_layer * done).remark("gradients")
-
-    def advance(self, amount: float) -> None:
-        self._meter.begin(0).advance(self._of_layer * amount)

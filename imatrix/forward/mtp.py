@@ -32,24 +32,14 @@ from imatrix.forward.network import EMBEDDINGS, OUTPUT_NORM, End, Network
 from imatrix.forward.observe import Observer, watch
 
 
-@dataclass(frozen=True)
-class MTPNames:
-    """Names of the tensors that an MTP layer has besides those of any layer.
+def _name(layer: int, part: str) -> str:
+    """Name a tensor that an MTP layer has besides those of any layer.
 
-    The last three may be missing: then the model's own take their place.
+    eh_proj           the projection of a token's embedding and the hidden state before it
+    enorm, hnorm      the norms of these two
+    embed_tokens, shared_head_norm, shared_head_head  may be missing: then the model's own take their place
     """
-
-    projection: str
-    embedding_norm: str
-    hidden_norm: str
-    embeddings: str
-    head_norm: str
-    head: str
-
-    @classmethod
-    def of(cls, layer: int) -> MTPNames:
-        parts = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_norm", "shared_head_head")
-        return cls(*(f"blk.{layer}.nextn.{part}.weight" for part in parts))
+    return f"blk.{layer}.nextn.{part}.weight"
 
 
 @dataclass(frozen=True)
@@ -93,7 +83,7 @@ def with_mtp(network: Network, tensors: Container[str]) -> Network:
 
     tensors  names of the model's tensors
     """
-    first, second = (MTPNames.of(network.n_layers + number).projection for number in range(2))
+    first, second = (_name(network.n_layers + number, "eh_proj") for number in range(2))
     if first not in tensors:
         return replace(network, n_stored_mtp=0)
     if not network.builds_mtp or second in tensors:
@@ -107,15 +97,16 @@ def with_mtp(network: Network, tensors: Container[str]) -> Network:
 
 
 def _load_entry(network: Network, load: Loader) -> MTPEntry:
-    names, size = MTPNames.of(network.n_layers), network.hidden_size
-    table = load.tensor(names.embeddings if load.has(names.embeddings) else EMBEDDINGS)
+    layer, size = network.n_layers, network.hidden_size
+    embeddings, projection = _name(layer, "embed_tokens"), _name(layer, "eh_proj")
+    table = load.tensor(embeddings if load.has(embeddings) else EMBEDDINGS)
     return MTPEntry(
         load=load,
         embeddings=table.name,
-        name=names.projection,
-        projection=load.matrix(names.projection, size, 2 * size),
-        embedding_norm=RMSNorm(load.float32(names.embedding_norm, size), network.norm_eps),
-        hidden_norm=RMSNorm(load.float32(names.hidden_norm, size), network.norm_eps),
+        name=projection,
+        projection=load.matrix(projection, size, 2 * size),
+        embedding_norm=RMSNorm(load.float32(_name(layer, "enorm"), size), network.norm_eps),
+        hidden_norm=RMSNorm(load.float32(_name(layer, "hnorm"), size), network.norm_eps),
         end=network.load_end(load),
     )
 
@@ -132,14 +123,14 @@ class DraftEnd:
 
 def draft_norm(network: Network, load: Loader) -> RMSNorm:
     """Load the norm behind the MTP layer."""
-    name = MTPNames.of(network.n_layers).head_norm
+    name = _name(network.n_layers, "shared_head_norm")
     name = name if load.has(name) else OUTPUT_NORM
     return RMSNorm(load.float32(name, network.hidden_size), network.norm_eps)
 
 
 def draft_head(network: Network, load: Loader, states: Rows) -> Head:
     """Load what makes the draft's logits; `states` are the hidden states after the MTP layer."""
-    name = MTPNames.of(network.n_layers).head
+    name = _name(network.n_layers, "shared_head_head")
     matrix = name if load.has(name) else network.output
     return Head(load, states, DraftEnd(draft_norm(network, load)), matrix, network.logits)
 
@@ -150,7 +141,7 @@ def own_embeddings(network: Network, load: Loader) -> tuple[str, torch.Tensor] |
     No matrix multiplies anything by a table. What is told beside it is what the norm multiplies its columns
     by, and with them their errors: float32 (hidden_size,).
     """
-    names = MTPNames.of(network.n_layers)
-    if not load.has(names.embeddings):
+    name = _name(network.n_layers, "embed_tokens")
+    if not load.has(name):
         return None
-    return names.embeddings, load.float32(names.embedding_norm, network.hidden_size)
+    return name, load.float32(_name(network.n_layers, "enorm"), network.hidden_size)

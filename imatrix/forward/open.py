@@ -29,7 +29,6 @@ from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.architectures.options import LatentOptions
 from convert.checkpoint.checkpoint import Checkpoint
-from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
 from gguf_tools.errors import BadRequest, UnexpectedTensors
 from gguf_tools.files.early_checks import refuse_missing_model
@@ -163,6 +162,8 @@ def open_model(path: str | os.PathLike[str]) -> ModelSource:
 
 
 def _open_folder(folder: Path) -> ModelSource:
+    from convert.tokenizer.tokenizer import read_tokenizer
+
     checkpoint = Checkpoint(folder)
     try:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())

@@ -14,15 +14,17 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.files.named_files import read_corpus, read_input
 from gguf_tools.format.values import Metadata
-from imatrix.texts.suite import Suite, read_suite
-from imatrix.texts.tokenise import class_tokens
 from imatrix.texts.tokens import Cut, Text, bos_of, cut_into_chunks, make_encoder
+
+if TYPE_CHECKING:
+    from imatrix.texts.suite import Suite
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -46,6 +48,9 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
 
 
 def _mixed(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
+    from imatrix.texts.suite import read_suite
+    from imatrix.texts.tokenise import class_tokens
+
     suite, notes = read_suite(path), list[str]()
     bos, whole = bos_of(vocab), Cut(cut.chunk_size)
     texts = {
@@ -71,6 +76,8 @@ def _mixed(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
 def mixture_sha256(path: Path) -> str:
     """Compute the SHA-256 that `read_text` gives a text, without cutting it."""
     if path.is_dir():
+        from imatrix.texts.suite import read_suite
+
         return _suite_sha256(read_suite(path))
     return hashlib.sha256(read_input(path)).hexdigest()
 

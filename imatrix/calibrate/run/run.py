@@ -167,8 +167,8 @@ class CalibratedRun:
         restart = self._options.restart and plan.collects_gradients
         how = GradientOptions(options.forward, options.seed, restart=restart, at_once=at_once)
         opened.enter_context(torch_threads(n_threads))
-        text, report = gradient_text(plan.text), meter.gradients()
-        return opened.enter_context(collect_gradients(source, text, plan.gradients_at, how, report))
+        text = gradient_text(plan.text)
+        return opened.enter_context(collect_gradients(source, text, plan.gradients_at, how, meter))
 
     def _open_folder(self, missing: Iterable[str], opened: ExitStack) -> tuple[WorkFolder, Records]:
         """Open the work folder and its records; start over where chunks of an earlier layer are missing."""

@@ -37,10 +37,9 @@ def metered() -> tuple[Meter, list[ProgressState]]:
 
 def test_all_phases_move_one_bar() -> None:
     meter, states = metered()
-    gradients = meter.gradients()
-    gradients.start(20, 4)
+    meter.start(20, 4)
     assert states[0].done == pytest.approx(2 + 4 * 0.5)
-    gradients.advance(16)
+    meter.advance(16)
     assert states[-1].done == pytest.approx(12)
     with meter.embeddings():
         meter.computed(0.25)
