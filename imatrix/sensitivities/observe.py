@@ -58,7 +58,8 @@ from quantize.formats import get_decoder
 from quantize.formats.base import Bytes
 from quantize.rounding.factor import Factor
 from quantize.rounding.feedback import encode_compensated
-from quantize.rounding.judge import encode_stock
+from quantize.rounding.judge import choose_cheaper
+from quantize.rounding.methods.diagonal import encode_stock
 
 _RATIO = "ratio:"
 """Prefix of arrays' names in the work folder; a tensor's name follows."""
@@ -193,9 +194,9 @@ def ratio(
         errors[:, :n_real] = (rows - get_decoder(type_)(data, rows.shape[1]))[:, :n_real]
         return sensitivity(errors)
 
-    stock = encode_stock(rows, type_, factor)
-    whole = cost(stock)
-    return min(1.0, cost(encode_compensated(rows, type_, factor, stock=stock)) / whole) if whole else 1.0
+    stock, data = encode_stock(rows, type_, factor), encode_compensated(rows, type_, factor)
+    whole, left = (cost(each) for each in (stock, choose_cheaper(rows, data, stock, type_, factor)))
+    return min(1.0, left / whole) if whole else 1.0
 
 
 def ratio_arrays(ratios: Mapping[str, float]) -> Arrays:

@@ -3,8 +3,6 @@
 Rounding from left to right looks ahead only: when a block is chosen, nothing is known of what will become of
 the later ones. So sweeps follow, which choose one block after the other anew, with all others as they are.
 The cost of a row falls with every step, until no block by itself can do better.
-
-A row that costs more than the stock encoder's keeps the stock encoder's bytes.
 """
 
 from __future__ import annotations
@@ -17,21 +15,17 @@ from quantize.formats import get_format
 from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
 from quantize.rounding.base import DEFAULT, PANEL, Effort, Refiner, Rounder
 from quantize.rounding.factor import Factor
-from quantize.rounding.judge import costs, encode_stock, is_kept
 from quantize.rounding.products import errors_in, feed_back
 from quantize.rounding.rounders import get_rounder
 
 
-def encode_compensated(
-    rows: Rows, type_: GGMLType, factor: Factor, effort: Effort = DEFAULT, stock: Bytes | None = None
-) -> Bytes:
+def encode_compensated(rows: Rows, type_: GGMLType, factor: Factor, effort: Effort = DEFAULT) -> Bytes:
     """Encode rows so that the errors e of each cost little: e H e^T.
 
     A row's bytes are the same whatever other rows are encoded with it.
 
     rows     (n_rows, n_cols) of quantize.formats.base.ROW_DTYPES
     factor   of the second moments of the n_cols inputs
-    stock    the same rows as encode_stock makes them; None: they are made here
     returns  uint8 (n_rows, row bytes), C-contiguous
     raises   ShapeError if rows and factor don't fit the type or each other; QuantError for a type without
              rounding with feedback; BlockRefused for weights that the type can't hold
@@ -43,18 +37,11 @@ def encode_compensated(
     rounder = get_rounder(type_)
     floats = np.array(rows, np.float32, order="C")
     check_finite(floats, type_)
-    data = encode_rows(floats, rounder, factor, effort)
-    if stock is None:
-        stock = encode_stock(floats, type_, factor)
-    decode = get_format(type_).decode
-    ours, theirs = (costs(floats, decode(each, n_cols), factor) for each in (data, stock))
-    worse = ~is_kept(ours, theirs, at_equal_cost=True)
-    data[worse] = stock[worse]
-    return data
+    return encode_rows(floats, rounder, factor, effort)
 
 
 def encode_rows(rows: Floats32, rounder: Rounder, factor: Factor, effort: Effort) -> Bytes:
-    """Encode finite rows, at least one, without a look at the stock encoder's bytes."""
+    """Encode finite rows, at least one."""
     data = _round_rows(rows, rounder, factor, effort)
     if isinstance(rounder, Refiner):
         decode = get_format(rounder.type).decode

@@ -1,4 +1,4 @@
-"""Costs of encodings under second moments, and whether feedback's bytes are kept or the stock encoder's.
+"""The judge of encodings: what they cost under second moments, and which rows keep the stock encoder's bytes.
 
 The stock encoder of a type is its codec in quantize.formats, which weighs each column's error by itself.
 """
@@ -11,44 +11,52 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
-from quantize.importances.weighting import ColumnWeights
 from quantize.rounding.factor import Factor
 from quantize.rounding.products import add_squares, whitened
+from quantize.rounding.two_sided import OutputFactor
 
 Costs = npt.NDArray[np.float64]
 
 
-def stock_weighting(factor: Factor) -> ColumnWeights:
-    """Take the moment of each column by itself, by which the stock encoder weighs errors."""
-    return ColumnWeights(np.diag(factor.hessian).copy())
-
-
-def encode_stock(rows: Floats32, type_: GGMLType, factor: Factor) -> Bytes:
-    """Encode rows as the stock encoder does under a factor's moments: uint8 (n_rows, row bytes)."""
-    return get_format(type_).encode(rows, stock_weighting(factor))
-
-
-def costs(rows: Floats32, values: Floats32, factor: Factor) -> Costs:
+def costs(errors: Floats32, factor: Factor) -> Costs:
     """Compute what the errors e of each row cost, e H e^T: float64 (n_rows,).
 
-    rows, values  float32 (n_rows, n_cols)
+    errors  float32 (n_rows, n_cols), overwritten
     """
-    return costs_of(rows - values, factor)
-
-
-def costs_of(moves: Floats32, factor: Factor) -> Costs:
-    """Compute what `costs` does for rows - values; overwrites these `moves`."""
-    totals = np.zeros(len(moves), np.float64)
+    totals = np.zeros(len(errors), np.float64)
     if totals.size:
-        add_squares(as_source(whitened(moves, factor.upper)), totals)
+        add_squares(as_source(whitened(errors, factor.upper)), totals)
     return totals
 
 
-def is_kept(ours: float | Costs, stock: float | Costs, *, at_equal_cost: bool) -> npt.NDArray[np.bool_]:
-    """Whether feedback's bytes are kept: where they cost less than the stock encoder's.
+def choose_cheaper(
+    rows: Floats32,
+    data: Bytes,
+    stock: Bytes,
+    type_: GGMLType,
+    factor: Factor,
+    outputs: OutputFactor | None = None,
+) -> Bytes:
+    """Choose a method's bytes where they cost less than the stock encoder's: uint8 (n_rows, row bytes).
 
-    They are not where feedback has made a scale infinite and their cost is NaN.
+    Each row is chosen by itself, or with those that the type interleaves. Rows with an output factor have
+    made up for each other's errors E, so all of them are chosen together, by tr(G E H E^T).
 
-    at_equal_cost  whether they are kept at the same cost as well: a row of zeros costs nothing either way
+    Stock's bytes stay at the same cost, and where feedback has made a scale infinite, so that a cost is NaN.
+
+    rows     float32 (n_rows, n_cols), at least one: the aim of rounding
+    data     uint8 (n_rows, row bytes), the method's
+    stock    uint8 (n_rows, row bytes), the stock encoder's
+    outputs  of the n_rows outputs; None where only the inputs count
     """
-    return np.asarray(ours <= stock if at_equal_cost else ours < stock)
+    decode = get_format(type_).decode
+
+    def cost(encoded: Bytes) -> Costs:
+        errors = rows - decode(encoded, factor.size)
+        if outputs is None:
+            return costs(errors, factor).reshape(-1, type_.rows_interleaved).sum(1)
+        return costs(outputs.whitened(errors), factor).sum(keepdims=True)
+
+    is_cheaper = cost(data) < cost(stock)
+    n_together = len(rows) // len(is_cheaper)
+    return np.where(np.repeat(is_cheaper, n_together)[:, None], data, stock)

@@ -26,7 +26,6 @@ from quantize.formats.base import Bytes, Floats32, Rows, as_source
 from quantize.rounding.base import DEFAULT, PANEL, Effort, Rounder
 from quantize.rounding.factor import AnyMoments, Factor, inverse_root
 from quantize.rounding.feedback import check_finite, check_fit, encode_rows
-from quantize.rounding.judge import costs_of, encode_stock, is_kept
 from quantize.rounding.products import feed_back, whitened
 from quantize.rounding.rounders import get_rounder
 from quantize.simd.lanes import LANES
@@ -64,6 +63,28 @@ class OutputFactor:
     def size(self) -> int:
         return len(self.order)
 
+    @property
+    def n_padded(self) -> int:
+        """Number of rows that are encoded, with those that fill them up to a multiple of LANES."""
+        return -(-self.size // LANES) * LANES
+
+    def padded_upper(self) -> Floats32:
+        """Fill U up to n_padded rows and columns; the added ones stand alone."""
+        padded = np.eye(self.n_padded, dtype=np.float32)
+        padded[: self.size, : self.size] = self.upper
+        return padded
+
+    def in_order(self, rows: Floats32) -> Floats32:
+        """Transpose rows in the order in which they are encoded, float32 (n_cols, n_padded)."""
+        columns = np.zeros((rows.shape[1], self.n_padded), np.float32)
+        for place, row in enumerate(self.order):
+            columns[:, place] = rows[row]
+        return columns
+
+    def whitened(self, errors: Floats32) -> Floats32:
+        """Compute rows F with F^T F = E^T G E of errors E (n_rows, n_cols): float32 (n_padded, n_cols)."""
+        return np.ascontiguousarray(whitened(self.in_order(errors), self.padded_upper()).T)
+
     @classmethod
     def of(cls, moments: AnyMoments, damp: float = OUTPUT_DAMP) -> Self:
         """Factorize moments, floats (n, n): the sum of g g^T over gradients g, in any unit.
@@ -80,19 +101,16 @@ def encode_side_by_side(
     type_: GGMLType,
     factor: Factor,
     effort: Effort = DEFAULT,
-    stocks: Sequence[Bytes] | None = None,
 ) -> list[Bytes]:
     """Encode all rows of some matrices that multiply the same so that tr(G E H E^T) of each is small.
 
-    Where the stock encoder's bytes do less damage, it returns those. A few rows of each are encoded at a
-    time. That takes less time than one matrix after the other, because each step is the same for all their
-    rows. A matrix' bytes do not depend on the matrices beside it.
+    A few rows of each are encoded at a time. That takes less time than one matrix after the other, because
+    each step is the same for all their rows. A matrix' bytes do not depend on the matrices beside it.
 
     matrices  rows and output factor of each: rows (n_rows, n_cols) of quantize.formats.base.ROW_DTYPES, all
               of the matrix, because a row's bytes depend on the rows before it; the factor of the second
               moments G of the gradients at its n_rows outputs
     factor    of the second moments H of the n_cols inputs
-    stocks    the same rows as encode_stock makes them, for each matrix; None: they are made here
     returns   uint8 (n_rows, row bytes) of each, C-contiguous
     raises    what encode_compensated raises, and ShapeError if an output factor is not of n_rows
     """
@@ -106,42 +124,25 @@ def encode_side_by_side(
         check_finite(floats, type_)
         works.append(_Matrix(floats, type_, output_factor))
     _round_rows(works, get_rounder(type_), factor, effort)
-    for each in works:
-        each.end()
-    return [
-        _better(each, stocks[number] if stocks else encode_stock(each.rows, type_, factor), type_, factor)
-        for number, each in enumerate(works)
-    ]
+    return [each.data for each in works]
 
 
 class _Matrix:
     """A matrix whose rows are encoded a few at a time.
 
-    rows       float32 (n_rows, n_cols)
     order      int (n_rows,), the rows as they are encoded
+    n_padded   number of rows that are encoded, see `OutputFactor`
     upper      float32 (n, n), that of the outputs, made as large as a multiple of LANES
     n_at_once  rows that are encoded before their errors are carried on
     data       uint8 (n_rows, row bytes), of the rows that are done
     """
 
     def __init__(self, rows: Floats32, type_: GGMLType, outputs: OutputFactor) -> None:
-        self.rows, self.order, self.upper = rows, outputs.order, _padded(outputs.upper)
+        self.order, self.n_padded, self.upper = outputs.order, outputs.n_padded, outputs.padded_upper()
         self.n_at_once = rows_at_once(len(rows))
         self.data = np.empty((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
-        self._work = self.in_order(rows)
+        self._work = outputs.in_order(rows)
         self._begin(0)
-
-    @property
-    def n_padded(self) -> int:
-        """Number of rows that are encoded, with those that fill them up to a multiple of LANES."""
-        return len(self.upper)
-
-    def in_order(self, rows: Floats32) -> Floats32:
-        """Transpose rows in the order in which they are encoded, float32 (n_cols, n_padded)."""
-        columns = np.zeros((rows.shape[1], self.n_padded), np.float32)
-        for place, row in enumerate(self.order):
-            columns[:, place] = rows[row]
-        return columns
 
     @property
     def n_steps(self) -> int:
@@ -180,10 +181,6 @@ class _Matrix:
             )  # fmt: skip
             self._begin(end)
 
-    def end(self) -> None:
-        """Forget all but the rows and their bytes."""
-        del self._work, self._own, self._errors, self._panel
-
     def _begin(self, start: int) -> None:
         """Begin a panel of rows."""
         self._start, stop = start, min(start + PANEL, self.n_padded)
@@ -193,7 +190,7 @@ class _Matrix:
 
 
 def _round_rows(matrices: Sequence[_Matrix], rounder: Rounder, factor: Factor, effort: Effort) -> None:
-    """Fill the matrices' bytes, without a look at the stock encoder's."""
+    """Fill the matrices' bytes."""
     decode = get_format(rounder.type).decode
     for step in range(max((each.n_steps for each in matrices), default=0)):
         active = [each for each in matrices if step < each.n_steps]
@@ -203,25 +200,3 @@ def _round_rows(matrices: Sequence[_Matrix], rounder: Rounder, factor: Factor, e
         ends = np.cumsum([each.n_at_once for each in active])[:-1]
         for each, own, moved in zip(active, np.split(data, ends), np.split(moves, ends), strict=True):
             each.take(step, own, moved)
-
-
-def _better(matrix: _Matrix, stock: Bytes, type_: GGMLType, factor: Factor) -> Bytes:
-    """Choose between a matrix' own bytes and the stock encoder's."""
-    ours, theirs = (_damage(matrix, each, type_, factor) for each in (matrix.data, stock))
-    return matrix.data if is_kept(ours, theirs, at_equal_cost=False) else stock
-
-
-def _damage(matrix: _Matrix, data: Bytes, type_: GGMLType, factor: Factor) -> float:
-    """Compute tr(G E H E^T) of the errors E of a matrix' bytes."""
-    moves = matrix.in_order(matrix.rows - get_format(type_).decode(data, factor.size))
-    by_row = np.ascontiguousarray(whitened(moves, matrix.upper).T)
-    del moves  # as large as all rows, of which there are to be few copies
-    return float(costs_of(by_row, factor).sum())
-
-
-def _padded(upper: Floats32) -> Floats32:
-    """Fill a factor up to a multiple of LANES rows and columns; the added ones stand alone."""
-    n = len(upper)
-    padded = np.eye(-(-n // LANES) * LANES, dtype=np.float32)
-    padded[:n, :n] = upper
-    return padded

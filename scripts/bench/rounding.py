@@ -29,7 +29,8 @@ from quantize.formats.base import Bytes
 from quantize.rounding.base import Effort
 from quantize.rounding.factor import Factor, Moments
 from quantize.rounding.feedback import encode_compensated
-from quantize.rounding.judge import costs, stock_weighting
+from quantize.rounding.judge import costs
+from quantize.rounding.methods.diagonal import encode_stock
 from quantize.rounding.rounders import ROUNDERS
 from quantize.rounding.two_sided import OutputFactor, encode_side_by_side
 from scripts.bench.common import machine, measured, parser_of
@@ -79,10 +80,10 @@ def time_type(name: str, rows: Floats, factor: Factor, moments: Moments, runs: i
     moments  of the gradients at the outputs of each matrix that is rounded from both sides
     """
     type_ = next(type_ for type_ in TYPES if type_.name == name)
-    codec, weighting = get_format(type_), stock_weighting(factor)
+    codec = get_format(type_)
 
     def stock(rows: Floats) -> Bytes:
-        return codec.encode(rows, weighting)
+        return encode_stock(rows, type_, factor)
 
     def feedback(rows: Floats) -> Bytes:
         return encode_compensated(rows, type_, factor, Effort(sweeps=0))
@@ -100,7 +101,7 @@ def time_type(name: str, rows: Floats, factor: Factor, moments: Moments, runs: i
         return rows - codec.decode(encode(rows), rows.shape[1])
 
     def cost(errors: Floats) -> float:
-        return float(costs(errors, np.zeros_like(errors), factor).sum())
+        return float(costs(errors.copy(), factor).sum())
 
     def damage(errors: Floats) -> float:
         left, right = moments, factor.hessian

@@ -35,9 +35,9 @@ from quantize.formats.codecs import INTERLEAVED, ignores_importances, requires_i
 from quantize.importances.entries import Importance, ResolvedImportance, resolve
 from quantize.importances.weighting import ColumnWeights
 from quantize.rounding.factor import Factor
-from quantize.rounding.feedback import encode_compensated
 from quantize.rounding.rounders import ROUNDERS
 from tests.quantize import codecs
+from tests.quantize.rounding.judged import encode_judged
 from tests.support import oracle
 
 N_COLS = 512
@@ -189,7 +189,7 @@ def test_feedback_never_makes_what_the_encoder_refuses(name: str) -> None:
         rows = ROWS[:4].copy()
         rows[2, 300] = value
         try:
-            data = encode_compensated(rows, type_, factor)
+            data = encode_judged(rows, type_, factor)
         except BadWeights:
             continue
         assert count_nonfinite(type_, data.reshape(-1), data.shape[1]) == (0, -1)

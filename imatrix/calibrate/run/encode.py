@@ -1,7 +1,8 @@
 """Encodes rows under what they multiply, and keeps the method's bytes where they prove better than stock's.
 
 Rows that share statistics are a group: a matrix, one head's rows, one expert's. Its strips are encoded both
-ways. A group that the method does not improve on held-out rows keeps the stock encoder's bytes.
+ways, and their rows judged by what they cost under the moments (quantize.rounding.judge). A group that is not
+better on held-out rows keeps the stock encoder's bytes.
 """
 
 from __future__ import annotations

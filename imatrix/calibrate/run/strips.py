@@ -1,7 +1,8 @@
 """A strip: some rows of a tensor, and how they are encoded under what they multiply.
 
-A strip is encoded twice, by the method and by the stock encoder, and both are tried on held-out rows. Its
-bytes depend on nothing but the strip, so strips may be encoded in any order and anywhere: by threads
+A strip is encoded twice, by the method and by the stock encoder. Rows that don't cost less by the method take
+the stock encoder's bytes, and what comes of it is tried on held-out rows beside all of the stock encoder's.
+Its bytes depend on nothing but the strip, so strips may be encoded in any order and anywhere: by threads
 (`ThreadStrips`), or by the workers of a scheduler (cluster.py).
 """
 
@@ -28,6 +29,7 @@ from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.codecs import requires_importances
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.judge import choose_cheaper
 from quantize.rounding.methods import Matrix, Method
 
 
@@ -125,7 +127,7 @@ class HeldErrors:
 class EncodedStrip:
     """A strip, encoded both ways.
 
-    data    by the method; None where it can't
+    data    by the method, where that costs less; None where it can't encode
     stock   by the stock encoder
     errors  on held-out rows, of the method's bytes and of the stock encoder's
     """
@@ -182,9 +184,13 @@ def encode_strips(method: Method, sources: RowSources, strips: Sequence[Strip]) 
     del read
     matrices = [strip.matrix(own) for strip, own in zip(strips, rows, strict=True)]
     encoded = method.encode(matrices, info.type, factor)
+    better = [
+        choose_cheaper(matrix.rows, data, stock, info.type, factor, matrix.outputs)
+        for matrix, data, stock in zip(matrices, encoded, stocks, strict=True)
+    ]
     return [
         EncodedStrip(data, stock, _held_out_errors(strip, own, data, stock))
-        for strip, own, data, stock in zip(strips, rows, encoded, stocks, strict=True)
+        for strip, own, data, stock in zip(strips, rows, better, stocks, strict=True)
     ]
 
 

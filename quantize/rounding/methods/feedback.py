@@ -14,7 +14,7 @@ from quantize.rounding.methods.base import Matrix, Method, Rates
 from quantize.rounding.rounders import can_compensate, rounds_in_groups
 from quantize.rounding.two_sided import encode_side_by_side
 
-_VERSION = 5
+_VERSION = 6
 
 
 def _encode_one_sided(matrices: Sequence[Matrix], type_: GGMLType, factor: Factor) -> list[Bytes]:

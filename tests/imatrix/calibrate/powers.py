@@ -34,6 +34,6 @@ POWERS = Method(
     version=1,
     can_encode=lambda type_: not ignores_importances(type_.name),
     encode=_encode,
-    rates=lambda type_: Rates(0.1, 0.0),
+    rates=lambda type_: Rates(0.11, 1.1e-5),
     settings={"powers": list(_POWERS)},
 )

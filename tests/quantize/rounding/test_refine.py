@@ -30,7 +30,7 @@ every_refiner = pytest.mark.parametrize("name", REFINERS)
 def test_every_sweep_lowers_the_cost(name: str) -> None:
     rows = weights(20, N_COLS)
     by_sweeps = [
-        costs(rows, decode(name, encode_compensated(rows, type_named(name), FACTOR, effort)), FACTOR)
+        costs(rows - decode(name, encode_compensated(rows, type_named(name), FACTOR, effort)), FACTOR)
         for effort in (Effort(sweeps=sweeps) for sweeps in (0, 1, 3))
     ]
     assert by_sweeps[1].sum() < 0.97 * by_sweeps[0].sum()

@@ -15,6 +15,7 @@ from quantize.rounding.feedback import encode_compensated
 from quantize.rounding.rounders import ROUNDERS, can_compensate, get_rounder
 from tests.naive import feedback as naive
 from tests.quantize.codecs import decode, encode
+from tests.quantize.rounding.judged import encode_judged
 from tests.quantize.rounding.moments import correlated, weights
 from tests.support import samples
 
@@ -92,7 +93,7 @@ def test_errors_are_fed_back_from_block_to_block_as_by_the_twin(name: str) -> No
 def test_odd_rows_are_encoded_too(name: str, kind: str) -> None:
     rows = samples.rows(kind, (17, N_COLS))
     stock = decode(name, encode(name, rows, np.diag(FACTOR.hessian).copy()))
-    ours = decode(name, encode_compensated(rows, type_named(name), FACTOR))
+    ours = decode(name, encode_judged(rows, type_named(name), FACTOR))
     assert np.isfinite(ours).all()
     assert (costs(rows, ours, FACTOR) <= (1 + 1e-4) * costs(rows, stock, FACTOR)).all()
 

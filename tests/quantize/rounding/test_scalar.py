@@ -101,7 +101,7 @@ def test_a_search_of_scales_pays(name: str) -> None:
     type_ = next(layout.type for layout in LAYOUTS if layout.type.name == name)
     with_window, without = (
         costs(
-            rows, decode(name, encode_compensated(rows, type_, factor, Effort(window, sweeps=0))), factor
+            rows - decode(name, encode_compensated(rows, type_, factor, Effort(window, sweeps=0))), factor
         ).sum()
         for window in (1, 0)
     )

@@ -9,7 +9,6 @@ from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import IQ4_NL, Q2_K, Q4_K, GGMLType
 from quantize.rounding.factor import Factor
 from quantize.rounding.feedback import encode_compensated
-from quantize.rounding.judge import encode_stock
 from quantize.rounding.two_sided import OUTPUT_DAMP, OutputFactor, encode_side_by_side, rows_at_once
 from tests.quantize.codecs import decode
 from tests.quantize.rounding.moments import correlated, weights
@@ -97,13 +96,6 @@ def test_matrices_side_by_side_get_the_bytes_that_each_gets_alone() -> None:
     together = encode_side_by_side(matrices, Q4_K, INPUTS)
     for data, (rows, output_factor) in zip(together, matrices, strict=True):
         np.testing.assert_array_equal(data, encode_two_sided(rows, Q4_K, INPUTS, output_factor))
-
-
-def test_stock_bytes_that_are_given_are_not_made_again() -> None:
-    matrices = [(weights(16, N_COLS, seed), outputs(16)) for seed in (0, 1)]
-    stocks = [encode_stock(rows, Q4_K, INPUTS) for rows, _factor in matrices]
-    given = encode_side_by_side(matrices, Q4_K, INPUTS, stocks=stocks)
-    np.testing.assert_array_equal(given, encode_side_by_side(matrices, Q4_K, INPUTS))
 
 
 def test_moments_of_other_outputs_are_refused() -> None:
