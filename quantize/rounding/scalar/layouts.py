@@ -260,10 +260,12 @@ class SmallFloats(_Layout):
     """A layout of 4-bit floats; and
 
     slopes  turns the bytes of scales into slopes
-    top     the largest of these bytes
+    bottom  the smallest of these bytes that is tried: 1 / slope is infinite for the first slope of MXFP4
+    top     the largest of them
     """
 
     slopes: Callable[[Integers], Floats32]
+    bottom: int
     top: int
 
     def read(self, data: Bytes) -> ScalarBlocks:
@@ -286,13 +288,13 @@ class SmallFloats(_Layout):
         return slopes, np.zeros_like(slopes)
 
     def neighbours(self, blocks: ScalarBlocks, window: int) -> ScalarBlocks:
-        scales = within(blocks.scales + moves(window, 0)[0], 0, self.top)
+        scales = within(blocks.scales + moves(window, 0)[0], self.bottom, self.top)
         return ScalarBlocks(blocks.d[None], blocks.dmin[None], scales, blocks.lows[None], blocks.codes)
 
 
 SMALL_FLOATS = (
-    SmallFloats(MXFP4, lambda exponents: np.ldexp(np.float32(1), exponents - 128), 255),
-    SmallFloats(NVFP4, half_scales, LARGEST_BYTE),
+    SmallFloats(MXFP4, lambda exponents: np.ldexp(np.float32(1), exponents - 128), 1, 255),
+    SmallFloats(NVFP4, half_scales, 0, LARGEST_BYTE),
 )
 
 LAYOUTS: tuple[ScalarLayout, ...] = (*SUPER_BLOCKS, *SINGLE_SCALES, *SMALL_FLOATS)

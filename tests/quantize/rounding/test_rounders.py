@@ -99,6 +99,12 @@ def test_odd_rows_are_encoded_too(name: str, kind: str) -> None:
 
 
 @every_type
+def test_rows_of_zeros_stay_zeros(name: str) -> None:
+    data = encode_compensated(np.zeros((17, N_COLS), np.float32), type_named(name), FACTOR)
+    assert not decode(name, data).any()
+
+
+@every_type
 def test_no_rows_are_no_bytes(name: str) -> None:
     data = encode_compensated(weights(0, N_COLS), type_named(name), FACTOR)
     assert data.shape == (0, type_named(name).row_bytes(N_COLS))
