@@ -10,8 +10,8 @@ Functions that take long have a `progress`, which is one of
     a tqdm bar     is given totals and descriptions, and moved; a class, such as tqdm.notebook.tqdm, makes one
     a rich bar     a `rich.progress.Progress`: gets a task for each part of the work
 
-Below that, work that copies or writes calls a `Progress` with the bytes of each piece, and work that goes
-through layers tells a `Reporter`. `Bar` and `LayerBar` bring both to what `progress` names.
+Below that, work tells a `Reporter` how much there is, how much it has done, and what it is at. `Bar` is one
+that brings this to what `progress` names.
 """
 
 from __future__ import annotations
@@ -28,23 +28,48 @@ from gguf_tools.errors import BadArgument
 from gguf_tools.findings import Finding, teller
 from gguf_tools.text import has_terminal, printable, say_aside
 
-Progress = Callable[[int], object]
-"""Callback of a piece of work: is given the number of bytes after each piece."""
-
-StartProgress = Callable[[int], Progress]
-"""Callback of a whole piece of work: is given its total of bytes, and returns what to call for each piece."""
+Advance = Callable[[float], object]
+"""Is called after each piece of work, from the thread that did it, with how much it was."""
 
 
-class Moves(Protocol):
-    """Something that shows how far work has come."""
+@runtime_checkable
+class Reporter(Protocol):
+    """Is told how far work has come: in bytes, layers, kernels, or seconds that it would take one thread."""
 
-    def advance(self, amount: float) -> None: ...
+    def start(self, work: float, done: float) -> object:
+        """Begin `work`, of which an earlier run has done some; what comes beside layers counts in layers."""
+        ...
 
-    def remark(self, text: str) -> None: ...
+    def advance(self, amount: float) -> None:
+        """Count `amount` more as done; any thread may call it."""
+        ...
+
+    def remark(self, text: str) -> None:
+        """Say what the work is at."""
+        ...
+
+    def tell(self, finding: Finding) -> None:
+        """Say what a user should know before anything is computed."""
+        ...
 
 
-StartMoving = Callable[[float, float], Moves]
-"""Callback of work that says what it is at: is given how much there is and how much is done."""
+class NoReport:
+    """A Reporter that ignores everything."""
+
+    def start(self, work: float, done: float) -> None:
+        pass
+
+    def advance(self, amount: float) -> None:
+        pass
+
+    def remark(self, text: str) -> None:
+        pass
+
+    def tell(self, finding: Finding) -> None:
+        pass
+
+
+NO_REPORT = NoReport()
 
 LOG_SECONDS = 60.0
 """Time between two lines of a bar in a log."""
@@ -54,15 +79,6 @@ _NARROW = 80
 
 _BESIDE_LABEL = 30
 """Columns that share, times and a short bar need beside the label."""
-
-
-def no_progress(n_bytes: int) -> None:
-    """Ignore a piece of work."""
-
-
-def no_start(total_bytes: int) -> Progress:
-    """Ignore a whole piece of work."""
-    return no_progress
 
 
 @dataclass(frozen=True)
@@ -135,16 +151,16 @@ WORK = Unit("work", pattern="{l_bar}{bar}| {elapsed}<{remaining}{postfix}", aver
 
 
 class Bar:
-    """How far a piece of work has come, brought to what `show` names.
+    """A Reporter that brings how far a piece of work has come to what `show` names.
 
     label  what is being done
     unit   what is counted
     show   see above
 
-    `advance` may be called from any thread. A block that ends without an error leaves the bar full.
+    A block that ends without an error leaves the bar full. Findings are printed where `show` is True.
 
     with Bar("splitting") as bar:
-        write_files(..., progress=bar.start)
+        write_files(..., progress=bar)
     """
 
     def __init__(self, label: str, unit: Unit = BYTES, show: Shown = True) -> None:
@@ -155,7 +171,7 @@ class Bar:
         self._tell: _Tell | None = None
         self._opened = ExitStack()
 
-    def start(self, total: float, done: float = 0) -> Callable[[float], object]:
+    def start(self, total: float, done: float = 0) -> Advance:
         """Show the bar, unless there is nothing to count, and return `advance`.
 
         Work of several parts may start it again: then the bar before ends as it is.
@@ -181,6 +197,9 @@ class Bar:
         """Show `text` beside the bar from now on."""
         with self._lock:
             self._told(replace(self._state, remark=printable(text)))
+
+    def tell(self, finding: Finding) -> None:
+        teller(quiet=self._show is not True)(finding)
 
     def _told(self, state: ProgressState) -> None:
         self._state = state
@@ -316,7 +335,7 @@ class _Log:
 
 
 @contextmanager
-def part_of(bar: Moves, amount: float) -> Iterator[Callable[[ProgressState], None]]:
+def part_of(bar: Reporter, amount: float) -> Iterator[Callable[[ProgressState], None]]:
     """Give the `progress` of a piece that makes up `amount` of a bar's work; afterwards all of it is done."""
     moved = 0.0
 
@@ -331,58 +350,16 @@ def part_of(bar: Moves, amount: float) -> Iterator[Callable[[ProgressState], Non
     bar.advance(amount - moved)
 
 
-@runtime_checkable
-class Reporter(Moves, Protocol):
-    """Is told how far a run through the layers of models has come, in layers."""
-
-    def tell(self, finding: Finding) -> None:
-        """A user should know this before anything is computed."""
-        ...
-
-    def start(self, work: float, done: float) -> object:
-        """The run begins.
-
-        work  in layers; what comes before and after them counts as the layers that take as long
-        done  what is left of an earlier run
-        """
-        ...
-
-
-class NoReport:
-    """A Reporter that ignores everything."""
-
-    def tell(self, finding: Finding) -> None:
-        pass
-
-    def start(self, work: float, done: float) -> None:
-        pass
-
-    def advance(self, amount: float) -> None:
-        pass
-
-    def remark(self, text: str) -> None:
-        pass
-
-
-def no_moving(total: float, done: float) -> Moves:
-    """Ignore work that says what it is at."""
-    return NoReport()
-
-
-class LayerBar(Bar):
-    """A Reporter that brings work to what `show` names; findings are printed where that is True."""
+class _LayerBar(Bar):
+    """A bar of work that counts in layers, and says where it resumes."""
 
     def __init__(self, label: str, show: Shown = True) -> None:
         super().__init__(label, WORK, show)
-        self._tells = show is True
 
-    def tell(self, finding: Finding) -> None:
-        teller(quiet=not self._tells)(finding)
-
-    def start(self, work: float, done: float = 0) -> Callable[[float], object]:
-        if done and self._tells:
-            say_aside(f"resuming after {100 * done / work:.0f} % of the work")
-        return super().start(work, done)
+    def start(self, total: float, done: float = 0) -> Advance:
+        if done and self._show is True:
+            say_aside(f"resuming after {100 * done / total:.0f} % of the work")
+        return super().start(total, done)
 
 
 @contextmanager
@@ -391,7 +368,7 @@ def reporting(show: Shown | Reporter, label: str) -> Iterator[Reporter]:
     if isinstance(show, Reporter):
         yield show
         return
-    with LayerBar(label, show) as bar:
+    with _LayerBar(label, show) as bar:
         yield bar
 
 

@@ -14,17 +14,9 @@ from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import output_path
 from gguf_tools.files.owned_folder import work_path
 from gguf_tools.files.run_lock import in_use
-from gguf_tools.progress import Shown
+from gguf_tools.progress import NO_REPORT, Reporter, Shown, reporting
 from imatrix.forward.options import require_torch
-from imatrix.options import (
-    CollectBar,
-    CollectChoices,
-    Collected,
-    CollectOptions,
-    CollectReporter,
-    NoCollectReport,
-)
-from quantize.importances.entries import ImportanceFile
+from imatrix.options import LABEL, CollectChoices, Collected, CollectOptions, LayerDone
 
 
 @checked
@@ -54,8 +46,7 @@ def collect(
     from imatrix.store import save
 
     options = with_choices(choices, options or CollectOptions())
-    report = CollectBar(0, _save_nothing, progress)
-    with TemporaryDirectory() as nowhere, report:
+    with TemporaryDirectory() as nowhere, reporting(progress, LABEL) as report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
         refuse_early([place], [Path(text)], [Path(model)], folders=True)
         refuse_to_replace([place], force=options.force)
@@ -67,12 +58,13 @@ def collect(
     return collected
 
 
-def _save_nothing(contents: ImportanceFile) -> None:
-    raise AssertionError("a bar that never saves was asked to")
-
-
 def collect_beside(
-    model: Path, text: Path, output: Path, options: CollectOptions, report: CollectReporter | None = None
+    model: Path,
+    text: Path,
+    output: Path,
+    options: CollectOptions,
+    report: Reporter = NO_REPORT,
+    layer_done: LayerDone = lambda layer, contents: None,
 ) -> Collected:
     """Collect the importances that `text` gives the weights of `model`, without saving them.
 
@@ -83,4 +75,4 @@ def collect_beside(
     require_torch("collecting importances")
     from imatrix.run import collect_from
 
-    return collect_from(model, text, output, options, report or NoCollectReport())
+    return collect_from(model, text, output, options, report, layer_done)

@@ -1,14 +1,13 @@
-"""Options of a collection, reporters of its progress, and its result."""
+"""Options of a collection, and its result."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gguf_tools.argument_types import CheckedFields
-from gguf_tools.progress import LayerBar, NoReport, Reporter, Shown
 from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
 from quantize.importances import ImportanceSource
@@ -75,40 +74,14 @@ class Collected:
     notes: tuple[str, ...]
 
 
-class CollectReporter(Reporter, Protocol):
-    """Is told how far a collection has come."""
+LayerDone = Callable[[int, Callable[[], ImportanceFile]], object]
+"""Is called with the number of a layer that is done, and with what returns the importances of all so far."""
 
-    def layer_done(self, layer: int, contents: Callable[[], ImportanceFile]) -> None:
-        """A layer is done; `contents` returns the importances of all layers so far."""
-        ...
-
-
-class NoCollectReport(NoReport):
-    """A CollectReporter that ignores everything."""
-
-    def layer_done(self, layer: int, contents: Callable[[], ImportanceFile]) -> None:
-        pass
-
+LABEL = "collecting importances"
+"""Label of the bar of a collection."""
 
 _STEPS_A_LINE, _MOST_STEPS = 6, 24
 """Running perplexities: how many stand in a line, and how many of a long text are shown, evenly spread."""
-
-
-class CollectBar(LayerBar):
-    """A CollectReporter that shows a bar over layers, and saves what is known after every few of them.
-
-    every  layers between two calls of `save`; 0 for none
-    save   called with what is known so far
-    show   see gguf_tools/progress.py
-    """
-
-    def __init__(self, every: int, save: Callable[[ImportanceFile], None], show: Shown = True) -> None:
-        super().__init__("collecting importances", show)
-        self._every, self._save = every, save
-
-    def layer_done(self, layer: int, contents: Callable[[], ImportanceFile]) -> None:
-        if self._every and (layer + 1) % self._every == 0:
-            self._save(contents())
 
 
 def perplexity_lines(perplexity: Perplexity) -> list[str]:

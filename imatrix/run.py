@@ -18,6 +18,7 @@ import torch
 from gguf_tools.errors import BadActivation, BadImportance
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.findings import tell_all
+from gguf_tools.progress import Reporter
 from imatrix.forward.logits import SCORED, Head, Perplexity, measure
 from imatrix.forward.mtp import own_embeddings
 from imatrix.forward.network import OUTPUT
@@ -27,7 +28,7 @@ from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
 from imatrix.forward.work_folder import WorkFolder, run_identity
 from imatrix.forward.workers import torch_threads
 from imatrix.merge import merge
-from imatrix.options import Collected, CollectOptions, CollectReporter
+from imatrix.options import Collected, CollectOptions, LayerDone
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.mixture import read_text
 from imatrix.texts.quality import admit
@@ -42,7 +43,12 @@ _CHOSEN = (
 
 
 def collect_from(
-    model: Path, text: Path, output: Path, options: CollectOptions, report: CollectReporter
+    model: Path,
+    text: Path,
+    output: Path,
+    options: CollectOptions,
+    report: Reporter,
+    layer_done: LayerDone,
 ) -> Collected:
     """Do what `imatrix.collecting.collect_beside` says."""
     with torch_threads(options.forward.n_threads), open_model(model) as source:
@@ -60,7 +66,7 @@ def collect_from(
         with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
             refuse_full_disk([folder.folder], [source], chunks.chunks, options.forward)
             dataset = options.dataset or text.name
-            collected = _run(source, chunks, options, folder, report, dataset)
+            collected = _run(source, chunks, options, folder, report, layer_done, dataset)
             source.watch.refuse_changed()
     refuse_nonfinite(collected.importances.entries)
     merged = merge([*earlier, collected.importances])
@@ -96,7 +102,8 @@ def _run(
     text: Text,
     options: CollectOptions,
     folder: WorkFolder,
-    report: CollectReporter,
+    report: Reporter,
+    layer_done: LayerDone,
     dataset: str,
 ) -> Collected:
     """Compute the importances of the weights of `source`, resuming what the work folder has.
@@ -116,7 +123,7 @@ def _run(
 
     with forward_pass(source, text.chunks, options.forward, folder, report.advance) as forward:
         for layer in forward.layers(Accumulator):
-            report.layer_done(layer, contents)
+            layer_done(layer, contents)
         output, notes = Accumulator(), []
         if options.process_output and source.network.is_tied:
             notes.append(f"--process-output: the model has no {OUTPUT}, it uses its token embeddings")
@@ -149,7 +156,7 @@ def _observe_draft(forward: ForwardPass, observer: Accumulator) -> None:
         observer.rows((name,), factors[None])
 
 
-def _measure(forward: ForwardPass, report: CollectReporter, work: float) -> Perplexity:
+def _measure(forward: ForwardPass, report: Reporter, work: float) -> Perplexity:
     """Measure the perplexity, which is as much work as so many layers."""
     head = Head.of(forward.source.network, forward.load, forward.last())
 

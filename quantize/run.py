@@ -24,10 +24,10 @@ from gguf_tools.dataframes import dataframe
 from gguf_tools.errors import BadArgument, GGUFError
 from gguf_tools.files.early_checks import is_unfinished, refuse_to_replace
 from gguf_tools.files.inputs import AnyInput
-from gguf_tools.findings import Finding, teller
+from gguf_tools.findings import Finding
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shown import types_table
-from gguf_tools.progress import BYTES, KERNELS, WORK, Bar, Progress, Shown
+from gguf_tools.progress import BYTES, KERNELS, WORK, Advance, Bar, Shown
 from gguf_tools.system.files import NO_WAIT, open_file, read_at
 from quantize.fill.encode import RowSources
 from quantize.fill.filling import FillJob, Output
@@ -172,65 +172,57 @@ class Run:
             yield replace(job, calibrator=calibrator)
 
 
-class RunBar:
-    """Shows how far a run has come: in bytes, or where a calibration makes them in seconds of its work.
+class RunBar(Bar):
+    """The bar of a run: over the bytes that it writes, or over the seconds of a calibration that makes them.
 
     A terminal shows the kernels that are compiled before, too.
+    n_bytes  of all outputs; None: a calibration starts the bar
     """
 
-    def __init__(self, label: str, show: Shown, *, is_calibrated: bool = False) -> None:
-        self._show, self._is_calibrated = show, is_calibrated
-        self._bar = Bar(label, WORK if is_calibrated else BYTES, show)
-        self._kernels = Bar("", show=None)
-        self._lock = threading.Lock()
-        self._total = 0
-
-    def start(self, preparation: Preparation) -> Progress:
-        """Get ready for what was decided, and return what shows and advances the bar, from any thread.
-
-        Of several outputs that are made together, the bar shows the sum.
-        """
-        self._total += preparation.plan.total_bytes
-        return self._advance
+    def __init__(self, label: str, show: Shown, n_bytes: int | None) -> None:
+        super().__init__(label, WORK if n_bytes is None else BYTES, show)
+        self._kernels = _KernelBar(show)
+        self._starting = threading.Lock()
+        self._n_bytes: float | None = n_bytes
 
     def told(self, run: RunOptions) -> RunOptions:
         """Let a run move these bars, and with True tell what a user should know."""
-        told = teller(quiet=False) if self._show is True else run.tell
+        told = self.tell if self._show is True else run.tell
 
         def tell(finding: Finding) -> None:
-            self._bar.close()
+            self.close()
             told(finding)
 
-        return replace(run, compiling=self._compiling, calibrating=self._calibrating, tell=tell)
+        return replace(run, compiling=self._kernels, calibrating=self, tell=tell)
 
-    def _compiling(self, n_kernels: int) -> Progress:
-        """Show the bar of kernels if they take long, and return what advances it, from any thread."""
-        show = True if self._show is True else None
-        self._kernels = Bar(f"compiling {n_kernels} kernels, once", KERNELS, show)
-        return self._kernels.start(n_kernels)
-
-    def _calibrating(self, seconds: float, done: float) -> Bar:
-        """Show the work of a calibration, and return its bar."""
+    def start(self, total: float, done: float = 0) -> Advance:
         self._kernels.close()
-        self._bar.start(seconds, done)
-        return self._bar
+        return super().start(total, done)
 
-    def _advance(self, n_bytes: int) -> None:
-        if self._is_calibrated:
+    def written(self, n_bytes: float) -> None:
+        """Count bytes that are written, from any thread; the first start the bar."""
+        if self._n_bytes is None:
             return
-        with self._lock:
-            total, self._total = self._total, 0
+        with self._starting:
+            total, self._n_bytes = self._n_bytes, 0
             if total:
-                self._kernels.close()
-                self._bar.start(total)
-        self._bar.advance(n_bytes)
-
-    def __enter__(self) -> RunBar:
-        return self
+                self.start(total)
+        self.advance(n_bytes)
 
     def __exit__(self, *error: Any) -> None:
         self._kernels.close()
-        self._bar.__exit__(*error)
+        super().__exit__(*error)
+
+
+class _KernelBar(Bar):
+    """The bar of kernels, on a terminal alone, if they take long."""
+
+    def __init__(self, show: Shown) -> None:
+        super().__init__("", KERNELS, show is True)
+
+    def start(self, total: float, done: float = 0) -> Advance:
+        self._label = f"compiling {total} kernels, once"
+        return super().start(total, done)
 
 
 def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:
@@ -261,10 +253,11 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
 def _execute(runs: Sequence[Run], how: RunOptions) -> list[Result]:
     older = [tuple(path for path in run.output_paths if path.exists()) for run in runs]
     is_calibrated = any(run.calibration is not None for run in runs)
-    with RunBar(how.label, how.progress, is_calibrated=is_calibrated) as bar, ExitStack() as stack:
-        how, progress = bar.told(how), [bar.start(run.preparation) for run in runs]
+    n_bytes = sum(run.preparation.plan.total_bytes for run in runs)
+    with RunBar(how.label, how.progress, None if is_calibrated else n_bytes) as bar, ExitStack() as stack:
+        how = bar.told(how)
         jobs = [stack.enter_context(run.job(how)) for run in runs]
-        written = write_outputs(jobs, how, progress)
+        written = write_outputs(jobs, how, bar.written)
     ended = time.monotonic()
     return [
         # Where an earlier session has published parts of a set, they are its own.

@@ -13,7 +13,7 @@ from gguf_tools.argument_types import CheckedFields, Threads
 from gguf_tools.cluster.address import Address
 from gguf_tools.files.named_files import Paths, paths_of
 from gguf_tools.findings import Tell, tell_nobody
-from gguf_tools.progress import Shown, StartMoving, StartProgress, no_moving, no_start
+from gguf_tools.progress import NO_REPORT, Reporter, Shown
 from gguf_tools.system.locks import usable_cores
 
 
@@ -25,14 +25,12 @@ class RunOptions(CheckedFields):
     restart    start over instead of resuming an interrupted run
     reuse      older GGUF files, one or several: tensors that were made of the same data are copied from them
     verify     check a sample of every tensor before the output gets its name
-    compiling  called with the number of kernels, before they are loaded or compiled; what it returns is
-               called with 1 for each of them, from any thread; `progress` sees to it
+    compiling  counts the kernels that are loaded or compiled; `progress` sees to it
     progress   True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
     scheduler  address of a Dask scheduler whose workers fill the outputs, or local:N for N processes here;
                of a calibration they round. None: threads of this process do
-    calibrating  called with the seconds that a calibration would take one thread of this machine, and those
-               that an earlier run has left done; what it returns is told what is done, from any thread;
-               `progress` sees to it
+    calibrating  counts the seconds that a calibration would take one thread of this machine; `progress`
+               sees to it
     tell       told what a user should know of a calibration, before it begins and at its end
     force      replace outputs that are there, and make anew those that are as asked already
     replace    replace outputs that are there and are not as asked, as llama-quantize does
@@ -43,10 +41,10 @@ class RunOptions(CheckedFields):
     restart: bool = False
     reuse: Paths = ()
     verify: bool = False
-    compiling: StartProgress = no_start
+    compiling: Reporter = NO_REPORT
     progress: Shown = None
     scheduler: Address | None = field(default=None, kw_only=True)
-    calibrating: StartMoving = field(default=no_moving, kw_only=True)
+    calibrating: Reporter = field(default=NO_REPORT, kw_only=True)
     tell: Tell = field(default=tell_nobody, kw_only=True)
     force: bool = field(default=False, kw_only=True)
     replace: bool = field(default=False, kw_only=True)
@@ -77,8 +75,8 @@ class RunChoices(TypedDict, total=False):
     reuse: Paths
     verify: bool
     scheduler: Address | None
-    compiling: StartProgress
-    calibrating: StartMoving
+    compiling: Reporter
+    calibrating: Reporter
     tell: Tell
     progress: Shown
     label: str

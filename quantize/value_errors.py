@@ -25,7 +25,7 @@ from gguf_tools.errors import QuantError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.progress import Progress, StartProgress, no_start
+from gguf_tools.progress import NO_REPORT, Advance, Reporter
 from gguf_tools.text import in_layer_ranges, printable, table
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import ERRORS_RISE, RowSources, encode_rows, strips
@@ -97,17 +97,19 @@ class ValueErrors:
         }
 
 
-def compare_values(a: GGUFSource, b: GGUFSource, started: StartProgress = no_start) -> FileErrors:
+def compare_values(a: GGUFSource, b: GGUFSource, progress: Reporter = NO_REPORT) -> FileErrors:
     """Measure the errors of all tensors that both files have in the same shape, in the order of A.
 
-    started  called with the bytes of A that will be read; what it returns, with those of each piece
-    raises   QuantError for a type that can't be decoded
+    progress  counts the bytes of A that are read
+    raises    QuantError for a type that can't be decoded
     """
     shapes = {name: info.shape for name, info in b.tensors.items()}
     common = [info for info in a.tensors.values() if shapes.get(info.name) == info.shape]
-    progress = started(sum(info.n_bytes for info in common))
+    progress.start(sum(info.n_bytes for info in common), 0)
     of_a, of_b = scaled_tensors(a), scaled_tensors(b)
-    return FileErrors(tuple(_errors_of(of_a[info.name], of_b[info.name], progress) for info in common))
+    return FileErrors(
+        tuple(_errors_of(of_a[info.name], of_b[info.name], progress.advance) for info in common)
+    )
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class FileErrors:
             yield f"{same} of {len(self.tensors)} tensors have the same values"
 
 
-def _errors_of(a: SourceTensor, b: SourceTensor, progress: Progress) -> ValueErrors:
+def _errors_of(a: SourceTensor, b: SourceTensor, advance: Advance) -> ValueErrors:
     n_rows = math.prod(a.shape[:-1])
     squared_error = squared = largest = 0.0
     group = math.lcm(a.type.rows_interleaved, b.type.rows_interleaved)
@@ -155,7 +157,7 @@ def _errors_of(a: SourceTensor, b: SourceTensor, progress: Progress) -> ValueErr
         squared_error += float(np.vdot(errors, errors))
         squared += float(np.vdot(exact, exact))
         largest = max(largest, float(np.abs(errors).max(initial=0)))
-        progress(len(rows) * a.type.row_bytes(a.shape[-1]))
+        advance(len(rows) * a.type.row_bytes(a.shape[-1]))
     return ValueErrors(
         (a.name,), a.type.name, b.type.name, n_rows * a.shape[-1], squared_error, squared, largest
     )
@@ -201,16 +203,16 @@ def compare_with_source(
     file: GGUFSource,
     sources: Mapping[str, SourceTensor],
     source_name: str,
-    started: StartProgress = no_start,
+    progress: Reporter = NO_REPORT,
 ) -> list[Finding]:
     """Compare the values of a file or split set with those of its source; return findings.
 
-    sources  tensors of what it was made of, by the names of the file
-    started  called with the bytes of the file's tensors; what it returns, with those of each
+    sources   tensors of what it was made of, by the names of the file
+    progress  counts the bytes of the file's tensors
     """
     findings: list[Finding] = []
     strangers: list[str] = []
-    progress = started(sum(info.n_bytes for info in file.tensors.values()))
+    progress.start(sum(info.n_bytes for info in file.tensors.values()), 0)
     tensors, sources = scaled_tensors(file), with_scales(sources, Path(source_name))
     for info in file.tensors.values():
         source = sources.get(info.name)
@@ -218,7 +220,7 @@ def compare_with_source(
             strangers.append(info.name)
         else:
             findings += _check_tensor(file, info, tensors[info.name], source)
-        progress(info.n_bytes)
+        progress.advance(info.n_bytes)
     if len(strangers) == len(file.tensors):
         text = f"{source_name} has no tensor of this file; is it another model?"
         return [Finding(KIND, text, Level.BAD, file=str(file.path))]

@@ -35,7 +35,7 @@ from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from gguf_tools.progress import Bar, Shown, StartProgress
+from gguf_tools.progress import Bar, Reporter, Shown
 from quantize.fill.scaled import scaled_tensors
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import decodable, encodable, get_decoder, get_format
@@ -66,7 +66,7 @@ def audit(
         open_audit_base(base, opened, allow_pickle=options.allow_pickle) as of,
         Bar("comparing tensors", show=progress) as bar,
     ):
-        return _Audit(opened, of, options, match_layers(opened, of)).run(bar.start)
+        return _Audit(opened, of, options, match_layers(opened, of)).run(bar)
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class _Audit:
     options: AuditOptions
     layers: Layers
 
-    def run(self, started: StartProgress) -> AuditReport:
+    def run(self, progress: Reporter) -> AuditReport:
         path = str(self.file.path)
         may_differ = keys_that_may_differ(self.layers, self.base.architecture)
         findings = [*metadata_findings(self.file.metadata, self._metadata(), path, may_differ)]
         findings += structure_findings(self.file, self.base, self.layers)
         infos = [info for info in self.file.tensors.values() if self._is_comparable(info)]
-        advance = started(sum(info.n_bytes for info in infos))
+        progress.start(sum(info.n_bytes for info in infos), 0)
         n_threads = self.options.n_threads or os.cpu_count() or 1
         _load_codecs(infos)
         with ThreadPoolExecutor(n_threads) as pool:
@@ -93,7 +93,7 @@ class _Audit:
 
             def compare(pair: Pair | Finding) -> TensorAudit | Finding:
                 compared = pair if isinstance(pair, Finding) else self._compare(pair, encoder, patience)
-                advance(pair.info.n_bytes if isinstance(pair, Pair) else 0)
+                progress.advance(pair.info.n_bytes if isinstance(pair, Pair) else 0)
                 return compared
 
             results = list(pool.map(compare, pairs))

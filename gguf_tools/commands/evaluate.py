@@ -206,7 +206,7 @@ def _add_stored_base(what: TakesArguments) -> None:
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     from gguf_tools.files.leftovers import is_unfinished
     from gguf_tools.files.named_files import output_path, write_whole
-    from gguf_tools.progress import LayerBar
+    from gguf_tools.progress import reporting
     from gguf_tools.text import json_text
     from imatrix.evaluate.pipeline import LABEL, evaluating
     from imatrix.texts.suite import read_suite
@@ -223,12 +223,12 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     page = None if args.html is None else _page_inputs(args)
     check = (lambda text, files: None) if page is None else page.refuse_unfit
     with ExitStack() as opened:
-        with LayerBar(LABEL, show=not args.quiet) as bar:
+        with reporting(not args.quiet, LABEL) as report:
             suite = None if args.suite is None else read_suite(args.suite, args.quick)
             if suite is not None and page is not None:
                 page.refuse_other_suites(suite)
             texts = args.text if suite is None else suite
-            evaluation = opened.enter_context(evaluating(base, texts, quants, options, bar, check))
+            evaluation = opened.enter_context(evaluating(base, texts, quants, options, report, check))
         say(*evaluation.lines())
         if args.json is not None:
             write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())

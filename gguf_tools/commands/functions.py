@@ -279,7 +279,7 @@ def split(
         files = split_files(source, Path(prefix), max_bytes=max_bytes, max_tensors=max_tensors)
         refuse_to_replace([file.path for file in files], force=force)
         with Bar("splitting", show=progress) as bar:
-            write_files(files, source.paths, bar.start)
+            write_files(files, source.paths, bar)
     return [file.path for file in files]
 
 
@@ -300,7 +300,7 @@ def merge(part: AnyPath, output: AnyPath, *, force: bool = False, progress: Show
     with open_gguf(part) as source:
         file = merged_file(source, Path(output), replace=force)
         with Bar("merging", show=progress) as bar:
-            write_files([file], source.paths, bar.start)
+            write_files([file], source.paths, bar)
     return file.path
 
 

@@ -310,8 +310,9 @@ def _collect(request: _CollectRequest) -> None:
     from gguf_tools.files.leftovers import forget
     from gguf_tools.files.owned_folder import work_path
     from gguf_tools.files.run_lock import in_use
+    from gguf_tools.progress import reporting
     from imatrix.collecting import collect_beside
-    from imatrix.options import CollectBar, perplexity_lines
+    from imatrix.options import LABEL, perplexity_lines
     from imatrix.repair import notes_on_groups
     from imatrix.store import not_held, save
 
@@ -325,10 +326,14 @@ def _collect(request: _CollectRequest) -> None:
     def write(contents: ImportanceFile) -> None:
         save(output, _in_layout(contents, request.layout, model), request.form, force=True)
 
+    def layer_done(layer: int, contents: Callable[[], ImportanceFile]) -> None:
+        if request.every and (layer + 1) % request.every == 0:
+            write(contents())
+
     replaces = output.exists()
     with in_use(work_path(output)):
-        with CollectBar(request.every, write, not quiet) as bar:
-            collected = collect_beside(model, request.text, output, request.options, bar)
+        with reporting(not quiet, LABEL) as report:
+            collected = collect_beside(model, request.text, output, request.options, report, layer_done)
         write(collected.importances)
         forget(work_path(output))
     if quiet:

@@ -40,7 +40,7 @@ from gguf_tools.format.shards import (
     shard_paths,
 )
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.progress import Bar, Shown, StartProgress
+from gguf_tools.progress import Bar, Reporter, Shown
 from gguf_tools.system.files import read_at
 
 How = Literal["unchanged", "in place", "rewritten", "written"]
@@ -104,11 +104,11 @@ def edit_model(
         refuse_inputs(Path(output), [path])
         refuse_to_replace([Path(output)], force=force)
     with Bar("copying", show=progress) as bar:
-        return _edit(path, edit, None if output is None else Path(output), bar.start, dry_run=dry_run)
+        return _edit(path, edit, None if output is None else Path(output), bar, dry_run=dry_run)
 
 
 def _edit(
-    path: str | os.PathLike[str], edit: Edit, output: Path | None, progress: StartProgress, *, dry_run: bool
+    path: str | os.PathLike[str], edit: Edit, output: Path | None, progress: Reporter, *, dry_run: bool
 ) -> EditOutcome:
     """Do what `edit_model` says."""
     with open_gguf(path) as source:
@@ -127,9 +127,7 @@ def _edit(
     return EditOutcome(edited.changes, tuple(changed.get(file.path, file) for file in outcomes[-1].files))
 
 
-def _edit_in_place(
-    path: str | os.PathLike[str], first: Path, edit: Edit, progress: StartProgress
-) -> EditOutcome:
+def _edit_in_place(path: str | os.PathLike[str], first: Path, edit: Edit, progress: Reporter) -> EditOutcome:
     """Change the files of `path`, the first of which is `first`; see `edit_model`."""
     # Whoever held the lock until now has changed the files, so they are opened anew.
     with ExitStack() as opened:

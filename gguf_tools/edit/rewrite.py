@@ -20,7 +20,7 @@ from gguf_tools.files.journal import journal_path
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, write_whole_at
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import FileLayout
-from gguf_tools.progress import Progress, StartProgress, no_start
+from gguf_tools.progress import NO_REPORT, Advance, Reporter
 from gguf_tools.system import files
 
 
@@ -54,7 +54,7 @@ class NewFile:
 
 
 def write_files(
-    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_start
+    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: Reporter = NO_REPORT
 ) -> None:
     """Write all `files`; see `written`."""
     with written(files, inputs, progress):
@@ -63,7 +63,7 @@ def write_files(
 
 @contextmanager
 def written(
-    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_start
+    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: Reporter = NO_REPORT
 ) -> Iterator[None]:
     """Write all `files`, run the `with` block, and then rename them into place, the first one last.
 
@@ -81,9 +81,9 @@ def written(
     watch = InputWatch(map(gguf_input, origins.values()))
     with ExitStack() as opened:
         writers = [opened.enter_context(GGUFWriter(file.path, file.layout, inputs)) for file in files]
-        advance = progress(sum(file.data_bytes for file in files))
+        progress.start(sum(file.data_bytes for file in files), 0)
         for file, writer in zip(files, writers, strict=True):
-            _copy_data(file, writer, advance)
+            _copy_data(file, writer, progress.advance)
         for file, writer in zip(files, writers, strict=True):
             _finish(file, writer)
         watch.refuse_changed()
@@ -107,7 +107,7 @@ def _refuse_unfinished(path: Path) -> None:
         )
 
 
-def _copy_data(file: NewFile, writer: GGUFWriter, progress: Progress) -> None:
+def _copy_data(file: NewFile, writer: GGUFWriter, advance: Advance) -> None:
     layout = file.layout
     for info, offset, origin in zip(layout.tensors, layout.offsets, file.origins, strict=True):
         copy_range(
@@ -118,7 +118,7 @@ def _copy_data(file: NewFile, writer: GGUFWriter, progress: Progress) -> None:
             info.n_bytes,
             f"{origin.file.path}: tensor {origin.name!r}",
             str(writer.partial),
-            progress=progress,
+            advance=advance,
         )
 
 
@@ -146,13 +146,13 @@ def copy_range(
     source_name: str,
     target_name: str,
     *,
-    progress: Progress | None = None,
+    advance: Advance = NO_REPORT.advance,
 ) -> None:
     """Copy `n_bytes` bytes; the two ranges must not overlap if the files are the same.
 
     source_name  for messages: the file and the part of it, "model.gguf: tensor 'output.weight'"
     target_name  for messages: the file
-    progress     called with the number of bytes after each piece
+    advance      called with the number of bytes after each piece
     raises       TruncatedError if the source ends early, OutputError if the target can't be written,
                  OSError with `source_name` as its file if the source can't be read
     """
@@ -182,5 +182,4 @@ def copy_range(
                 )
             write_whole_at(target_fd, buffer[:n_copied], position + shift, target_name)
         position += n_copied
-        if progress is not None:
-            progress(n_copied)
+        advance(n_copied)

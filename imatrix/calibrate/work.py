@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.progress import Moves, NoReport, StartMoving
+from gguf_tools.progress import NoReport, Reporter
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.probe import Probe
@@ -181,17 +181,18 @@ class Meter(NoReport):
     """The bar of a run; a Reporter of the pass forward and back, which is the first part of its work.
 
     work  of the whole run
+    bar   shows its seconds
     """
 
-    def __init__(self, work: Work, start: StartMoving) -> None:
-        self._work, self._start = work, start
-        self._bar: Moves | None = None
+    def __init__(self, work: Work, bar: Reporter) -> None:
+        self._work, self._bar, self._is_shown = work, bar, False
         self._left = self._estimated = self._computed = self._pace = self._of_layer = 0.0
 
-    def begin(self, done: float) -> Moves:
+    def begin(self, done: float) -> Reporter:
         """Show the bar, if nothing has before; `done` seconds of the work are left from an earlier run."""
-        if self._bar is None:
-            self._bar = self._start(self._work.seconds, done)
+        if not self._is_shown:
+            self._bar.start(self._work.seconds, done)
+            self._is_shown = True
         return self._bar
 
     def start(self, work: float, done: float) -> None:
@@ -234,6 +235,6 @@ class Meter(NoReport):
         """Take in that a thread has computed for so long."""
         self._computed += seconds
         moved = min(self._left, seconds / (self._pace or 1.0))
-        if self._bar is not None and moved:
+        if moved:
             self._left -= moved
             self._bar.advance(moved)

@@ -13,7 +13,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.files.leftovers import is_unfinished
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
-from gguf_tools.progress import NoReport, Reporter, Shown, reporting
+from gguf_tools.progress import NO_REPORT, Reporter, Shown, reporting
 from imatrix.evaluate.options import EvaluateChoices, EvaluateOptions, LogitsFile
 from imatrix.forward.options import require_torch
 from imatrix.texts.suite import Suite, read_suite
@@ -98,7 +98,7 @@ def evaluating(
     texts: Suite | AnyPath | None,
     quants: Paths,
     options: EvaluateOptions | None = None,
-    report: Reporter | None = None,
+    report: Reporter = NO_REPORT,
     check: Check = lambda text, files: None,
 ) -> Iterator[Evaluation]:
     """Give what `evaluate` or, of a suite, `evaluate_suite` returns.
@@ -108,7 +108,7 @@ def evaluating(
 
     check  called for each class, or for the text alone, before anything is computed
     """
-    options, report, paths = options or EvaluateOptions(), report or NoReport(), paths_of("quants", quants)
+    options, paths = options or EvaluateOptions(), paths_of("quants", quants)
     if isinstance(texts, Suite):
         _refuse_for_a_suite(base, options)
     else:

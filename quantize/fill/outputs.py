@@ -24,7 +24,7 @@ from gguf_tools.cluster.job import remove_job
 from gguf_tools.files.inputs import AnyInput, InputWatch
 from gguf_tools.files.journal import Journal, journal_path
 from gguf_tools.files.partial_file import PARTIAL_SUFFIX, refuse_inputs
-from gguf_tools.progress import Progress, no_progress
+from gguf_tools.progress import NO_REPORT, Advance
 from gguf_tools.system import files
 from gguf_tools.system.files import Moved
 from quantize.fill.chunks import UNKNOWN, ChunkTask, RowRange
@@ -162,29 +162,29 @@ class Written:
 
 
 def write_outputs(
-    jobs: Sequence[FillJob], options: RunOptions, progress: Sequence[Progress] = ()
+    jobs: Sequence[FillJob], options: RunOptions, advance: Advance = NO_REPORT.advance
 ) -> list[Written]:
     """Fill the outputs of several jobs from the same source at once, and publish each when it is whole.
 
     An output may replace a file that it reuses, but no other input.
 
-    options   how to fill them; see reuse.py and verify.py
-    progress  of each job: called with the bytes of every chunk, from any thread; (): nobody is told
-    raises    ExecutionError for the first chunk that fails, OutputError for a file that can't be written and
-              for leftovers of another run, ChangedInput for an input that has changed before an output gets
-              its name; what is done of any job stays for the next run
+    options  how to fill them; see reuse.py and verify.py
+    advance  called with the bytes of every chunk, from any thread
+    raises   ExecutionError for the first chunk that fails, OutputError for a file that can't be written and
+             for leftovers of another run, ChangedInput for an input that has changed before an output gets
+             its name; what is done of any job stays for the next run
     """
     with ExitStack() as stack:
         executor = _executor(options, jobs[0].outputs[0].path, stack)
         opened: list[_OpenJob] = []
         watches: dict[tuple[AnyInput, ...], InputWatch] = {}
         by_path = options.scheduler is not None
-        for job, progress_of_job in zip(jobs, progress or [no_progress] * len(jobs), strict=True):
+        for job in jobs:
             importances = stored_inputs(each.matrix for each in job.sources.importances.values())
             files_of_job = (*job.inputs, *importances)
             if files_of_job not in watches:
                 watches[files_of_job] = InputWatch(job.inputs, importances, by_path=by_path)
-            opened.append(_OpenJob(job, options, watches[files_of_job], progress_of_job, stack))
+            opened.append(_OpenJob(job, options, watches[files_of_job], advance, stack))
         try:
             for each in opened:
                 each.open_outputs(stack)
@@ -232,7 +232,7 @@ class _OpenJob:
     """A job with its journal, its older files and its session open."""
 
     def __init__(
-        self, job: FillJob, options: RunOptions, watch: InputWatch, progress: Progress, stack: ExitStack
+        self, job: FillJob, options: RunOptions, watch: InputWatch, advance: Advance, stack: ExitStack
     ) -> None:
         first = job.outputs[0]
         refuse_inputs(journal_path(first.path), job.inputs)
@@ -252,7 +252,7 @@ class _OpenJob:
             job,
             self.journal,
             watch,
-            progress,
+            advance,
             verify=options.verify,
             read_back=0 if options.scheduler is None else options.threads,
         )

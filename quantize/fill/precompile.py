@@ -19,7 +19,7 @@ import numpy as np
 
 from gguf_tools.errors import ToolkitError
 from gguf_tools.format.ggml_types import GGMLType, by_name
-from gguf_tools.progress import Progress, StartProgress, no_progress, no_start
+from gguf_tools.progress import NO_REPORT, Advance, Reporter
 from quantize.fill.encode import RowSources
 from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 from quantize.formats import get_decoder, get_format
@@ -61,17 +61,17 @@ class Encoding:
         target.encode(rows, ColumnWeights(np.ones(n_cols, np.float32)) if self.is_weighted else None)
 
 
-def compile_all(encodings: Iterable[Encoding], n_threads: int, started: StartProgress = no_start) -> None:
+def compile_all(encodings: Iterable[Encoding], n_threads: int, progress: Reporter = NO_REPORT) -> None:
     """Have the kernels of all `encodings` compiled, by up to `n_threads` processes, this one among them.
 
-    started  called with their number; what it returns is called with 1 for each, from any thread
+    progress  counts them
     """
     wanted = tuple(dict.fromkeys(encodings))
     waiting = iter(wanted)  # next() on it is atomic
-    progress = started(len(wanted))
+    progress.start(len(wanted), 0)
     stop = Event()
     helpers = [
-        Thread(target=_help, args=(waiting, stop, progress), daemon=True)
+        Thread(target=_help, args=(waiting, stop, progress.advance), daemon=True)
         for _ in range(min(n_threads, len(wanted)) - 1)
     ]
     for helper in helpers:
@@ -79,14 +79,14 @@ def compile_all(encodings: Iterable[Encoding], n_threads: int, started: StartPro
     try:
         for encoding in waiting:
             _compile(encoding)
-            progress(1)
+            progress.advance(1)
     finally:
         stop.set()
     for helper in helpers:
         helper.join()
 
 
-def _help(waiting: Iterator[Encoding], stop: Event, progress: Progress = no_progress) -> None:
+def _help(waiting: Iterator[Encoding], stop: Event, advance: Advance = NO_REPORT.advance) -> None:
     """Have another process compile some of `waiting`, if compiling takes long."""
     if stop.wait(_PATIENCE_SECONDS):
         return
@@ -109,7 +109,7 @@ def _help(waiting: Iterator[Encoding], stop: Event, progress: Progress = no_prog
             print(*words, file=process.stdin, flush=True)
             if not process.stdout.readline():
                 return
-            progress(1)
+            advance(1)
 
 
 def _compile(encoding: Encoding) -> None:

@@ -17,7 +17,7 @@ from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.journal import Journal
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.shards import TensorInfo
-from gguf_tools.progress import Progress
+from gguf_tools.progress import Advance
 from gguf_tools.system.files import IS_HELD_OPEN
 from quantize.fill.chunks import UNKNOWN, ChunkTask, TensorChunks
 from quantize.fill.executors import naming
@@ -39,7 +39,7 @@ class Session:
     job       what the run fills
     journal   what earlier sessions have done, and this one does
     inputs    must not change before an output gets its name
-    progress  told of every chunk, and at the start of what is done already
+    advance   told of every chunk, and at the start of what is done already
     verify    check every output before it gets its name
     read_back how many threads read a row of every chunk back before that, where other processes have
               written them; 0: none, and nothing is read back
@@ -51,7 +51,7 @@ class Session:
         job: FillJob,
         journal: Journal,
         inputs: InputWatch,
-        progress: Progress,
+        advance: Advance,
         *,
         verify: bool,
         read_back: int = 0,
@@ -60,7 +60,7 @@ class Session:
         self._job, self._table = job, job.table()
         self._journal = journal
         self._inputs = inputs
-        self._progress = progress
+        self._advance = advance
         self._verify, self._read_back = verify, read_back
         # Where nothing is encoded, what is laid out is said by the front, and stays.
         infos = [chunks.info for chunks in self._table.tensors.values()]
@@ -107,7 +107,7 @@ class Session:
             self._n_left[number] = len(chunks) - len(done)
             n_bytes += sum(self._table.task(chunk).n_bytes for chunk in done)
         if n_bytes:
-            self._progress(n_bytes)
+            self._advance(n_bytes)
 
     def sources(self) -> OpenSources:
         """The sources of the job, as any process can open them."""
@@ -155,7 +155,7 @@ class Session:
     def done(self, number: int, digest: int) -> None:
         """Remember that the bytes of a chunk are written; publish its output if that was the last.
 
-        raises  ExecutionError for a failure of journal or output, and what `progress` raises
+        raises  ExecutionError for a failure of journal or output, and what `advance` raises
         """
         task = self._table.task(number)
         with naming(task):
@@ -164,7 +164,7 @@ class Session:
             if self._journal.is_sync_due():
                 with self._closing:
                     self._sync()
-        self._progress(task.n_bytes)
+        self._advance(task.n_bytes)
         with self._counting:
             self._n_left[task.output] -= 1
             is_whole = not self._n_left[task.output]

@@ -76,7 +76,7 @@ def test_every_way_copies_the_range(
     source, target = files
     monkeypatch.setattr(os, "copy_file_range", KERNELS[kernel])
     pieces: list[int] = []
-    copy_range(source, 12_345, target, 678, 2_500_001, "a", "b", progress=pieces.append)
+    copy_range(source, 12_345, target, 678, 2_500_001, "a", "b", advance=pieces.append)
     assert os.pread(target, len(DATA), 0) == bytes(678) + DATA[12_345 : 12_345 + 2_500_001]
     assert sum(pieces) == 2_500_001
     assert os.lseek(source, 0, os.SEEK_CUR) == os.lseek(target, 0, os.SEEK_CUR) == 0

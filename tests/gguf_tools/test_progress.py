@@ -206,10 +206,9 @@ def test_parts_move_one_bar() -> None:
     assert [state.done for state in states] == sorted(state.done for state in states)
 
 
-def test_a_reporter_is_told_itself() -> None:
-    reporter = progress.NoReport()
-    with reporting(reporter, "layers") as told:
-        assert told is reporter
+def test_a_progress_is_told_itself() -> None:
+    with reporting(progress.NO_REPORT, "layers") as told:
+        assert told is progress.NO_REPORT
 
 
 def prepared(folder: Path) -> Path:

@@ -22,7 +22,6 @@ from imatrix.collecting import collect_beside  # noqa: E402
 from imatrix.evaluate.options import EvaluateOptions  # noqa: E402
 from imatrix.evaluate.pipeline import evaluate  # noqa: E402
 from imatrix.options import CollectOptions  # noqa: E402
-from imatrix.options import NoCollectReport as Silent  # noqa: E402
 from imatrix.sensitivities.measure import SensitivityOptions, sensitivity  # noqa: E402
 from imatrix.texts.tokens import Cut  # noqa: E402
 from tests.hostile.test_changed_inputs import after_chunks, change  # noqa: E402
@@ -54,17 +53,13 @@ class After(NoReport):
             self._act()
 
 
-class AfterLayers(After, Silent):
-    """The same for a collection."""
-
-
 @pytest.mark.parametrize("layers", [0.5, 1.5, 2.9])
 def test_importances(model: Path, weights: Path, tmp_path: Path, layers: float) -> None:
     options, output, good = CollectOptions(cut=CUT), tmp_path / "out", weights.read_bytes()
     expected = collect_beside(model, TEXT, output, options).importances.entries
     forget(work_path(output))
     with pytest.raises(ChangedInput, match=r"model\.safetensors: was changed while it was read"):
-        collect_beside(model, TEXT, output, options, AfterLayers(layers, lambda: change(weights, 0.01)))
+        collect_beside(model, TEXT, output, options, After(layers, lambda: change(weights, 0.01)))
     weights.write_bytes(good)
     found = collect_beside(model, TEXT, output, options).importances.entries
     assert found.keys() == expected.keys()
@@ -80,7 +75,7 @@ def test_importances_of_a_model_that_was_changed_after_a_kill(
 
     options = CollectOptions(cut=CUT)
     with pytest.raises(KeyboardInterrupt):
-        collect_beside(model, TEXT, tmp_path / "out", options, AfterLayers(1.5, kill))
+        collect_beside(model, TEXT, tmp_path / "out", options, After(1.5, kill))
     change(weights, 0.01)
     with pytest.raises(Exception, match="begun with another model"):
         collect_beside(model, TEXT, tmp_path / "out", options)

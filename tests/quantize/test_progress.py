@@ -29,13 +29,12 @@ def preparation() -> Preparation:
 
 
 def compile_and_fill(preparation: Preparation, n_kernels: int = 6) -> None:
-    with RunBar("quantizing", show=True) as bar:
+    with RunBar("quantizing", True, preparation.plan.total_bytes) as bar:
         run = bar.told(RunOptions())
-        advance = bar.start(preparation)
-        compiled = run.compiling(n_kernels)
+        run.compiling.start(n_kernels, 0)
         for _ in range(n_kernels):
-            compiled(1)
-        advance(preparation.plan.total_bytes)
+            run.compiling.advance(1)
+        bar.written(preparation.plan.total_bytes)
 
 
 def test_compiling_has_a_bar_of_its_own(
@@ -67,14 +66,13 @@ def test_kernels_from_the_cache_are_not_mentioned(
 
 def test_a_calibration_has_one_bar_over_all_of_its_work(preparation: Preparation) -> None:
     states: list[ProgressState] = []
-    with RunBar("calibrating", states.append, is_calibrated=True) as bar:
+    with RunBar("calibrating", states.append, None) as bar:
         run = bar.told(RunOptions(n_threads=3))
-        bytes_written = bar.start(preparation)
-        bytes_written(10)
-        work = run.calibrating(60.0, 15.0)
-        work.remark("gradients")
-        work.advance(15.0)
-        bytes_written(preparation.plan.total_bytes - 10)
+        bar.written(10)
+        run.calibrating.start(60.0, 15.0)
+        run.calibrating.remark("gradients")
+        run.calibrating.advance(15.0)
+        bar.written(preparation.plan.total_bytes - 10)
     assert run.n_threads == 3
     assert [state.done for state in states] == [15, 15, 30, 60]
     assert {state.unit for state in states} == {"work"}

@@ -325,7 +325,7 @@ def split(request: _Split) -> None:
         )
         if not request.dry_run:
             refuse_to_replace([file.path for file in files], force=request.force)
-            write_files(files, source.paths, bar.start)
+            write_files(files, source.paths, bar)
     _print_files(request, files, restored)
 
 
@@ -339,7 +339,7 @@ def merge(target: _Target, output: Path) -> None:
     with open_gguf(target.file) as source, Bar("merging", show=not target.quiet) as bar:
         files = [merged_file(source, output, replace=target.force)]
         if not target.dry_run:
-            write_files(files, source.paths, bar.start)
+            write_files(files, source.paths, bar)
     _print_files(target, files, restored)
 
 

@@ -165,7 +165,7 @@ def _compare_values(a: GGUFSet, b: GGUFSet, *, quiet: bool) -> FileErrors:
     from quantize.value_errors import compare_values
 
     with Bar("comparing values", show=not quiet) as bar:
-        return compare_values(a, b, bar.start)
+        return compare_values(a, b, bar)
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _compare_with_source(file: GGUFSet, against: str, request: _Verify) -> list[
             source = opened.enter_context(open_gguf(against))
             sources = {name: GGUFTensor(source, name) for name in source.tensors}
         bar = opened.enter_context(Bar("comparing values", show=not request.quiet))
-        return compare_with_source(file, sources, against, bar.start)
+        return compare_with_source(file, sources, against, bar)
 
 
 def hash_(path: str, *, as_json: bool) -> None:

@@ -123,11 +123,10 @@ def _read(args: argparse.Namespace) -> RefineRequest:
 def carry_out(request: RefineRequest) -> None:
     """Refine a file, and print what that gave."""
     from convert.sources import model_path
-    from gguf_tools.progress import LayerBar
     from imatrix.calibrate.refine.pipeline import refine
 
     base = model_path(request.base, quiet=request.quiet)
-    with LayerBar("refining", not request.quiet) as bar:
-        done = refine(request.file, base, request.text, request.output, request.options, bar)
+    progress = not request.quiet
+    done = refine(request.file, base, request.text, request.output, request.options, progress)
     if not request.quiet:
         say(*done.lines())

@@ -45,7 +45,7 @@ import torch
 
 from gguf_tools.errors import BadActivation
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.progress import NoReport, Reporter
+from gguf_tools.progress import NO_REPORT, Reporter
 from imatrix.calibrate.shapes import Shapes, is_expert
 from imatrix.forward.device import to_cpu, to_numpy, to_torch
 from imatrix.forward.gradients.backward import (
@@ -384,7 +384,7 @@ class Gradients:
 
 @contextmanager
 def collect_gradients(
-    source: ModelSource, text: Text, output: Path, options: GradientOptions, report: Reporter | None = None
+    source: ModelSource, text: Text, output: Path, options: GradientOptions, report: Reporter = NO_REPORT
 ) -> Iterator[Gradients]:
     """Give the gradients of `source` on `text`; what an earlier run has left is not computed again.
 
@@ -402,7 +402,7 @@ def collect_gradients(
         refuse_full_disk(folders, disk_bytes(network, shapes, n_tokens, options.expert_bytes))
         gradients = Gradients(network.n_layers, n_tokens, folders.back, folders.draft)
         if folders.back.done < gradients.n_layers:
-            _collect(source, text, options, folders, report or NoReport())
+            _collect(source, text, options, folders, report)
             give_back()
         yield gradients
 

@@ -23,7 +23,7 @@ from gguf_tools.format.ggml_types import F32, Q8_0, GGMLType
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
-from gguf_tools.progress import Progress, no_progress
+from gguf_tools.progress import NO_REPORT, Advance
 from gguf_tools.system import locks
 from quantize.fill.encode import RowSources
 from quantize.fill.filling import FillJob
@@ -69,7 +69,7 @@ def run(
     n_threads: int = 1,
     inputs: Sequence[Path] = (),
     restart: bool = False,
-    progress: Progress = no_progress,
+    progress: Advance = NO_REPORT.advance,
 ) -> Written:
     """Write the output out.gguf, or its parts, in `folder`."""
     infos = [
@@ -78,7 +78,7 @@ def run(
     groups = [infos] if n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
     outputs = lay_out(folder / "out.gguf", {"general.name": Value.string("x" * 100)}, groups)
     job = FillJob(outputs, sources, tuple(inputs))
-    return write_outputs([job], RunOptions(n_threads, restart), [progress])[0]
+    return write_outputs([job], RunOptions(n_threads, restart), progress)[0]
 
 
 def warm_up() -> None:

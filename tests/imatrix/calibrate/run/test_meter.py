@@ -26,13 +26,7 @@ WORK_OF_RUN = Work(others=2.0, gradients=10.0, embeddings=1.0, layers=(8.0, 8.0)
 
 def metered() -> tuple[Meter, list[ProgressState]]:
     states: list[ProgressState] = []
-
-    def start(total: float, done: float) -> Bar:
-        bar = Bar("calibrating", WORK, states.append)
-        bar.start(total, done)
-        return bar
-
-    return Meter(WORK_OF_RUN, start), states
+    return Meter(WORK_OF_RUN, Bar("calibrating", WORK, states.append)), states
 
 
 def test_all_phases_move_one_bar() -> None:
@@ -71,7 +65,7 @@ def test_a_run_that_is_taken_up_again_begins_at_its_layer() -> None:
 
 
 def test_work_that_nobody_expected_moves_nothing() -> None:
-    meter = Meter(Work(0, 0, 0, (0.0,), 0), lambda total, done: Bar("nothing", WORK, show=None))
+    meter = Meter(Work(0, 0, 0, (0.0,), 0), Bar("nothing", WORK, show=None))
     with meter.layer(0):
         meter.computed(1.0)
     with meter.end():
