@@ -7,18 +7,33 @@ it as it is and exits with 1, for BadArgument with 2.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gguf_tools.choices import spoken
 from gguf_tools.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Self
 
 
 class ToolkitError(Exception):
     """Base of all errors that are caused by the input or the environment, not by a bug."""
+
+    @classmethod
+    @contextmanager
+    def from_os(cls, what: str) -> Iterator[None]:
+        """Raise this error in place of an OSError of the block: `what`, and the system's reason.
+
+        The reason stands in brackets, or behind the colon that `what` ends with.
+        """
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror if what.endswith(":") else f"({error.strerror})"
+            raise cls(f"{what} {reason}") from error
 
     def __str__(self) -> str:
         return printable(spoken(super().__str__()))

@@ -157,11 +157,9 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with CheckpointError.from_os(f"{path}:"):
             # Opening a pipe must not wait for a writer.
             self._fd = open_file(path, os.O_RDONLY | NO_WAIT)
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror}") from error
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
@@ -225,10 +223,8 @@ class SafetensorsFile:
         n_bytes, done = len(view), 0
         while done < n_bytes:
             # One call moves at most 2 GiB, whatever is asked for.
-            try:
+            with CheckpointError.from_os(f"{self.path}: {shown(what)}:"):
                 moved = read_into(self._fd, view[done:], offset + done)
-            except OSError as error:
-                raise CheckpointError(f"{self.path}: {shown(what)}: {error.strerror}") from error
             if moved == 0:
                 raise CheckpointError(
                     f"{self.path}: {shown(what)}: the file ends at byte {offset + done}, expected data up to"

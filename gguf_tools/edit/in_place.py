@@ -49,10 +49,8 @@ def locked(path: Path) -> Iterator[int]:
 
     raises  OutputError if it can't be written, or if another process is changing it
     """
-    try:
+    with OutputError.from_os(f"{path}: can't be changed:"):
         fd = files.open_file(path, os.O_RDWR)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be changed: {error.strerror}") from error
     lock = Lock()
     try:
         lock = _claim(fd, path)
@@ -116,20 +114,16 @@ def restore(path: Path) -> bool:
                 f"{undo}: was kept for another state of {path.name}; if that file is as it should be, "
                 f"remove {undo.name}"
             )
-        try:
+        with OutputError.from_os(f"{path}: can't be restored from {undo.name}:"):
             _write(fd, old)
             _remove(undo)
-        except OSError as error:
-            raise OutputError(f"{path}: can't be restored from {undo.name}: {error.strerror}") from error
     return True
 
 
 def _read(undo: Path) -> tuple[bytes, bytes, int]:
     """Return the old header, the new one, and the size of the file."""
-    try:
+    with OutputError.from_os(f"{undo}: isn't what an interrupted edit leaves"):
         content = read_own(undo)
-    except OSError as error:
-        raise OutputError(f"{undo}: isn't what an interrupted edit leaves ({error.strerror})") from error
     body, digest = content[:-_HASH_BYTES], content[-_HASH_BYTES:]
     if len(body) >= _SIZES.size and hashlib.sha256(body).digest() == digest:
         magic, n_bytes, file_bytes = _SIZES.unpack(body[-_SIZES.size :])

@@ -125,10 +125,8 @@ def _copy_data(file: NewFile, writer: GGUFWriter, advance: Advance) -> None:
 def _finish(file: NewFile, writer: GGUFWriter) -> None:
     """Make a file durable under the name of its partial, so that publishing takes no time."""
     if file.permissions is not None:
-        try:
+        with OutputError.from_os(f"{writer.partial}: can't get its permissions:"):
             os.chmod(writer.partial, file.permissions)
-        except OSError as error:
-            raise OutputError(f"{writer.partial}: can't get its permissions: {error.strerror}") from error
     writer.seal()
 
 

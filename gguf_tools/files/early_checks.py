@@ -68,11 +68,8 @@ def refuse_unwritable(output: Path) -> None:
     folder = found if found.is_dir() else found.parent
     if not folder.is_dir():
         raise OutputError(f"{output}: there is no folder {folder}; create it first")
-    try:
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OutputError(f"{output}: can't be written ({error.strerror})") from error
+    with OutputError.from_os(f"{output}: can't be written"), TemporaryFile(dir=folder):
+        pass
 
 
 def nearest_folder(path: Path) -> Path:
@@ -93,10 +90,8 @@ def refuse_small_disk(folders: Iterable[Path], n_bytes: int, what: str, remedy: 
     for path in (path for folder in paths if folder.is_dir() for path in folder.iterdir()):
         with suppress(OSError):
             there += files.allocated_bytes(path)
-    try:
+    with OutputError.from_os(f"{paths[0]}: can't be written"):
         free = files.free_bytes(nearest_folder(paths[0]))
-    except OSError as error:
-        raise OutputError(f"{paths[0]}: can't be written ({error.strerror})") from error
     if n_bytes - there > free:
         needed = size_text(n_bytes - there)
         left = size_text(free)

@@ -197,20 +197,16 @@ def _look_at(file: InputFile) -> tuple[Status, Digest]:
     """Return status and digest of a file that stays the same meanwhile."""
     status = _status_of(file)
     known = _known_digest if not status.may_hide_a_change(time.time_ns()) else _digest
-    try:
+    with ChangedInput.from_os(f"{file.path}: can't be read:"):
         digest = known(file, status, len(file.places))
-    except OSError as error:
-        raise ChangedInput(f"{file.path}: can't be read: {error.strerror}") from error
     if _status_of(file) != status:
         raise ChangedInput(f"{file.path}: is being changed; run the command again when that is over")
     return status, digest
 
 
 def _status_of(file: InputFile) -> Status:
-    try:
+    with ChangedInput.from_os(f"{file.path}: can't be read any more:"):
         found = os.stat(file.path if file.fd is None else file.fd)
-    except OSError as error:
-        raise ChangedInput(f"{file.path}: can't be read any more: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
         raise ChangedInput(f"{file.path}: is not a regular file")
     return Status(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

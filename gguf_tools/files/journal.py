@@ -133,7 +133,7 @@ class Journal:
         self.found, self.sealed = stored is not None, frozenset(self.published.values())
         if restart:
             self.done, self.published = {}, {}
-        try:
+        with OutputError.from_os(f"{self.path}: can't be written:"):
             if stored and self._has_something_done:
                 self.run = bytes.fromhex(stored.pop(_RUN))
                 before = stored.pop(_STATE, None)
@@ -147,8 +147,6 @@ class Journal:
                 head = json.dumps(about, separators=(",", ":"))
                 os.ftruncate(self._run_lock.fd, 0)
                 system_files.append_all(self._run_lock.fd, head.encode() + b"\n")
-        except OSError as error:
-            raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
         self._append(_Kind.BOOT, 0, _this_boot())
 
     def __enter__(self) -> Self:
@@ -229,17 +227,13 @@ class Journal:
 
     def _sync_records(self) -> None:
         """Bring the records themselves to the disk; without them the work would be done again."""
-        try:
+        with OutputError.from_os(f"{self.path}: can't be synced:"):
             system_files.sync_data(self._run_lock.fd)
-        except OSError as error:
-            raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
     def _append(self, kind: _Kind, number: int, value: int) -> None:
         record = _RECORD.pack(kind, number, value)
-        try:
+        with OutputError.from_os(f"{self.path}: can't be written:"):
             system_files.append_all(self._run_lock.fd, record + _CRC.pack(zlib.crc32(record)))
-        except OSError as error:
-            raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
 
     def _load(self, data: bytes) -> int:
         """Read the valid records at the start of `data`; returns how many bytes they take."""

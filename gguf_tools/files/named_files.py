@@ -275,7 +275,7 @@ def whole_file(path: Path, permissions: int = 0o666) -> Iterator[IO[bytes]]:
     raises       OutputError when it can't be written; what had the name keeps it
     """
     output_path(path)
-    try:
+    with OutputError.from_os(f"{path}: can't be written"):
         remove_leftovers(path)
         partial, fd = _begin(path, permissions)
         try:
@@ -291,8 +291,6 @@ def whole_file(path: Path, permissions: int = 0o666) -> Iterator[IO[bytes]]:
             partial.unlink(missing_ok=True)
             raise
         files.sync_folder(path.parent)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 
 
 def _begin(path: Path, permissions: int) -> tuple[Path, int]:

@@ -22,6 +22,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -45,7 +46,7 @@ class LineLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with self._writing():
             self._fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
                 data = files.read_at(self._fd, os.fstat(self._fd).st_size, 0)
@@ -55,35 +56,27 @@ class LineLog:
             except BaseException:
                 os.close(self._fd)
                 raise
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def close(self) -> None:
         os.close(self._fd)
 
     def append(self, data: Any) -> None:
         """Add a line; raises OutputError."""
-        try:
+        with self._writing():
             files.append_all(self._fd, line_of(data))
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def sync(self) -> None:
         """See to it that all lines are on the disk itself; raises OutputError."""
-        try:
+        with self._writing():
             files.sync_data(self._fd)
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def clear(self) -> None:
         """Remove all lines; raises OutputError."""
-        try:
+        with self._writing():
             os.ftruncate(self._fd, 0)
-        except OSError as error:
-            raise self._unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> OutputError:
-        return OutputError(f"{self._path}: can't be written ({error.strerror})")
+    def _writing(self) -> AbstractContextManager[None]:
+        return OutputError.from_os(f"{self._path}: can't be written")
 
 
 def line_of(data: Any) -> bytes:
@@ -187,10 +180,8 @@ class FileRecord:
         return seal
 
     def _sync_folder(self) -> None:
-        try:
+        with OutputError.from_os(f"{self._folder}: can't be written"):
             files.sync_folder(self._folder)
-        except OSError as error:
-            raise OutputError(f"{self._folder}: can't be written ({error.strerror})") from error
 
 
 def begins_mark(path: Path, kind: str) -> bool:
@@ -319,10 +310,8 @@ class ClaimedFolder:
         about  what the run is about, for its lock
         """
         self.folder = folder
-        try:
+        with OutputError.from_os(f"{folder}: can't be written"):
             folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
         kind.refuse_foreign(folder)
         self._run_lock = lock_run(folder / LOCK, about, refusals)
         try:
@@ -348,20 +337,16 @@ class ClaimedFolder:
 
 def files_of(folder: Path) -> Iterator[Path]:
     """Yield what is in a folder, in order; raises OutputError."""
-    try:
+    with OutputError.from_os(f"{folder}: can't be read"):
         yield from sorted(folder.iterdir())
-    except OSError as error:
-        raise OutputError(f"{folder}: can't be read ({error.strerror})") from error
 
 
 def remove_files(folder: Path, names: re.Pattern[str], but: str = "") -> None:
     """Remove files with such names, and of links the links alone; raises OutputError."""
     for path in files_of(folder):
         if names.fullmatch(path.name) and path.name != but and (path.is_symlink() or not path.is_dir()):
-            try:
+            with OutputError.from_os(f"{path}: can't be removed"):
                 path.unlink()
-            except OSError as error:
-                raise OutputError(f"{path}: can't be removed ({error.strerror})") from error
 
 
 def write_whole_of(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -369,13 +354,13 @@ def write_whole_of(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     raises  OutputError when it can't be written, or is a link
     """
-    try:
-        with os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+    with (
+        OutputError.from_os(f"{path}: can't be written"),
+        os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
+    ):
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 WORK_SUFFIX = ".work"

@@ -151,10 +151,8 @@ class GGUFWriter:
         n_marked = len(_MARK) + len(NO_RUN)
         self.write(n_marked, self.layout.header[n_marked:])
         self.write(0, self.layout.header[:n_marked])
-        try:
+        with OutputError.from_os(f"{self.partial}: can't be written:"):
             files.sync(self._fd)
-        except OSError as error:
-            raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
         return os.fstat(self._fd).st_ino
 
     def publish(self) -> None:
@@ -162,14 +160,12 @@ class GGUFWriter:
         self.seal()
         if not is_at(self._fd, self.partial):
             raise OutputError(f"{self.partial}: was removed or replaced while it was being written")
-        try:
+        with OutputError.from_os(f"{self.path}: can't be published:"):
             if files.IS_HELD_OPEN:
                 self.close()
             files.rename(self.partial, self.path)
             self.close()
             files.sync_folder(self.path.parent)
-        except OSError as error:
-            raise OutputError(f"{self.path}: can't be published: {error.strerror}") from error
 
     def _open(self, how: int) -> None:
         """Open the partial, and become its only writer.
@@ -218,11 +214,10 @@ class GGUFWriter:
         if files.IS_HELD_OPEN:
             os.close(old)
         try:
-            self.partial.unlink()
-            self._lock.release()
-            self._open(os.O_EXCL)
-        except OSError as error:
-            raise OutputError(f"{self.partial}: can't be created anew: {error.strerror}") from error
+            with OutputError.from_os(f"{self.partial}: can't be created anew:"):
+                self.partial.unlink()
+                self._lock.release()
+                self._open(os.O_EXCL)
         finally:
             if not files.IS_HELD_OPEN:
                 os.close(old)
@@ -230,14 +225,12 @@ class GGUFWriter:
     def _reserve(self) -> None:
         """Reserve the space now, so that a full disk is noticed before hours of work."""
         total = self.layout.total_bytes
-        try:
+        with OutputError.from_os(f"{self.partial}: can't take {total:,} bytes:"):
             free = files.free_bytes(self.partial.parent)
             if free < total:
                 raise OutputError(f"{self.path}: needs {total:,} bytes, {free:,} are free")
             if not _fallocate(self._fd, total):
                 os.ftruncate(self._fd, total)
-        except OSError as error:
-            raise OutputError(f"{self.partial}: can't take {total:,} bytes: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the partial and leave it where it is."""
@@ -262,10 +255,8 @@ class PartialFile:
 
     def __init__(self, path: Path, run: bytes | None = None) -> None:
         self.path = path
-        try:
+        with OutputError.from_os(f"{path}: can't be opened:"):
             self._fd = open_own(path, os.O_RDWR)
-        except OSError as error:
-            raise OutputError(f"{path}: can't be opened: {error.strerror}") from error
         if run is not None and files.read_at(self._fd, len(_MARK) + len(run), 0) != _MARK + run:
             os.close(self._fd)
             raise OutputError(f"{path}: belongs to another run")
@@ -285,10 +276,8 @@ class PartialFile:
 
     def sync(self) -> None:
         """Bring what is written to the disk; raises OutputError."""
-        try:
+        with OutputError.from_os(f"{self.path}: can't be synced:"):
             files.sync_data(self._fd)
-        except OSError as error:
-            raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
 
 def run_of_partial(start: bytes) -> bytes | None:
@@ -300,10 +289,8 @@ def run_of_partial(start: bytes) -> bytes | None:
 
 def write_whole_at(fd: int, data: memoryview, offset: int, name: Path | str) -> None:
     """Write bytes at an absolute offset; OutputError, which begins with `name`, if that fails."""
-    try:
+    with OutputError.from_os(f"{name}: can't be written:"):
         files.write_all(fd, data, offset)
-    except OSError as error:
-        raise OutputError(f"{name}: can't be written: {error.strerror}") from error
 
 
 def refuse_inputs(written: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:

@@ -154,10 +154,8 @@ def _locked(folder: Path, path: Path) -> Iterator[RunLock]:
         content = files.read_at(lock.fd, len(_MARK), 0)
         if not _MARK.startswith(content):
             raise OutputError.in_the_way(path, "was not made by this program")
-        try:
+        with OutputError.from_os(f"{folder}: can't be written"):
             os.write(lock.fd, _MARK[len(content) :])
-        except OSError as error:
-            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
         yield lock
     finally:
         lock.close()

@@ -112,11 +112,9 @@ def _may_be_secret(folder: Path, path: Path) -> bool:
     names = {path.name.lower(), target.name.lower()}
     if any(fnmatchcase(name, pattern) for name in names for pattern in _SECRETS):
         return True
-    try:
-        with path.open("rb") as file:
-            return _SECRET.search(file.read(_START_BYTES)) is not None
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
+    with BadRequest.from_os(f"{path}: can't be read"), path.open("rb") as file:
+        start = file.read(_START_BYTES)
+    return _SECRET.search(start) is not None
 
 
 def _check_link(folder: Path, path: Path) -> None:

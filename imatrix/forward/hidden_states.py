@@ -87,12 +87,10 @@ class FileStates:
     ) -> None:
         self.path, self.n_rows, self.n_cols, self._dtype = path, n_rows, n_cols, dtype
         self._row_bytes = dtype.itemsize * n_cols
-        try:
+        with OutputError.from_os(f"{path}: can't be written"):
             self._fd = open_own(path, os.O_RDWR | (os.O_CREAT if create else 0))
             if create:
                 os.ftruncate(self._fd, n_rows * self._row_bytes)
-        except OSError as error:
-            raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 
     def close(self) -> None:
         os.close(self._fd)
@@ -106,10 +104,8 @@ class FileStates:
         return out
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        try:
+        with OutputError.from_os(f"{self.path}: can't be written"):
             files.write_all(self._fd, to_bytes(rows), start * self._row_bytes)
-        except OSError as error:
-            raise OutputError(f"{self.path}: can't be written ({error.strerror})") from error
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         out = torch.empty((len(numbers), self.n_cols), dtype=self._dtype)

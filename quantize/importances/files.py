@@ -92,10 +92,8 @@ class OpenFile:
         data = np.empty(n_bytes, np.uint8)
         left = data.data
         while left:
-            try:
+            with BadImportance.from_os(f"{self.path}: {what} can't be read"):
                 n_read = read_into(self._fd, left, offset)
-            except OSError as error:
-                raise BadImportance(f"{self.path}: {what} can't be read ({error.strerror})") from error
             if not n_read:
                 raise BadImportance(
                     f"{self.path}: {what}: {len(left)} of {n_bytes} bytes are missing;"

@@ -33,10 +33,8 @@ class Record:
     def __init__(self, folder: Path, inputs: Mapping[str, str] = MappingProxyType({})) -> None:
         self.folder, self._inputs = folder, dict(inputs)
         self.work = folder / FOLDER
-        try:
+        with OutputError.from_os(f"{self.work}: can't be made"):
             self.work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{self.work}: can't be made ({error.strerror})") from error
         self._path = self.work / "record.json"
         self._run_lock: RunLock = lock_run(self.work / "lock", {}, _refusals(folder))
         try:

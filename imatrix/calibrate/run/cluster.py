@@ -261,19 +261,13 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _store(path: Path, value: Any) -> None:
-    try:
-        with path.open("wb") as file:
-            pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+    with OutputError.from_os(f"{path}: can't be written"), path.open("wb") as file:
+        pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
 
 
 def _load(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            return pickle.load(file)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be read ({error.strerror})") from error
+    with OutputError.from_os(f"{path}: can't be read"), path.open("rb") as file:
+        return pickle.load(file)
 
 
 @contextmanager

@@ -81,10 +81,8 @@ class _OutputFile:
 
     def __init__(self, path: Path, endian: Endian) -> None:
         self.path, self.endian = path, endian
-        try:
+        with OutputError.from_os(f"{path}: can't be opened:"):
             self._fd = files.open_file(path, os.O_RDONLY)
-        except OSError as error:
-            raise OutputError(f"{path}: can't be opened: {error.strerror}") from error
 
     def read(self, offset: int, n_bytes: int) -> npt.NDArray[np.uint8]:
         data = np.empty(n_bytes, np.uint8)

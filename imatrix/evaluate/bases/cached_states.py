@@ -317,10 +317,8 @@ def about_states(
 
 
 def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:
-    try:
+    with BadRequest.from_os(f"{path}: can't be read"):
         values = np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
     if len(values) != count:
         raise TruncatedError(f"{path}: shorter than it was written; was it changed meanwhile?")
     return values

@@ -151,27 +151,27 @@ class FileLogits:
 
         raises  BadRequest for what is no such file, or can't be read; TruncatedError for one that ends early
         """
-        try:
+        with (
+            BadRequest.from_os(f"{path}: can't be read"),
             # A pipe is not waited for: as it is empty, it is no such file.
-            with open(open_file(path, os.O_RDONLY | NO_WAIT), "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                start = file.read(HEADER_BYTES)
-                if len(start) < HEADER_BYTES or not start.startswith(MAGIC):
-                    raise BadRequest(f"{path}: not a file of logits as llama-perplexity writes them")
-                chunk_size, vocab_size, stored = np.frombuffer(start, np.int32, offset=len(MAGIC)).tolist()
-                if chunk_size < 4 or vocab_size < 1 or stored < 1:
-                    raise BadRequest(
-                        f"{path}: {stored} chunks of {chunk_size} tokens and a vocabulary of {vocab_size},"
-                        " expected positive numbers"
-                    )
-                offset = HEADER_BYTES + 4 * chunk_size * stored
-                n_rows = stored * (chunk_size - 1 - chunk_size // 2)
-                expected = offset + n_rows * (ROW_HEADER_BYTES + 2 * (vocab_size + vocab_size % 2))
-                if size < expected:
-                    raise TruncatedError(f"{path}: {size} bytes, expected {expected}")
-                tokens = np.frombuffer(file.read(4 * chunk_size * stored), np.int32)
-        except OSError as error:
-            raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
+            open(open_file(path, os.O_RDONLY | NO_WAIT), "rb") as file,
+        ):
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(HEADER_BYTES)
+            if len(start) < HEADER_BYTES or not start.startswith(MAGIC):
+                raise BadRequest(f"{path}: not a file of logits as llama-perplexity writes them")
+            chunk_size, vocab_size, stored = np.frombuffer(start, np.int32, offset=len(MAGIC)).tolist()
+            if chunk_size < 4 or vocab_size < 1 or stored < 1:
+                raise BadRequest(
+                    f"{path}: {stored} chunks of {chunk_size} tokens and a vocabulary of {vocab_size},"
+                    " expected positive numbers"
+                )
+            offset = HEADER_BYTES + 4 * chunk_size * stored
+            n_rows = stored * (chunk_size - 1 - chunk_size // 2)
+            expected = offset + n_rows * (ROW_HEADER_BYTES + 2 * (vocab_size + vocab_size % 2))
+            if size < expected:
+                raise TruncatedError(f"{path}: {size} bytes, expected {expected}")
+            tokens = np.frombuffer(file.read(4 * chunk_size * stored), np.int32)
         outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
         if outside.size:
             raise BadRequest(f"{path}: token {outside[0]} is outside of its vocabulary of {vocab_size}")
