@@ -36,7 +36,7 @@ import numpy as np
 
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 from gguf_tools.files.documents import parse_json
-from gguf_tools.system.files import NO_WAIT, open_file, read_into
+from gguf_tools.system.files import NO_WAIT, fill, open_file
 from gguf_tools.text import quoted, shown
 
 # The library's own limit for a header: beyond it a file is damaged or hostile.
@@ -220,17 +220,13 @@ class SafetensorsFile:
             out[row : row + rows] = block[:rows, :n_bytes]
 
     def _read_into(self, offset: int, view: memoryview, what: str) -> None:
-        n_bytes, done = len(view), 0
-        while done < n_bytes:
-            # One call moves at most 2 GiB, whatever is asked for.
-            with CheckpointError.from_os(f"{self.path}: {shown(what)}:"):
-                moved = read_into(self._fd, view[done:], offset + done)
-            if moved == 0:
-                raise CheckpointError(
-                    f"{self.path}: {shown(what)}: the file ends at byte {offset + done}, expected data up to"
-                    f" byte {offset + n_bytes}; it is truncated"
-                )
-            done += moved
+        with CheckpointError.from_os(f"{self.path}: {shown(what)}:"):
+            n_read = fill(self._fd, view, offset)
+        if n_read < len(view):
+            raise CheckpointError(
+                f"{self.path}: {shown(what)}: the file ends at byte {offset + n_read}, expected data up to"
+                f" byte {offset + len(view)}; it is truncated"
+            )
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
         if self.size_bytes < 8:

@@ -24,7 +24,7 @@ from gguf_tools.format.header import Endian, check_data, read_header
 from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
-from gguf_tools.system.files import read_at, read_into
+from gguf_tools.system.files import fill, read_at
 
 if TYPE_CHECKING:  # numpy takes longer to import than a header to read
     import numpy as np
@@ -230,16 +230,12 @@ class GGUFFile(GGUFSource):
         import numpy as np
 
         data = np.empty(n_bytes, np.uint8)
-        left = data.data
-        while left:
-            n_read = read_into(self.fileno(), left, offset)
-            if not n_read:
-                raise TruncatedError(
-                    f"{self.path}: tensor {name!r} ends at byte {offset}, {len(left)} bytes early; "
-                    "the file has become shorter since it was opened"
-                )
-            left = left[n_read:]
-            offset += n_read
+        n_read = fill(self.fileno(), data.data, offset)
+        if n_read < n_bytes:
+            raise TruncatedError(
+                f"{self.path}: tensor {name!r} ends at byte {offset + n_read}, {n_bytes - n_read} bytes early;"
+                " the file has become shorter since it was opened"
+            )
         return data
 
     def _row_range(self, name: str, start: int, stop: int) -> tuple[int, int]:

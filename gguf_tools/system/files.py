@@ -128,6 +128,17 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> int:
     return len(data)
 
 
+def fill(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer of bytes from an absolute offset, in as many calls as it takes; returns how many came.
+
+    Fewer come only where the file ends.
+    """
+    done = 0
+    while done < len(buffer) and (n_read := read_into(fd, buffer[done:], offset + done)):
+        done += n_read
+    return done
+
+
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
     """Write bytes at an absolute offset, or some of them; returns how many. From any thread."""
     if hasattr(os, "pwrite"):

@@ -121,12 +121,8 @@ class FileStates:
 
     def _read_into(self, out: torch.Tensor, start: int) -> None:
         view = to_bytes(out)
-        offset = start * self._row_bytes
-        while view:
-            count = files.read_into(self._fd, view, offset)
-            if count == 0:
-                raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
-            view, offset = view[count:], offset + count
+        if files.fill(self._fd, view, start * self._row_bytes) < len(view):
+            raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
 
 
 def copy(source: States, target: States) -> None:

@@ -56,7 +56,7 @@ from gguf_tools.files.inputs import InputFile
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFFile
-from gguf_tools.system.files import NO_WAIT, open_file, read_into
+from gguf_tools.system.files import NO_WAIT, fill, open_file
 from gguf_tools.text import quoted, shown
 from quantize.importances import ImportanceSource
 from quantize.importances.entries import (
@@ -90,17 +90,13 @@ class OpenFile:
     def read(self, offset: int, n_bytes: int, what: str) -> npt.NDArray[np.uint8]:
         """Return `n_bytes` bytes from `offset`, uint8; raises BadImportance if they are not there."""
         data = np.empty(n_bytes, np.uint8)
-        left = data.data
-        while left:
-            with BadImportance.from_os(f"{self.path}: {what} can't be read"):
-                n_read = read_into(self._fd, left, offset)
-            if not n_read:
-                raise BadImportance(
-                    f"{self.path}: {what}: {len(left)} of {n_bytes} bytes are missing;"
-                    " the file has become shorter since it was opened"
-                )
-            left = left[n_read:]
-            offset += n_read
+        with BadImportance.from_os(f"{self.path}: {what} can't be read"):
+            n_read = fill(self._fd, data.data, offset)
+        if n_read < n_bytes:
+            raise BadImportance(
+                f"{self.path}: {what}: {n_bytes - n_read} of {n_bytes} bytes are missing;"
+                " the file has become shorter since it was opened"
+            )
         return data
 
 

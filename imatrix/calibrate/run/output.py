@@ -86,12 +86,8 @@ class _OutputFile:
 
     def read(self, offset: int, n_bytes: int) -> npt.NDArray[np.uint8]:
         data = np.empty(n_bytes, np.uint8)
-        view = data.data
-        while view:
-            count = files.read_into(self._fd, view, offset)
-            if count == 0:
-                raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
-            view, offset = view[count:], offset + count
+        if files.fill(self._fd, data.data, offset) < n_bytes:
+            raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
         return data
 
     def close(self) -> None:

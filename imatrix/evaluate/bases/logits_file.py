@@ -215,9 +215,5 @@ class FileLogits:
 
 
 def _read_into(fd: int, out: npt.NDArray[Any], offset: int, path: Path) -> None:
-    view = out.data.cast("B")
-    while view:
-        count = files.read_into(fd, view, offset)
-        if count == 0:
-            raise TruncatedError(f"{path}: shorter than when it was opened; was it changed meanwhile?")
-        view, offset = view[count:], offset + count
+    if files.fill(fd, out.data.cast("B"), offset) < out.nbytes:
+        raise TruncatedError(f"{path}: shorter than when it was opened; was it changed meanwhile?")
