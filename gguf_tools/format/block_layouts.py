@@ -107,30 +107,20 @@ EXPONENTS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
 are 1, it is NaN or infinite."""
 
 
-@dataclass(frozen=True)
-class Scales:
-    """Where a type keeps its floating-point numbers.
-
-    One NaN or infinite scale turns a whole block, and soon all of a model's output, into NaN. Codes inside a
-    block can't do that, so these numbers are all that a check needs to read.
-
-    row     kind of the number before each row, or ""
-    block   (kind, offset) of each number in a block
-    """
-
-    row: str = ""
-    block: tuple[tuple[str, int], ...] = ()
+def _floats(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    return tuple(field for field in fields if field.kind in EXPONENTS)
 
 
-def _scales_of(layout: BlockLayout) -> Scales:
-    row = "".join(field.kind for field in layout.row if field.kind in EXPONENTS)
-    return Scales(row, tuple((f.kind, f.offset) for f in layout.block if f.kind in EXPONENTS))
-
-
-SCALES: Mapping[str, Scales] = {
-    name: scales for name, layout in LAYOUTS.items() if (scales := _scales_of(layout)) != Scales()
+SCALES: Mapping[str, BlockLayout] = {
+    name: BlockLayout(_floats(layout.row), _floats(layout.block))
+    for name, layout in LAYOUTS.items()
+    if _floats((*layout.row, *layout.block))
 }
-"""By name of the type; one without such numbers is not in it."""
+"""The floating-point numbers of a type, by its name; one without any is not in it.
+
+One NaN or infinite scale turns a whole block, and soon all of a model's output, into NaN. Codes inside a
+block can't do that, so these numbers are all that a check needs to read.
+"""
 
 
 def count_nonfinite(
@@ -151,12 +141,12 @@ def count_nonfinite(
     table = rows.reshape(-1, group * row_bytes)
     meta_bytes = group * type_.row_meta_bytes
     bad = np.zeros(len(table), np.int64)
-    if scales.row:
-        bad += _nonfinite(table[:, : group * int(scales.row[1:])], scales.row, endian)
     blocks = table[:, meta_bytes:].reshape(len(table), -1, group * type_.block_bytes)
-    for kind, offset in scales.block:
-        start = group * offset
-        bad += _nonfinite(blocks[:, :, start : start + group * int(kind[1:])], kind, endian)
+    for place, fields in ((table, scales.row), (blocks, scales.block)):
+        for field in fields:
+            start = group * field.offset
+            numbers = place[..., start : start + group * field.item_bytes]
+            bad += _nonfinite(numbers, field.kind, endian)
     first = int(np.argmax(bad != 0)) if bad.any() else -1
     return int(bad.sum()), first * group if first >= 0 else -1
 

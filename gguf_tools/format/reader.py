@@ -233,8 +233,8 @@ class GGUFFile(GGUFSource):
         n_read = fill(self.fileno(), data.data, offset)
         if n_read < n_bytes:
             raise TruncatedError(
-                f"{self.path}: tensor {name!r} ends at byte {offset + n_read}, {n_bytes - n_read} bytes early;"
-                " the file has become shorter since it was opened"
+                f"{self.path}: tensor {name!r} ends at byte {offset + n_read}, {n_bytes - n_read} bytes"
+                " early; the file has become shorter since it was opened"
             )
         return data
 

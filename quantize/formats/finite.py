@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.format.block_layouts import EXPONENTS, SCALES, Scales, count_nonfinite
+from gguf_tools.format.block_layouts import EXPONENTS, SCALES, count_nonfinite
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import load
@@ -69,13 +69,15 @@ def _places(name: str, row_bytes: int) -> npt.NDArray[np.int64] | None:
 
     None for floats, and for interleaved types, whose rows were looked at before they were interleaved
     """
-    type_, scales = by_name(name), SCALES.get(name, Scales())
+    type_, scales = by_name(name), SCALES.get(name)
     if name in _FLOATS or type_.rows_interleaved > 1:
         return None
-    numbers = [(code, start, type_.block_bytes) for code, start in scales.block]
-    if scales.row:
-        numbers.append((scales.row, 0, row_bytes))
-    places = [(start + EXPONENTS[code][0][0], step, EXPONENTS[code][0][1]) for code, start, step in numbers]
+    places = []
+    if scales is not None:
+        for fields, step in ((scales.block, type_.block_bytes), (scales.row, row_bytes)):
+            for field in fields:
+                byte, mask = EXPONENTS[field.kind][0]
+                places.append((field.offset + byte, step, mask))
     return _read_only(np.array(places, np.int64), np.int64).reshape(-1, 3)
 
 

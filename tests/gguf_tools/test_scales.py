@@ -46,11 +46,11 @@ def test_one_nan_is_found_in_its_row(name: str, endian: str) -> None:
     scales = SCALES[name]
     places = []
     group_bytes = group * type_.row_bytes(N_BLOCKS * type_.block_elems)
-    if scales.row:
-        places.append((scales.row, group_bytes + (group - 1) * len(NAN[scales.row])))
-    for code, offset in scales.block:
-        last_block = 2 * group_bytes - group * type_.block_bytes
-        places.append((code, last_block + group * offset + (group - 1) * len(NAN[code])))
+    last_block = 2 * group_bytes - group * type_.block_bytes
+    for begin, fields in ((group_bytes, scales.row), (last_block, scales.block)):
+        for field in fields:
+            last_row = (group - 1) * len(NAN[field.kind])
+            places.append((field.kind, begin + group * field.offset + last_row))
     assert places
     for code, where in places:
         rows, row_bytes = rows_of(type_)

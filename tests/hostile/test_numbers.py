@@ -134,7 +134,7 @@ def test_what_llama_quantize_refuses_is_refused_and_nothing_else(name: str) -> N
 def has_halves(name: str) -> bool:
     """Return whether a type's scales are float16."""
     scales = SCALES.get(name)
-    return scales is not None and "f2" in (scales.row, *(code for code, _ in scales.block))
+    return scales is not None and any(field.kind == "f2" for field in scales.row + scales.block)
 
 
 @pytest.mark.parametrize("name", filter(has_halves, encodable()))
@@ -170,11 +170,11 @@ def test_floats_that_are_not_finite_are_refused_in_memory_too(name: str, bad: fl
 def test_a_damaged_tensor_is_not_copied(name: str) -> None:
     """llama-quantize says "tensor has invalid data" of such an input."""
     type_ = by_name(name)
-    code, offset = ((SCALES[name].row, 0), *SCALES[name].block)[-1]
+    field = (*SCALES[name].row, *SCALES[name].block)[-1]
     data = np.zeros((4, type_.row_bytes(N_COLS)), np.uint8)
     place = type_.row_bytes(N_COLS) - type_.block_bytes if SCALES[name].block else 0
-    for byte, mask in EXPONENTS[code]:
-        data[2, place + offset + byte] |= mask
+    for byte, mask in EXPONENTS[field.kind]:
+        data[2, place + field.offset + byte] |= mask
     job = RowSources({"t": Source(data, type=type_)}, {})
     with pytest.raises(BadWeights, match=rf"^t: a scale of {name} in row 2 of the input is NaN or infinite"):
         encode_rows(RowRange("t", 0, 4), type_, job)

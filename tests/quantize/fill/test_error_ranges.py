@@ -97,7 +97,7 @@ def test_ordinary_rows(kind: str) -> None:
 
 
 def _has_half_scales(name: str) -> bool:
-    return name in SCALES and any(code in ("f2", "m8") for code, _ in SCALES[name].block)
+    return name in SCALES and any(field.kind in ("f2", "m8") for field in SCALES[name].block)
 
 
 @pytest.mark.parametrize("name", [name for name in available() if name != "F16" and _has_half_scales(name)])
@@ -106,13 +106,14 @@ def test_the_absolute_error_is_half_the_least_half_times_the_largest_multiple(na
     format_ = get_format(name)
     blocks = np.random.default_rng(0).integers(0, 256, (20000, format_.type.block_bytes), np.uint8)
     one = int(np.float16(1).view(np.uint16))
-    for code, offset in SCALES[name].block:
-        if code == "m8":
-            parts = blocks[:, offset : offset + 8].view("<u2")
+    for field in SCALES[name].block:
+        numbers = blocks[:, field.offset : field.offset + field.item_bytes]
+        if field.kind == "m8":
+            parts = numbers.view("<u2")
             parts &= 0x0FFF
             parts |= (one >> np.array([0, 4, 8, 12], np.uint16) & 0xF) << 12
         else:
-            blocks[:, offset : offset + 2].view("<u2")[:] = one
+            numbers.view("<u2")[:] = one
     largest = np.abs(decode(name, blocks)).max()
     multiple = CODECS[name].error_range.absolute * 2**25
     # Of d * q - m both roundings count; Q8_0 has a code -128, which is never written.

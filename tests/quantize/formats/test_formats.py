@@ -92,8 +92,9 @@ def test_the_docstring_has_the_fields_of_the_layout(name: str) -> None:
 def test_kernels_read_scales_where_the_layout_has_them(name: str) -> None:
     """MXFP4's exponent 255 is a number to ggml."""
     codec, scales = get_format(name), SCALES[name]
-    in_blocks = [(kind, codec.type.row_meta_bytes + offset) for kind, offset in scales.block]
-    for kind, place in [*([(scales.row, 0)] if scales.row else []), *in_blocks]:
+    in_rows = [(field.kind, field.offset) for field in scales.row]
+    in_blocks = [(field.kind, codec.type.row_meta_bytes + field.offset) for field in scales.block]
+    for kind, place in in_rows + in_blocks:
         data = np.zeros((1, codec.type.row_bytes(256)), np.uint8)
         assert np.isfinite(decode(name, data)).all()
         for byte, mask in EXPONENTS[kind]:
