@@ -42,6 +42,7 @@ from gguf_tools.errors import BadConfig, CheckpointError, MissingModel, MissingT
 from gguf_tools.files.documents import MAX_MEMORY, parse_json
 from gguf_tools.files.inputs import InputFile
 from gguf_tools.files.named_files import read_input
+from gguf_tools.system.files import Closing
 from gguf_tools.text import shown
 
 MAX_BYTES = 64 << 20
@@ -125,7 +126,7 @@ def is_pickle_of_weights(name: str) -> bool:
     )
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """An open Hugging Face folder. Close it, or use it in a with-block.
 
     folder        where it is
@@ -164,12 +165,6 @@ class Checkpoint:
             if places is not None:
                 _check_index(index, places, self._tensors)
             self._opened = opened.pop_all()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._opened.close()

@@ -36,7 +36,7 @@ import numpy as np
 
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 from gguf_tools.files.documents import parse_json
-from gguf_tools.system.files import NO_WAIT, fill, open_file
+from gguf_tools.system.files import NO_WAIT, Closing, fill, open_file
 from gguf_tools.text import quoted, shown
 
 # The library's own limit for a header: beyond it a file is damaged or hostile.
@@ -147,7 +147,7 @@ class RawTensor:
         return dtype
 
 
-class SafetensorsFile:
+class SafetensorsFile(Closing):
     """An open safetensors file whose header has been checked. Close it, or use it in a with-block.
 
     path, size_bytes   the file
@@ -177,12 +177,6 @@ class SafetensorsFile:
             _metadata(self.path, header.pop("__metadata__", {}))
         )
         self.tensors: Mapping[str, RawTensor] = MappingProxyType(self._parse(header, data_start))
-
-    def __enter__(self) -> SafetensorsFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1  # an interruption must not have it closed twice

@@ -38,6 +38,7 @@ from convert.checkpoint.checkpoint import ADAPTER_TENSORS, Checkpoint
 from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoader, rows_and_cols
 from convert.weights.settings import Settings, unread_keys
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.system.files import Closing
 from gguf_tools.text import bytes_text, quoted, table
 
 _CONSTANT = "a constant of the model's code"
@@ -67,7 +68,7 @@ class _Claim:
     tensors: tuple[str, ...]
 
 
-class ModelWeights:
+class ModelWeights(Closing):
     """The logical weights of an open checkpoint, which is closed with them, or at the end of a with-block.
 
     checkpoint, settings   where the weights come from
@@ -98,12 +99,6 @@ class ModelWeights:
             self._names[name] = None
             if claim is not None:
                 self._claims[name] = claim
-
-    def __enter__(self) -> ModelWeights:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.checkpoint.close()

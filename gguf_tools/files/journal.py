@@ -32,11 +32,12 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from gguf_tools.errors import OutputError
 from gguf_tools.files.run_lock import JSONDifference, Refusals, lock_run
 from gguf_tools.system import files as system_files
+from gguf_tools.system.files import Closing
 from gguf_tools.system.locks import boot_id
 
 JOURNAL_SUFFIX = ".journal"
@@ -71,7 +72,7 @@ class _Kind(IntEnum):
 _UNSURE = 0
 
 
-class Journal:
+class Journal(Closing):
     """The journal of one run; only one process has it open. Methods may be called from any thread.
 
     path       the output that it belongs to; the journal is PATH.journal
@@ -148,12 +149,6 @@ class Journal:
                 os.ftruncate(self._run_lock.fd, 0)
                 system_files.append_all(self._run_lock.fd, head.encode() + b"\n")
         self._append(_Kind.BOOT, 0, _this_boot())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the journal and keep it for the next run."""

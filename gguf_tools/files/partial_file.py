@@ -24,7 +24,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.shards import FileLayout
 from gguf_tools.system import files
-from gguf_tools.system.files import is_at, open_own
+from gguf_tools.system.files import Closing, is_at, open_own
 from gguf_tools.system.locks import Lock, Taken, open_held
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class GGUFWriter:
             files.remove_held(self._fd, self.partial, self.close)
 
 
-class PartialFile:
+class PartialFile(Closing):
     """The partial of a GGUFWriter, which may be in another process, open for filling.
 
     run     the run that it must belong to; None: any. A worker that outlives its run, and finds that another
@@ -261,10 +261,7 @@ class PartialFile:
             os.close(self._fd)
             raise OutputError(f"{path}: belongs to another run")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         os.close(self._fd)
 
     def write(self, offset: int, data: memoryview) -> None:

@@ -11,11 +11,11 @@ import contextlib
 import os
 import stat
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from io import FileIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from gguf_tools.errors import FormatError, MissingModel, ShapeError, TruncatedError, UnreadableInput
 from gguf_tools.format.block_layouts import swap_bytes
@@ -24,13 +24,13 @@ from gguf_tools.format.header import Endian, check_data, read_header
 from gguf_tools.format.shown import types_table
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
-from gguf_tools.system.files import fill, read_at
+from gguf_tools.system.files import Closing, fill, read_at
 
 if TYPE_CHECKING:  # numpy takes longer to import than a header to read
     import numpy as np
 
 
-class GGUFSource(ABC):
+class GGUFSource(Closing):
     """A single file, or a split set: what is in it, and its tensors' data.
 
     path        as given
@@ -62,17 +62,8 @@ class GGUFSource(ABC):
     def file_of(self, name: str) -> GGUFFile:
         """Return the file that holds a tensor; raises FormatError if none does."""
 
-    @abstractmethod
-    def close(self) -> None: ...
-
     def _repr_html_(self) -> str:
         return types_table(repr(self), self.tensors.values())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""

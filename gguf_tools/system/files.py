@@ -23,13 +23,28 @@ import os
 import stat
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gguf_tools.errors import MissingFile
+
+
+class Closing(ABC):
+    """Something that a with-block closes at its end."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 """The flag to open a file that may be a pipe, without waiting for its writer; Windows has no such files."""

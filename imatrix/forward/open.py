@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from gguf_tools.format.loaders import without_effect
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.system.files import Closing
 from imatrix.forward.device import CPU, choose_device
 from imatrix.forward.families import find_family, network_of_family
 from imatrix.forward.hidden_states import MemoryStates
@@ -59,7 +60,7 @@ _USED = 8
 
 
 @dataclass(frozen=True)
-class ModelSource:
+class ModelSource(Closing):
     """An open model: a context manager that closes its files.
 
     network   how its layers are put together
@@ -77,10 +78,7 @@ class ModelSource:
     opened: Closeable
     metadata: Metadata = field(default_factory=dict)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self.opened.close()
 
     @cached_property

@@ -22,10 +22,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, local
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 
+from gguf_tools.system.files import Closing
 from imatrix.forward.device import threads_on
 
 MOST_HELD = 512 << 20
@@ -107,7 +108,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Workers:
+class Workers(Closing):
     """A pool of `n_threads`, and a context manager; a task that has not begun when it ends never does.
 
     computed  called with the seconds that each task took its thread, when it is yielded
@@ -118,10 +119,7 @@ class Workers:
         # torch tells a new thread how many threads an operation may have only when it is asked.
         self._pool = ThreadPoolExecutor(n_threads, initializer=torch.get_num_threads)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def each(

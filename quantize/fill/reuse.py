@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from gguf_tools.format.header import Endian
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.system.files import Closing
 from quantize.fill.chunks import UNKNOWN, TensorChunks
 from quantize.fill.encode import RowSources, encode_rows
 from quantize.fill.executors import Executor, naming
@@ -60,7 +60,7 @@ class OldTensor:
         return True
 
 
-class OldFiles:
+class OldFiles(Closing):
     """The older files of a run; closes them.
 
     given   GGUF files, or for a split set any of its files
@@ -93,10 +93,7 @@ class OldFiles:
                     self._numbers.append((path, file, numbers))
             self._closing = stack.pop_all()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._closing.close()
 
     def find(self, info: TensorInfo) -> tuple[OldTensor, ...]:

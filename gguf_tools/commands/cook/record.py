@@ -17,12 +17,13 @@ from typing import Any
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.named_files import write_whole
 from gguf_tools.files.run_lock import JSONDifference, Refusals, RunLock, first_difference, lock_run, plain
+from gguf_tools.system.files import Closing
 from gguf_tools.text import for_json
 
 FOLDER = ".cook"
 
 
-class Record:
+class Record(Closing):
     """The record of a folder, which belongs to this process until `close`.
 
     inputs  names of what this run reads, by what decides: "model", "text"
@@ -40,13 +41,10 @@ class Record:
         try:
             self._steps = _read(self._path)
         except BaseException:
-            self._run_lock.close()
+            self.close()
             raise
 
-    def __enter__(self) -> Record:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
         self._run_lock.close()
 
     def is_finished(self, step: str, decided_by: Mapping[str, Any], outputs: Sequence[Path]) -> bool:
