@@ -42,7 +42,7 @@ def cook(request: CookRequest) -> dict[Path, float]:
     raises  ToolkitError. What is finished stays, and so does the work of the step that failed
     """
     refuse(request)
-    steps = steps_of(request)
+    steps = tuple(steps_of(request))
     with Record(request.folder, request.inputs) as record:
         cooking = Cooking(request, record)
         _refuse_shared(request, steps)
@@ -58,7 +58,10 @@ def cook(request: CookRequest) -> dict[Path, float]:
             record.clear()
             forget(work_of_evaluation(request))
         seconds = _carry_out_all(cooking, steps, costs)
-        _tidy_up(request, steps)
+        # What finished steps leave that were killed while they removed their work folders themselves.
+        outputs = (output for step in steps for output in step.outputs)
+        for folder in (work_of_evaluation(request), *map(work_path, outputs)):
+            forget(folder)
     return seconds
 
 
@@ -116,13 +119,6 @@ def made_lines(request: CookRequest, seconds: Mapping[Path, float]) -> Iterator[
         time_ = clock_text(seconds[path]) if path in seconds else "there already"
         rows.append((path.name, size_text(facts.n_bytes), f"{facts.bits_per_weight:.2f}", *measured, time_))
     yield from table(rows, right=range(1, len(rows[0])))
-
-
-def _tidy_up(request: CookRequest, steps: Sequence[Step]) -> None:
-    """Remove work folders of finished steps that were killed while they removed them themselves."""
-    outputs = (output for step in steps for output in step.outputs)
-    for folder in (work_of_evaluation(request), *map(work_path, outputs)):
-        forget(folder)
 
 
 def refuse(request: CookRequest) -> None:
@@ -240,7 +236,7 @@ def plan_lines(request: CookRequest) -> Iterator[str]:
     require_torch("cooking")
     refuse(request)
     folder = nearest_folder(request.folder)
-    steps = steps_of(request)
+    steps = tuple(steps_of(request))
     with plans(replace(request, folder=folder)) as runs:
         estimates = Estimates(request, runs)
         costs = costs_of(steps, estimates)

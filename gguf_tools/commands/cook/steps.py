@@ -89,11 +89,6 @@ class Step:
     is_means: bool = False
 
 
-def steps_of(request: CookRequest) -> tuple[Step, ...]:
-    """List the steps of a request, in order."""
-    return tuple(_steps(request))
-
-
 def costs_of(steps: Sequence[Step], estimates: Estimates) -> list[Cost]:
     """Estimate what each step takes."""
     costs: list[Cost] = []
@@ -107,7 +102,8 @@ def work_of_evaluation(request: CookRequest) -> Path:
     return request.folder / FOLDER / "evaluation"
 
 
-def _steps(request: CookRequest) -> Iterator[Step]:
+def steps_of(request: CookRequest) -> Iterator[Step]:
+    """Yield the steps of a request, in order."""
     if request.matrix is not None:
         yield Step(
             "importances", "importances", (request.matrix,), _collect,
