@@ -28,7 +28,7 @@ from gguf_tools.findings import Finding
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shown import types_table
 from gguf_tools.progress import BYTES, KERNELS, WORK, Advance, Bar, Shown
-from gguf_tools.system.files import NO_WAIT, open_file, read_at
+from gguf_tools.system.files import read_at
 from quantize.fill.encode import RowSources
 from quantize.fill.filling import FillJob, Output
 from quantize.fill.outputs import Written, write_outputs
@@ -314,16 +314,8 @@ def _is_same(output: Output) -> bool:
             return False
         with GGUFFile(path) as file:
             provenance = file.metadata.get(PROVENANCE_KEY)
-        if provenance is not None and PROVENANCE_KEY in planned.metadata:
-            planned = with_provenance(planned, provenance)
-        return _start_of(path, len(planned.header)) == planned.header
+            if provenance is not None and PROVENANCE_KEY in planned.metadata:
+                planned = with_provenance(planned, provenance)
+            return read_at(file.fileno(), len(planned.header), 0) == planned.header
     except (GGUFError, OSError):
         return False
-
-
-def _start_of(path: Path, n_bytes: int) -> bytes:
-    fd = open_file(path, os.O_RDONLY | NO_WAIT)
-    try:
-        return read_at(fd, n_bytes, 0)
-    finally:
-        os.close(fd)

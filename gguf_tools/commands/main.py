@@ -124,17 +124,12 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
 def _add_completion(commands: command.Subcommands) -> None:
     sub = commands.add(
         "completion",
-        lambda args: completion(args.shell),
+        lambda args: say(*completion_script(parsers(), args.shell).splitlines()),
         "print what a shell needs to complete options and commands",
         "",
         epilog=_COMPLETION, json=False, answers=True,
     )  # fmt: skip
     sub.add_argument("shell", choices=SHELLS)
-
-
-def completion(shell: str) -> None:
-    """Print what a shell needs to complete our commands."""
-    say(*completion_script(parsers(), shell).splitlines())
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -105,11 +105,6 @@ def _place(path: Path) -> tuple[int, str]:
     return threading.get_ident(), os.path.abspath(path)
 
 
-def is_held_here(path: Path) -> bool:
-    """Whether this thread holds the lock at `path` by `in_use`."""
-    return _place(path) in _held
-
-
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
     """Hold a folder, made if it is not there, against other runs and `gguf-tools clean`.
@@ -120,7 +115,7 @@ def in_use(folder: Path) -> Iterator[None]:
     raises  BadRequest when another run has it; OutputError when it can't be written
     """
     path = folder / LOCK
-    if is_held_here(path):
+    if _place(path) in _held:
         yield
         return
     with _locked(folder, path) as lock:

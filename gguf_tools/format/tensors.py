@@ -57,9 +57,9 @@ class TensorInfo:
 CHUNK_BYTES = 16 << 20
 
 
-def row_chunks(info: TensorInfo, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) over all rows: about `chunk_bytes` each, never cutting interleaved rows."""
+def row_chunks(info: TensorInfo) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) over all rows: about CHUNK_BYTES each, never cutting interleaved rows."""
     group = info.type.rows_interleaved
-    step = max(chunk_bytes // (info.row_bytes * group), 1) * group
+    step = max(CHUNK_BYTES // (info.row_bytes * group), 1) * group
     for start in range(0, info.n_rows, step):
         yield start, min(start + step, info.n_rows)

@@ -195,7 +195,9 @@ def _reason(error: BaseException) -> str | None:
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, errors.GatedRepoError):
-            return f"gated: ask for access at {endpoint()}/{subject_of(cause)} and {login}"
+            return (
+                f"gated: ask for access at {endpoint()}/{getattr(cause, 'repo_id', None) or ''} and {login}"
+            )
         if isinstance(cause, errors.RevisionNotFoundError):
             return "there is no such revision on the Hub"
         if isinstance(cause, errors.RepositoryNotFoundError):
@@ -227,11 +229,6 @@ def _of_status(status: int, error: BaseException, login: str) -> str:
     if status == 429:
         return "too many requests (429); try again later, finished files are kept"
     return f"the Hub answered {status}: {_first_line(error)}"
-
-
-def subject_of(error: BaseException) -> str:
-    """Return the OWNER/NAME that an error of the client knows of, or nothing."""
-    return str(getattr(error, "repo_id", None) or "")
 
 
 def _of_client(error: Exception) -> str | None:

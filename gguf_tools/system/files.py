@@ -25,7 +25,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -332,16 +332,13 @@ class OpenFolder:
 
     def start_of(self, name: str, n_bytes: int) -> bytes:
         """Return the start of a file of ours; b"" for what can't be read, or is a link."""
-        try:
+        with suppress(OSError):
             fd = self.open_own(name, os.O_RDONLY)
-        except OSError:
-            return b""
-        try:
-            return read_at(fd, n_bytes, 0)
-        except OSError:
-            return b""
-        finally:
-            os.close(fd)
+            try:
+                return read_at(fd, n_bytes, 0)
+            finally:
+                os.close(fd)
+        return b""
 
     def has(self, name: str, fd: int) -> bool:
         """Whether an open file still has a name here."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gguf_tools.cluster.connect import Cluster
-from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
+from gguf_tools.cluster.scheduler import Farm, ItemFailed
 from gguf_tools.errors import ExecutionError
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.executors import Done, WorkerSpec
@@ -23,8 +23,8 @@ class ClusterExecutor:
     output  beside which the job is posted; a worker that does not see it can't work
     """
 
-    def __init__(self, cluster: Cluster, output: Path, pace: Pace | None = None) -> None:
-        self._cluster, self._output, self._pace = cluster, output, pace
+    def __init__(self, cluster: Cluster, output: Path) -> None:
+        self._cluster, self._output = cluster, output
 
     def run(self, tasks: Iterable[ChunkTask], spec: WorkerSpec, done: Done) -> None:
         """Run all tasks; `done` is called in this thread.
@@ -47,7 +47,7 @@ class ClusterExecutor:
 
         with self._cluster.offer(spec, self._output) as job:
             try:
-                Farm(self._cluster, job, finish, self._pace, look).run(items)
+                Farm(self._cluster, job, finish, look=look).run(items)
             except ItemFailed as failed:
                 text = failed.text if failed.error else f"{failed.item}: {failed.text}"
                 raise ExecutionError(text, failed.item) from None

@@ -17,7 +17,7 @@ from gguf_tools.edit.header_edits import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.text import bytes_text, say, say_aside, say_json
+from gguf_tools.text import bytes_text, counted, say, say_aside, say_json
 
 if TYPE_CHECKING:
     from gguf_tools.edit.header_edits import Edit
@@ -355,5 +355,5 @@ def _print_files(target: _Target, files: list[NewFile], restored: list[str]) -> 
         return
     verb = "would have" if target.dry_run else "written,"
     for file in files:
-        tensors = f"{len(file.origins):,} tensor{'s' * (len(file.origins) != 1)}"
+        tensors = counted(len(file.origins), "tensor")
         say(f"{file.path}: {verb} {tensors}, {bytes_text(file.layout.total_bytes)}")
