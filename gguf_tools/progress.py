@@ -38,35 +38,23 @@ class Reporter(Protocol):
 
     def start(self, work: float, done: float) -> object:
         """Begin `work`, of which an earlier run has done some; what comes beside layers counts in layers."""
-        ...
+        return None
 
     def advance(self, amount: float) -> None:
         """Count `amount` more as done; any thread may call it."""
-        ...
+        return
 
     def remark(self, text: str) -> None:
         """Say what the work is at."""
-        ...
+        return
 
     def tell(self, finding: Finding) -> None:
         """Say what a user should know before anything is computed."""
-        ...
+        return
 
 
-class NoReport:
+class NoReport(Reporter):
     """A Reporter that ignores everything."""
-
-    def start(self, work: float, done: float) -> None:
-        pass
-
-    def advance(self, amount: float) -> None:
-        pass
-
-    def remark(self, text: str) -> None:
-        pass
-
-    def tell(self, finding: Finding) -> None:
-        pass
 
 
 NO_REPORT = NoReport()
