@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,14 +304,7 @@ def scan(path: str, *, strict: bool, data: bool, as_json: bool) -> int:
 
 
 def _summary(findings: list[Finding]) -> str:
-    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
-    parts = [
-        f"{counts[level]} {word if counts[level] == 1 else several}"
-        for level, word, several in (
-            (Level.BAD, "bad finding", "bad findings"),
-            (Level.WARNING, "warning", "warnings"),
-            (Level.NOTE, "note", "notes"),
-        )
-        if counts[level]
-    ]
-    return ", ".join(parts) if parts else "nothing suspicious"
+    counts = Counter(finding.level for finding in findings)
+    nouns = {Level.BAD: "bad finding", Level.WARNING: "warning", Level.NOTE: "note"}
+    parts = [counted(counts[level], noun) for level, noun in nouns.items() if counts[level]]
+    return ", ".join(parts) or "nothing suspicious"
