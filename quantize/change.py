@@ -28,15 +28,12 @@ class Change(Protocol):
     @property
     def is_needed(self) -> bool:
         """Whether the output would differ from the input."""
-        ...
 
     def lines(self) -> Iterator[str]:
         """Yield what changes, for people."""
-        ...
 
     def describe(self, *, written: bool) -> dict[str, Any]:
         """Return the change as plain data for JSON; `written`: the outputs have been written."""
-        ...
 
 
 AnyChange = TypeVar("AnyChange", bound=Change)

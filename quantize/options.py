@@ -46,11 +46,9 @@ class Calibrating(Protocol):
     @property
     def label(self) -> str:
         """The method in a few words, for metadata and cards."""
-        ...
 
     def begin(self) -> BegunCalibrating:
         """Begin to plan; what plans and runs share is kept in what this returns."""
-        ...
 
 
 class BegunCalibrating(Calibrating, Protocol):
@@ -62,15 +60,12 @@ class BegunCalibrating(Calibrating, Protocol):
         metadata, tensors  of the input, as a GGUF file would have them
         raises             ToolkitError for a text or a model that can't be used
         """
-        ...
 
     def open(self, plan: Plan, job: FillJob, options: RunOptions) -> AbstractContextManager[Calibrator]:
         """Open the calibrator of a run; leaving it without an error ends the run."""
-        ...
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: RunOptions) -> Iterable[str]:
         """Tell what a run will need: memory, disk and time."""
-        ...
 
 
 def begun(calibration: Calibrating | None) -> BegunCalibrating | None:

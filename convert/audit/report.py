@@ -59,11 +59,9 @@ class Measured(Protocol):
 
     def lines(self) -> list[str]:
         """Return it as text."""
-        ...
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        ...
 
 
 @dataclass(frozen=True)

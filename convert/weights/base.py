@@ -73,22 +73,18 @@ class Weights(Protocol):
 
     def names(self) -> tuple[str, ...]:
         """Return the logical names, each where its main stored tensor stands in the checkpoint."""
-        ...
 
     @property
     def last(self) -> Collection[str]:
         """Those of the names that llama.cpp's converter comes to when it is through with all others."""
-        ...
 
     @property
     def dropped(self) -> Mapping[str, str]:
         """Stored tensors that are part of no weight and not needed -> why."""
-        ...
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user on how the weights are stored."""
-        ...
 
     def weight(self, name: str) -> Weight:
         """Return the weight with the logical `name`, unread.
@@ -97,7 +93,6 @@ class Weights(Protocol):
                 CheckpointError when stored tensors don't fit each other,
                 UnsupportedCheckpoint when this weight is stored in a way that its loader can't read
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

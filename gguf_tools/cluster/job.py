@@ -36,11 +36,9 @@ class Worker(Protocol):
 
     def run(self, item: Any) -> Any:
         """Do one item; what it returns goes back to who asked."""
-        ...
 
     def settle(self) -> None:
         """Make sure that other machines see what has been written so far."""
-        ...
 
 
 class Job(Protocol):

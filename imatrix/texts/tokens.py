@@ -174,7 +174,6 @@ def bos_of(vocab: Metadata) -> int | None:
 class Encoder(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, without BOS."""
-        ...
 
 
 def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:

@@ -31,11 +31,9 @@ class Worker(Protocol):
 
     def run(self, task: ChunkTask) -> int:
         """Do one chunk; return its digest."""
-        ...
 
     def settle(self) -> None:
         """Make sure that other machines see what has been written so far; raises OutputError."""
-        ...
 
 
 class WorkerSpec(Protocol):
@@ -45,7 +43,6 @@ class WorkerSpec(Protocol):
 
     def wrong_row(self, task: ChunkTask) -> int | None:
         """Find a row of a finished chunk whose bytes are not there; looks at a few rows, in this process."""
-        ...
 
 
 class Executor(Protocol):
@@ -54,7 +51,6 @@ class Executor(Protocol):
 
         raises  ExecutionError for the first task that fails, and what `done` raises
         """
-        ...
 
 
 @contextmanager

@@ -68,18 +68,15 @@ class Calibrator(Protocol):
         partials  the file that each output grows in, by the output's number
         raises    ToolkitError
         """
-        ...
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:
         """Find the first row of a chunk whose bytes in the file are not those that were written, if any.
 
         path  of the file, whole, under whatever name
         """
-        ...
 
     def lines(self) -> Iterable[str]:
         """Tell what a user should know of the calibration, once all is written."""
-        ...
 
 
 @dataclass(frozen=True)

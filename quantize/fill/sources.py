@@ -72,7 +72,6 @@ class RowSource(Described, Protocol):
         Float storage comes in its own dtype, quantized storage decoded to float32. The array may be a
         view of the input; it is not to be written to.
         """
-        ...
 
 
 @runtime_checkable
@@ -81,7 +80,6 @@ class SourceTensor(RowSource, Protocol):
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Read the same rows as the bytes of `type`, uint8 (n_bytes,)."""
-        ...
 
 
 class SourceSpec(Protocol):
@@ -89,7 +87,6 @@ class SourceSpec(Protocol):
 
     def open(self) -> AbstractContextManager[Mapping[str, SourceTensor]]:
         """Open them, by their names in the output."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,9 @@ class Cells(Protocol):
 
     def first_places(self, weights: Floats32) -> Floats32:
         """Return where the original's weights start, within the cells that the tensor has."""
-        ...
 
     def take(self, places: Floats32) -> Bytes | None:
         """Go to the nearest codes; return the blocks that have them, or None if none has changed."""
-        ...
 
 
 class LevelCells:

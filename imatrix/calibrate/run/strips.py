@@ -143,14 +143,12 @@ class StripExecutor(Protocol):
     @property
     def n_at_once(self) -> int:
         """How many batches are encoded at the same time."""
-        ...
 
     def each(self, batches: Iterable[Sequence[Strip]]) -> Iterator[list[EncodedStrip]]:
         """Yield the strips of every batch, encoded, in their order.
 
         batches  of strips that go with each other
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -73,33 +73,26 @@ class LayeredBase(Protocol):
 
     def compute(self, layer: int) -> None:
         """See to it that the layer is computed."""
-        ...
 
     def after(self, layer: int) -> Rows:
         """Return the hidden states after the layer that was computed last."""
-        ...
 
     def routes(self, layer: int) -> Arrays:
         """Return the experts chosen in a layer, as `RouteObserver.arrays` does."""
-        ...
 
     def head(self) -> LogitSource:
         """The base's logits, once all layers are computed."""
-        ...
 
     @property
     def has_draft(self) -> bool:
         """Whether it has an MTP layer: the one behind the others, for `compute`."""
-        ...
 
     @property
     def is_kept(self) -> bool:
         """Whether its states are kept for later runs, which may want its drafts."""
-        ...
 
     def draft_head(self) -> LogitSource:
         """The logits of its MTP layer, once that is computed."""
-        ...
 
 
 @dataclass(frozen=True)
