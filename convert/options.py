@@ -34,7 +34,7 @@ class ConvertOptions(FileOptions):
                      reads, llama.cpp otherwise
     vocab_only       write the tokenizer and no tensors
     mmproj           write the vision tower, and the audio tower with it, in place of the text part
-    allow_pickle     read .bin and .pt checkpoints too, by torch's reader that runs no code
+    allow_pickle     read .bin and .pt checkpoints too, without running their code
     big_endian       write for a big-endian machine
     split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
     tensor_first_split   let the first shard have tensors, not only metadata
@@ -57,9 +57,7 @@ class ConvertOptions(FileOptions):
         "write the vision tower, with the audio tower where there is one, to a file of its own"
         " (mmproj-NAME.gguf), which llama.cpp's programs take beside that of the text part",
     )
-    allow_pickle: bool = flag(
-        False, "read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only"
-    )
+    allow_pickle: bool = flag(False, "read .bin and .pt checkpoints, as weights only")
     big_endian: bool = flag(False, "write for a big-endian machine", "--bigendian")
     split_max_bytes: PositiveBytes | None = flag(
         None, "start a new part at this size", "--split-max-size",

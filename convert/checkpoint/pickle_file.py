@@ -1,14 +1,16 @@
-"""Pickle checkpoints (`.bin`, `.pt`), read by torch without running their code.
+"""Pickle checkpoints (`.bin`, `.pt`), read without running their code.
 
-A pickle is a program, and loading one runs it. torch.load with weights_only=True instead runs a small
-interpreter that builds tensors and containers and refuses everything else. That interpreter had holes, which
-were closed one by one. So an old torch is refused, and pickles are read only when the user asks for it.
+A pickle is a program, and loading one runs it. Here an interpreter that can only describe tensors reads it;
+see convert.checkpoint.torch_program. It says where in the file the numbers of a tensor lie, and they are read
+from there when they are wanted, like those of a safetensors file.
 
-The file is a dictionary of tensors, or has one under "state_dict", "model" or "module". torch says where in
-the file the numbers of a tensor lie, and they are read from there when they are wanted, like those of a
-safetensors file. torch would map them, and a map kills the process when the file is truncated meanwhile.
-Offsets beyond the end of the file stand for tensors that do not lie there row by row (views), and for those
-of files from before torch 1.6, which are all in memory.
+Files from before torch 1.6 are no archives, and torch itself reads them, with weights_only=True. Its own
+interpreter had holes, which were closed one by one, so an old torch is refused; and pickles are read only
+when the user asks for it.
+
+The file is a dictionary of tensors, or has one under "state_dict", "model" or "module". Offsets beyond the
+end of the file stand for tensors that do not lie there row by row (views), and for those of files from before
+torch 1.6, which are all in memory.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from functools import partial
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
-from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile
+from convert.checkpoint.safetensors_file import DTYPE_BITS, MAX_HEADER_BYTES, RawTensor, SafetensorsFile
+from convert.checkpoint.torch_program import Storage, Tensor, describe, type_name
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 from gguf_tools.text import quoted, shown
 
@@ -42,30 +46,26 @@ _DTYPES = {
 class PickleFile(SafetensorsFile):
     """An open pickle checkpoint, which is read like a safetensors file.
 
-    raises   UnsupportedCheckpoint without a torch that is new enough, and for anything but tensors;
-             CheckpointError for a file that torch can't read
+    raises   UnsupportedCheckpoint for anything but tensors, and without a torch that is new enough for a file
+             from before torch 1.6; CheckpointError for a file that can't be read
     """
 
     def _load(self) -> None:
         self.metadata = MappingProxyType({})
         self._places: dict[str, tuple[int, int]] = {}
         self._elsewhere: dict[str, Callable[[], np.ndarray]] = {}
-        records = _records(self.path) if is_zipfile(self.path) else None
-        tensors: dict[str, RawTensor] = {}
+        is_archive = self.read(0, min(self.size_bytes, len(_ARCHIVE)), "header").tobytes() == _ARCHIVE
+        tensors = self._of_archive() if is_archive else self._in_memory()
+        stored: dict[str, RawTensor] = {}
         behind = self.size_bytes
-        for name, tensor in _tensors(self.path, in_memory=records is None).items():
-            dtype = self._dtype_of(name, tensor)
-            if records is None:
-                self._elsewhere[name] = lambda tensor=tensor: _bytes_of(tensor)  # type: ignore[misc]
-            elif tensor.numel():
-                self._places[name] = place = self._place(name, tensor, records)
-                if not tensor.is_contiguous():
-                    self._elsewhere[name] = lambda name=name, tensor=tensor: self._in_order(name, tensor)  # type: ignore[misc]
-            offset = behind if name in self._elsewhere or not tensor.numel() else place[0]
-            tensors[name] = RawTensor(name, dtype, tuple(tensor.shape), offset, self)
+        for name, tensor in tensors.items():
+            offset = behind
+            if name in self._places and name not in self._elsewhere:
+                offset = self._places[name][0]
+            stored[name] = RawTensor(name, _DTYPES[tensor.dtype], tensor.shape, offset, self)
             if name in self._elsewhere:
-                behind += tensors[name].n_bytes
-        self.tensors = MappingProxyType(tensors)
+                behind += stored[name].n_bytes
+        self.tensors = MappingProxyType(stored)
 
     def close(self) -> None:
         super().close()
@@ -82,68 +82,176 @@ class PickleFile(SafetensorsFile):
         start = offset - self.tensors[what].offset
         view[:] = memoryview(self._elsewhere[what]()[start : start + len(view)].data)
 
-    def _dtype_of(self, name: str, tensor: Any) -> str:
-        """Return the name of the tensor's type in safetensors; raises UnsupportedCheckpoint."""
-        import torch
+    def _of_archive(self) -> dict[str, Tensor]:
+        """Return the tensors of a file since torch 1.6, and note where they lie."""
+        folder, records = _records(self.path)
+        program = self._record(f"{folder}/data.pkl", records)
+        order = f"{folder}/byteorder"
+        if order in records and self._record(order, records) != b"little":
+            raise UnsupportedCheckpoint(f"{self.path}: was written on a big-endian machine")
+        try:
+            value = describe(program)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.path}: can't be read as weights only: {str(error)[:200]}"
+            ) from error
+        tensors: dict[str, Tensor] = _by_name(self.path, value, Tensor)
+        for name, tensor in tensors.items():
+            _check(self.path, name, tensor)
+            if prod(tensor.shape):
+                self._places[name] = self._place(name, tensor, folder, records)
+                if not tensor.is_contiguous():
+                    self._elsewhere[name] = partial(self._in_order, name, tensor)
+        return tensors
 
-        dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
-        if dtype is None:
-            raise UnsupportedCheckpoint(
-                f"{self.path}: {shown(name)}: elements of type {tensor.dtype} can't be read"
+    def _record(self, name: str, records: Mapping[str, tuple[int, int]]) -> bytes:
+        """Return the bytes of a record."""
+        offset, n_bytes = records.get(name, (0, 0))
+        if not 0 < n_bytes <= MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"{self.path}: {shown(name)} is not in the file as torch stores it, with up to"
+                f" {MAX_HEADER_BYTES} bytes; the file is damaged, or compressed"
             )
-        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_neg():
-            raise UnsupportedCheckpoint(
-                f"{self.path}: {shown(name)}: a nested, sparse or negated tensor, expected plain numbers"
-            )
-        return dtype
+        return self.read(offset, n_bytes, name).tobytes()
 
-    def _place(self, name: str, tensor: Any, records: Mapping[int, int]) -> tuple[int, int]:
+    def _place(
+        self, name: str, tensor: Tensor, folder: str, records: Mapping[str, tuple[int, int]]
+    ) -> tuple[int, int]:
         """Return where the bytes from the tensor's first number to its last lie: (offset, n_bytes)."""
-        size = tensor.element_size()
-        begin = tensor.untyped_storage()._checkpoint_offset
-        first = tensor.storage_offset() * size
-        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        assert tensor.storage is not None
+        size = _size_of(tensor)
+        first = tensor.offset * size
+        strides = zip(tensor.shape, tensor.strides, strict=True)
         n_bytes = (1 + sum((n - 1) * stride for n, stride in strides)) * size
-        if begin not in records or first + n_bytes > records[begin]:
+        begin, found = records.get(f"{folder}/data/{tensor.storage.key}", (0, 0))
+        if max(first + n_bytes, tensor.storage.n_bytes) > found:
             raise CheckpointError(
                 f"{self.path}: {shown(name)}: its {n_bytes} bytes are not in the file as torch stores them;"
                 " it is damaged, or its numbers are compressed"
             )
         return begin + first, n_bytes
 
-    def _in_order(self, name: str, tensor: Any) -> np.ndarray:
+    def _in_order(self, name: str, tensor: Tensor) -> np.ndarray:
         """Return the bytes of a view of numbers that lie in another order, row by row."""
-        size = tensor.element_size()
+        size = _size_of(tensor)
         span = np.empty(self._places[name][1], np.uint8)
         super()._read_into(self._places[name][0], memoryview(span.data), name)
-        strides = *(stride * size for stride in tensor.stride()), 1
+        strides = *(stride * size for stride in tensor.strides), 1
         view = np.lib.stride_tricks.as_strided(span, (*tensor.shape, size), strides, writeable=False)
         return np.ascontiguousarray(view).reshape(-1)
 
+    def _in_memory(self) -> dict[str, Tensor]:
+        """Return the tensors of a file from before torch 1.6, which torch has read."""
+        torch = _trusted_torch(self.path)
+        try:
+            value = torch.load(self.path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            # What torch raises for a damaged or a hostile file is of many types (UnpicklingError, EOFError,
+            # RuntimeError, ValueError ...) and of many lines.
+            text = str(error).strip().splitlines()
+            reason = text[0][:200] if text else type(error).__name__
+            raise CheckpointError(f"{self.path}: torch can't read it as weights only: {reason}") from error
+        tensors = {}
+        for name, tensor in _by_name(self.path, value, torch.Tensor).items():
+            tensors[name] = _described(tensor)
+            _check(self.path, name, tensors[name])
+            self._elsewhere[name] = partial(_bytes_of, tensor)
+        return tensors
+
+
+_ARCHIVE = b"PK\x03\x04"
+"""How a zip file begins."""
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 
-def _records(path: Path) -> dict[int, int]:
-    """Return how many bytes each record of a file of torch has, by its offset; those that are compressed have
-    none.
+def _records(path: Path) -> tuple[str, dict[str, tuple[int, int]]]:
+    """Return the folder in a file of torch, and offset and bytes of each record by its name; those that are
+    compressed have no bytes.
 
-    raises  CheckpointError for a damaged file, UnsupportedCheckpoint for one of a big-endian machine
+    raises  CheckpointError for a damaged file
     """
     records = {}
     try:
         with ZipFile(path) as archive, path.open("rb") as file:
             for entry in archive.infolist():
-                is_order = entry.filename.endswith("/byteorder") and entry.file_size < 100
-                if is_order and archive.read(entry) != b"little":
-                    raise UnsupportedCheckpoint(f"{path}: was written on a big-endian machine")
                 file.seek(entry.header_offset)
                 name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
                 offset = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-                records[offset] = entry.file_size if entry.compress_type == ZIP_STORED else 0
-    except (BadZipFile, OSError, struct.error, ValueError, NotImplementedError) as error:
+                records[entry.filename] = offset, entry.file_size if entry.compress_type == ZIP_STORED else 0
+            folder = archive.namelist()[0].partition("/")[0]
+    except (BadZipFile, OSError, struct.error, IndexError, ValueError, NotImplementedError) as error:
         raise CheckpointError(f"{path}: damaged, or no file of torch: {error}") from error
-    return records
+    return folder, records
+
+
+def _by_name(path: Path, value: Any, kind: type) -> dict[str, Any]:
+    """Return the tensors, which are of this kind, from what a pickle makes; raises UnsupportedCheckpoint."""
+    holder = next(
+        (key for key in _HOLDERS if isinstance(value, dict) and isinstance(value.get(key), dict)), None
+    )
+    tensors = value if holder is None else value[holder]
+    if not isinstance(tensors, dict):
+        raise UnsupportedCheckpoint(f"{path}: holds {type_name(tensors)}, expected tensors by name")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, kind):
+            raise UnsupportedCheckpoint(
+                f"{path}: {quoted(name)} is {type_name(tensor)}, expected tensors by name"
+            )
+    return dict(tensors)
+
+
+def _check(path: Path, name: str, tensor: Tensor) -> None:
+    """Raise UnsupportedCheckpoint for a tensor that is more than plain numbers."""
+    if tensor.storage is None:
+        raise UnsupportedCheckpoint(f"{path}: {quoted(name)} is nested, sparse or without data")
+    if tensor.dtype not in _DTYPES:
+        raise UnsupportedCheckpoint(
+            f"{path}: {shown(name)}: elements of type {shown(f'torch.{tensor.dtype}')} can't be read"
+        )
+    if prod(tensor.shape) * _size_of(tensor) > tensor.storage.n_bytes:
+        raise UnsupportedCheckpoint(f"{path}: {quoted(name)} has more elements than are stored")
+    if tensor.is_view:
+        raise UnsupportedCheckpoint(
+            f"{path}: {shown(name)}: a nested, sparse or negated tensor, expected plain numbers"
+        )
+
+
+def _size_of(tensor: Tensor) -> int:
+    """Return the bytes of an element."""
+    return DTYPE_BITS[_DTYPES[tensor.dtype]] // 8
+
+
+# ---- files from before torch 1.6
+
+
+def _trusted_torch(path: Path) -> Any:
+    """Return torch; raises UnsupportedCheckpoint for none, and for one with known holes."""
+    try:
+        import torch
+    except ImportError:
+        raise UnsupportedCheckpoint(
+            f"{path}: reading a pickle from before torch 1.6 needs torch: pip install 'gguf-tools[torch]', or"
+            " '.[torch]' in a clone"
+        ) from None
+    version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+    if version < OLDEST_TORCH:
+        raise UnsupportedCheckpoint(
+            f"{path}: torch {torch.__version__} can be tricked into running a pickle's code, expected"
+            f" {'.'.join(map(str, OLDEST_TORCH))} or newer"
+        )
+    return torch
+
+
+def _described(tensor: Any) -> Tensor:
+    """Return torch's tensor as a pickle describes one, but for the place of its numbers."""
+    import torch
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return Tensor(dtype, None)
+    storage = Storage(dtype, "", tensor.untyped_storage().nbytes())
+    return Tensor(dtype, storage, shape=tuple(tensor.shape), is_view=tensor.is_neg())
 
 
 def _bytes_of(tensor: Any) -> np.ndarray:
@@ -152,49 +260,3 @@ def _bytes_of(tensor: Any) -> np.ndarray:
 
     data: np.ndarray = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return data
-
-
-def _tensors(path: Path, *, in_memory: bool) -> dict[str, Any]:
-    """Return the tensors of the pickle at `path` by name.
-
-    in_memory  with their numbers; otherwise their storage says where in the file these are
-    """
-    try:
-        import torch
-    except ImportError:
-        raise UnsupportedCheckpoint(
-            f"{path}: reading a pickle needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone"
-        ) from None
-    from torch._subclasses.fake_tensor import FakeTensorMode  # torch documents it under this name alone
-
-    version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
-    if version < OLDEST_TORCH:
-        raise UnsupportedCheckpoint(
-            f"{path}: torch {torch.__version__} can be tricked into running a pickle's code, expected"
-            f" {'.'.join(map(str, OLDEST_TORCH))} or newer"
-        )
-    try:
-        with nullcontext() if in_memory else FakeTensorMode():
-            value = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # What torch raises for a damaged or a hostile file is of many types (UnpicklingError, RuntimeError,
-        # EOFError, ValueError ...) and of many lines.
-        text = str(error).strip().splitlines()
-        reason = text[0][:200] if text else type(error).__name__
-        raise CheckpointError(f"{path}: torch can't read it as weights only: {reason}") from error
-    holder = next(
-        (key for key in _HOLDERS if isinstance(value, dict) and isinstance(value.get(key), dict)), None
-    )
-    tensors = value if holder is None else value[holder]
-    if not isinstance(tensors, dict):
-        raise UnsupportedCheckpoint(f"{path}: holds {type(tensors).__name__}, expected tensors by name")
-    for name, tensor in tensors.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise UnsupportedCheckpoint(
-                f"{path}: {quoted(name)} is {type(tensor).__name__}, expected tensors by name"
-            )
-        if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise UnsupportedCheckpoint(f"{path}: {quoted(name)} is nested, sparse or without data")
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise UnsupportedCheckpoint(f"{path}: {quoted(name)} has more elements than are stored")
-    return dict(tensors)

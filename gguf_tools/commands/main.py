@@ -116,7 +116,7 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
     sub.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
+        help="read .bin and .pt checkpoints, as weights only",
     )
     command.add_timeout(sub)
 

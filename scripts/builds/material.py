@@ -148,6 +148,7 @@ def _packed(format_: str) -> Maker:
 
 
 def _pickled(path: Path, need: Need) -> None:
+    """Write a model as torch does, or as before torch 1.6."""
     import torch
 
     path.mkdir()
@@ -155,7 +156,7 @@ def _pickled(path: Path, need: Need) -> None:
         shutil.copy(file, path)
     arrays = checkpoints.read_tensors(need("model"))
     tensors = {name: torch.from_numpy(array.astype("float32")) for name, array in arrays.items()}
-    torch.save(tensors, path / "pytorch_model.bin")
+    torch.save(tensors, path / "pytorch_model.bin", _use_new_zipfile_serialization=path.name != "old-pickle")
 
 
 PACKED_MODELS = {"packed-" + re.sub(r"\W+", "-", name): name for name in (*PACKED, *SCALED)}
@@ -322,5 +323,5 @@ MAKERS: dict[str, Maker] = {
     **{name: _packed(format_) for name, format_ in PACKED_MODELS.items()},
     **{name: _text(content) for name, content in HOSTILE.items()},
     "model": _model, "mtp": _with_mtp, "older-fp8": _in_fp8, "shards": _in_shards, "pickled": _pickled,
-    "tiny-deepseek-v3": lambda path, _: trained_model(path.parent),
+    "old-pickle": _pickled, "tiny-deepseek-v3": lambda path, _: trained_model(path.parent),
 }  # fmt: skip

@@ -21,7 +21,7 @@ def chains() -> Iterator[Chain]:
 _CHECKPOINTS = (
     "no-config", "no-tokenizer", "no-weights", "half-weights", "bad-config", "bad-tokenizer", "odd-model",
     "odd-sizes", "odd-heads", "odd-quant", "less-tensors", "more-tensors", "odd-shape", "nan-model",
-    "pickled",
+    "pickled", "old-pickle",
 )  # fmt: skip
 
 _CHAINS = {
@@ -247,7 +247,7 @@ _CHAINS = {
         convert-hf-to-gguf model --pure --outtype f16 --outfile o.gguf
         convert-hf-to-gguf model --stream --outfile o.gguf
         convert-hf-to-gguf model --summary --outfile o.gguf
-        PYTHONPATH=no-torch convert-hf-to-gguf pickled --allow-pickle --outfile o.gguf
+        PYTHONPATH=no-torch convert-hf-to-gguf old-pickle --allow-pickle --outfile o.gguf
     """,
     "imatrix": f"""
         imatrix

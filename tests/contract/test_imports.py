@@ -80,13 +80,8 @@ def importing(path: Path, packages: set[str]) -> list[str]:
     return sorted(module for module in imports_of(path) if top(module) in packages)
 
 
-PRIVATE_NAMES_IN = {"convert/checkpoint/pickle_file.py", "gguf_tools/hub/answers.py"}
-"""Modules with names of other libraries that are not for everybody. Under FakeTensorMode alone, torch tells
-where in a pickle's file a tensor lies; it documents that mode, in a module of such a name."""
-
-
 def test_names_of_other_libraries_are_public() -> None:
-    assert {line.partition(":")[0] for line in private_names_of_others()} <= PRIVATE_NAMES_IN
+    assert private_names_of_others() == []
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
