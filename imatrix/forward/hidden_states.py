@@ -26,7 +26,6 @@ class Rows(Protocol):
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ascending numbers."""
-        ...
 
 
 class States(Rows, Protocol):
@@ -37,7 +36,6 @@ class States(Rows, Protocol):
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop`; the caller must not change them."""
-        ...
 
     def write(self, start: int, rows: torch.Tensor) -> None: ...
 
@@ -46,7 +44,6 @@ class States(Rows, Protocol):
 
         weights  (n_rows,), or (n_rows, n_strands) where rows have several strands of `rows` side by side
         """
-        ...
 
 
 class MemoryStates:

@@ -19,7 +19,6 @@ class LayerEntry(Protocol):
 
     def __call__(self, hidden: torch.Tensor, tokens: torch.Tensor, observer: Observer, /) -> torch.Tensor:
         """Make the rows of one chunk, which has these tokens, int64 (n_tokens,)."""
-        ...
 
 
 class Attention(Protocol):
@@ -27,11 +26,9 @@ class Attention(Protocol):
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Attend within one chunk; return float32 (n_tokens, hidden_size)."""
-        ...
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
-        ...
 
 
 class NoAttention:

@@ -94,14 +94,12 @@ class LogitSource(Protocol):
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Read what `logits` needs for tokens `start` to `stop` of the vocabulary, in any form."""
-        ...
 
     def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the float32 logits after some tokens of a chunk, for what `read` has read.
 
         tokens  ascending numbers, int64 (n,)
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +156,9 @@ class LogitVisitor(Protocol):
         first   token of the slice's first column
         logits  per model float32 (n_positions, n_tokens), on its device; not to be changed
         """
-        ...
 
     def finish_chunk(self, chunk: int) -> None:
         """The whole vocabulary has been shown for this chunk; called once for each, in order."""
-        ...
 
 
 def slices(vocab_size: int) -> Iterator[tuple[int, int]]:

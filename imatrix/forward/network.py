@@ -51,7 +51,6 @@ class End(Protocol):
 
     def __call__(self, hidden: torch.Tensor, /) -> torch.Tensor:
         """Return float32 (n_tokens, hidden_size) of the last hidden states, (n_tokens, state_size)."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -40,45 +40,36 @@ class Observer(Protocol):
 
     def rows(self, names: Sequence[str], x: torch.Tensor) -> None:
         """Take the rows `x`, (n_tokens, n_cols), that each of the matrices `names` multiplies."""
-        ...
 
     def heads(self, name: str, first: int, n_heads: int, x: torch.Tensor) -> None:
         """Take what some of the `n_heads` matrices in the stack `name` multiply.
 
         x  (n_tokens, n_some, n_cols): for the heads from `first` on. Every head is shown every token
         """
-        ...
 
     def row_groups(self, name: str, x: torch.Tensor) -> None:
         """Take what the matrix `name` multiplies, whose rows are in groups of equal size.
 
         x  (n_tokens, n_groups, n_cols): each group multiplies its own
         """
-        ...
 
     def expert(self, names: Sequence[str], expert: int, n_experts: int, x: torch.Tensor) -> None:
         """Take the rows `x`, (n_tokens, n_cols), that one expert of each of the stacks `names` multiplies."""
-        ...
 
     def routes(self, router: str, experts: torch.Tensor) -> None:
         """Take the experts that the matrix `router` has chosen for each token, int64 (n_tokens, n_used)."""
-        ...
 
     def fresh(self) -> Self:
         """Return an observer of the same kind that has seen nothing."""
-        ...
 
     def merge(self, other: Self) -> None:
         """Take in what `other` has seen."""
-        ...
 
     def refuse_nonfinite(self) -> None:
         """Raise BadActivation naming the first matrix whose input had NaN or infinity, if that shows."""
-        ...
 
     def arrays(self) -> Arrays:
         """Give the arrays that have been kept, for the work folder."""
-        ...
 
 
 @runtime_checkable
@@ -91,7 +82,6 @@ class ObservesGradients(Protocol):
         It is called once, before any gradient. A call of `gradient` may be about some of them, in their
         order. Those of one chunk of the text come to one observer, unless an expert gets too many of them.
         """
-        ...
 
     def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """Take the gradient of the loss at the product of some rows of the tensor `name` as it is stored.
@@ -102,7 +92,6 @@ class ObservesGradients(Protocol):
         gradient  (n_tokens, n_some, n_rows): at the products of the blocks from `first` on
         x         (n_tokens, n_some, n_cols): what they multiplied; (n_tokens, 1, n_cols) where it is the same
         """
-        ...
 
 
 def watch(

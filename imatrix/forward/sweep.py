@@ -136,11 +136,9 @@ class Dealer(Protocol):
 
     def chunks(self, layer: Layer, observer: Observer, take: TakeRoutes) -> None:
         """Fill `middle`, and `after` except for the routed experts; `take` is called after every chunk."""
-        ...
 
     def pieces(self, experts: Experts, routes: Routes, observer: Observer, take: TakeOutput) -> None:
         """Apply the experts to the pieces of their tokens; `take` is called with every output."""
-        ...
 
 
 class LayerCluster(Protocol):
@@ -148,7 +146,6 @@ class LayerCluster(Protocol):
 
     def dealer(self, sweep: Sweep, number: int, states: LayerBuffers) -> AbstractContextManager[Dealer]:
         """Give what deals out the tasks of a layer, with the same numbers as those of threads."""
-        ...
 
 
 @torch.inference_mode()

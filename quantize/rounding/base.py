@@ -74,7 +74,6 @@ class Rounder(Protocol):
         returns  uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
         raises   BlockRefused where the type can't hold what feedback has made of the weights
         """
-        ...
 
 
 @runtime_checkable
@@ -94,4 +93,3 @@ class Refiner(Protocol):
         panel    the factor's view of these columns
         returns  uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
         """
-        ...

@@ -96,7 +96,6 @@ class Residual(Protocol):
 
         hidden  (n_tokens, n_strands * hidden_size)
         """
-        ...
 
 
 class Plain:

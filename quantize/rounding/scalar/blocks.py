@@ -60,22 +60,18 @@ class ScalarLayout(Protocol):
 
     def read(self, data: Bytes) -> ScalarBlocks:
         """Take the blocks of n rows, uint8 (n, bytes), apart into arrays."""
-        ...
 
     def write(self, blocks: ScalarBlocks) -> Bytes:
         """Pack blocks into uint8 (n, bytes): the inverse of `read`."""
-        ...
 
     def lines(self, blocks: ScalarBlocks) -> tuple[Floats32, Floats32]:
         """Compute slope and low of each sub-block, float32 (n, sub-blocks): a value is slope * level - low.
 
         The product and the difference are each rounded to float32, as in the decoder.
         """
-        ...
 
     def begin(self, stock: ScalarBlocks) -> ScalarBlocks:
         """Give the scales and minimums that a search begins with, from the stock encoder's blocks."""
-        ...
 
     def neighbours(self, blocks: ScalarBlocks, window: int) -> ScalarBlocks:
         """List what blocks become with scales and minimums up to `window` steps away, themselves first.
@@ -83,7 +79,6 @@ class ScalarLayout(Protocol):
         All fields but the codes, which stay, have one axis more, the first: the number of the neighbour, or 1
         where neighbours are the same. Each sub-block may take scale and minimum from another neighbour.
         """
-        ...
 
 
 @cache
