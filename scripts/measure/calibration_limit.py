@@ -32,7 +32,7 @@ import torch
 import gguf_tools
 from gguf_tools.format.hparams import architecture_of, known_hparams
 from gguf_tools.format.tensors import TensorInfo
-from imatrix.calibrate.shapes import Coverage, Shapes
+from imatrix.calibrate.shapes import Shapes, network_of_model, promises
 from imatrix.calibrate.statistics.gradient_factors import GRADIENT_TOKENS
 from imatrix.calibrate.statistics.gradients import row_pieces
 from imatrix.calibrate.statistics.inputs import HELD_ROWS
@@ -122,18 +122,18 @@ def operations(base: Path, n_chunks: int, chunk_size: int) -> Mapping[str, float
     """Count the floating-point operations that each phase needs, from the shapes of a model."""
     with gguf_tools.open_gguf(base) as source:
         infos, metadata = list(source.tensors.values()), source.metadata
-    coverage = Coverage.of(base, metadata, infos)
-    made = [each for each in infos if coverage.promises(each)]
-    shapes = Shapes.of(coverage.network, infos, made, metadata)
+    network = network_of_model(base, metadata, infos)
+    made = [each for each in infos if promises(network, each)]
+    shapes = Shapes.of(network, infos, made, metadata)
     hparams = known_hparams(metadata, architecture_of(metadata) or "")
     n_heads, size = shapes.n_heads, hparams.size("embedding_length")
     head_size = hparams.size("key_length", size // n_heads)
     tokens = n_chunks * chunk_size
     some = min(tokens, GRADIENT_TOKENS)
     # A token attends to half of its chunk: scores, and their products with values.
-    scores = 4.0 * n_heads * head_size * chunk_size / 2 * shapes.network.n_layers
+    scores = 4.0 * n_heads * head_size * chunk_size / 2 * network.n_layers
     matrices = sum(2.0 * shapes.share(each) * each.n_elems for each in made)
-    vocab = 2.0 * shapes.network.vocab_size * size
+    vocab = 2.0 * network.vocab_size * size
     counts = defaultdict[str, float](float)
     counts[PASSES] = 2 * tokens * (matrices + scores)
     # The way back takes gradients of inputs alone: once through matrices, twice through scores.
