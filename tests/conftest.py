@@ -6,8 +6,10 @@ relative in the core. Nothing needs to be marked: what a test reaches decides.
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -135,22 +137,45 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (config.getoption("markexpr") == "core" and is_large(collection_path)) or None
 
 
+@cache
 def is_large(path: Path) -> bool:
     return any(path.is_relative_to(ROOT / large) for large in LARGE)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Find the tests without Python's collector of cycles, and let it leave them alone afterwards.
+
+    They are a million objects that live until the end. To look at all of them again and again, in vain, was
+    a third of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wants_core = "core" in config.getoption("markexpr")
     for item in items:
         if isinstance(item, pytest.Function) and is_spare(item):
             item.add_marker("slow")
-        if isinstance(item, pytest.Function) and is_core(item):
+        if wants_core and isinstance(item, pytest.Function) and is_core(item):
             item.add_marker("core")
 
 
 def is_spare(item: pytest.Function) -> bool:
     """Whether a case is not one of the sample that its test runs always."""
-    name = f"{item.path.relative_to(ROOT).as_posix()}::{item.originalname}"
-    return name in SAMPLED and crc32(item.name.encode()) % SAMPLED[name] != 0
+    of = SAMPLED.get(f"{_name_of(item.path)}::{item.originalname}", 1)
+    return crc32(item.name.encode()) % of != 0
+
+
+@cache
+def _name_of(path: Path) -> str:
+    """Return the name of a file below tests/."""
+    return path.relative_to(ROOT).as_posix()
 
 
 def is_core(item: pytest.Function) -> bool:
@@ -159,7 +184,7 @@ def is_core(item: pytest.Function) -> bool:
     if not all(_is_a_usual_case(value) for value in _parameters(item)):
         return False
     fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
-    return OUTSIDE.isdisjoint(_names_reached([item.function, *fixtures]))
+    return OUTSIDE.isdisjoint(_names_reached(item.function, *fixtures))
 
 
 def _parameters(item: pytest.Function) -> Iterator[Any]:
@@ -177,10 +202,12 @@ def _is_a_usual_case(value: object) -> bool:
     return not isinstance(name, str) or name not in available() or name in CODECS
 
 
-def _names_reached(functions: list[Any]) -> set[str]:
+@cache
+def _names_reached(*tested: Any) -> set[str]:
     """Return the names that tests and fixtures use, and those that helpers in the tests use for them."""
     names: set[str] = set()
     seen: set[int] = set()
+    functions = list(tested)
     while functions:
         function = functions.pop()
         if not isinstance(function, FunctionType) or id(function) in seen:
