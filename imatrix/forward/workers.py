@@ -33,7 +33,11 @@ MOST_HELD = 512 << 20
 """Size of free memory above which it is given back. To ask for it again takes a tenth of a second or two."""
 
 _INTERVAL = 0.05
-"""Time in seconds between two looks at how much there is: one takes up to a millisecond."""
+"""Least time in seconds between two looks at how much there is."""
+
+_SHARE = 0.02
+"""Most of the time that looks may take. One takes less than a millisecond, or a dozen after a text was cut
+into tokens, which leaves the C library many small free pieces to count."""
 
 
 def give_back() -> None:
@@ -75,7 +79,8 @@ class _Surplus:
     lock: Lock = field(default_factory=Lock)
 
     def give_back(self) -> None:
-        if time.monotonic() < self.next_look or not self.lock.acquire(blocking=False):
+        began = time.monotonic()
+        if began < self.next_look or not self.lock.acquire(blocking=False):
             return
         try:
             held = _held_bytes()
@@ -85,7 +90,8 @@ class _Surplus:
                 if held > self.floor + MOST_HELD:
                     give_back()
                     self.floor = _held_bytes()
-            self.next_look = time.monotonic() + _INTERVAL
+            now = time.monotonic()
+            self.next_look = now + max(_INTERVAL, (now - began) / _SHARE)
         finally:
             self.lock.release()
 
