@@ -33,6 +33,15 @@ needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xlla
 every_format = pytest.mark.parametrize("name", available())
 every_format_of_ggml = pytest.mark.parametrize("name", OF_LLAMA)
 
+LARGE_GRIDS = ("IQ1_S", "IQ1_M", "IQ2_S")
+"""Types whose grids ggml lays out in 4 to 9 seconds, in each process that encodes them. Slow tests do that;
+others compare these types with recorded bytes, of every kind of row and of whole files."""
+
+every_format_made_by_ggml = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LARGE_GRIDS else ()) for name in OF_LLAMA],
+)
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "formats"
 TILE_EDGES = (1, 2, 15, 16, 17, 33)
 
@@ -121,7 +130,7 @@ def test_type_is_what_ggml_says(name: str) -> None:
 
 
 @needs_oracle
-@every_format_of_ggml
+@every_format_made_by_ggml
 @pytest.mark.parametrize("kind", samples.ROWS)
 def test_bytes_equal_ggml(name: str, kind: str) -> None:
     codec = get_format(name)
@@ -140,7 +149,7 @@ def test_bytes_equal_ggml(name: str, kind: str) -> None:
 
 
 @needs_oracle
-@every_format_of_ggml
+@every_format_made_by_ggml
 def test_a_refused_block_is_named(name: str) -> None:
     codec = get_format(name)
     rows = samples.rows("normal", (17, columns(codec)))
@@ -169,7 +178,7 @@ def test_a_block_that_is_not_finite_is_named(name: str, bad: float, dtype: type)
 
 
 @needs_oracle
-@every_format_of_ggml
+@every_format_made_by_ggml
 def test_bytes_equal_ggml_at_tile_edges(name: str) -> None:
     codec = get_format(name)
     for n_cols in (codec.type.block_elems, columns(codec)):

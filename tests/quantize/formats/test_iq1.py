@@ -59,6 +59,7 @@ def test_equals_stay_in_order(sort, size: int) -> None:  # type: ignore[no-untyp
     np.testing.assert_array_equal(passengers, np.take_along_axis(carried, expected, axis=0))
 
 
+@pytest.mark.slow  # ggml takes 9 seconds to lay out its grid
 @needs_oracle
 @pytest.mark.parametrize("name", ["IQ1_S", "IQ1_M"])
 def test_rows_full_of_equals(name: str) -> None:

@@ -90,8 +90,17 @@ def quantize(
     return blocks
 
 
+OFF_THE_GRID = frozenset({16, 17, 18, 19, 21, 22, 29})
+"""Types for which ggml_quantize_chunk looks for points of a grid, and aborts where all errors overflow."""
+
+
 def aborts(type_id: int, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None) -> bool:
-    """Return whether ggml_quantize_chunk ends the process on `rows`; tried in a child process."""
+    """Return whether ggml_quantize_chunk ends the process on `rows`; tried in a child process.
+
+    With other types than those of OFF_THE_GRID it has nothing to end it: there is no need to try.
+    """
+    if type_id not in OFF_THE_GRID:
+        return False
     quantize(
         type_id, np.zeros((1, rows.shape[1]), np.float32), np.ones(rows.shape[1], np.float32)
     )  # its tables
