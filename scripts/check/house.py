@@ -28,7 +28,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.contract.import_graph import FLOORS, PACKAGES, ROOF, files_of, floor_of, imports_of, name_of, top  # noqa: E402
+from tests.contract.import_graph import (  # noqa: E402
+    FLOORS,
+    PACKAGES,
+    ROOF,
+    files_of,
+    floor_of,
+    imports_of,
+    name_of,
+    top,
+    tree_of,
+)
 
 FILES = [path for package in PACKAGES for path in files_of(package)]
 SAMPLE = ROOT / "examples/tiny-deepseek-v3"
@@ -40,11 +50,6 @@ DOCUMENTED = frozenset({"__future__", "_typeshed", "os._exit"})
 
 SHORT = 3
 """Lines of a function's body, without its docstring, up to which a function counts as short."""
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
 
 
 def names() -> list[str]:
@@ -177,11 +182,21 @@ def private_names_of_others() -> list[str]:
                 parts = [*node.module.split("."), *(alias.name for alias in node.names)]
                 if node.module not in DOCUMENTED and any(re.match(r"_(?!_)", part) for part in parts):
                     found.append(f"{path}:{node.lineno} {ast.unparse(node)}")
-            elif isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
-                whole = ast.unparse(node)
-                if re.fullmatch(r"[\w.]+", whole) and top(whole) in foreign and whole not in DOCUMENTED:
-                    found.append(f"{path}:{node.lineno} {whole}")
+            elif (
+                isinstance(node, ast.Attribute)
+                and re.match(r"_(?!_)", node.attr)
+                and _root(node) in foreign
+                and (whole := ast.unparse(node)) not in DOCUMENTED
+            ):
+                found.append(f"{path}:{node.lineno} {whole}")
     return found
+
+
+def _root(node: ast.expr) -> str | None:
+    """Return the first of dotted names; None for an attribute of anything else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _foreign_names(path: Path) -> set[str]:

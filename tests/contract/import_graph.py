@@ -46,6 +46,12 @@ def files_of(folder: str) -> tuple[Path, ...]:
     return tuple(sorted(path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return what a file of the repository says, parsed once for all that ask."""
+    return ast.parse((ROOT / path).read_text())
+
+
 def name_of(path: Path) -> str:
     """Return the module that a file is."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
@@ -61,7 +67,7 @@ def imports_of(path: Path) -> frozenset[str]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -24,7 +24,7 @@ from quantize.options import FileChoices, FileOptions, QuantizeChoices, Quantize
 from quantize.repack.pipeline import RepackChoices
 from quantize.repack.rules import RepackOptions
 from quantize.run_options import RunOptions
-from tests.contract.import_graph import PACKAGES, ROOT, files_of
+from tests.contract.import_graph import PACKAGES, files_of, tree_of
 
 CHOICES: dict[Any, tuple[Any, ...]] = {
     FileChoices: (FileOptions,),
@@ -71,7 +71,7 @@ def _is_choice(each: Field[Any]) -> bool:
 def test_every_function_with_choices_has_a_row(package: str) -> None:
     known = {f"Unpack[{choices.__name__}]" for choices in CHOICES}
     for path in files_of(package):
-        for node in ast.parse((ROOT / path).read_text()).body:
+        for node in tree_of(path).body:
             last = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
             if last is not None and last.arg == "choices":
                 annotation = "" if last.annotation is None else ast.unparse(last.annotation)

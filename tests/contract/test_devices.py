@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.import_graph import ROOT, files_of
+from tests.contract.import_graph import files_of, tree_of
 
 OWNER = Path("imatrix/forward/device.py")
 OTHER_MACHINES = {Path("quantize/size/choose_types.py")}
@@ -31,10 +31,10 @@ def questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_only_the_owner_knows_devices(path: Path) -> None:
     if path not in OTHER_MACHINES:
-        assert not list(questions(ast.parse((ROOT / path).read_text())))
+        assert not list(questions(tree_of(path)))
 
 
 def test_the_owner_would_be_found_out() -> None:
-    assert {what for _, what in questions(ast.parse((ROOT / OWNER).read_text()))} == {
+    assert {what for _, what in questions(tree_of(OWNER))} == {
         ".cpu", ".cuda", ".from_numpy", "'cpu'", "'cuda'",
     }  # fmt: skip

@@ -29,6 +29,7 @@ from tests.contract.import_graph import (
     imports_of,
     name_of,
     top,
+    tree_of,
 )
 
 MODULES = [path for package in PACKAGES for path in files_of(package)]
@@ -125,8 +126,7 @@ def stub_of(package: str) -> Path:
 
 def names_imported_by(path: Path) -> Iterator[tuple[str, str]]:
     """Yield module and name of each import from a module; nothing for a file that isn't there."""
-    text = (ROOT / path).read_text() if (ROOT / path).is_file() else ""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)) if (ROOT / path).is_file() else ():
         if isinstance(node, ast.ImportFrom):
             yield from ((str(node.module), alias.name) for alias in node.names)
 

@@ -22,6 +22,7 @@ from tests.contract.import_graph import (
     floor_of,
     name_of,
     pyproject,
+    tree_of,
 )
 
 MODULES = [path for package in PACKAGES for path in files_of(package)]
@@ -50,7 +51,7 @@ def test_folders_hold_few_enough_files_to_find_one() -> None:
 def test_functions_are_short_and_take_few_values() -> None:
     too_long, too_many = {}, {}
     for path in MODULES:
-        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
                 names = [each.arg for each in parameters if each.arg not in ("self", "cls")]
@@ -70,7 +71,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 def test_a_class_has_a_name_of_its_own_in_its_package(package: str) -> None:
     homes: dict[str, list[str]] = {}
     for path in files_of(package):
-        for node in ast.parse((ROOT / path).read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
@@ -109,7 +110,7 @@ STUBS = [
 
 @pytest.mark.parametrize("path", STUBS, ids=str)
 def test_a_stub_is_the_list_of_public_names(path: Path) -> None:
-    package, stub = name_of(path), ast.parse((ROOT / path).read_text())
+    package, stub = name_of(path), tree_of(path)
     names = []
     for node in stub.body[1:]:
         if isinstance(node, ast.AnnAssign):
@@ -126,7 +127,7 @@ def test_a_stub_is_the_list_of_public_names(path: Path) -> None:
 
 def test_public_names_are_there() -> None:
     for path in MODULES:
-        names = _literal(ast.parse((ROOT / path).read_text()), "__all__")
+        names = _literal(tree_of(path), "__all__")
         if names is not None:
             assert names == sorted(names), path
             assert set(names) <= _bound_names(name_of(path)), path
@@ -145,7 +146,7 @@ def _bound_names(module: str) -> set[str]:
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     names = set()
-    for node in ast.parse(file.read_text()).body:
+    for node in tree_of(file).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom | ast.Import):

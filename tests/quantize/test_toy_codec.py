@@ -30,7 +30,7 @@ from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
 from quantize.plan.recipe import Recipe
 from quantize.roles import Role
-from tests.contract.import_graph import PACKAGES, ROOT, files_of
+from tests.contract.import_graph import PACKAGES, ROOT, files_of, tree_of
 from tests.quantize import toy_codec
 from tests.quantize.codecs import decode, encode
 
@@ -194,7 +194,7 @@ def test_no_table_of_types_is_missing_on_the_page() -> None:
 
 def types_in(path: Path) -> set[str]:
     """Return the types with a codec that a module names, but for those of floats."""
-    nodes = list(ast.walk(ast.parse((ROOT / path).read_text())))
+    nodes = list(ast.walk(tree_of(path)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return (names | texts) & (set(CODECS) - {"F32", "F16", "BF16"})
