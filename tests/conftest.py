@@ -7,7 +7,9 @@ relative in the core. Nothing needs to be marked: what a test reaches decides.
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -124,10 +126,16 @@ CODECS = frozenset({"F32", "F16", "Q4_0", "Q4_K", "IQ2_XXS", "MXFP4", "TQ1_0"})
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Ctrl-C reach the commands under test, though a shell may have started this suite in the background.
+    """Let commands under test keep compiled modules, let idle threads sleep, and let Ctrl-C reach commands.
 
-    A process that starts with SIGINT ignored hands that on to its children, and Python respects it.
+    Where the environment says that Python writes no bytecode, each of hundreds of processes would compile
+    the library anew, which takes half a second. OpenMP's threads spin while they wait, in the way of the
+    other workers. A process that starts with SIGINT ignored, as a shell starts a suite in the background,
+    hands that on to its children, and Python respects it.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
