@@ -1,7 +1,8 @@
 """The core of the suite: `pytest -m core` is what to run after every change, in less than half a minute.
 
 A test belongs to it unless it needs llama.cpp, torch or another process, or tries a codec that has a nearer
-relative in the core. Nothing needs to be marked: what a test reaches decides.
+relative in the core. Nothing needs to be marked: what a test reaches decides. Of a test with many cases, a
+few stand for all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -29,6 +31,10 @@ pytest_plugins = ("tests.imatrix.evaluate.trained_files",)
 LARGE = (
     "attack",
     "contract",
+    "convert/architectures/deepseek2/test_logits.py",
+    "convert/architectures/test_deepseek4_logits.py",
+    "convert/architectures/test_relatives_logits.py",
+    "convert/audit",
     "convert/card",
     "convert/checkpoint/test_hub.py",
     "convert/checkpoint/test_stream.py",
@@ -50,6 +56,7 @@ LARGE = (
     "imatrix/test_collect_deepseek4.py",
     "imatrix/test_device.py",
     "imatrix/test_memory.py",
+    "imatrix/test_mtp.py",
     "gguf_tools/edit/test_in_place.py",
     "gguf_tools/hub/test_upload.py",
     "gguf_tools/scan/test_scan_templates.py",
@@ -65,12 +72,14 @@ LARGE = (
     "quantize/rounding",
     "quantize/simd",
     "quantize/size",
+    "quantize/test_whole_files.py",
 )
 """Tests that go through whole commands, models or files, or compile kernels of their own; below tests/."""
 
 OUTSIDE = frozenset(
     {
         "oracle",
+        "matplotlib",
         "torch",
         "transformers",
         "subprocess",
@@ -124,6 +133,9 @@ SAMPLED = {
 CODECS = frozenset({"F32", "F16", "Q4_0", "Q4_K", "IQ2_XXS", "MXFP4", "TQ1_0"})
 """Codecs that stand for their families."""
 
+CASES = 3
+"""So many cases of one test are in the core."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let commands under test keep compiled modules, let idle threads sleep, and let Ctrl-C reach commands.
@@ -147,7 +159,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @cache
 def is_large(path: Path) -> bool:
-    return any(path.is_relative_to(ROOT / large) for large in LARGE)
+    return not {ROOT / large for large in LARGE}.isdisjoint((path, *path.parents))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -166,12 +178,19 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wants_core = "core" in config.getoption("markexpr")
-    for item in items:
-        if isinstance(item, pytest.Function) and is_spare(item):
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    for item in functions:
+        if is_spare(item):
             item.add_marker("slow")
-        if wants_core and isinstance(item, pytest.Function) and is_core(item):
-            item.add_marker("core")
+    if "core" in config.getoption("markexpr"):
+        for _, cases in groupby(filter(is_core, functions), key=lambda item: item.nodeid.partition("[")[0]):
+            for item in spread(list(cases)):
+                item.add_marker("core")
+
+
+def spread(cases: list[pytest.Function]) -> list[pytest.Function]:
+    """Return at most CASES of the cases of one test, evenly spaced."""
+    return cases[:: -(-len(cases) // CASES)]
 
 
 def is_spare(item: pytest.Function) -> bool:
