@@ -182,13 +182,12 @@ KINDS = (zeroed, cut, removed, flipped, empty)
 
 
 def cases() -> Iterator[object]:
-    """Yield each file of each command with one kind of damage, and with the others for long runs."""
-    number = 0
-    for name, command in COMMANDS.items():
+    """Yield a file of each command with one kind of damage, and all with all kinds for long runs."""
+    for number, (name, command) in enumerate(COMMANDS.items()):
+        always = command.files[number % len(command.files)], KINDS[(number + 2) % len(KINDS)]
         for file in command.files:
-            number += 1
-            for which, kind in enumerate(KINDS):
-                marks = [] if which == number % len(KINDS) else [pytest.mark.slow]
+            for kind in KINDS:
+                marks = [] if (file, kind) == always else [pytest.mark.slow]
                 yield pytest.param(name, file, kind, marks=marks, id=f"{name}-{file}-{kind.__name__}")
 
 

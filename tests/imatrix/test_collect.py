@@ -148,7 +148,7 @@ def test_a_folder_of_texts_gives_its_classes_equal_shares(
         assert np.array_equal(found.entries[name].counts, entry.counts)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_threads_and_where_hidden_states_live_change_nothing(
     dtype: str, tiny_folder: Path, calibration: Path, tmp_path: Path
 ) -> None:

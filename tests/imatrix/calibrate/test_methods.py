@@ -62,7 +62,8 @@ def test_a_run_is_estimated_and_verified_under_any_method(
     powers: Method, base: Path, text: Path, tmp_path: Path
 ) -> None:
     calibration = gguf_tools.Calibration(text, CUT, method=powers.name, embedding=False)
-    options = quantize.QuantizeOptions(calibration=calibration)
+    but_experts = quantize.PlanOptions(overrides=quantize.parse_overrides(("exps=f16",)))
+    options = quantize.QuantizeOptions(types=but_experts, calibration=calibration)
     from quantize.pipeline import plan_run
     from quantize.run_options import RunOptions
 

@@ -47,7 +47,11 @@ def no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("killed_at", "work"),
-    [(".html", []), (".html", ["--work", "W"]), (".json", ["--work", "W", "--keep", "K"])],
+    [
+        (".html", []),
+        pytest.param(".html", ["--work", "W"], marks=pytest.mark.slow),
+        (".json", ["--work", "W", "--keep", "K"]),
+    ],
     ids=str,
 )
 def test_a_run_that_is_killed_between_its_outputs_goes_on(
