@@ -192,4 +192,4 @@ def test_a_full_disk(place: Place) -> None:
     assert hits == 0
     assert said.startswith(f"note: compiled kernels can't be kept in {where} (File too large): each run")
     assert said.count("\n") == 1
-    assert list(Path(where).glob("small*")) == []
+    assert list(Path(where).glob("small*.nb*")) == []
