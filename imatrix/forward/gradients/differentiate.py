@@ -74,25 +74,17 @@ def differentiate_layer(
     """
     with Workers(execution.n_workers) as workers, torch.no_grad():
         layer = sweep.build(number)
-        work = _Backward(sweep, workers, execution.advance, layer, _shares(layer, sweep), states, observer)
+        again, of_experts, of_chunks = _shares(layer, sweep)
+        work = _Backward(sweep, workers, execution.advance, layer, states, observer)
         routes = at_weights = None
         if layer.experts is not None:
-            routes = work.recompute()
-            at_weights = work.through_experts(layer.experts, routes)
+            routes = work.recompute(again)
+            at_weights = work.through_experts(layer.experts, routes, of_experts)
             observer.refuse_nonfinite()
-        work.through_chunks(routes, at_weights, at_once)
+        work.through_chunks(routes, at_weights, at_once, of_chunks)
         # An observer knows best where a number went wrong, so it is asked first.
         observer.refuse_nonfinite()
         work.refuse_nonfinite()
-
-
-@dataclass(frozen=True)
-class _Shares:
-    """How the layer's work is divided among the sweeps; the sum is one."""
-
-    recompute: float
-    experts: float
-    chunks: float
 
 
 @dataclass(frozen=True)
@@ -114,12 +106,11 @@ class _Backward:
     workers: Workers
     advance: Callable[[float], None]
     layer: Layer
-    shares: _Shares
     states: BackwardStates
     observer: Observer
 
-    def recompute(self) -> Routes:
-        """Fill `middle`, and return where tokens go."""
+    def recompute(self, share: float) -> Routes:
+        """Fill `middle`, and return where tokens go; `share` is that of the layer's work, here and below."""
         states, sweep = self.states, self.sweep
         layer = replace(self.layer, block=None)
 
@@ -136,10 +127,10 @@ class _Backward:
         by_chunk = []
         for routes in self.workers.each(take_chunk, self._chunks):
             by_chunk.append(routes)
-            self.advance(self.shares.recompute / len(self._chunks))
+            self.advance(share / len(self._chunks))
         return Routes.joined(by_chunk)
 
-    def through_experts(self, experts: Experts, routes: Routes) -> torch.Tensor:
+    def through_experts(self, experts: Experts, routes: Routes, share: float) -> torch.Tensor:
         """Fill `middle_gradients`, and return the gradients at the weights, of their shape."""
         states, sweep = self.states, self.sweep
         for chunk in self._chunks:
@@ -161,18 +152,17 @@ class _Backward:
             return piece, observer, to_cpu(at_x), to_cpu(at_weights)
 
         gradients = torch.zeros_like(routes.weights)
-        share = self.shares.experts / routes.experts.numel()
         pieces = _pieces(experts, routes, sweep.chunks)
         tasks = ((piece, self.observer.fresh()) for piece in pieces)
         for piece, observer, at_x, at_weights in self.workers.each(take_piece, tasks, gradients=True):
             self.observer.merge(observer)
             states.middle_gradients.add(piece.tokens, at_x, torch.ones(len(piece.tokens)))
             gradients[piece.tokens, piece.slots] = at_weights
-            self.advance(share * len(piece.tokens))
+            self.advance(share * len(piece.tokens) / routes.experts.numel())
         return gradients
 
     def through_chunks(
-        self, routes: Routes | None, at_weights: torch.Tensor | None, at_once: int | None
+        self, routes: Routes | None, at_weights: torch.Tensor | None, at_once: int | None, share: float
     ) -> None:
         """Fill `before_gradients`.
 
@@ -205,7 +195,7 @@ class _Backward:
         tasks = ((chunk, self.observer.fresh()) for chunk in self._chunks)
         for observer in self.workers.each(take_chunk, tasks, gradients=True, at_once=at_once):
             self.observer.merge(observer)
-            self.advance(self.shares.chunks / len(self._chunks))
+            self.advance(share / len(self._chunks))
 
     def refuse_nonfinite(self) -> None:
         """Raise BadActivation for NaN or infinity in the gradients before the layer."""
@@ -268,12 +258,12 @@ def _grouped(sizes: Iterable[int], most: int) -> Iterator[int]:
         yield held
 
 
-def _shares(layer: Layer, sweep: Sweep) -> _Shares:
-    """Estimate how the work is divided."""
+def _shares(layer: Layer, sweep: Sweep) -> tuple[float, float, float]:
+    """Estimate how the layer's work is divided: computing it again, experts, chunks. The sum is one."""
     attention = layer.attention.work(sweep.chunks.n_tokens // sweep.chunks.n_chunks)
     chunks = _BACKWARD * (attention + (0 if layer.block is None else layer.block.work))
     if layer.experts is None:
-        return _Shares(0, 0, 1)
+        return 0, 0, 1
     experts = _BACKWARD * layer.experts.work * layer.experts.router.routing.n_used
     total = attention + chunks + experts
-    return _Shares(attention / total, experts / total, chunks / total)
+    return attention / total, experts / total, chunks / total
