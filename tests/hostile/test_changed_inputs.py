@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files import journal as journal_module
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.progress import ProgressState
+from gguf_tools.progress import NoReport, ProgressState
 from imatrix.store import save
 from quantize.fill.session import Session
 from quantize.importances.entries import Importance, ImportanceFile
@@ -262,11 +263,21 @@ def test_repack_refuses_too(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "r.gguf").exists()
 
 
+@dataclass(frozen=True)
+class Changing(NoReport):
+    """Changes a file as soon as something has been written."""
+
+    path: Path
+
+    def advance(self, amount: float) -> None:
+        change(self.path)
+
+
 def test_edits_refuse_too(source: Path, tmp_path: Path) -> None:
     with open_gguf(source) as opened:
         files = split_files(opened, tmp_path / "part", max_tensors=3)
         with pytest.raises(ChangedInput, match=r"in\.gguf: was changed while it was read"):
-            write_files(files, [source], lambda total: lambda n_bytes: change(source))
+            write_files(files, [source], Changing(source))
     assert not list(tmp_path.glob("part*"))
 
 

@@ -29,7 +29,7 @@ def test_damages_are_those_of_the_drafts_gradients(tmp_path: Path, monkeypatch: 
     torch.set_num_threads(1)
     monkeypatch.setattr(run, "read_text", lambda *_: Text(CHUNKS, CHUNKS))
     monkeypatch.setattr(
-        imatrix.forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
+        "convert.tokenizer.tokenizer.read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
     )
     (tmp_path / "text.txt").write_text("random tokens")
     folder = v3_with_mtp(tmp_path / "hf", num_hidden_layers=2)

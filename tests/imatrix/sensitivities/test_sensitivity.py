@@ -41,11 +41,10 @@ EVERYTHING = gguf_tools.SensitivityOptions(types=TYPES, rows=10**6, tokens=10**6
 @pytest.fixture
 def random_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every text be the same random tokens: the models have no tokenizer."""
-    import imatrix.forward.open
 
     monkeypatch.setattr(run, "read_text", lambda path, *_: Text(CHUNKS, CHUNKS, sha256=mixture_sha256(path)))
     monkeypatch.setattr(
-        imatrix.forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
+        "convert.tokenizer.tokenizer.read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
     )
 
 
