@@ -44,7 +44,8 @@ def random_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(run, "read_text", lambda path, *_: Text(CHUNKS, CHUNKS, sha256=mixture_sha256(path)))
     monkeypatch.setattr(
-        "convert.tokenizer.tokenizer.read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict)
+        "convert.tokenizer.tokenizer.read_tokenizer",
+        lambda *_, **__: SimpleNamespace(metadata=dict, notes=()),
     )
 
 
