@@ -1,4 +1,6 @@
-"""The default suite is what its manifest says, may be shipped, and is read by models of all kinds."""
+"""The texts of the package are what their manifests say, and may be shipped; models of all kinds read the
+default suite.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +12,35 @@ import pytest
 
 from imatrix.texts.suite import read_suite
 from imatrix.texts.tokenise import tokenise
-from scripts.record import suite_manifest
+from scripts.record import text_manifests
+from scripts.record.text_manifests import CALIBRATION, SUITE, read_manifest
 from tests.imatrix.evaluate.suite.chats import TEMPLATES, vocabulary
 
 ROOT = Path(__file__).parents[4]
 CLASSES = ("prose", "docs", "code", "chat", "tools", "maths", "scripts", "long")
 
 
-def test_the_manifest_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    """Digests, sizes, tokens, licences, and that each file has an entry."""
-    assert suite_manifest.main(["--check"]) == 0, capsys.readouterr().err
+def test_the_manifests_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+    """Digests, sizes, tokens, licences, notices, and that each file has an entry."""
+    assert text_manifests.main(["--check"]) == 0, capsys.readouterr().err
 
 
 def test_a_wrong_manifest_is_found_out() -> None:
-    _, manifest = suite_manifest.read_manifest()
-    first, second, third, *_ = manifest["texts"]
+    _, manifest = read_manifest(SUITE)
+    first, second, third, fourth, *_ = manifest["texts"]
     first["licence"] = "GPL-3.0"
     second["author"] = ""
     third["file"] = "prose/nothing.txt"
-    wrong = list(suite_manifest.wrong_entries(manifest))
+    fourth["source"] = "https://example.com"
+    wrong = list(text_manifests.wrong_entries(SUITE, manifest))
     assert wrong[0].startswith(f"{first['file']}: licence GPL-3.0, expected one of Apache-2.0")
     assert wrong[1] == f"{second['file']}: author missing"
+    assert wrong[2] == f"{fourth['file']}: LICENCES.md has no notice of https://example.com"
     assert wrong[-1] == "prose/nothing.txt: is not there"
 
 
 def test_sizes_and_classes() -> None:
-    _, manifest = suite_manifest.read_manifest()
+    _, manifest = read_manifest(SUITE)
     totals = manifest["totals"]
     assert totals["bytes"] < 1_500_000
     assert totals["tokens"]["all"] == 249289
@@ -44,19 +49,13 @@ def test_sizes_and_classes() -> None:
     assert len({text["sha256"] for text in manifest["texts"]}) == len(manifest["texts"])
 
 
-def test_the_notices_name_every_source() -> None:
-    _, manifest = suite_manifest.read_manifest()
-    notices = (suite_manifest.TEXTS / "LICENCES.md").read_text(encoding="utf-8")
-    others = [text for text in manifest["texts"] if text["licence"] != "CC0-1.0"]
-    assert [text["file"] for text in others if f"- {text['source']}: Copyright " not in notices] == []
-
-
 def test_the_package_has_the_texts() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     home = ROOT / "imatrix" / "texts"
     patterns = settings["tool"]["setuptools"]["package-data"]["imatrix.texts"]
     packed = {path for pattern in patterns for path in home.glob(pattern) if path.is_file()}
-    assert packed == {path for path in suite_manifest.TEXTS.rglob("*") if path.is_file()}
+    folders = (SUITE, CALIBRATION)
+    assert packed == {path for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("template", ["qwen-3", "gemma-2", "mistral-nemo", "deepseek-v3.1", None])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imatrix.texts.suite import read_suite
-from scripts.record.suite_manifest import read_manifest
+from scripts.record.text_manifests import SUITE, read_manifest
 from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")
@@ -37,7 +37,7 @@ def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_table_is_the_manifests() -> None:
-    _, manifest = read_manifest()
+    _, manifest = read_manifest(SUITE)
     rows = re.findall(r"^\| (\w+) \| .*? \| (\d+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
     classes = {each.name: each for each in read_suite("default").classes}
     contexts = {name: each.context for name, each in classes.items()}
