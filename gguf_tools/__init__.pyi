@@ -80,6 +80,8 @@ from imatrix.forward.options import ForwardOptions as ForwardOptions
 from imatrix.options import CollectOptions as CollectOptions
 from imatrix.sensitivities.measure import sensitivity as sensitivity
 from imatrix.sensitivities.options import SensitivityOptions as SensitivityOptions
+from imatrix.texts.shipped import ShippedTexts as ShippedTexts
+from imatrix.texts.shipped import write_texts as write_texts
 from imatrix.texts.suite import Suite as Suite
 from imatrix.texts.suite import read_suite as read_suite
 from imatrix.texts.tokens import Cut as Cut

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from gguf_tools.commands import command
-from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, refine
+from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, refine, text
 from gguf_tools.commands.parser import SHELLS, completion_script, subparsers_of
 from gguf_tools.commands.roof import COMMANDS
 from gguf_tools.text import json_text, say
@@ -35,6 +35,7 @@ examples:
   gguf-tools mla-layout ik.gguf out.gguf --to split   a file of ik_llama.cpp, for llama.cpp
   gguf-tools card model-Q4_K_M.gguf --base-model OWNER/NAME   README.md for the Hub
   gguf-tools repack model.gguf model-r4.gguf          rows interleaved for ik_llama.cpp, and back with --undo
+  gguf-tools text -o texts                   texts of nine kinds, to calibrate with
   gguf-tools cook DeepSeek-V2-Lite -f calibration.txt --types Q2_K,Q4_K_M,3.2bpw -o lite   all in one run
   gguf-tools upload lite me/lite-GGUF        files or a folder to the Hub
   gguf-tools clean models                    what interrupted runs have left
@@ -80,6 +81,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     edit.add_to(commands)
     change.add_mla_layout(commands)
     change.add_repack(commands)
+    text.add_to(commands)
     refine.add_to(commands)
     publish.add_card(commands)
     _add_cook(commands, words)

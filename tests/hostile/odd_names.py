@@ -68,6 +68,7 @@ COMMANDS = {
     "gguf-tools cook": ["GOOD -f TEXT --types EVIL -o OUT", f"ODD --types Q4_0 -o OUT {TEXT}"],
     "gguf-tools upload": ["FOLDER me/x --dry-run", "FOLDER me/EVIL", "ODD me/x --dry-run"],
     "gguf-tools clean": ["FOLDER", "FOLDER --json", "FOLDER --remove"],
+    "gguf-tools text": ["-o OUT", "-o FOLDER"],
     "gguf-tools checkpoint": ["HF", "HF --json", "GOOD"],
     "gguf-tools completion": ["EVIL", "bash"],
 }  # fmt: skip
