@@ -153,6 +153,7 @@ COMMANDS = (
         f"gguf-tools cook model -f text.txt --types Q2_K,5bpw --evaluate other.txt -o cooked -t 1 {FORWARD}",
         seldom=True,
     ),
+    Command("text", "gguf-tools text -o written"),
     Command("card", "gguf-tools card q4.gguf q8.gguf --report report.json"),
     Command("card-of-model", "gguf-tools card q4.gguf q8.gguf --source model -o o.md"),
     Command("split", "gguf-tools split q4.gguf o --max-tensors 12"),

@@ -19,6 +19,8 @@ def under_a_run(trial: Trial) -> str:
 
     The outputs must be those of the input as it was or as it is, or the command must say that it has changed.
     """
+    if not trial.command.inputs:
+        return NOT_REACHED
     name = _some_input(trial)
     change = trial.rng.choice(sorted(CHANGES))
     seconds = trial.rng.uniform(0, trial.reference.seconds)
@@ -40,6 +42,8 @@ def under_a_run(trial: Trial) -> str:
 
 def between_runs(trial: Trial) -> str:
     """Kill the command, change an input, and run the command again."""
+    if not trial.command.inputs:
+        return NOT_REACHED
     name = _some_input(trial)
     change = trial.rng.choice(sorted(CHANGES))
     seconds = trial.rng.uniform(0, trial.reference.seconds)
