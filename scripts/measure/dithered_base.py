@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from gguf_tools.format.layout import FileLayout
 
 import gguf_tools
 from gguf_tools.format import keys
@@ -55,7 +54,7 @@ def write_base(model: Path, base: Path, type_name: str, seed: int) -> None:
             TensorInfo(info.name, info.shape, type_ if info.type.is_quantized else info.type)
             for info in source.tensors.values()
         ]
-        layout = FileLayout.of(metadata, infos)
+        layout = gguf_tools.FileLayout.of(metadata, infos)
         with gguf_tools.GGUFWriter(base, layout, [model]) as writer:
             for info, offset in zip(infos, layout.offsets, strict=True):
                 stored = source.tensor(info.name)
