@@ -165,3 +165,31 @@ def test_importing_a_command_loads_nothing_heavy(module: str) -> None:
     command = [sys.executable, "-c", probe]
     loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"
+
+
+def test_what_scripts_import_is_there() -> None:
+    """Scripts run seldom, and nothing else tells that a name of theirs has moved."""
+    missing = [
+        f"{path}: {node.module}.{alias.name}"
+        for path in files_of("scripts")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES
+        for alias in node.names
+        if alias.name not in names_in(node.module)
+    ]
+    assert missing == []
+
+
+def names_in(module: str) -> set[str]:
+    """Return the names that a module, or a package with what its stub offers, has at its top."""
+    path = ROOT.joinpath(*module.split("."))
+    homes = [path.with_suffix(".py"), path / "__init__.py", path / "__init__.pyi"]
+    names = {each.stem for each in path.glob("*")}
+    for statement in [each for home in homes if home.exists() for each in ast.walk(tree_of(home))]:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in statement.names}
+        elif isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
+            names.add(statement.id)
+    return names
