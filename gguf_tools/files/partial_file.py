@@ -201,7 +201,13 @@ class GGUFWriter:
         if status.st_size != self.layout.total_bytes:
             return False
         start = files.read_at(self._fd, len(self.layout.header), 0)
-        return found or start == self.layout.header or not any(start[: len(_MARK + NO_RUN)])
+        return found or self._is_header(start) or not any(start[: len(_MARK + NO_RUN)])
+
+    def _is_header(self, start: bytes) -> bool:
+        """Whether a partial begins with its header, or with as much of it as a kill let replace the mark."""
+        header, n_named = self.layout.header, len(_MARK + NO_RUN)
+        n_same = len(os.path.commonprefix([start, header]))
+        return start[n_same : len(_MARK)] == _MARK[n_same:] and start[n_named:] == header[n_named:]
 
     def _leave_old_file(self) -> None:
         """Begin a new file in place of one that a worker may still write to that outlived another run.

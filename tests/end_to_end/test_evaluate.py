@@ -116,7 +116,8 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(
     command = [
         sys.executable,
         "-m",
-        "gguf_tools.commands.evaluate",
+        "gguf_tools",
+        "evaluate",
         str(tiny_folder),
         str(tmp_path / "q.gguf"),
     ]

@@ -108,5 +108,5 @@ def test_types_and_bytes_are_chosen_in_one_command(
     assert 3.45 < n_bits / n_weights <= 3.5
     assert len(types) > 4
     measured = Path(f"{output}.losses.json").stat().st_mtime_ns
-    assert main([str(word) for word in ["--dry-run", *words]]) == 0
+    assert main([str(word) for word in ["--dry-run", "--losses", f"{output}.losses.json", *words]]) == 0
     assert Path(f"{output}.losses.json").stat().st_mtime_ns == measured

@@ -242,7 +242,7 @@ def test_kill_and_go_on_gives_the_same_bytes(
     expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
     out = tmp_path / "killed.gguf"
     command = [
-        sys.executable, "-m", "gguf_tools.commands.imatrix", "-m", str(tiny_folder), "-f", str(calibration),
+        sys.executable, "-m", "gguf_tools", "imatrix", "-m", str(tiny_folder), "-f", str(calibration),
         "-o", str(out),
         *options,
     ]  # fmt: skip

@@ -29,7 +29,8 @@ def peak_bytes(model: Path, text: Path, out: Path, *options: str) -> int:
     words = [
         sys.executable,
         "-m",
-        "gguf_tools.commands.imatrix",
+        "gguf_tools",
+        "imatrix",
         "-m",
         str(model),
         "-f",

@@ -30,7 +30,8 @@ def peak_bytes(base: Path, quants: list[Path], text: Path) -> int:
     words = [
         sys.executable,
         "-m",
-        "gguf_tools.commands.evaluate",
+        "gguf_tools",
+        "evaluate",
         str(base),
         *map(str, quants),
         "-f",

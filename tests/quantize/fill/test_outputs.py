@@ -182,6 +182,18 @@ def test_a_partial_that_is_not_this_run_s_is_not_taken_over(
             break
 
 
+@pytest.mark.parametrize("n_written", [1, 12, 20, 23])
+def test_a_header_that_a_kill_has_cut_is_ours(
+    expected: dict[int, dict[str, bytes]], tmp_path: Path, n_written: int
+) -> None:
+    """Its first bytes stand in place of the mark's, and the journal has gone."""
+    (data,) = expected[1].values()
+    mark = b"gguf-tools PART\n12345678"
+    (tmp_path / "out.gguf.partial").write_bytes(data[:n_written] + mark[n_written:] + data[len(mark) :])
+    run(tmp_path, 1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected[1]
+
+
 def kill_again_and_again(
     expected: dict[int, dict[str, bytes]], tmp_path: Path, n_trials: int, seed: int
 ) -> None:
