@@ -206,7 +206,7 @@ class GGUFWriter:
     def _is_header(self, start: bytes) -> bool:
         """Whether a partial begins with its header, or with as much of it as a kill let replace the mark."""
         header, n_named = self.layout.header, len(_MARK + NO_RUN)
-        n_same = len(os.path.commonprefix([start, header]))
+        n_same = next((n for n in range(len(header)) if start[n : n + 1] != header[n : n + 1]), len(header))
         return start[n_same : len(_MARK)] == _MARK[n_same:] and start[n_named:] == header[n_named:]
 
     def _leave_old_file(self) -> None:
