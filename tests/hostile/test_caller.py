@@ -68,6 +68,7 @@ CALLS: dict[str, Callable[[Path, Path], object]] = {
     ),
     "lint": lambda here, out: gt.lint("Q4_K_M", here / "m.gguf"),
     "card": lambda here, out: gt.card(here / "q.gguf", output=out / "README.md"),
+    "write_texts": lambda here, out: gt.write_texts(out / "texts"),
     "upload": lambda here, out: gt.upload(here / "q.gguf", "me/none"),
     "split": lambda here, out: gt.split(here / "m.gguf", out / "part", max_tensors=20),
     "merge": lambda here, out: gt.merge(gt.split(here / "m.gguf", out / "p")[0], out / "o.gguf"),
