@@ -34,6 +34,7 @@ class ShippedText:
     """An entry of the manifest.
 
     file     its kind, which is a folder, and its name
+    title    of the text or the work that it is from, by its author
     source   repository, or package, that it is from
     version  of the source
     path     in the source
@@ -103,10 +104,8 @@ def write_texts(folder: AnyPath, *, force: bool = False) -> ShippedTexts:
         }
     refuse_to_replace(missing, force=force)
     for path, data in missing.items():
-        try:
+        with OutputError.from_os(f"{path.parent}: can't be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{path.parent}: can't be written ({error.strerror})") from error
         write_whole(path, data)
     return shipped
 
