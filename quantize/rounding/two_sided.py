@@ -93,7 +93,8 @@ class OutputFactor:
         raises  BadMoments, see `Factor.of`
         """
         order = np.argsort(-np.diagonal(moments), kind="stable")
-        return cls(order, inverse_root(moments[np.ix_(order, order)], damp))
+        upper, _ = inverse_root(moments[np.ix_(order, order)], damp)
+        return cls(order, upper)
 
 
 def encode_side_by_side(

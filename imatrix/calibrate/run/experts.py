@@ -293,7 +293,7 @@ class ExpertRun:
         for visit, inputs in zip(visits, gathered, strict=True):
             moments = inputs.moments.get(key)
             if moments is None:
-                moments = Moments.zeros(1, info.n_cols, context.device, cross=context.corrects_drift)
+                moments = Moments.zeros(1, info.n_cols, context.device, drifts=context.corrects_drift)
             group = self._group(self._names.down, visit.expert, Conditions.nothing())
             if group is not None:
                 statistics = Statistics.of(moments)
@@ -303,7 +303,7 @@ class ExpertRun:
                 groups.append(group)
                 shown.append((statistics, inputs.held(key)))
             if self._pool is None:  # its own memory: the statistics above share that of `moments`
-                self._pool = Moments.zeros(1, info.n_cols, context.device, cross=context.corrects_drift)
+                self._pool = Moments.zeros(1, info.n_cols, context.device, drifts=context.corrects_drift)
             self._pool.merge(moments)
         made = context.conditions_of(shown, info.name)
         context.encoder.make(

@@ -5,13 +5,14 @@ chunk leaves none, and those of nonsense are more of the same. Then drift is not
 correction would fit the noise of the text.
 
 Drift is how far inputs have moved away from the original's. The original computes W t and the model V x,
-where x has moved away from t. The V that makes the sum of |W t - V x|^2 least is W C H^-1, with H the sum
-of x x^T and C the sum of t x^T. Where little text was seen, V must stay near W, so the sum of d |W - V|^2
-is added:
+where x has moved away from t. The V that makes the sum of |W t - V x|^2 least is W + W D H^-1, with H the sum
+of x x^T and D the sum of (t - x) x^T. Where little text was seen, V must stay near W, so the sum of
+d |W - V|^2 is added:
 
-    V = W + W T,   T = (C - H) (H + d I)^-1
+    V = W + W T,   T = D (H + d I)^-1
 
-Rounding then aims at V instead of W. T has an unknown for each pair of columns, and must hold on other
+Rounding then aims at V instead of W. T itself is never computed: rows are multiplied by D and by the root of
+the inverse, twice. T has an unknown for each pair of columns, and must hold on other
 texts, too. So d is larger than what H is damped by where weights are rounded under it. That is done under
 lifted moments, a guess at those of other texts.
 
@@ -32,12 +33,13 @@ With m the mean diagonal of H, the lifted moments are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gguf_tools.errors import BadActivation, BadMoments
 from imatrix.calibrate.statistics.inputs import Held, Statistics
@@ -46,12 +48,8 @@ from imatrix.forward.workers import Workers
 from imatrix.texts.quality import TextQuality
 from imatrix.texts.tokens import Text
 from quantize.formats.base import Floats32
-from quantize.rounding.factor import DAMP, AnyMoments, Factor, damped_inverse
+from quantize.rounding.factor import DAMP, AnyMoments, Each, Factor, damped_inverse, inverse_root
 from quantize.rounding.two_sided import OUTPUT_DAMP
-
-_STRIP_ROWS = 512
-"""Rows of T that are computed at a time."""
-
 
 KNEE = 0.5
 """Of the mean diagonal. Where gates of SmolLM2-135M are rounded under moments with 0.3 to 1 (and 1 to 4 for
@@ -61,15 +59,16 @@ LIFT = 2.0
 """See KNEE."""
 
 
-def lifted(moments: AnyMoments, n_real: int | None = None) -> Floats32:
+def lifted(moments: AnyMoments, n_real: int | None = None, each: Each = map) -> Floats32:
     """Return lifted moments, float32 (n, n).
 
     moments  floats (n, n)
     n_real   columns without padding, which is behind them and stays as it is; None: all
+    each     see `Factor.of`
     raises   BadMoments, see `Factor.of`
     """
     real = moments[:n_real, :n_real]
-    made, mean = damped_inverse(real, KNEE)
+    made, mean = damped_inverse(real, KNEE, each)
     made *= np.float32(-KNEE * LIFT * mean)
     made.reshape(-1)[:: len(made) + 1] += np.float32(LIFT * mean)
     made += real
@@ -77,36 +76,50 @@ def lifted(moments: AnyMoments, n_real: int | None = None) -> Floats32:
     return np.pad(made, (0, n_zeros)) if n_zeros else made
 
 
-def correction(statistics: Statistics, inverse: Floats32, mean: float, workers: Workers) -> Floats32 | None:
-    """Return T, float32 (n_cols, n_cols); None where the inputs are the original's.
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """The step T that makes up for drift, as three factors: T = D / m U^T U.
 
-    inverse  (H / mean + d I)^-1, float32 (n_real, n_real): columns behind are padding, and not changed
+    drift  D, float32 (n_cols, n_cols)
+    upper  U with (H / m + d I)^-1 = U^T U, float32 (n_real, n_real): columns behind are padding, and not
+           changed
+    mean   m, the mean diagonal of H
     """
-    own, cross = statistics.own, statistics.cross
-    if cross is None:
-        return None
-    n_real = len(inverse)
-    on_device = to_torch(inverse)
-    change = np.zeros(own.shape, np.float32)
 
-    def take(start: int) -> None:
-        rows, real = slice(start, min(start + _STRIP_ROWS, n_real)), slice(n_real)
-        moved = to_torch(((cross[rows, real] - own[rows, real]) / mean).astype(np.float32))
-        change[rows, real] = to_numpy(moved @ on_device)
+    drift: Floats32
+    upper: Floats32
+    mean: float
 
-    for _ in workers.each(take, range(0, n_real, _STRIP_ROWS)):
-        pass
-    return change
+    @classmethod
+    def of(
+        cls, statistics: Statistics, damp: float, n_real: int | None = None, each: Each = map
+    ) -> Self | None:
+        """Make the correction; None where the inputs are the original's.
+
+        each    see `Factor.of`
+        raises  BadMoments, see `Factor.of`
+        """
+        if statistics.drift is None:
+            return None
+        return cls(statistics.drift, *inverse_root(statistics.own[:n_real, :n_real], damp, each))
+
+    def step(self, rows: torch.Tensor) -> torch.Tensor:
+        """Compute W T of some rows, float32 (n_rows, n_cols)."""
+        upper, n_cols = to_torch(self.upper), rows.shape[1]
+        n_real = len(upper)
+        drift = to_torch(self.drift[:n_real, :n_real])
+        made = rows[:, :n_real] @ drift / self.mean @ upper.T @ upper
+        return torch.nn.functional.pad(made, (0, n_cols - n_real))
 
 
-def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Floats32:
+def corrected(rows: Floats32, correction: Correction, held: Held | None = None) -> Floats32:
     """Return W + a W T of some rows, float32 (n_rows, n_cols).
 
     held  held-out rows: a, from 0 to 1, is what makes up best for the drift of those that count. Where
           little text was seen, T is mostly noise, and a is small. None: a is 1
     """
     weights = to_torch(rows)
-    product = weights @ to_torch(change)
+    product = correction.step(weights)
     if held is not None:
         x, roots = held.x, held.places.shares.sqrt()[:, None]
         moved = (held.originals - x) @ weights.T * roots
@@ -125,14 +138,14 @@ class Conditions:
     importances  of the columns, see `Statistics.importances`; None where nothing was seen
     n_seen       rows of their own inputs that were seen
     factor       of the second moments; None where these can't be used
-    correction   T, float32 (n_cols, n_cols): rounding aims at W + a W T. None: no correction
+    correction   the step T: rounding aims at W + a W T. None: no correction
     held         held-out rows, on which encodings are compared; None: there are none
     """
 
     importances: Floats32 | None
     n_seen: int
     factor: Factor | None
-    correction: Floats32 | None
+    correction: Correction | None
     held: Held | None
 
     @classmethod
@@ -146,7 +159,7 @@ class Conditions:
 
 
 def conditions_of(
-    inputs: Iterable[tuple[Statistics, Held | None]],
+    inputs: Collection[tuple[Statistics, Held | None]],
     name: str,
     workers: Workers,
     trust: Trust,
@@ -159,36 +172,27 @@ def conditions_of(
     raises  BadActivation for NaN or infinity in the matrix's input
     """
 
-    def inverted(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, _Inverse]:
+    def make(each: tuple[Statistics, Held | None], do: Each = map) -> Conditions:
         statistics, held = each
         if not statistics.is_finite:
             raise BadActivation(f"{name}: its input has NaN or infinity")
-        if statistics.cross is None:
-            return statistics, held, None
-        damp = trust.drift_damp(statistics.n_rows, n_real or len(statistics.own))
-        own = statistics.own[:n_real, :n_real]
-        return statistics, held, _if_usable(statistics, lambda: damped_inverse(own, damp))
+        n_rows, n_cols = statistics.n_rows, n_real or len(statistics.own)
+        damp, drift_damp = trust.input_damp(n_rows, n_cols), trust.drift_damp(n_rows, n_cols)
 
-    def with_change() -> Iterator[tuple[Statistics, Held | None, Floats32 | None]]:
-        for statistics, held, inverse in workers.each(inverted, inputs):
-            change = None if inverse is None else correction(statistics, *inverse, workers)
-            del inverse  # as large as the moments, and there is more to come
-            yield statistics, held, change
+        def factored() -> Factor:
+            return Factor.of(lifted(statistics.own, n_real, do), damp, n_real, overwrite=True, each=do)
 
-    def finished(each: tuple[Statistics, Held | None, Floats32 | None]) -> Conditions:
-        statistics, held, change = each
-        damp = trust.input_damp(statistics.n_rows, n_real or len(statistics.own))
-        factor = _if_usable(
-            statistics, lambda: Factor.of(lifted(statistics.own, n_real), damp, n_real, overwrite=True)
-        )
-        importances = statistics.importances() if statistics.n_rows else None
-        return Conditions(importances, statistics.n_seen, factor, None if factor is None else change, held)
+        factor, correction = _if_usable(statistics, factored), None
+        if factor is not None:
+            correction = _if_usable(statistics, lambda: Correction.of(statistics, drift_damp, n_real, do))
+        importances = statistics.importances() if n_rows else None
+        return Conditions(importances, statistics.n_seen, factor, correction, held)
 
-    yield from workers.each(finished, with_change())
+    if len(inputs) < workers.n_threads:  # threads share each matrix
+        yield from (make(each, workers.each) for each in inputs)
+    else:
+        yield from workers.each(make, inputs)
 
-
-_Inverse = tuple[Floats32, float] | None
-"""Result of `damped_inverse`; None where nothing has to be corrected."""
 
 _Made = TypeVar("_Made")
 

@@ -37,20 +37,20 @@ class Moments:
     """The moments of a stack of matrices, on the device that computes.
 
     own     float32 (n_mats, n_cols, n_cols): sum of x x^T; the lower triangle is filled in by `whole`
-    cross   the same shape: sum of t x^T, t what the original model's matrix multiplies where this one
+    drift   the same shape: sum of (t - x) x^T, t what the original model's matrix multiplies where this one
             multiplies x; None where both are the same
     n_rows  rows that were added up, the same for all matrices
     """
 
     own: torch.Tensor
-    cross: torch.Tensor | None
+    drift: torch.Tensor | None
     n_rows: int = 0
 
     @classmethod
-    def zeros(cls, n_mats: int, n_cols: int, device: torch.device, *, cross: bool) -> Moments:
+    def zeros(cls, n_mats: int, n_cols: int, device: torch.device, *, drifts: bool) -> Moments:
         shape = n_mats, n_cols, n_cols
         own = torch.zeros(shape, device=device)
-        return cls(own, torch.zeros_like(own) if cross else None)
+        return cls(own, torch.zeros_like(own) if drifts else None)
 
     def add(
         self,
@@ -67,15 +67,15 @@ class Moments:
         """
         if not len(x):
             return
+        moved = None if originals is None else _weighed(originals.float() - x.float(), roots)
         x = _weighed(x, roots)
-        originals = None if originals is None else _weighed(originals, roots)
 
         def take(unit: tuple[int, int]) -> None:
             mat, start = unit
             stop = min(start + _STRIP_COLS, x.shape[2])
             self.own[mat, start:stop, start:] += x[:, mat, start:stop].T @ x[:, mat, start:]
-            if self.cross is not None and originals is not None:
-                self.cross[mat, start:stop] += originals[:, mat, start:stop].T @ x[:, mat]
+            if self.drift is not None and moved is not None:
+                self.drift[mat, start:stop] += moved[:, mat, start:stop].T @ x[:, mat]
 
         for _ in workers.each(take, self._units()):
             pass
@@ -84,8 +84,8 @@ class Moments:
     def merge(self, other: Moments) -> None:
         """Add another sum."""
         self.own += other.own
-        if self.cross is not None and other.cross is not None:
-            self.cross += other.cross
+        if self.drift is not None and other.drift is not None:
+            self.drift += other.drift
         self.n_rows += other.n_rows
 
     def whole(self, mat: int) -> Floats32:
@@ -97,9 +97,9 @@ class Moments:
             own[stop:, start:stop] = own[start:stop, stop:].T
         return own
 
-    def crossed(self, mat: int) -> Floats32 | None:
-        """Return sum t x^T of one matrix, (n_cols, n_cols)."""
-        return None if self.cross is None else to_numpy(self.cross[mat])
+    def drifted(self, mat: int) -> Floats32 | None:
+        """Return sum (t - x) x^T of one matrix, (n_cols, n_cols)."""
+        return None if self.drift is None else to_numpy(self.drift[mat])
 
     def _units(self) -> Iterator[tuple[int, int]]:
         n_mats, n_cols, _ = self.own.shape
@@ -118,29 +118,29 @@ class Statistics:
     """Second moments of one matrix's inputs.
 
     own     float32 or float64 (n_cols, n_cols): sum of x x^T
-    cross   sum of t x^T; None where t is x
+    drift   sum of (t - x) x^T; None where t is x
     n_rows  rows that they stand for; a fraction of one where rows of others were taken in with less weight
     n_seen  rows of the matrix itself that were added up
     """
 
     own: npt.NDArray[np.floating[Any]]
-    cross: Floats32 | None
+    drift: Floats32 | None
     n_rows: float
     n_seen: int
 
     @classmethod
     def of(cls, moments: Moments, mat: int = 0) -> Statistics:
-        return cls(moments.whole(mat), moments.crossed(mat), moments.n_rows, moments.n_rows)
+        return cls(moments.whole(mat), moments.drifted(mat), moments.n_rows, moments.n_rows)
 
     def shrunk_towards(self, shared: Statistics, n_rows: float) -> Statistics:
         """Return these with `n_rows` rows that are like the mean of the shared ones."""
         if not shared.n_rows:
             return self
         share = np.float32(n_rows / shared.n_rows)
-        cross = self.cross
-        if cross is not None and shared.cross is not None:
-            cross = cross + share * shared.cross
-        return Statistics(self.own + share * shared.own, cross, self.n_rows + n_rows, self.n_seen)
+        drift = self.drift
+        if drift is not None and shared.drift is not None:
+            drift = drift + share * shared.drift
+        return Statistics(self.own + share * shared.own, drift, self.n_rows + n_rows, self.n_seen)
 
     @property
     def is_finite(self) -> bool:
@@ -367,12 +367,12 @@ def _spread(chunks: Sequence[int], most: int) -> Iterator[int]:
 class Inputs:
     """The inputs of some matrices.
 
-    crossed  whether the original's inputs differ
+    drifts   whether the original's inputs differ
     weights  of the tokens, see `WeightsOf`
     moments  by the names of all matrices that have the same input
     """
 
-    crossed: bool
+    drifts: bool
     weights: WeightsOf = unweighed
     moments: dict[tuple[str, ...], Moments] = field(default_factory=dict)
     _held: dict[tuple[str, ...], list[Held]] = field(default_factory=dict)
@@ -390,15 +390,15 @@ class Inputs:
             moments = self.moments.get(names)
             if moments is None:
                 n_mats, n_cols = x.shape[1:]
-                moments = Moments.zeros(n_mats, n_cols, x.device, cross=self.crossed)
+                moments = Moments.zeros(n_mats, n_cols, x.device, drifts=self.drifts)
                 self.moments[names] = moments
-            moments.add(x, originals[names] if self.crossed else None, workers, roots)
+            moments.add(x, originals[names] if self.drifts else None, workers, roots)
 
     def hold(self, shown: Sequence[Activations], places: HeldPlaces) -> None:
         """Keep held-out rows, of all matrices of a stack."""
         for names, x in shown[-1].items():
             mine = to_cpu(x.float())
-            other = to_cpu(shown[0][names].float()) if self.crossed else mine
+            other = to_cpu(shown[0][names].float()) if self.drifts else mine
             weighed = places.weighed(self.weights(names))
             self._held.setdefault(names, []).append(Held(mine, other, weighed))
 
@@ -411,7 +411,7 @@ class Inputs:
         if not sum(len(each.x) for each in pieces):
             return None
         x = torch.cat([each.x[:, mat] for each in pieces])
-        originals = torch.cat([each.originals[:, mat] for each in pieces]) if self.crossed else x
+        originals = torch.cat([each.originals[:, mat] for each in pieces]) if self.drifts else x
         return Held(x, originals, HeldPlaces.joined([each.places for each in pieces]))
 
 
@@ -420,14 +420,14 @@ def gather(
     take: Callable[[int], Sequence[Activations]],
     workers: Workers,
     *,
-    crossed: bool,
+    drifts: bool,
     weights: WeightsOf = unweighed,
 ) -> Inputs:
     """Gather the inputs that `take` shows for each chunk, for each model, the original first.
 
-    crossed, weights  see `Inputs`
+    drifts, weights  see `Inputs`
     """
-    inputs = Inputs(crossed, weights)
+    inputs = Inputs(drifts, weights)
     n_held = -(-HELD_ROWS // len(holdout.held))
     step = -(-holdout.chunk_size // n_held)
     for chunks in holdout.batches():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from gguf_tools.errors import BadMoments
-from quantize.rounding.factor import Factor
+from quantize.rounding.factor import Factor, damped_inverse
 from tests.quantize.rounding.moments import correlated
 
 
-@pytest.mark.parametrize("n", [1, 2, 96, 300])
+@pytest.mark.parametrize("n", [1, 2, 96, 300, 1500])
 def test_the_upper_factor_is_that_of_the_inverse(n: int) -> None:
     factor = Factor.of(correlated(n), damp=0.02)
     hessian, upper = factor.hessian.astype(float), factor.upper.astype(float)
@@ -20,6 +22,23 @@ def test_the_upper_factor_is_that_of_the_inverse(n: int) -> None:
     np.testing.assert_allclose(factor.importances, (c := np.diag(upper) ** -2) / c.mean(), rtol=1e-6)
     assert {a.dtype for a in (factor.hessian, factor.upper, factor.importances)} == {np.dtype(np.float32)}
     assert factor.size == n
+
+
+@pytest.mark.parametrize("n", [1, 300, 1500])
+def test_the_inverse_is_the_product_of_its_roots(n: int) -> None:
+    inverse, mean = damped_inverse(correlated(n), 0.3)
+    damped = correlated(n) / mean + 0.3 * np.eye(n)
+    np.testing.assert_allclose(inverse @ damped, np.eye(n), atol=2e-5)
+    np.testing.assert_allclose(inverse, inverse.T, atol=1e-6)
+
+
+def test_threads_change_no_digit() -> None:
+    moments = correlated(1500)
+    with ThreadPoolExecutor(3) as threads:
+        one, other = Factor.of(moments), Factor.of(moments, each=threads.map)
+        np.testing.assert_array_equal(one.upper, other.upper)
+        first, second = damped_inverse(moments, 0.3), damped_inverse(moments, 0.3, threads.map)
+        np.testing.assert_array_equal(first[0], second[0])
 
 
 def test_the_unit_of_moments_does_not_count() -> None:

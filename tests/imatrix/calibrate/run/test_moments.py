@@ -16,16 +16,16 @@ from imatrix.calibrate.run.strips import HeldErrors  # noqa: E402
 from imatrix.calibrate.statistics.conditions import (  # noqa: E402  # noqa: E402
     KNEE,
     LIFT,
+    Correction,
     Trust,
     conditions_of,
     corrected,
-    correction,
 )
 from imatrix.calibrate.statistics.gradient_factors import TokenWeights  # noqa: E402
 from imatrix.calibrate.statistics.gradients import LayerGradients  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402
 from imatrix.forward.workers import Workers  # noqa: E402
-from quantize.rounding.factor import DAMP, damped_inverse  # noqa: E402
+from quantize.rounding.factor import DAMP  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def rows(seed: int, *shape: int) -> torch.Tensor:
 
 def summed(n_threads: int, n_cols: int = 700) -> Moments:
     """Return the moments of a stack of two matrices, more columns than one unit has."""
-    moments = Moments.zeros(2, n_cols, CPU, cross=True)
+    moments = Moments.zeros(2, n_cols, CPU, drifts=True)
     with Workers(n_threads) as workers:
         for seed in range(3):
             moments.add(rows(seed, 90, 2, n_cols), rows(seed + 10, 90, 2, n_cols), workers)
@@ -49,9 +49,9 @@ def test_moments_are_sums_of_outer_products() -> None:
         x = torch.cat([rows(seed, 90, 2, 700)[:, mat] for seed in range(3)]).double().numpy()
         originals = torch.cat([rows(seed + 10, 90, 2, 700)[:, mat] for seed in range(3)]).double().numpy()
         np.testing.assert_allclose(moments.whole(mat), x.T @ x, atol=1e-3)
-        crossed = moments.crossed(mat)
-        assert crossed is not None
-        np.testing.assert_allclose(crossed, originals.T @ x, atol=1e-3)
+        drifted = moments.drifted(mat)
+        assert drifted is not None
+        np.testing.assert_allclose(drifted, (originals - x).T @ x, atol=1e-3)
     assert moments.n_rows == 270
 
 
@@ -68,7 +68,7 @@ def test_a_weight_counts_a_token_in_all_sums() -> None:
                 replace(holdout, chunk_size=len(own)),
                 lambda _: [{names: other}, {names: own}],
                 workers,
-                crossed=True,
+                drifts=True,
                 weights=lambda asked: weights if asked == names else None,
             )
         return inputs.statistics(names, 1)
@@ -76,7 +76,7 @@ def test_a_weight_counts_a_token_in_all_sums() -> None:
     weighed = gathered(x, originals, counts)
     repeated = gathered(x.repeat_interleave(counts, 0), originals.repeat_interleave(counts, 0), None)
     np.testing.assert_allclose(weighed.own, repeated.own, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(weighed.cross, repeated.cross, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(weighed.drift, repeated.drift, rtol=1e-5, atol=1e-5)
     assert (weighed.n_rows, repeated.n_rows) == (6, 12)
 
 
@@ -116,13 +116,13 @@ def test_held_out_rows_count_as_their_tokens_weigh() -> None:
 def test_sums_are_the_same_for_any_number_of_threads() -> None:
     one, three = summed(1), summed(3)
     assert torch.equal(one.own, three.own)
-    assert one.cross is not None
-    assert three.cross is not None
-    assert torch.equal(one.cross, three.cross)
+    assert one.drift is not None
+    assert three.drift is not None
+    assert torch.equal(one.drift, three.drift)
 
 
 def statistics(x: torch.Tensor, originals: torch.Tensor | None = None) -> Statistics:
-    moments = Moments.zeros(1, x.shape[1], CPU, cross=originals is not None)
+    moments = Moments.zeros(1, x.shape[1], CPU, drifts=originals is not None)
     with Workers(1) as workers:
         moments.add(x[:, None], None if originals is None else originals[:, None], workers)
     return Statistics.of(moments)
@@ -142,20 +142,21 @@ def test_importances_are_mean_squares() -> None:
     np.testing.assert_allclose(statistics(x).importances(), expected, rtol=1e-5)
 
 
-def correction_of(seen: Statistics) -> np.ndarray | None:
+def correction_of(seen: Statistics) -> Correction:
     with Workers(2) as workers:
-        return correction(seen, *damped_inverse(seen.own, DAMP), workers)
+        made = Correction.of(seen, DAMP, each=workers.each)
+    assert made is not None
+    return made
 
 
 def test_the_correction_solves_for_what_the_original_computes() -> None:
-    """T (H + d I) = C - H, in several strips of rows."""
+    """T (H + d I) = D, in several strips of columns."""
     x, damp = rows(16, 3000, 600), 0.01
     seen = statistics(x, x + 0.3 * rows(17, 3000, 600) + 0.2 * x.roll(1, 1))
-    change = correction_of(seen)
-    assert change is not None
-    assert seen.cross is not None
+    change = correction_of(seen).step(torch.eye(600)).numpy()
+    assert seen.drift is not None
     damped = seen.own + damp * np.diagonal(seen.own).mean() * np.eye(600)
-    expected = np.linalg.solve(damped, (seen.cross - seen.own).T).T
+    expected = np.linalg.solve(damped, seen.drift.T).T
     np.testing.assert_allclose(change, expected, atol=1e-5 * np.abs(expected).max())
 
 
@@ -165,7 +166,6 @@ def test_the_correction_makes_up_for_inputs_that_have_moved() -> None:
     moved = originals @ mix + 0.1 * rows(6, 400, 32)
     weights = rows(7, 20, 32).numpy()
     change = correction_of(statistics(moved, originals))
-    assert change is not None
     aimed = corrected(weights, change)
     wanted = originals.numpy() @ weights.T
 
@@ -180,7 +180,6 @@ def test_the_correction_makes_up_for_inputs_that_have_moved() -> None:
 def test_a_correction_that_does_not_hold_on_other_rows_is_left_out() -> None:
     weights, x = rows(11, 20, 32).numpy(), rows(12, 40, 32)
     change = correction_of(statistics(x, x + 0.5 * rows(13, 40, 32)))
-    assert change is not None
     other = rows(14, 300, 32)
     places = HoldoutSplit.of(1, 300).places(torch.arange(300), 1)
     held = Held(other, other + 0.5 * rows(15, 300, 32), places)
@@ -192,7 +191,6 @@ def test_first_tokens_of_held_out_chunks_say_nothing_of_a_correction() -> None:
     """Their inputs may be huge, and no prediction depends on them, unless gradients say so."""
     weights, originals = rows(21, 20, 32).numpy(), rows(22, 400, 32)
     change = correction_of(statistics(0.8 * originals, originals))
-    assert change is not None
     other = rows(23, 300, 32)
     x = 0.8 * other
     x[::50] = 1000 * rows(24, 6, 32)
@@ -214,9 +212,9 @@ def test_the_step_that_makes_up_for_drift_is_damped_more_than_rounding() -> None
     assert found.correction is not None
     damp = Trust().drift_damp(300, 48)
     damped = seen.own + damp * np.diagonal(seen.own).mean() * np.eye(48)
-    assert seen.cross is not None
-    expected = np.linalg.solve(damped, (seen.cross - seen.own).T).T
-    np.testing.assert_allclose(found.correction, expected, atol=1e-5)
+    assert seen.drift is not None
+    expected = np.linalg.solve(damped, seen.drift.T).T
+    np.testing.assert_allclose(found.correction.step(torch.eye(48)), expected, atol=1e-5)
 
 
 def lifted_slowly(moments: np.ndarray) -> np.ndarray:
@@ -262,10 +260,9 @@ def test_a_column_that_was_never_seen_counts_as_an_ordinary_one() -> None:
 
 def test_inputs_that_have_not_moved_need_no_correction() -> None:
     x = rows(8, 300, 16)
-    assert correction_of(statistics(x)) is None
-    change = correction_of(statistics(x, x))
-    assert change is not None
-    np.testing.assert_allclose(change, 0, atol=1e-6)
+    assert Correction.of(statistics(x), DAMP) is None
+    step = correction_of(statistics(x, x)).step(torch.eye(16))
+    np.testing.assert_allclose(step, 0, atol=1e-6)
 
 
 def test_chunks_that_are_held_back_count_in_no_sum() -> None:
@@ -277,7 +274,7 @@ def test_chunks_that_are_held_back_count_in_no_sum() -> None:
         return [{("w",): x[chunk * 4 : chunk * 4 + 4, None]}]
 
     with Workers(2) as workers:
-        inputs = gather(holdout, take, workers, crossed=False)
+        inputs = gather(holdout, take, workers, drifts=False)
     held = torch.cat([x[20:24], x[60:64]])
     expected = x.T @ x - held.T @ held
     np.testing.assert_allclose(inputs.statistics(("w",)).own, expected.numpy(), rtol=1e-5, atol=1e-5)
