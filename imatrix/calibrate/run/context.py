@@ -10,7 +10,7 @@ Both models are recorded together, so a run that is killed finds both after the 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
+from imatrix.calibrate.run.kept import Kept
 from imatrix.calibrate.statistics.conditions import Conditions, Trust, conditions_of
 from imatrix.calibrate.statistics.gradient_factors import TokenWeights
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
@@ -172,6 +173,7 @@ class RunContext:
     tokens    ids of the whole text, int64 (n_tokens,)
     trust     how far the text's moments are trusted
     weights   of the tokens
+    kept      what the model that is being written has computed and needs again
     """
 
     models: tuple[Model, ...]
@@ -185,6 +187,7 @@ class RunContext:
     tokens: torch.Tensor
     trust: Trust
     weights: TokenWeights
+    kept: Kept
 
     @property
     def is_followed(self) -> bool:
@@ -210,7 +213,7 @@ class RunContext:
         return name in self.wanted and self.encoder.writer.is_missing(name, first, n_rows)
 
     def conditions_of(
-        self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
+        self, inputs: Collection[tuple[Statistics, Held | None]], name: str
     ) -> Iterator[Conditions]:
         """Yield the conditions that follow from statistics; see `statistics.conditions.conditions_of`."""
         return conditions_of(inputs, name, self.workers, self.trust, self.real_cols.get(name))
@@ -222,7 +225,7 @@ class RunContext:
             return
 
         mats = range(len(inputs.moments[key].own))
-        shown = ((inputs.statistics(key, mat), inputs.held(key, mat)) for mat in mats)
+        shown = [(inputs.statistics(key, mat), inputs.held(key, mat)) for mat in mats]
         all_mats = list(self.conditions_of(shown, missing[0]))
         groups = []
         for name in missing:

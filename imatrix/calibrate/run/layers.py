@@ -95,8 +95,8 @@ class LayerRun:
 
     def _gather(self, take: Callable[[int], Sequence[Activations]]) -> Inputs:
         context = self.context
-        crossed = context.corrects_drift
-        return gather(context.holdout, take, context.workers, crossed=crossed, weights=self.weights)
+        drifts = context.corrects_drift
+        return gather(context.holdout, take, context.workers, drifts=drifts, weights=self.weights)
 
     # ---- attention
 
@@ -211,11 +211,13 @@ class LayerRun:
             shown: list[Activations] = []
             for each, (model, block) in enumerate(zip(context.models, blocks, strict=True)):
                 assert block is not None
-                capture = Capture((names.down,))
-                output = block(self._middle(model, chunk), capture)
+                x = self._middle(model, chunk)
+                inner = block.gate_up(x, Silent())
                 if each == 0:
-                    self._add(model, ways[0], chunk, output, names.down)
-                shown.append(capture.inputs())
+                    self._add(model, ways[0], chunk, block.finish(inner, x, Silent()), names.down)
+                else:
+                    context.kept.keep(names.down, chunk, inner)
+                shown.append({(names.down,): inner[:, None]})
             return shown
 
         inputs = self._gather(take)
@@ -227,8 +229,9 @@ class LayerRun:
             assert own is not None
 
             def finish(chunk: int) -> None:
-                output = own(self._middle(context.own, chunk), Silent())
-                self._add(context.own, ways[-1], chunk, output, names.down)
+                x, inner = self._middle(context.own, chunk), context.kept.take(names.down, chunk)
+                inner = own.gate_up(x, Silent()) if inner is None else inner
+                self._add(context.own, ways[-1], chunk, own.finish(inner, x, Silent()), names.down)
 
             for _ in context.workers.each(finish, range(context.holdout.n_chunks)):
                 pass

@@ -28,8 +28,9 @@ from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
 from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.run.cluster import StripsJob, open_cluster_strips
-from imatrix.calibrate.run.context import Model, RunContext, StateSaver, open_streams
+from imatrix.calibrate.run.context import Model, RunContext, StateSaver, open_streams, state_bytes
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
+from imatrix.calibrate.run.kept import Kept
 from imatrix.calibrate.run.layers import LayerRun
 from imatrix.calibrate.run.output import Records, Writer, open_partial_model
 from imatrix.calibrate.run.report import (
@@ -271,6 +272,7 @@ def _open_context(work: _Work, opened: ExitStack) -> RunContext:
         tokens=to_torch(text.inputs).flatten(),
         trust=plan.trust,
         weights=TokenWeights(work.factors, gradient_chunks(text), text.chunk_size, text.inputs.size),
+        kept=Kept(max(0, forward.memory_bytes - state_bytes(text, network, plan.dtype, len(loaders))[0])),
     )
 
 
@@ -322,7 +324,7 @@ def _make_head(context: RunContext, name: str, heads: Sequence[Head]) -> None:
         tokens = torch.arange(chunk * size, (chunk + 1) * size)
         return [{(name,): head.inputs(tokens)[:, None]} for head in heads]
 
-    inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
+    inputs = gather(context.holdout, take, context.workers, drifts=context.corrects_drift)
     context.make(inputs, (name,), (name,))
 
 

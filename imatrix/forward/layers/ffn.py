@@ -134,6 +134,10 @@ class FeedForward:
         gated = self.gate_up(x, observer)
         observer.rows(self.names.inputs, x)
         observer.rows((self.names.down,), gated)
+        return self.finish(gated, x, observer)
+
+    def finish(self, gated: torch.Tensor, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return the block's output for `x`, given what `gate_up` makes of it."""
         output = self.project_down(gated, observer).float()
         if self.post_norm is not None:
             output = self.post_norm(output)
