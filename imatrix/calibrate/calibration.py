@@ -13,6 +13,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.shapes import network_of_model, promises
+from imatrix.calibrate.together import Together
 from imatrix.forward.options import require_torch
 from imatrix.texts.mixture import mixture_sha256, read_text
 from imatrix.texts.quality import TextQuality, admit, judge, script_findings
@@ -50,16 +51,16 @@ class Calibration(CalibrationOptions):
 
 
 class BegunCalibration:
-    """A calibration at work. Plans and runs of one model share the text and the gradients.
+    """A calibration at work. Plans and runs of one model share the text, and what follows from it.
 
-    The text is read anew only where its words or the tokenizer are others. Gradients depend on the original
-    alone, so of several types the first run collects them. A model that is padded otherwise has its own.
+    The text is read anew only where its words or the tokenizer are others. Runs of several types share what
+    depends on the original alone. A model that is padded otherwise is another one.
     """
 
     def __init__(self, options: Calibration) -> None:
         self._options = options
         self._read: tuple[Any, Text] | None = None
-        self._gradients_at: dict[tuple[tuple[str, tuple[int, ...]], ...], Path] = {}
+        self._together: dict[tuple[tuple[str, tuple[int, ...]], ...], Together] = {}
 
     @property
     def label(self) -> str:
@@ -118,8 +119,9 @@ class BegunCalibration:
         from imatrix.calibrate.plan import CalibrationPlan
 
         shapes = tuple((info.name, info.shape) for info in plan.infos)
-        at = self._gradients_at.setdefault(shapes, outputs[0].path)
-        return CalibrationPlan.of(self._options, plan, outputs, self._text, judged, at)
+        together = self._together.setdefault(shapes, Together())
+        together.join(outputs[0].path)
+        return CalibrationPlan.of(self._options, plan, outputs, self._text, judged, together)
 
     def _text(self, metadata: Metadata, network: Network) -> Text:
         """Read the chunks of the text, as the tokenizer of a model cuts it."""

@@ -89,7 +89,7 @@ def cost_of(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None)
         disk += disk_bytes(network, every, gradient_text(text).inputs.size, GradientOptions.expert_bytes)
     if scheduler is not None:
         disk += values_bytes(shapes.made, n_threads)
-    memory = memory_bytes(options, shapes, text, n_threads)
+    memory = memory_bytes(options, shapes, text, n_threads, plan.n_models)
     return Cost(disk, calibration_seconds(plan, text, n_threads), memory=memory)
 
 
@@ -112,16 +112,27 @@ def estimate_lines(plan: CalibrationPlan, n_threads: int, scheduler: str | None 
         yield f"          without the workers of {scheduler}; rounding, {share:.0%} of the work, is for them"
 
 
-def memory_bytes(options: CalibrationOptions, shapes: Shapes, text: Text, n_threads: int) -> int:
-    """Estimate how much memory a run takes."""
+def memory_bytes(
+    options: CalibrationOptions, shapes: Shapes, text: Text, n_threads: int, n_models: int | None = None
+) -> int:
+    """Estimate how much memory a run takes.
+
+    n_models  that follow the text at the same time; None: those of one run
+    """
     budget, network, layers = options.forward.memory_bytes, shapes.network, list(shapes.by_layer())
     dtype, made = getattr(torch, options.forward.dtype), {info.name for info in shapes.made}
 
     def within_budget(states: int) -> int:
         return states if states <= budget else 0
 
-    states, _ = state_bytes(text, network, dtype, options.n_models)
-    of_layers = (_making_bytes(infos, made, options, n_threads) for infos in layers)
+    n_models = n_models or options.n_models
+    states, _ = state_bytes(text, network, dtype, n_models)
+    left = max(0, budget - states)
+    of_layers = (
+        _making_bytes(infos, made, options, n_threads)
+        + min(left, _kept_bytes(infos, network.hidden_size, n_models) * text.inputs.size)
+        for infos in layers
+    )
     most = within_budget(states) + max(of_layers, default=0)
     if options.needs_gradients:
         some = gradient_text(text)
@@ -133,6 +144,20 @@ def memory_bytes(options: CalibrationOptions, shapes: Shapes, text: Text, n_thre
         )
         most = max(most, within_budget(states) + max(of_layers, default=0))
     return _PROGRAM_BYTES + MOST_HELD + most
+
+
+def _kept_bytes(infos: Sequence[TensorInfo], hidden_size: int, n_models: int) -> int:
+    """Count the bytes of a token's rows that are kept for the next step, with the original and others.
+
+    They are what the original's matrices multiply, but for the first, and what the downs of all multiply.
+    """
+    n_cols = 0
+    for info in infos if n_models > 1 else ():
+        if info.name.endswith("ffn_down.weight") or "ffn_down_shexp" in info.name:
+            n_cols += min(n_models - 1, 2) * info.n_cols
+        elif ".attn_" in info.name and (info.n_cols != hidden_size or "attn_output" in info.name):
+            n_cols += info.n_mats * info.n_cols
+    return 4 * n_cols
 
 
 def _differentiating_bytes(infos: Sequence[TensorInfo]) -> int:

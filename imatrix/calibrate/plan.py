@@ -16,8 +16,10 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.probe import Probe
+from imatrix.calibrate.run.context import state_bytes
 from imatrix.calibrate.shapes import Shapes, makes, network_of_model
 from imatrix.calibrate.statistics.conditions import Trust
+from imatrix.calibrate.together import Together
 from imatrix.evaluate.options import SHORTEST_CHUNK
 from imatrix.forward.device import device_name
 from imatrix.forward.network import Network
@@ -43,7 +45,7 @@ class CalibrationPlan:
     made      those that are calibrated, by name
     network   of the model
     quality   of the text
-    gradients_at  output beside which the gradients are collected: of several types of a model, the first
+    together  what the runs of several types of the model share
     """
 
     options: CalibrationOptions
@@ -54,7 +56,7 @@ class CalibrationPlan:
     network: Network
     text: Text
     quality: TextQuality
-    gradients_at: Path
+    together: Together
 
     @classmethod
     def of(
@@ -64,7 +66,7 @@ class CalibrationPlan:
         outputs: Sequence[Output],
         read: Callable[[Metadata, Network], Text],
         judged: Callable[[Text], TextQuality],
-        gradients_at: Path,
+        together: Together,
     ) -> CalibrationPlan:
         """Decide what is calibrated.
 
@@ -79,12 +81,42 @@ class CalibrationPlan:
             if makes(network, each, options.rounding, embedding=options.embedding)
         }
         text = read(metadata, network)
-        return cls(options, path, metadata, plan.infos, made, network, text, judged(text), gradients_at)
+        return cls(options, path, metadata, plan.infos, made, network, text, judged(text), together)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this run computes what all of them share."""
+        return self.together.paths[0] == self.path
 
     @property
     def collects_gradients(self) -> bool:
         """Whether this run collects the gradients that it needs, and no run before it."""
-        return self.options.needs_gradients and self.gradients_at == self.path
+        return self.options.needs_gradients and self.is_first
+
+    @property
+    def n_models(self) -> int:
+        """The original, and the models of all runs that follow it."""
+        return 1 + len(self.together.paths) * (self.options.n_models - 1)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the hidden states in memory, of all runs together."""
+        return state_bytes(self.text, self.network, self.dtype, self.n_models)[0]
+
+    @property
+    def fits(self) -> bool:
+        """Whether hidden states are in memory; else they are in files."""
+        return self.state_bytes <= self.options.forward.memory_bytes
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether runs of several types go from layer to layer in step."""
+        return self.options.sequential and self.fits
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory for what was computed and is needed again."""
+        return max(0, self.options.forward.memory_bytes - self.state_bytes)
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is to be said of the model and of the length of chunks."""

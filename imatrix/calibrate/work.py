@@ -65,15 +65,24 @@ class Work:
 
 def planned_work(plan: CalibrationPlan, text: Text) -> Work:
     """Estimate the work of a planned run with this text."""
-    return work_of(plan.options, plan.probe, text, gradients=plan.collects_gradients)
+    return work_of(plan.options, plan.probe, text, is_first=plan.is_first, is_in_step=plan.is_in_step)
 
 
-def work_of(options: CalibrationOptions, probe: Probe, text: Text, *, gradients: bool = True) -> Work:
+def work_of(
+    options: CalibrationOptions,
+    probe: Probe,
+    text: Text,
+    *,
+    is_first: bool = True,
+    is_in_step: bool = True,
+) -> Work:
     """Estimate the work of a run from shapes, and from what was measured of this machine.
 
-    gradients  whether the run collects those that it needs
+    is_first    whether the run collects the gradients that it needs, and no run before it
+    is_in_step  whether the run before it computes the original, too
     """
-    shapes, work = probe.shapes, _RunWork(options, probe, text)
+    shapes = probe.shapes
+    work = _RunWork(options, probe, text, computes_original=is_first or not is_in_step)
     made = {info.name: info for info in shapes.made}
     layers = tuple(
         work.layer(number, [info for info in infos if info.name in made])
@@ -83,7 +92,7 @@ def work_of(options: CalibrationOptions, probe: Probe, text: Text, *, gradients:
     outside = {name: work.rounding(made[name]) if name in made else 0.0 for name in (EMBEDDINGS, OUTPUT)}
     return Work(
         sum(info.n_elems / _STOCK_RATE for info in others),
-        work.gradients() if gradients and options.needs_gradients else 0.0,
+        work.gradients() if is_first and options.needs_gradients else 0.0,
         outside[EMBEDDINGS],
         layers,
         outside[OUTPUT] + probe.logit_seconds(options.n_models * text.inputs.size / 2),
@@ -97,11 +106,15 @@ def encoding_seconds(options: CalibrationOptions, probe: Probe, text: Text) -> f
 
 @dataclass(frozen=True)
 class _RunWork:
-    """Times of the parts of a run, in seconds of one thread."""
+    """Times of the parts of a run, in seconds of one thread.
+
+    computes_original  whether no other run does
+    """
 
     options: CalibrationOptions
     probe: Probe
     text: Text
+    computes_original: bool = True
 
     def gradients(self) -> float:
         """Estimate the pass forward and back, with the covariances of the gradients at each matrix."""
@@ -116,22 +129,20 @@ class _RunWork:
     def layer(self, number: int, made: Sequence[TensorInfo]) -> float:
         """Estimate the work of a layer: what goes through it, what is summed up, and rounding.
 
-        Where the model that is written follows the original, its attention is computed once up to each input,
-        and once as a whole; so is the original's. What comes after is computed once to see what down
-        multiplies, and of the model that is written once more.
+        Each model is computed once. The attention of the model that is written is computed up to each input,
+        too. Its experts are computed once to see what down multiplies, and once as they are written.
 
         made  its tensors that are calibrated
         """
-        options, times, models = self.options, self.probe.layer(number), self.options.n_models
+        options, times = self.options, self.probe.layer(number)
         n_chunks, n_tokens = self.text.n_chunks, self.text.inputs.size
         names = {info.name for info in made}
-        attention = models * times.attention
-        if options.sequential:
-            stages = (seconds for group, seconds in times.stages.items() if names.intersection(group))
-            attention += models * sum(stages)
-        after = models + options.sequential
-        seconds = n_chunks * (attention + after * times.block)
-        seconds += after * n_tokens * self.probe.shapes.n_used * times.expert
+        stages = sum(seconds for group, seconds in times.stages.items() if names.intersection(group))
+        n_models = options.n_models - (not self.computes_original)
+        seconds = n_chunks * (n_models * (times.attention + times.block) + options.sequential * stages)
+        seconds += (
+            (options.n_models + options.sequential) * n_tokens * self.probe.shapes.n_used * times.expert
+        )
         sharing = {name: group[0] for group in times.stages for name in group}
         seen = set[str]()
         for info in made:
@@ -147,12 +158,10 @@ class _RunWork:
         options, speeds, n_cols = self.options, self.probe.speeds, info.n_cols
         rows = self.text.inputs.size * self.probe.shapes.share(info) * info.n_mats
         copied = 4 * _COPIES * options.n_models * rows * n_cols * speeds.move
-        # What rounding reads is lifted by an inverse, and factored. The step towards W t takes another
-        # inverse and a product of whole matrices. An inverse is a factor and half of such a product.
-        inverse = speeds.factor + speeds.product / 2
-        corrected = inverse + speeds.product if options.sequential else 0.0
-        factors = info.n_mats * n_cols**3 * (speeds.factor + inverse + corrected)
-        return rows * n_cols**2 * options.n_models * speeds.product + copied + factors
+        # What rounding reads is lifted by an inverse, and factored; making up for drift takes another factor.
+        factors = info.n_mats * n_cols**3 * (options.n_models + 1) * speeds.factor
+        # A product of x and x is symmetric, one of t - x and x is not.
+        return rows * n_cols**2 * (options.n_models - 0.5) * speeds.product + copied + factors
 
     def rounding(self, info: TensorInfo) -> float:
         """Estimate the rounding of a tensor, with what goes before and after it."""
@@ -165,7 +174,7 @@ class _RunWork:
         """Estimate how long the strips of a tensor take, see `imatrix.calibrate.run.strips`."""
         method, speeds = self.options.rounding, self.probe.speeds
         products = _HELD_PRODUCTS * min(HELD_ROWS, self.text.inputs.size)
-        products += info.n_cols if self.options.sequential else 0
+        products += 3 * info.n_cols if self.options.sequential else 0
         seconds = info.n_elems * (products * speeds.product + 1 / _STOCK_RATE)
         if method.can_encode(info.type):
             seconds += speeds.rounding * method.rates(info.type).seconds(info)

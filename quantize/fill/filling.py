@@ -18,7 +18,7 @@ journal, resuming, publishing, verifying.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -61,11 +61,15 @@ class Calibrator(Protocol):
     about: Mapping[str, Any]
     digest: int
 
-    def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
+    def steps(
+        self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done
+    ) -> Generator[int, None, None]:
         """Write the chunks, in any order, and call `done` with the number and the digest of each one's rows.
 
         tasks     chunks of calibrated tensors that are not done
         partials  the file that each output grows in, by the output's number
+        yields    how far it has come, ascending. Of several runs that share work, the one that is behind
+                  should take the next step
         raises    ToolkitError
         """
 

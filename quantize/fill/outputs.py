@@ -15,9 +15,10 @@ rows become one task.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from heapq import merge
 from pathlib import Path
 
 from gguf_tools.cluster.job import remove_job
@@ -202,8 +203,7 @@ def write_outputs(
                 session = opened[0].session
                 executor.run(opened[0].missing(), session.spec(), session.done)
             is_calibrated = any(job.calibrator is not None for job in jobs)
-            for each in opened:
-                each.fill_calibrated()  # all before the first has its name: they share work
+            _fill_calibrated(opened)  # all before the first has its name: they share work
             for each in opened:
                 each.session.finish()
         except BaseException as error:
@@ -279,10 +279,11 @@ class _OpenJob:
         is_calibrated = self._job.is_calibrated
         return (task for task in self.session.missing() if is_calibrated(task.rows.tensor) is calibrated)
 
-    def fill_calibrated(self) -> None:
+    def calibrated(self) -> Generator[int, None, None]:
+        """Yield how far the calibrated tensors have come; see `quantize.fill.filling.Calibrator.steps`."""
         if self._job.calibrator is not None:
             missing = self.missing(calibrated=True)
-            self._job.calibrator.run(missing, self.session.partials(), self.session.done)
+            yield from self._job.calibrator.steps(missing, self.session.partials(), self.session.done)
 
     def written(self, compile_seconds: float, limit: str | None) -> Written:
         checked, calibrator = self.session.checked, self._job.calibrator
@@ -296,6 +297,13 @@ class _OpenJob:
             verification=merge_verifications(checked) if self._options.verify else None,
             calibration=() if calibrator is None else tuple(calibrator.lines()),
         )
+
+
+def _fill_calibrated(jobs: Iterable[_OpenJob]) -> None:
+    """Take the steps of all jobs, always of the one that is behind."""
+    with ExitStack() as opened:
+        for _ in merge(*(opened.enter_context(closing(each.calibrated())) for each in jobs)):
+            pass
 
 
 _LONG_SECONDS = 2.0

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,7 @@ from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.run.kept import Kept
+from imatrix.calibrate.run.original import OriginalPass
 from imatrix.calibrate.statistics.conditions import Conditions, Trust, conditions_of
 from imatrix.calibrate.statistics.gradient_factors import TokenWeights
 from imatrix.calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
@@ -34,36 +36,54 @@ from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers
 from imatrix.texts.tokens import Text
 
+if TYPE_CHECKING:
+    from imatrix.calibrate.plan import CalibrationPlan
+
 SAVE_SECONDS = 60.0
 """Least time between two saves of states that are in memory. What is lost with a run is as much work at most,
 and the tensors of these layers are not made again: saving 30 layers of SmolLM2-135M wrote 9 GB."""
 
 
 @dataclass(frozen=True)
-class Stream:
-    """The hidden states of one model.
+class WorkingStates:
+    """Where layers find and put hidden states.
 
     sets    where even and odd layers put their output, float32
     middle  the input of the second half of a layer
-    files   where saved states are; the same as `sets` above the budget
     """
 
     sets: tuple[States, States]
     middle: States
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The hidden states of one model.
+
+    states  at work
+    files   where saved states are; the sets of `states` above the budget
+    """
+
+    states: WorkingStates
     files: tuple[FileStates, FileStates]
+
+    @property
+    def middle(self) -> States:
+        """The input of the second half of a layer."""
+        return self.states.middle
 
     @property
     def is_in_memory(self) -> bool:
         """Whether layers work in memory, and files have what was saved last."""
-        return self.sets is not self.files
+        return self.states.sets is not self.files
 
     def before(self, layer: int) -> States:
         """Return where a layer finds its input."""
-        return self.sets[(layer - 1) % 2]
+        return self.states.sets[(layer - 1) % 2]
 
     def after(self, layer: int) -> States:
         """Return where a layer puts its output."""
-        return self.sets[layer % 2]
+        return self.states.sets[layer % 2]
 
     def save(self, layer: int) -> Path:
         """Bring the layer's output to the disk itself, and return its file."""
@@ -72,6 +92,11 @@ class Stream:
             copy(self.after(layer), file)
         file.sync()
         return file.path
+
+    def restore(self, layer: int) -> None:
+        """Put the layer's output where the next one finds it; it was saved."""
+        if self.is_in_memory:
+            copy(self.files[layer % 2], self.after(layer))
 
 
 def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
@@ -82,48 +107,50 @@ def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int)
 
 
 def open_streams(
-    loaders: Sequence[Loader],
-    text: Text,
-    network: Network,
-    folder: WorkFolder,
-    memory_bytes: int,
-    opened: ExitStack,
+    plan: CalibrationPlan, loaders: Sequence[Loader], folder: WorkFolder, opened: ExitStack
 ) -> list[Stream]:
     """Return a stream for each model, the original first, at the layer where the work folder is.
+
+    The original's states are restored when its first layer comes: they may be those of another run.
 
     loaders  of the models; they give the embeddings
     raises   OutputError for a disk without room for the states
     """
+    text, network, dtype = plan.text, plan.network, plan.dtype
     size, inner = (text.inputs.size, network.state_size), (text.inputs.size, network.hidden_size)
-    dtype = loaders[0].dtype
     in_memory, on_disk = state_bytes(text, network, dtype, len(loaders))
-    fits = in_memory <= memory_bytes
-    needed = on_disk if fits else in_memory
+    needed = on_disk if plan.fits else in_memory
     refuse_small_disk([folder.folder], needed, "hidden states", "use fewer chunks, or another disk")
 
-    def file(name: str) -> FileStates:
-        return opened.enter_context(closing(FileStates(folder.folder / name, *size)))
+    def file(name: str, size: tuple[int, int], dtype: torch.dtype = torch.float32) -> FileStates:
+        return opened.enter_context(closing(FileStates(folder.folder / name, *size, dtype)))
+
+    def in_memory_states() -> WorkingStates:
+        return WorkingStates((MemoryStates(*size), MemoryStates(*size)), MemoryStates(*inner, dtype))
 
     streams = []
-    for number in range(len(loaders)):
-        name, middle = ("hidden", "middle") if number == 0 else ("student", "student.middle")
-        files = file(f"{name}.0"), file(f"{name}.1")
-        if fits:
-            sets = MemoryStates(*size), MemoryStates(*size)
-            streams.append(Stream(sets, MemoryStates(*inner, dtype), files))
+    for number, (name, middle) in enumerate(_NAMES[: len(loaders)]):
+        files = file(f"{name}.0", size), file(f"{name}.1", size)
+        if not plan.fits:
+            states = WorkingStates(files, file(middle, inner, dtype))
+        elif number == 0 and plan.is_in_step:
+            states = plan.together.once(WorkingStates, in_memory_states)
         else:
-            scratch = FileStates(folder.folder / middle, *inner, dtype)
-            streams.append(Stream(files, opened.enter_context(closing(scratch)), files))
+            states = in_memory_states()
+        streams.append(Stream(states, files))
     if folder.done < EMBEDDING:
         first = [stream.files[EMBEDDING % 2] for stream in streams]
-        for load, states in zip(loaders, first, strict=True):
-            embed(load, text.chunks, states, network)
-            states.sync()
-        folder.finish_layer(EMBEDDING, {}, [states.path for states in first])
-    if fits:
-        for stream in streams:
-            copy(stream.files[folder.done % 2], stream.after(folder.done))
+        for load, each in zip(loaders, first, strict=True):
+            embed(load, text.chunks, each, network)
+            each.sync()
+        folder.finish_layer(EMBEDDING, {}, [each.path for each in first])
+    for stream in streams[1:]:
+        stream.restore(folder.done)
     return streams
+
+
+_NAMES = ("hidden", "middle"), ("student", "student.middle")
+"""Files of the models' hidden states, the original's first: those before and after layers, and amid them."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +200,7 @@ class RunContext:
     tokens    ids of the whole text, int64 (n_tokens,)
     trust     how far the text's moments are trusted
     weights   of the tokens
-    kept      what the model that is being written has computed and needs again
+    passed    how far the original has come
     """
 
     models: tuple[Model, ...]
@@ -187,7 +214,7 @@ class RunContext:
     tokens: torch.Tensor
     trust: Trust
     weights: TokenWeights
-    kept: Kept
+    passed: OriginalPass
 
     @property
     def is_followed(self) -> bool:
@@ -198,6 +225,11 @@ class RunContext:
     def corrects_drift(self) -> bool:
         """Whether tensors are corrected for what the ones before them have changed."""
         return self.is_followed and self.trust.is_proven
+
+    @property
+    def kept(self) -> Kept:
+        """Rows that were computed and are needed again."""
+        return self.passed.kept
 
     @property
     def original(self) -> Model:

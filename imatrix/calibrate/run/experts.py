@@ -1,9 +1,10 @@
 """The routed experts of a layer: a few at a time are read, encoded, applied to their tokens, and forgotten.
 
-Experts come from the busiest to the rarest, and the moments of their downs are pooled on the way. The moments
-of a rare expert are shrunk towards that pool, and an expert that no token reaches takes the pool itself. Gate
-and up of an expert that saw as many rows as they have columns are encoded under its own inputs, those of a
-rarer one under the inputs of all the layer's experts.
+Experts come from the original's busiest to its rarest, so that the original's hidden states are the same sums
+beside any type. The moments of their downs are pooled on the way. The moments of a rare expert are shrunk
+towards that pool, and an expert that no token reaches takes the pool itself. Gate and up of an expert that
+saw as many rows as they have columns are encoded under its own inputs, those of a rarer one under the inputs
+of all the layer's experts.
 
 The routes of the model that is being written decide which rows count. The original computes the same tokens
 with the same expert for comparison; its own routes decide what becomes of its own hidden states.
@@ -70,7 +71,7 @@ class ExpertRows:
 class _Computed:
     """An expert's results for a piece of its tokens.
 
-    output     of the original, for its own tokens among them
+    output     of the original, for its own tokens among them; None where another run has added it
     summed     what down multiplies, of rows that are summed up, by model
     held       the same of held-out rows
     held_places  where these are in the text
@@ -78,7 +79,7 @@ class _Computed:
     """
 
     tokens: torch.Tensor
-    output: torch.Tensor
+    output: torch.Tensor | None
     summed_tokens: torch.Tensor
     summed: list[Activations]
     held: list[Activations]
@@ -153,12 +154,16 @@ class ExpertRun:
 
     def run(self) -> None:
         """Encode all experts, and add their outputs to the hidden states."""
-        experts, routes = self._experts[0], self._routes
-        counts = torch.bincount(routes[-1].experts.flatten(), minlength=experts.n_experts).tolist()
+        experts = self._experts[0]
+        counts, own_counts = (
+            torch.bincount(routes.experts.flatten(), minlength=experts.n_experts).tolist()
+            for routes in (self._routes[0], self._routes[-1])
+        )
         order = sorted(range(experts.n_experts), key=lambda expert: (-counts[expert], expert))
         n_threads, n_batches = self._context.workers.n_threads, self._context.encoder.n_at_once
         while order:
-            n_cols = statistics_cols(counts[order[0]], experts.hidden_size, experts.width)
+            most = max(own_counts[expert] for expert in order)
+            n_cols = statistics_cols(most, experts.hidden_size, experts.width)
             n_together = experts_at_once(n_cols, n_threads, n_batches)
             self._run([self._visit(expert) for expert in order[:n_together]])
             del order[:n_together]
@@ -252,8 +257,9 @@ class ExpertRun:
             return self._compute(blocks, visit, piece)
 
         for computed in context.workers.each(take, tokens.split(PIECE_ROWS) if len(tokens) else ()):
-            here, weights = rows[0].among(computed.tokens)
-            after.add(computed.tokens[here], computed.output, weights)
+            if computed.output is not None:
+                here, weights = rows[0].among(computed.tokens)
+                after.add(computed.tokens[here], computed.output, weights)
             if self._is_down_missing:
                 inputs.add(computed.summed, computed.summed_tokens, context.workers)
                 inputs.hold(computed.held, computed.held_places)
@@ -264,9 +270,11 @@ class ExpertRun:
         mine = torch.isin(tokens, visit.own.tokens)
         x = context.original.stream.middle.rows(tokens).to(device)
         inner = blocks[0].gate_up(x, Silent())
-        here, _ = visit.rows[0].among(tokens)
-        output = to_cpu(blocks[0].project_down(inner[here.to(device)], Silent()).float())
-        refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
+        output = None
+        if not context.passed.has_experts:
+            here, _ = visit.rows[0].among(tokens)
+            output = to_cpu(blocks[0].project_down(inner[here.to(device)], Silent()).float())
+            refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
         shown = [inner[mine.to(device)]]
         tokens_here = tokens[mine]
         if context.is_followed:

@@ -1,9 +1,9 @@
 """One layer: the inputs of its matrices are gathered, they are encoded, and the hidden states go on.
 
-With the original alone, one pass over the chunks gathers the inputs of all matrices of the attention. Where
-the model that is being written follows, matrices are encoded in stages: each sees what the ones before it, as
-they stand in the output, have made of the text. A stage is another pass, which ends once the inputs of its
-matrices are known. The block after the attention is encoded in the same way from the rows in `middle`, and
+One pass over the chunks shows what all matrices of the original's attention multiply. Where the model that is
+being written follows, matrices are encoded in stages: each sees what the ones before it, as they stand in the
+output, have made of the text. A stage is a pass of that model, which ends once the inputs of its matrices are
+known. The block after the attention is encoded in the same way from the rows in `middle`, and
 experts one by one (see experts.py).
 """
 
@@ -17,32 +17,18 @@ import torch
 
 from imatrix.calibrate.run.context import Model, RunContext
 from imatrix.calibrate.run.experts import MIDDLE, ExpertRun
+from imatrix.calibrate.run.original import Way
 from imatrix.calibrate.statistics.inputs import Activations, Capture, Inputs, Order, Seen, WeightsOf, gather
 from imatrix.forward.device import to_cpu
 from imatrix.forward.layer import Layer, refuse_nonfinite
-from imatrix.forward.layers.ffn import BlockNames
+from imatrix.forward.layers.ffn import BlockNames, FeedForward
 from imatrix.forward.layers.residual import joined
 from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.sweep import Routes
 from imatrix.forward.workers import give_back
 
-
-@dataclass(frozen=True)
-class _Way:
-    """How a model's tokens go past the block of a layer.
-
-    routes  where they go; None for a layer without routed experts
-    shares  see `imatrix.forward.layers.residual.ResidualStream`, on the CPU
-    """
-
-    routes: Routes | None
-    shares: torch.Tensor | None
-
-    @classmethod
-    def joined(cls, ways: Sequence[_Way]) -> _Way:
-        routes = [way.routes for way in ways if way.routes is not None]
-        shares = [way.shares for way in ways if way.shares is not None]
-        return cls(Routes.joined(routes) if routes else None, torch.cat(shares) if shares else None)
+_OWN = "own"
+"""Marks what is kept of the model that is being written."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +58,8 @@ class LayerRun:
 
         raises  BadActivation naming layer and tensor for NaN or infinity, and what writing raises
         """
+        stream, before = self.context.original.stream, self.number - 1
+        self.context.passed.enter(self.number, lambda: stream.restore(before))
         ways = self._attend()
         give_back()
         shared = self._gather_middle()
@@ -82,12 +70,8 @@ class LayerRun:
             experts = [layer.experts for layer in layers if layer.experts is not None]
             routes = [way.routes for way in ways if way.routes is not None]
             ExpertRun(self.context, self.number, experts, routes, shared).run()
+            self.context.passed.has_experts = True
             give_back()
-
-    def _layers(self) -> list[Layer]:
-        """Return the layer of every model, as it is now, without its block."""
-        others = (replace(model.layer(self.number), block=None) for model in self.context.models[1:])
-        return [self.original, *others]
 
     def _chunk_rows(self, chunk: int) -> tuple[int, int]:
         size = self.context.holdout.chunk_size
@@ -100,20 +84,24 @@ class LayerRun:
 
     # ---- attention
 
-    def _attend(self) -> list[_Way]:
+    def _attend(self) -> list[Way]:
         """Encode the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
-        context = self.context
+        context, order = self.context, self._order()
         if not context.is_followed:
-            inputs, ways = self._pass(self._missing(self._order()))
-            for names in inputs.moments:
-                context.make(inputs, names, names)
-            return ways
-        stages = [self._missing([names]) for names in self._order()]
-        for stage in filter(None, stages):
-            inputs = self._stage(stage)
-            for names in inputs.moments:
-                context.make(inputs, names, names)
-        return self._pass(())[1]
+            inputs, way = self._pass(self._missing(order))
+            self._make(inputs)
+            return [way]
+        if context.passed.way is None:
+            context.passed.way = self._pass_original(order)
+        for names in order:
+            wanted = self._missing([names])
+            if wanted:
+                self._make(self._stage(names, wanted))
+        return [context.passed.way, self._pass_own()]
+
+    def _make(self, inputs: Inputs) -> None:
+        for names in inputs.moments:
+            self.context.make(inputs, names, names)
 
     def _order(self) -> list[tuple[str, ...]]:
         """Return the matrices up to the block, those with the same input together, in their order."""
@@ -129,44 +117,72 @@ class LayerRun:
         hidden = model.stream.before(self.number).read(start, stop).to(self.context.device)
         return layer.enter(hidden, self.context.tokens[start:stop], observer)
 
+    def _own(self) -> Layer:
+        """Return the layer of the model that is being written, as it is now, without its block."""
+        return replace(self.context.own.layer(self.number), block=None)
+
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
         return [name for names in groups for name in names if self.context.is_missing(name)]
 
-    def _stage(self, wanted: Collection[str]) -> Inputs:
-        """Return the inputs of the wanted matrices, without computing what comes after them."""
-        context, layers = self.context, self._layers()
+    def _stage(self, names: tuple[str, ...], wanted: Sequence[str]) -> Inputs:
+        """Return the inputs of the wanted ones of matrices that share one, without computing what follows."""
+        context, own = self.context, self._own()
+
+        def shown(model: Model, layer: Layer, chunk: int) -> torch.Tensor:
+            capture = Capture(wanted, stop=True)
+            with suppress(Seen):
+                layer.attention_block(self._entered(model, layer, chunk, capture), capture)
+            return capture.inputs()[tuple(wanted)]
 
         def take(chunk: int) -> list[Activations]:
-            shown: list[Activations] = []
-            for model, layer in zip(context.models, layers, strict=True):
-                capture = Capture(wanted, stop=True)
-                with suppress(Seen):
-                    layer.attention_block(self._entered(model, layer, chunk, capture), capture)
-                shown.append(capture.inputs())
-            return shown
+            x = context.kept.get(names, chunk)
+            if x is None:
+                x = shown(context.original, self.original, chunk)
+            return [{tuple(wanted): each} for each in (x, shown(context.own, own, chunk))]
 
         return self._gather(take)
 
-    def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
-        """Compute the attention of all models up to `middle`.
+    def _pass(self, wanted: Collection[str]) -> tuple[Inputs, Way]:
+        """Compute the original's attention up to `middle`.
 
-        returns  the inputs of the wanted matrices, and each model's way past the block
+        returns  the inputs of the wanted matrices, and the way past the block
         """
-        context, layers = self.context, self._layers()
-        by_chunk: list[dict[int, _Way]] = [{} for _ in layers]
+        context, ways = self.context, dict[int, Way]()
 
         def take(chunk: int) -> list[Activations]:
-            shown: list[Activations] = []
-            for model, layer, ways in zip(context.models, layers, by_chunk, strict=True):
-                capture = Capture(wanted)
-                ways[chunk] = self._attend_chunk(model, layer, chunk, capture)
-                shown.append(capture.inputs())
-            return shown
+            capture = Capture(wanted)
+            ways[chunk] = self._attend_chunk(context.original, self.original, chunk, capture)
+            return [capture.inputs()]
 
         inputs = self._gather(take)
-        return inputs, [_Way.joined([own[chunk] for chunk in sorted(own)]) for own in by_chunk]
+        return inputs, Way.joined([ways[chunk] for chunk in sorted(ways)])
 
-    def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> _Way:
+    def _pass_original(self, order: Sequence[tuple[str, ...]]) -> Way:
+        """Compute the original's attention up to `middle`; keep what matrices multiply.
+
+        The first ones multiply what takes next to nothing to compute.
+        """
+        context, wanted = self.context, [name for names in order[1:] for name in names]
+
+        def take(chunk: int) -> Way:
+            capture = Capture(wanted)
+            way = self._attend_chunk(context.original, self.original, chunk, capture)
+            for names, x in capture.inputs().items():
+                context.kept.keep(names, chunk, x)
+            return way
+
+        return Way.joined(list(context.workers.each(take, range(context.holdout.n_chunks))))
+
+    def _pass_own(self) -> Way:
+        """Compute the attention of the model that is being written up to `middle`."""
+        context, own = self.context, self._own()
+
+        def take(chunk: int) -> Way:
+            return self._attend_chunk(context.own, own, chunk, Silent())
+
+        return Way.joined(list(context.workers.each(take, range(context.holdout.n_chunks))))
+
+    def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> Way:
         """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
         start, stop = self._chunk_rows(chunk)
         passage = layer.attention_block(self._entered(model, layer, chunk, observer), observer)
@@ -178,7 +194,7 @@ class LayerRun:
             chosen = layer.chosen_by(self.context.tokens[start:stop])
             chosen, weights = layer.route(passage, x, Silent(), chosen)
             routes = Routes(to_cpu(chosen), to_cpu(weights))
-        return _Way(routes, None if passage.shares is None else to_cpu(passage.shares))
+        return Way(routes, None if passage.shares is None else to_cpu(passage.shares))
 
     # ---- what every token goes through
 
@@ -198,48 +214,60 @@ class LayerRun:
             return Inputs(context.corrects_drift, self.weights)
         return self._gather(take)
 
-    def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
+    def _block(self, shared: Inputs, ways: Sequence[Way]) -> None:
         """Encode the dense block or shared expert, and add its output to the hidden states."""
-        context = self.context
-        names = self.block
+        context, names = self.context, self.block
         if names is None:
             return
         context.make(shared, MIDDLE, names.inputs)
-        blocks = [model.layer(self.number).block for model in context.models]
+        original, *others = (self._read_block(model) for model in context.models)
+        key, own_key = (names.down,), (_OWN, names.down)
 
         def take(chunk: int) -> list[Activations]:
-            shown: list[Activations] = []
-            for each, (model, block) in enumerate(zip(context.models, blocks, strict=True)):
-                assert block is not None
-                x = self._middle(model, chunk)
-                inner = block.gate_up(x, Silent())
-                if each == 0:
-                    self._add(model, ways[0], chunk, block.finish(inner, x, Silent()), names.down)
-                else:
-                    context.kept.keep(names.down, chunk, inner)
-                shown.append({(names.down,): inner[:, None]})
-            return shown
+            shown = [self._inner_of_original(original, ways[0], chunk)]
+            for own in others:
+                shown.append(own.gate_up(self._middle(context.own, chunk), Silent()))
+                context.kept.keep(own_key, chunk, shown[-1])
+            return [{key: inner[:, None]} for inner in shown]
 
         inputs = self._gather(take)
-        blocks.clear()
-        context.make(inputs, (names.down,), (names.down,))
+        context.passed.has_block = True
+        others.clear()
+        context.make(inputs, key, key)
         del inputs
         if context.is_followed:
-            own = context.own.layer(self.number).block
-            assert own is not None
+            own = self._read_block(context.own)
 
             def finish(chunk: int) -> None:
-                x, inner = self._middle(context.own, chunk), context.kept.take(names.down, chunk)
+                x, inner = self._middle(context.own, chunk), context.kept.take(own_key, chunk)
                 inner = own.gate_up(x, Silent()) if inner is None else inner
                 self._add(context.own, ways[-1], chunk, own.finish(inner, x, Silent()), names.down)
 
             for _ in context.workers.each(finish, range(context.holdout.n_chunks)):
                 pass
 
+    def _read_block(self, model: Model) -> FeedForward:
+        block = model.layer(self.number).block
+        assert block is not None
+        return block
+
+    def _inner_of_original(self, block: FeedForward, way: Way, chunk: int) -> torch.Tensor:
+        """Return what the original's down multiplies; add its output to the hidden states, once."""
+        passed, down = self.context.passed, block.names.down
+        inner = passed.kept.get((down,), chunk)
+        if inner is None:
+            x = self._middle(self.context.original, chunk)
+            inner = block.gate_up(x, Silent())
+            if not passed.has_block:
+                self._add(self.context.original, way, chunk, block.finish(inner, x, Silent()), down)
+                if passed.is_shared:
+                    passed.kept.keep((down,), chunk, inner)
+        return inner
+
     def _middle(self, model: Model, chunk: int) -> torch.Tensor:
         return model.stream.middle.read(*self._chunk_rows(chunk)).to(self.context.device)
 
-    def _add(self, model: Model, way: _Way, chunk: int, output: torch.Tensor, name: str) -> None:
+    def _add(self, model: Model, way: Way, chunk: int, output: torch.Tensor, name: str) -> None:
         """Add the output of a chunk to the hidden states."""
         start, stop = self._chunk_rows(chunk)
         after = model.stream.after(self.number)

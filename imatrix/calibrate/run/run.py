@@ -8,7 +8,7 @@ format are calibrated in the same way.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,10 +28,11 @@ from gguf_tools.system.files import read_at
 from gguf_tools.system.settings import ONE_BLAS_THREAD
 from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.run.cluster import StripsJob, open_cluster_strips
-from imatrix.calibrate.run.context import Model, RunContext, StateSaver, open_streams, state_bytes
+from imatrix.calibrate.run.context import Model, RunContext, StateSaver, open_streams
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.run.kept import Kept
 from imatrix.calibrate.run.layers import LayerRun
+from imatrix.calibrate.run.original import OriginalPass
 from imatrix.calibrate.run.output import Records, Writer, open_partial_model
 from imatrix.calibrate.run.report import (
     FinalDivergence,
@@ -108,20 +109,31 @@ class CalibratedRun:
             if error is None:
                 forget(work_path(self._plan.path))
 
-    def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
-        """See `quantize.fill.filling.Calibrator`."""
+    def steps(
+        self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done
+    ) -> Generator[int, None, None]:
+        """See `quantize.fill.filling.Calibrator`; after the first step, yield the layers that are done."""
         plan = self._plan
         missing: dict[str, list[ChunkTask]] = {}
         for task in tasks:
             missing.setdefault(task.rows.tensor, []).append(task)
         with ExitStack() as opened:
+            opened.enter_context(plan.together)
             folder, records = self._open_folder(missing, opened)
             self._records = records
-            work = self._open_work(missing, folder, records, partials, done, opened)
-            _make_embeddings(work)
-            context = _open_context(work, opened)  # once embeddings are as they are written
-            _make_layers(work, context)
-            divergence = _make_end(work, context)
+            meter = self._meter(missing)
+            yield EMBEDDING - 1  # all tell their work before the first begins
+            work = self._open_work(missing, folder, records, partials, done, meter, opened)
+            with torch_threads(1):
+                _make_embeddings(work)
+                context = _open_context(work, opened)  # once embeddings are as they are written
+            if plan.is_in_step:
+                yield folder.done
+            for layer in _make_layers(work, context):
+                if plan.is_in_step:
+                    yield layer
+            with torch_threads(1):
+                divergence = _make_end(work, context)
             n_cols = {name: plan.n_cols(info) for name, info in plan.made.items()}
             self._report = Report.of(n_cols, records, context.holdout, divergence, plan.quality)
         for finding in class_findings(self._report.classes):
@@ -134,15 +146,13 @@ class CalibratedRun:
         records: Records,
         partials: Mapping[int, Path],
         done: Done,
+        meter: Meter,
         opened: ExitStack,
     ) -> _Work:
         """Open what all phases need; the gradients are collected before anything else is in memory."""
         plan, enter = self._plan, opened.enter_context
         enter(fast_products(plan.device.type))
-        nothing = Work(0, 0, 0, (0,) * plan.network.n_all_layers, 0)
-        expected = planned_work(plan, plan.text) if missing else nothing
-        meter = Meter(expected, self._options.calibrating)
-        gradients = self._gradients(missing, meter, opened)
+        gradients = self._gradients(missing, meter)
         workers = enter(_workers(self._options.threads, plan.device.type, meter.computed))
         tensors = enter(open_partial_model(self._job.outputs, partials, self._tensors))
         for task in (task for group in missing.values() for task in group):
@@ -155,7 +165,14 @@ class CalibratedRun:
         n_threads = threads_on(plan.device, self._options.threads)
         return _Work(plan, folder, missing, n_threads, meter, gradients, factors, encoder)
 
-    def _gradients(self, missing: Iterable[str], meter: Meter, opened: ExitStack) -> Gradients | None:
+    def _meter(self, missing: Collection[str]) -> Meter:
+        """Return the meter of the run's work."""
+        plan = self._plan
+        nothing = Work(0, 0, 0, (0,) * plan.network.n_all_layers, 0)
+        expected = planned_work(plan, plan.text) if missing else nothing
+        return Meter(expected, plan.together.bar(self._options.calibrating, expected.seconds))
+
+    def _gradients(self, missing: Iterable[str], meter: Meter) -> Gradients | None:
         """Collect the gradients that the options need for the tensors that are missing."""
         plan, options, n_threads = self._plan, self._plan.options, self._options.threads
         if not missing or not options.needs_gradients:
@@ -167,9 +184,11 @@ class CalibratedRun:
         at_once = chunks_at_once(plan.shapes, plan.text.chunk_size, n_threads)
         restart = self._options.restart and plan.collects_gradients
         how = GradientOptions(options.forward, options.seed, restart=restart, at_once=at_once)
-        opened.enter_context(torch_threads(n_threads))
-        text = gradient_text(plan.text)
-        return opened.enter_context(collect_gradients(source, text, plan.gradients_at, how, meter))
+        text, at = gradient_text(plan.text), plan.together.paths[0]
+        with torch_threads(n_threads):
+            return plan.together.opened_once(
+                Gradients, lambda: collect_gradients(source, text, at, how, meter)
+            )
 
     def _open_folder(self, missing: Iterable[str], opened: ExitStack) -> tuple[WorkFolder, Records]:
         """Open the work folder and its records; start over where chunks of an earlier layer are missing."""
@@ -252,12 +271,12 @@ def _make_embeddings(work: _Work) -> None:
 def _open_context(work: _Work, opened: ExitStack) -> RunContext:
     """Open the models and their hidden states, after the layer that an earlier run has finished."""
     plan, writer = work.plan, work.encoder.writer
-    network, text, forward = plan.network, plan.text, plan.options.forward
+    network, text = plan.network, plan.text
     original = Loader(plan.path, writer.sources, plan.device, plan.dtype)
     loaders = [original]
     if plan.options.sequential:
         loaders.append(replace(original, tensors=writer.tensors))
-    streams = open_streams(loaders, text, network, work.folder, forward.memory_bytes, opened)
+    streams = open_streams(plan, loaders, work.folder, opened)
     rotate = network.rope.rotation(text.chunk_size, plan.device)
     models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
     return RunContext(
@@ -272,21 +291,30 @@ def _open_context(work: _Work, opened: ExitStack) -> RunContext:
         tokens=to_torch(text.inputs).flatten(),
         trust=plan.trust,
         weights=TokenWeights(work.factors, gradient_chunks(text), text.chunk_size, text.inputs.size),
-        kept=Kept(max(0, forward.memory_bytes - state_bytes(text, network, plan.dtype, len(loaders))[0])),
+        passed=_passed(plan),
     )
 
 
-def _make_layers(work: _Work, context: RunContext) -> None:
-    """Encode layer after layer, and go on with the hidden states."""
+def _passed(plan: CalibrationPlan) -> OriginalPass:
+    """Return how far the original has come: in common with the runs that go in step with this one."""
+    if not plan.is_in_step:
+        return OriginalPass(Kept(plan.kept_bytes))
+    is_shared = len(plan.together.paths) > 1
+    return plan.together.once(OriginalPass, lambda: OriginalPass(Kept(plan.kept_bytes), is_shared))
+
+
+def _make_layers(work: _Work, context: RunContext) -> Iterator[int]:
+    """Encode layer after layer, and go on with the hidden states; yield each layer that is done."""
     network, saver = work.plan.network, StateSaver(work.folder, context.models)
     for layer in range(work.folder.done + 1, network.n_all_layers):
-        with work.meter.layer(layer):
+        with work.meter.layer(layer), torch_threads(1):
             LayerRun.of(context, layer).run()
             if layer == network.n_layers:
                 _make_draft_output(context, network)
             _make_unseen(context, [name for name in work.missing if layer_of(name) == layer])
             if layer < network.n_layers:  # the states before the MTP layer are wanted behind it
                 saver.after(layer)
+        yield layer
 
 
 def _make_end(work: _Work, context: RunContext) -> FinalDivergence | None:
@@ -334,5 +362,5 @@ def _workers(n_threads: int, device: str, computed: Callable[[float], object]) -
 
     computed  called with the seconds that each task took its thread
     """
-    with torch_threads(1), ONE_BLAS_THREAD, Workers(threads_on(device, n_threads), computed) as workers:
+    with ONE_BLAS_THREAD, Workers(threads_on(device, n_threads), computed) as workers:
         yield workers

@@ -27,9 +27,9 @@ _STRIP_COLS = 512
 """Number of columns of a unit: its product of 16384 columns takes 32 MB."""
 
 PAIR_BYTES = 24
-"""Memory for each pair of columns of a matrix at most, as measured with 8192: in float32 its sums, those
-crossed with the original's, the step that makes up for what is before, lifted moments and what rounding reads
-of them; and strips on the way."""
+"""Memory for each pair of columns of a matrix at most, as measured with 8192: in float32 its sums, those of
+drift, the root of the inverse that makes up for drift, lifted moments and what rounding reads of them; and
+strips on the way."""
 
 
 @dataclass

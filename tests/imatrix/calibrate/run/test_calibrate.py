@@ -32,12 +32,14 @@ from quantize.pipeline import plan_run
 
 torch = pytest.importorskip("torch")
 
+from imatrix.calibrate.plan import CalibrationPlan  # noqa: E402
 from imatrix.calibrate.run import run  # noqa: E402
 from imatrix.calibrate.run.layers import LayerRun  # noqa: E402
 from imatrix.calibrate.run.report import ClassErrors  # noqa: E402
 from imatrix.calibrate.statistics import gradients  # noqa: E402
 from imatrix.calibrate.statistics.inputs import Capture, HoldoutSplit  # noqa: E402
 from imatrix.calibrate.work import Work  # noqa: E402
+from imatrix.forward.options import ForwardOptions  # noqa: E402
 from imatrix.texts.mixture import read_text  # noqa: E402
 from imatrix.texts.tokens import Cut, Text  # noqa: E402
 from tests.imatrix.evaluate.trained_files import Damage  # noqa: E402
@@ -323,6 +325,86 @@ def test_several_types_share_the_gradients(
     assert len(collected) == 1
     assert (tmp_path / "Q4_0.gguf").read_bytes() == (tmp_path / "alone.gguf").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Q2_K.gguf", "Q4_0.gguf", "alone.gguf"]
+
+
+TYPES = ("Q2_K", "Q4_0")
+
+
+def sequential(text: Path, memory: int | None = None) -> quantize.QuantizeOptions:
+    """Return options of a calibration that follows the original layer by layer, on little text."""
+    forward = ForwardOptions() if memory is None else ForwardOptions(memory_bytes=memory)
+    calibration = gguf_tools.Calibration(text, FEW, method="one-sided", embedding=False, forward=forward)
+    types = quantize.PlanOptions(overrides=quantize.parse_overrides(("exps=f16",)))
+    return quantize.QuantizeOptions(types=types, calibration=calibration)
+
+
+@pytest.fixture(scope="module")
+def alone(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files of several types, each made by a run of its own."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in TYPES:
+        quantize.quantize(base, folder / f"{name}.gguf", name, sequential(text))
+    return folder
+
+
+def assert_same_files(folder: Path, alone: Path) -> None:
+    for name in TYPES:
+        assert (folder / f"{name}.gguf").read_bytes() == (alone / f"{name}.gguf").read_bytes()
+    assert len(list(folder.iterdir())) == len(TYPES)
+
+
+@pytest.mark.parametrize(
+    "room",
+    ["for all", pytest.param("for states", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow)],
+)
+def test_several_types_share_the_pass_of_the_original(
+    base: Path, text: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    """Without room for the states of all, each type has a pass of its own. The bytes are always the same."""
+    passed, real = [], LayerRun._pass_original
+
+    def pass_original(self: LayerRun, *others: Any) -> Any:
+        passed.append(self.number)
+        return real(self, *others)
+
+    monkeypatch.setattr(LayerRun, "_pass_original", pass_original)
+    if room == "for states":
+        monkeypatch.setattr(CalibrationPlan, "kept_bytes", 0)
+    memory = 0 if room == "none" else None
+    states: list[ProgressState] = []
+    output = tmp_path / "{FTYPE}.gguf"
+    quantize.quantize_many(base, output, TYPES, sequential(text, memory), progress=states.append)
+    assert_same_files(tmp_path, alone)
+    n_layers = max(passed) + 1
+    assert passed == list(range(n_layers)) * (1 if memory is None else len(TYPES))
+    bars = [state for state in states if state.unit == "work"]
+    assert len({state.total for state in bars}) == 1
+    assert bars[-1].done == pytest.approx(bars[-1].total)
+
+
+@pytest.mark.parametrize(
+    "n_done", [190, pytest.param(150, marks=pytest.mark.slow), pytest.param(230, marks=pytest.mark.slow)]
+)
+def test_types_that_were_interrupted_in_step_go_on(
+    base: Path, text: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_done: int
+) -> None:
+    """Those that are behind come first, and compute the original anew where the others were."""
+    left, real = [n_done], session.Session.done
+    monkeypatch.setattr("imatrix.calibrate.run.context.SAVE_SECONDS", 0)
+
+    def done(self: session.Session, number: int, digest: int) -> None:
+        real(self, number, digest)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "done", done)
+        with pytest.raises(KeyboardInterrupt):
+            quantize.quantize_many(base, tmp_path / "{FTYPE}.gguf", TYPES, sequential(text))
+    assert not (tmp_path / "Q4_0.gguf").exists()
+    quantize.quantize_many(base, tmp_path / "{FTYPE}.gguf", TYPES, sequential(text))
+    assert_same_files(tmp_path, alone)
 
 
 @pytest.mark.parametrize("seconds", [0, 1e9])
