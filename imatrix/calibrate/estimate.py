@@ -19,9 +19,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import counted, size_text
 from imatrix.calibrate.options import CalibrationOptions
-from imatrix.calibrate.plan import CalibrationPlan
+from imatrix.calibrate.plan import CalibrationPlan, state_bytes
 from imatrix.calibrate.run.cluster import values_bytes
-from imatrix.calibrate.run.context import state_bytes
 from imatrix.calibrate.run.encode import encoding_bytes
 from imatrix.calibrate.run.experts import experts_at_once
 from imatrix.calibrate.shapes import Shapes, is_block, is_expert

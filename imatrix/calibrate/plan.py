@@ -16,7 +16,6 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.probe import Probe
-from imatrix.calibrate.run.context import state_bytes
 from imatrix.calibrate.shapes import Shapes, makes, network_of_model
 from imatrix.calibrate.statistics.conditions import Trust
 from imatrix.calibrate.together import Together
@@ -175,6 +174,13 @@ class CalibrationPlan:
             "trust": asdict(self.trust),
             **({"classes": list(self.text.classes)} if self.text.classes else {}),
         }
+
+
+def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
+    """Return the bytes of the states of `n_models` models in memory, and in the work folder."""
+    n_tokens = n_models * text.inputs.size
+    states, middle = n_tokens * network.state_size, n_tokens * network.hidden_size
+    return states * (4 + 4) + middle * dtype.itemsize, states * (4 + 4)
 
 
 def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: bool = False) -> None:

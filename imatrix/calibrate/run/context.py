@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
+from imatrix.calibrate.plan import CalibrationPlan, state_bytes
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.run.kept import Kept
 from imatrix.calibrate.run.original import OriginalPass
@@ -34,10 +34,6 @@ from imatrix.forward.network import Network
 from imatrix.forward.run import embed
 from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 from imatrix.forward.workers import Workers
-from imatrix.texts.tokens import Text
-
-if TYPE_CHECKING:
-    from imatrix.calibrate.plan import CalibrationPlan
 
 SAVE_SECONDS = 60.0
 """Least time between two saves of states that are in memory. What is lost with a run is as much work at most,
@@ -97,13 +93,6 @@ class Stream:
         """Put the layer's output where the next one finds it; it was saved."""
         if self.is_in_memory:
             copy(self.files[layer % 2], self.after(layer))
-
-
-def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
-    """Return the bytes of the states of `n_models` models in memory, and in the work folder."""
-    n_tokens = n_models * text.inputs.size
-    states, middle = n_tokens * network.state_size, n_tokens * network.hidden_size
-    return states * (4 + 4) + middle * dtype.itemsize, states * (4 + 4)
 
 
 def open_streams(

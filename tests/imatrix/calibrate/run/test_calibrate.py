@@ -355,7 +355,11 @@ def assert_same_files(folder: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize(
     "room",
-    ["for all", pytest.param("for states", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow)],
+    [
+        "for all",
+        pytest.param("for states", marks=pytest.mark.slow),
+        pytest.param("none", marks=pytest.mark.slow),
+    ],
 )
 def test_several_types_share_the_pass_of_the_original(
     base: Path, text: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str
