@@ -1,6 +1,6 @@
 """Measure how far a calibrated run is from the limit of this machine's own products of matrices.
 
-    python scripts/measure/calibration_limit.py BASE.gguf TEXT --type Q4_K_M --chunks 64 [--threads 2]
+    python -m scripts.measure.calibration_limit BASE.gguf TEXT --types Q4_K_M,Q2_K --chunks 64 [--threads 2]
 
 The limit counts the floating-point operations that the method needs, nothing twice, from shapes and tokens by
 the formulas of docs/calibrated.md, and divides them by the rate at which this machine multiplies 2048 x 2048
@@ -9,7 +9,8 @@ the phases of the run took. A thread looks every few milliseconds at what all ot
 function that they are in tells the phase. So a phase has thread seconds, which divided by the threads compare
 with the limit. "waiting" is what threads did not use.
 
-For models with ordinary attention. Run it on a quiet machine.
+Several types are made in one command, which computes the original once. For models with ordinary attention.
+Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ _PHASES = {
     "gather": MOMENTS,
     "_weighed": MOMENTS,
     "conditions_of": FACTORS,
-    "correction": FACTORS,
+    "_upper_root": FACTORS,
+    "_invert_upper": FACTORS,
+    "damped_inverse": FACTORS,
     "GradientFactors.": FACTORS,
     "with_blocks": FACTORS,
     "_stock": JUDGING,
@@ -78,26 +81,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("base", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--type", default="Q4_K_M", help="default: %(default)s")
+    parser.add_argument("--types", default="Q4_K_M", help="separated by commas (default: %(default)s)")
     parser.add_argument("--chunks", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--chunk-size", type=int, default=512, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="keep the file under this name")
+    parser.add_argument("--output", type=Path, help="keep the files under this name, with {FTYPE} in it")
     args = parser.parse_args()
+    types = args.types.split(",")
     rate = product_rate(args.threads)
-    needed = operations(args.base, args.chunks, args.chunk_size)
+    needed = operations(args.base, args.chunks, args.chunk_size, len(types))
+    cut = gguf_tools.Cut(args.chunk_size, n_chunks=args.chunks)
+    options = gguf_tools.QuantizeOptions(calibration=gguf_tools.Calibration(args.text, cut))
     with tempfile.TemporaryDirectory(dir=args.base.parent) as folder, sampled() as seen:
         started, before = time.perf_counter(), time.process_time()
-        gguf_tools.calibrate(
-            args.base,
-            args.output or Path(folder) / "out.gguf",
-            args.type,
-            args.text,
-            n_chunks=args.chunks,
-            chunk_size=args.chunk_size,
-            n_threads=args.threads,
-            progress=True,
-        )
+        output = args.output or Path(folder) / "{FTYPE}.gguf"
+        gguf_tools.quantize_many(args.base, output, types, options, n_threads=args.threads, progress=True)
         wall, cpu = time.perf_counter() - started, time.process_time() - before
     for line in table(needed, seen, rate, wall, args.threads):
         print(line)
@@ -118,7 +116,7 @@ def product_rate(n_threads: int) -> float:
     return 2 * size**3 / statistics.median(seconds[1:])
 
 
-def operations(base: Path, n_chunks: int, chunk_size: int) -> Mapping[str, float]:
+def operations(base: Path, n_chunks: int, chunk_size: int, n_types: int) -> Mapping[str, float]:
     """Count the floating-point operations that each phase needs, from the shapes of a model."""
     with gguf_tools.open_gguf(base) as source:
         infos, metadata = list(source.tensors.values()), source.metadata
@@ -135,23 +133,24 @@ def operations(base: Path, n_chunks: int, chunk_size: int) -> Mapping[str, float
     matrices = sum(2.0 * shapes.share(each) * each.n_elems for each in made)
     vocab = 2.0 * network.vocab_size * size
     counts = defaultdict[str, float](float)
-    counts[PASSES] = 2 * tokens * (matrices + scores)
+    counts[PASSES] = (1 + n_types) * tokens * (matrices + scores)
     # The way back takes gradients of inputs alone: once through matrices, twice through scores.
     counts[GRADIENTS] = some * (2 * matrices + 3 * scores)
-    counts[LOGITS] = 2 * some * vocab + tokens * vocab
+    counts[LOGITS] = 2 * some * vocab + n_types * tokens * vocab
     for each in made:
         rows, n_mats = shapes.share(each), each.n_mats
         pieces = [stop - start for start, stop in row_pieces(each.n_rows // n_mats)]
         counts[COVARIANCES] += some * rows * n_mats * sum(piece**2 for piece in pieces)
-        # Errors go to the columns and to the rows of a piece that follow, half of each on average; the
-        # weights aimed at are a product with the step towards W t.
-        counts[ROUNDING] += each.n_elems * (3 * each.n_cols + max(pieces))
-        counts[JUDGING] += each.n_elems * 6.0 * min(HELD_ROWS, tokens)
+        # Errors go to the columns and to the rows of a piece that follow, half of each on average. The
+        # weights aimed at are products with sums of drift and with two triangular matrices.
+        counts[ROUNDING] += n_types * each.n_elems * (5 * each.n_cols + max(pieces))
+        counts[JUDGING] += n_types * each.n_elems * 6.0 * min(HELD_ROWS, tokens)
     for each in _inputs(made):
         rows = tokens * shapes.share(each) * each.n_mats
-        # x x^T is symmetric, t x^T is not.
-        counts[MOMENTS] += rows * each.n_cols**2 * 3
-        counts[FACTORS] += 7.0 * each.n_mats * each.n_cols**3
+        # x x^T is symmetric, (t - x) x^T is not.
+        counts[MOMENTS] += n_types * rows * each.n_cols**2 * 3
+        # Three times a root and its inverse, and a product of triangular matrices: n^3 / 3 each.
+        counts[FACTORS] += n_types * 7 / 3 * each.n_mats * each.n_cols**3
     return counts
 
 
