@@ -77,10 +77,14 @@ class LayerRun:
         size = self.context.holdout.chunk_size
         return chunk * size, (chunk + 1) * size
 
-    def _gather(self, take: Callable[[int], Sequence[Activations]]) -> Inputs:
+    def _gather(
+        self, take: Callable[[int], Sequence[Activations]], through: torch.Tensor | None = None
+    ) -> Inputs:
         context = self.context
         drifts = context.corrects_drift
-        return gather(context.holdout, take, context.workers, drifts=drifts, weights=self.weights)
+        return gather(
+            context.holdout, take, context.workers, drifts=drifts, weights=self.weights, through=through
+        )
 
     # ---- attention
 
@@ -220,19 +224,21 @@ class LayerRun:
         if names is None:
             return
         context.make(shared, MIDDLE, names.inputs)
-        original, *others = (self._read_block(model) for model in context.models)
+        blocks = [self._read_block(model) for model in context.models]
+        n_outputs, n_cols = blocks[0].down.shape
+        through = blocks[0].down if 2 * n_outputs < n_cols else None
         key, own_key = (names.down,), (_OWN, names.down)
 
         def take(chunk: int) -> list[Activations]:
-            shown = [self._inner_of_original(original, ways[0], chunk)]
-            for own in others:
+            shown = [self._inner_of_original(blocks[0], ways[0], chunk)]
+            for own in blocks[1:]:
                 shown.append(own.gate_up(self._middle(context.own, chunk), Silent()))
                 context.kept.keep(own_key, chunk, shown[-1])
             return [{key: inner[:, None]} for inner in shown]
 
-        inputs = self._gather(take)
+        inputs = self._gather(take, through)
         context.passed.has_block = True
-        others.clear()
+        blocks.clear()
         context.make(inputs, key, key)
         del inputs
         if context.is_followed:

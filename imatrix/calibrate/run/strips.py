@@ -61,7 +61,9 @@ class Strip:
 
     def matrix(self, rows: Floats32) -> Matrix:
         """Return the method's task, given the source's rows."""
-        return Matrix(self.conditions.aim(rows), None if self.block is None else self.block.factor)
+        return Matrix(
+            self.conditions.aim(rows, self.start), None if self.block is None else self.block.factor
+        )
 
     def goes_with(self, other: Strip) -> bool:
         """Whether both can be encoded side by side."""

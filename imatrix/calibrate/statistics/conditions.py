@@ -12,9 +12,11 @@ d |W - V|^2 is added:
     V = W + W T,   T = D (H + d I)^-1
 
 Rounding then aims at V instead of W. T itself is never computed: rows are multiplied by D and by the root of
-the inverse, twice. T has an unknown for each pair of columns, and must hold on other
-texts, too. So d is larger than what H is damped by where weights are rounded under it. That is done under
-lifted moments, a guess at those of other texts.
+the inverse, twice. Of a matrix of few rows, the sum of W (t - x) x^T is taken, which is W D.
+
+T has an unknown for each pair of columns, and must hold on other texts, too. So d is larger than what H is
+damped by where weights are rounded under it. That is done under lifted moments, a guess at those of other
+texts.
 
 Directions with much energy in one text have less in another, and those with little have more. Rounding
 moves errors to where one text has least, so it has to know. Eigenvalues are moved towards each other: w, in
@@ -80,7 +82,7 @@ def lifted(moments: AnyMoments, n_real: int | None = None, each: Each = map) -> 
 class Correction:
     """The step T that makes up for drift, as three factors: T = D / m U^T U.
 
-    drift  D, float32 (n_cols, n_cols)
+    drift  D, float32 (n_cols, n_cols); or W D, float32 (n_rows, n_cols), where `is_through`
     upper  U with (H / m + d I)^-1 = U^T U, float32 (n_real, n_real): columns behind are padding, and not
            changed
     mean   m, the mean diagonal of H
@@ -89,6 +91,7 @@ class Correction:
     drift: Floats32
     upper: Floats32
     mean: float
+    is_through: bool
 
     @classmethod
     def of(
@@ -101,25 +104,29 @@ class Correction:
         """
         if statistics.drift is None:
             return None
-        return cls(statistics.drift, *inverse_root(statistics.own[:n_real, :n_real], damp, each))
+        root = inverse_root(statistics.own[:n_real, :n_real], damp, each)
+        return cls(statistics.drift, *root, statistics.is_through)
 
-    def step(self, rows: torch.Tensor) -> torch.Tensor:
-        """Compute W T of some rows, float32 (n_rows, n_cols)."""
+    def step(self, rows: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Compute W T of some rows, float32 (n_rows, n_cols); `first` is the number of the first."""
         upper, n_cols = to_torch(self.upper), rows.shape[1]
         n_real = len(upper)
-        drift = to_torch(self.drift[:n_real, :n_real])
-        made = rows[:, :n_real] @ drift / self.mean @ upper.T @ upper
+        if self.is_through:
+            moved = to_torch(self.drift[first : first + len(rows), :n_real])
+        else:
+            moved = rows[:, :n_real] @ to_torch(self.drift[:n_real, :n_real])
+        made = moved / self.mean @ upper.T @ upper
         return torch.nn.functional.pad(made, (0, n_cols - n_real))
 
 
-def corrected(rows: Floats32, correction: Correction, held: Held | None = None) -> Floats32:
-    """Return W + a W T of some rows, float32 (n_rows, n_cols).
+def corrected(rows: Floats32, correction: Correction, held: Held | None = None, first: int = 0) -> Floats32:
+    """Return W + a W T of some rows, float32 (n_rows, n_cols); `first` is the number of the first.
 
     held  held-out rows: a, from 0 to 1, is what makes up best for the drift of those that count. Where
           little text was seen, T is mostly noise, and a is small. None: a is 1
     """
     weights = to_torch(rows)
-    product = correction.step(weights)
+    product = correction.step(weights, first)
     if held is not None:
         x, roots = held.x, held.places.shares.sqrt()[:, None]
         moved = (held.originals - x) @ weights.T * roots
@@ -153,9 +160,9 @@ class Conditions:
         """Return empty conditions, for rows whose inputs were never observed."""
         return cls(None, 0, None, None, None)
 
-    def aim(self, rows: Floats32) -> Floats32:
-        """Return the aim of rounding: rows with the correction, float32 (n_rows, n_cols)."""
-        return rows if self.correction is None else corrected(rows, self.correction, self.held)
+    def aim(self, rows: Floats32, first: int) -> Floats32:
+        """Return the aim of rounding: rows from `first` on with the correction, float32 (n_rows, n_cols)."""
+        return rows if self.correction is None else corrected(rows, self.correction, self.held, first)
 
 
 def conditions_of(

@@ -36,21 +36,36 @@ strips on the way."""
 class Moments:
     """The moments of a stack of matrices, on the device that computes.
 
-    own     float32 (n_mats, n_cols, n_cols): sum of x x^T; the lower triangle is filled in by `whole`
-    drift   the same shape: sum of (t - x) x^T, t what the original model's matrix multiplies where this one
-            multiplies x; None where both are the same
-    n_rows  rows that were added up, the same for all matrices
+    own      float32 (n_mats, n_cols, n_cols): sum of x x^T; the lower triangle is filled in by `whole`
+    drift    the same shape: sum of (t - x) x^T, t what the original model's matrix multiplies where this one
+             multiplies x; None where both are the same. With `through`, the sum of W (t - x) x^T, float32
+             (1, n_outputs, n_cols)
+    through  the one matrix W that multiplies t, (n_outputs, n_cols), where it has few rows: so the sum is
+             smaller, and takes less to compute
+    n_rows   rows that were added up, the same for all matrices
     """
 
     own: torch.Tensor
     drift: torch.Tensor | None
+    through: torch.Tensor | None = None
     n_rows: int = 0
 
     @classmethod
-    def zeros(cls, n_mats: int, n_cols: int, device: torch.device, *, drifts: bool) -> Moments:
-        shape = n_mats, n_cols, n_cols
-        own = torch.zeros(shape, device=device)
-        return cls(own, torch.zeros_like(own) if drifts else None)
+    def zeros(
+        cls,
+        n_mats: int,
+        n_cols: int,
+        device: torch.device,
+        *,
+        drifts: bool,
+        through: torch.Tensor | None = None,
+    ) -> Moments:
+        own = torch.zeros((n_mats, n_cols, n_cols), device=device)
+        if not drifts:
+            return cls(own, None)
+        if through is None:
+            return cls(own, torch.zeros_like(own))
+        return cls(own, torch.zeros((1, *through.shape), device=device), through)
 
     def add(
         self,
@@ -72,12 +87,22 @@ class Moments:
 
         def take(unit: tuple[int, int]) -> None:
             mat, start = unit
-            stop = min(start + _STRIP_COLS, x.shape[2])
-            self.own[mat, start:stop, start:] += x[:, mat, start:stop].T @ x[:, mat, start:]
-            if self.drift is not None and moved is not None:
-                self.drift[mat, start:stop] += moved[:, mat, start:stop].T @ x[:, mat]
+            self.own[mat, start : start + _STRIP_COLS, start:] += (
+                x[:, mat, start : start + _STRIP_COLS].T @ x[:, mat, start:]
+            )
 
-        for _ in workers.each(take, self._units()):
+        def take_drift(unit: tuple[int, int]) -> None:
+            assert moved is not None
+            assert self.drift is not None
+            mat, rows = unit[0], slice(unit[1], unit[1] + _STRIP_COLS)
+            of_rows = (
+                moved[:, mat, rows] if self.through is None else moved[:, mat] @ self.through[rows].float().T
+            )
+            self.drift[mat, rows] += of_rows.T @ x[:, mat]
+
+        for _ in workers.each(take, _units(self.own)):
+            pass
+        for _ in workers.each(take_drift, () if self.drift is None else _units(self.drift)):
             pass
         self.n_rows += len(x)
 
@@ -101,11 +126,12 @@ class Moments:
         """Return sum (t - x) x^T of one matrix, (n_cols, n_cols)."""
         return None if self.drift is None else to_numpy(self.drift[mat])
 
-    def _units(self) -> Iterator[tuple[int, int]]:
-        n_mats, n_cols, _ = self.own.shape
-        for mat in range(n_mats):
-            for start in range(0, n_cols, _STRIP_COLS):
-                yield mat, start
+
+def _units(sums: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Yield the matrix and the first row of each unit of sums."""
+    for mat in range(len(sums)):
+        for start in range(0, sums.shape[1], _STRIP_COLS):
+            yield mat, start
 
 
 def _weighed(rows: torch.Tensor, roots: torch.Tensor | None) -> torch.Tensor:
@@ -118,7 +144,8 @@ class Statistics:
     """Second moments of one matrix's inputs.
 
     own     float32 or float64 (n_cols, n_cols): sum of x x^T
-    drift   sum of (t - x) x^T; None where t is x
+    drift   sum of (t - x) x^T; None where t is x. Where `is_through`, the sum of W (t - x) x^T, float32
+            (n_outputs, n_cols), with W the original's matrix
     n_rows  rows that they stand for; a fraction of one where rows of others were taken in with less weight
     n_seen  rows of the matrix itself that were added up
     """
@@ -127,10 +154,12 @@ class Statistics:
     drift: Floats32 | None
     n_rows: float
     n_seen: int
+    is_through: bool = False
 
     @classmethod
     def of(cls, moments: Moments, mat: int = 0) -> Statistics:
-        return cls(moments.whole(mat), moments.drifted(mat), moments.n_rows, moments.n_rows)
+        is_through, n_rows = moments.through is not None, moments.n_rows
+        return cls(moments.whole(mat), moments.drifted(mat), n_rows, n_rows, is_through)
 
     def shrunk_towards(self, shared: Statistics, n_rows: float) -> Statistics:
         """Return these with `n_rows` rows that are like the mean of the shared ones."""
@@ -369,11 +398,13 @@ class Inputs:
 
     drifts   whether the original's inputs differ
     weights  of the tokens, see `WeightsOf`
+    through  see `Moments`
     moments  by the names of all matrices that have the same input
     """
 
     drifts: bool
     weights: WeightsOf = unweighed
+    through: torch.Tensor | None = None
     moments: dict[tuple[str, ...], Moments] = field(default_factory=dict)
     _held: dict[tuple[str, ...], list[Held]] = field(default_factory=dict)
 
@@ -390,7 +421,7 @@ class Inputs:
             moments = self.moments.get(names)
             if moments is None:
                 n_mats, n_cols = x.shape[1:]
-                moments = Moments.zeros(n_mats, n_cols, x.device, drifts=self.drifts)
+                moments = Moments.zeros(n_mats, n_cols, x.device, drifts=self.drifts, through=self.through)
                 self.moments[names] = moments
             moments.add(x, originals[names] if self.drifts else None, workers, roots)
 
@@ -422,12 +453,13 @@ def gather(
     *,
     drifts: bool,
     weights: WeightsOf = unweighed,
+    through: torch.Tensor | None = None,
 ) -> Inputs:
     """Gather the inputs that `take` shows for each chunk, for each model, the original first.
 
-    drifts, weights  see `Inputs`
+    drifts, weights, through  see `Inputs`
     """
-    inputs = Inputs(drifts, weights)
+    inputs = Inputs(drifts, weights, through)
     n_held = -(-HELD_ROWS // len(holdout.held))
     step = -(-holdout.chunk_size // n_held)
     for chunks in holdout.batches():

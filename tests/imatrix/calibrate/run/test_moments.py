@@ -55,6 +55,28 @@ def test_moments_are_sums_of_outer_products() -> None:
     assert moments.n_rows == 270
 
 
+@pytest.mark.parametrize("n_outputs", [3, 600])
+def test_a_matrix_of_few_rows_is_corrected_by_a_smaller_sum(n_outputs: int) -> None:
+    """The sum is W times that of all columns, and the weights that are aimed at are the same."""
+    x, originals = rows(41, 900, 1, 48), rows(42, 900, 1, 48)
+    weights, counts = rows(43, n_outputs, 48), rows(44, 900).square()
+    made = []
+    for through in (None, weights):
+        moments = Moments.zeros(1, 48, CPU, drifts=True, through=through)
+        with Workers(2) as workers:
+            for piece in torch.arange(900).split(400):
+                moments.add(x[piece], originals[piece], workers, counts[piece].sqrt())
+        made.append(Statistics.of(moments))
+    whole, small = made
+    assert whole.drift is not None
+    assert small.drift is not None
+    np.testing.assert_allclose(small.drift, weights.numpy() @ whole.drift, rtol=1e-3, atol=2e-3)
+    some = slice(1, n_outputs)
+    aimed = [corrected(weights.numpy()[some], correction_of(each), first=1) for each in made]
+    np.testing.assert_allclose(aimed[1], aimed[0], rtol=1e-4, atol=1e-4)
+    assert np.abs(aimed[0] - weights.numpy()[some]).max() > 0.1
+
+
 def test_a_weight_counts_a_token_in_all_sums() -> None:
     """With whole numbers, a weight of 3 is what seeing the token three times would be."""
     x, originals = rows(20, 6, 2, 40), rows(21, 6, 2, 40)
