@@ -1,13 +1,15 @@
 """Measure how far a calibrated run is from the limit of this machine's own products of matrices.
 
     python -m scripts.measure.calibration_limit BASE.gguf TEXT --types Q4_K_M,Q2_K --chunks 64 [--threads 2]
+                                                 [--dtype bfloat16]
 
 The limit counts the floating-point operations that the method needs, nothing twice, from shapes and tokens by
 the formulas of docs/calibrated.md, and divides them by the rate at which this machine multiplies 2048 x 2048
-matrices in float32 with the run's threads, the median of five products in this process. Beside it stands what
-the phases of the run took. A thread looks every few milliseconds at what all other threads do, and the
-function that they are in tells the phase. So a phase has thread seconds, which divided by the threads compare
-with the limit. "waiting" is what threads did not use.
+matrices with the run's threads, the median of five products in this process. What multiplies the model's
+matrices has the rate of --dtype, all else that of float32. Beside it stands what the phases of the run took.
+A thread looks every few milliseconds at what all other threads do, and the function that they are in tells
+the phase. So a phase has thread seconds, which divided by the threads compare with the limit. "waiting" is
+what threads did not use.
 
 Several types are made in one command, which computes the original once. For models with ordinary attention.
 Run it on a quiet machine.
@@ -27,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import get_args
 
 import torch
 
@@ -37,6 +40,7 @@ from imatrix.calibrate.shapes import Shapes, network_of_model, promises
 from imatrix.calibrate.statistics.gradient_factors import GRADIENT_TOKENS
 from imatrix.calibrate.statistics.gradients import row_pieces
 from imatrix.calibrate.statistics.inputs import HELD_ROWS
+from imatrix.forward.options import DType
 from imatrix.forward.workers import torch_threads
 from scripts.bench.common import machine
 
@@ -74,6 +78,9 @@ _PHASES = {
 }
 """Phases by how a function's qualified name begins; the innermost function that has one decides."""
 
+_IN_DTYPE = PASSES, GRADIENTS, LOGITS
+"""Phases that multiply the model's matrices."""
+
 
 def main() -> None:
     """Run the script."""
@@ -85,28 +92,35 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--chunk-size", type=int, default=512, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--dtype", choices=get_args(DType), default="float32", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="keep the files under this name, with {FTYPE} in it")
     args = parser.parse_args()
     types = args.types.split(",")
-    rate = product_rate(args.threads)
+    rates = {name: product_rate(args.threads, name) for name in dict.fromkeys(("float32", args.dtype))}
     needed = operations(args.base, args.chunks, args.chunk_size, len(types))
     cut = gguf_tools.Cut(args.chunk_size, n_chunks=args.chunks)
-    options = gguf_tools.QuantizeOptions(calibration=gguf_tools.Calibration(args.text, cut))
+    calibration = gguf_tools.Calibration(args.text, cut, forward=gguf_tools.ForwardOptions(dtype=args.dtype))
+    options = gguf_tools.QuantizeOptions(calibration=calibration)
     with tempfile.TemporaryDirectory(dir=args.base.parent) as folder, sampled() as seen:
         started, before = time.perf_counter(), time.process_time()
         output = args.output or Path(folder) / "{FTYPE}.gguf"
         gguf_tools.quantize_many(args.base, output, types, options, n_threads=args.threads, progress=True)
         wall, cpu = time.perf_counter() - started, time.process_time() - before
-    for line in table(needed, seen, rate, wall, args.threads):
+    limits = {
+        phase: count / rates[args.dtype if phase in _IN_DTYPE else "float32"]
+        for phase, count in needed.items()
+    }
+    for line in table(needed, limits, seen, wall, args.threads):
         print(line)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"\n{cpu:.0f} CPU seconds, {memory / 1e9:.2f} GB at most, {rate / 1e9:.0f} GFLOP/s, {machine()}")
+    speeds = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in rates.items())
+    print(f"\n{cpu:.0f} CPU seconds, {memory / 1e9:.2f} GB at most, {speeds}, {machine()}")
 
 
-def product_rate(n_threads: int) -> float:
-    """Measure floating-point operations a second, in products of 2048 x 2048 float32 matrices."""
+def product_rate(n_threads: int, dtype: DType) -> float:
+    """Measure floating-point operations a second, in products of 2048 x 2048 matrices."""
     size = 2048
-    x = torch.full((size, size), 0.5)
+    x = torch.full((size, size), 0.5, dtype=getattr(torch, dtype))
     seconds = []
     with torch_threads(n_threads):
         for _ in range(6):
@@ -216,18 +230,22 @@ def _is_in(frame: FrameType | None, name: str) -> bool:
 
 
 def table(
-    needed: Mapping[str, float], seen: Mapping[str, float], rate: float, wall: float, n_threads: int
+    needed: Mapping[str, float],
+    limits: Mapping[str, float],
+    seen: Mapping[str, float],
+    wall: float,
+    n_threads: int,
 ) -> Iterator[str]:
     """Yield the lines of the table; all seconds are those of the clock."""
     yield "| phase | TFLOP | limit, s | taken, s | ratio |"
     yield "|---|--:|--:|--:|--:|"
     for phase, count in needed.items():
-        limit, taken = count / rate, seen.get(phase, 0.0) / n_threads
+        limit, taken = limits[phase], seen.get(phase, 0.0) / n_threads
         yield f"| {phase} | {count / 1e12:.2f} | {limit:.1f} | {taken:.1f} | {taken / limit:.2f} |"
     yield f"| {OTHER} | | | {seen.get(OTHER, 0.0) / n_threads:.1f} | |"
     yield f"| {WAITING} | | | {wall - sum(seen.values()) / n_threads:.1f} | |"
-    total = sum(needed.values())
-    yield f"| all | {total / 1e12:.2f} | {total / rate:.1f} | {wall:.1f} | {wall * rate / total:.2f} |"
+    total, limit = sum(needed.values()), sum(limits.values())
+    yield f"| all | {total / 1e12:.2f} | {limit:.1f} | {wall:.1f} | {wall / limit:.2f} |"
 
 
 if __name__ == "__main__":
