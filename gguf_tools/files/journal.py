@@ -37,16 +37,13 @@ from typing import Any
 from gguf_tools.errors import OutputError
 from gguf_tools.files.run_lock import JSONDifference, Refusals, lock_run
 from gguf_tools.system import files as system_files
-from gguf_tools.system.files import Closing
+from gguf_tools.system.files import SYNC_SECONDS, Closing
 from gguf_tools.system.locks import boot_id
 
 JOURNAL_SUFFIX = ".journal"
 
 FORMAT = 1
 """Version of the journal's format."""
-
-SYNC_SECONDS = 60.0
-"""Most work, in seconds, that a crash of the machine may cost."""
 
 _RUN, _STATE = "run", "state of the inputs"
 _HEAD = re.compile(rb'\{"run":"([0-9a-f]{16})",("state of the inputs":"[0-9a-f]{16}",)?"journal":\d')

@@ -1,9 +1,9 @@
 """Folders that runs fill, empty and remove: only those that carry our mark, and of their files only ours.
 
-Files are written as a whole and brought to the disk. A record says which files a
-run has finished, with the size and a digest of each, in one line for several files. A line is written when
-its files are on the disk, and it is on the disk itself before the run relies on it. So after a crash of the
-machine, a file that is not as its line says has lost something, and is made again.
+Files are written as a whole. A record says which files a run has finished, with the size and a digest of
+each, in one line for several files. After a crash of the machine, a file that is not as its line says has
+lost something, and is made again. So files and record need not be on the disk itself at once: they are
+brought there once a minute, which is the most work that such a crash costs.
 
 The names of work folders of runs and of the files in them, and of jobs, which lie beside outputs, stand
 here too: who only looks for what runs have left needs no torch.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ import xxhash
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.run_lock import LOCK, Refusals, is_run_lock, lock_run
 from gguf_tools.system import files
-from gguf_tools.system.files import OpenFolder, open_own, opened, read_own
+from gguf_tools.system.files import SYNC_SECONDS, OpenFolder, open_own, opened, read_own
 from gguf_tools.system.locks import LOCK_SUFFIX
 
 
@@ -126,9 +127,10 @@ class Entry:
 class FileRecord:
     """The open record of a folder, which nobody else has open.
 
-    entries  all lines but the mark, in their order
-    is_torn  whether lines were lost that had been there
-    raises   OutputError when it can't be read and written, or is a link
+    entries   all lines but the mark, in their order
+    is_torn   whether lines were lost that had been there
+    unsynced  names of the finished files that may not be on the disk itself yet
+    raises    OutputError when it can't be read and written, or is a link
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -136,7 +138,9 @@ class FileRecord:
         self._log = LineLog(folder / RECORD)
         self.is_torn = self._log.is_torn
         self.entries: list[Entry] = []
+        self.unsynced: set[str] = set()
         self._known: dict[str, Seal | None] = {}
+        self._synced_at = time.monotonic()
         if not _has_mark(self._log.lines, kind):
             self.forget()
             return
@@ -146,17 +150,26 @@ class FileRecord:
         self._log.close()
 
     def add(self, what: Any, names: Iterable[str]) -> None:
-        """Note that files are finished; they must be on the disk already.
+        """Note that files are finished; if the last `sync` was a minute ago, it is time for one.
 
         raises  OutputError for a file that can't be read
         """
         sealed = {name: self._seal(name) for name in names}
-        if not sealed.keys() <= {name for entry in self.entries for name in entry.files}:
-            self._sync_folder()
         self._known |= sealed
+        self.unsynced |= sealed.keys()
         self.entries.append(Entry(what, sealed))
         self._log.append({"what": what, "files": sealed})
+        if time.monotonic() - self._synced_at >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """See to it that finished files and the record are on the disk itself; raises OutputError."""
+        for name in sorted(self.unsynced):
+            sync_file(self._folder / name)
+        sync_names(self._folder)
         self._log.sync()
+        self.unsynced.clear()
+        self._synced_at = time.monotonic()
 
     def fits(self, name: str, seal: Seal) -> bool:
         """Compare a file with its line; it is read once."""
@@ -168,20 +181,15 @@ class FileRecord:
         """Begin the record anew."""
         self.entries = []
         self._known = {}
+        self.unsynced.clear()
         self._log.clear()
         self._log.append({MARK: self._kind})
-        self._log.sync()
-        self._sync_folder()
 
     def _seal(self, name: str) -> Seal:
         seal = seal_of(self._folder / name)
         if seal is None:
             raise OutputError(f"{self._folder / name}: can't be read; was it removed meanwhile?")
         return seal
-
-    def _sync_folder(self) -> None:
-        with OutputError.from_os(f"{self._folder}: can't be written"):
-            files.sync_folder(self._folder)
 
 
 def begins_mark(path: Path, kind: str) -> bool:
@@ -254,9 +262,14 @@ class FolderKind:
             return None
 
     def write_about(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Write the JSON file, with what it has to say beside the mark; raises OutputError."""
+        """Write the JSON file, with what it has to say beside the mark, and bring it to the disk itself.
+
+        raises  OutputError
+        """
         data = json.dumps({**self.mark, **about}, indent=1).encode()
         write_whole_of(folder / self.about, lambda file: file.write(data))
+        sync_file(folder / self.about)
+        sync_names(folder)
 
     def _parsed(self, data: bytes) -> dict[str, Any] | None:
         try:
@@ -350,17 +363,28 @@ def remove_files(folder: Path, names: re.Pattern[str], but: str = "") -> None:
 
 
 def write_whole_of(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Have `write` fill a file anew, and bring it to the disk.
-
-    raises  OutputError when it can't be written, or is a link
-    """
+    """Have `write` fill a file anew; raises OutputError when it can't be written, or is a link."""
     with (
         OutputError.from_os(f"{path}: can't be written"),
         os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
     ):
         write(file)
-        file.flush()
-        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file to the disk itself; raises OutputError."""
+    with OutputError.from_os(f"{path}: can't be synced"):
+        fd = open_own(path, os.O_RDWR)
+        try:
+            files.sync(fd)
+        finally:
+            os.close(fd)
+
+
+def sync_names(folder: Path) -> None:
+    """Bring the names in a folder to the disk itself; raises OutputError."""
+    with OutputError.from_os(f"{folder}: can't be synced"):
+        files.sync_folder(folder)
 
 
 WORK_SUFFIX = ".work"

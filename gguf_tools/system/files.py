@@ -183,6 +183,10 @@ _CALL_BYTES = 1 << 30
 """Most bytes of one call where a system counts them in 32 bits."""
 
 
+SYNC_SECONDS = 60.0
+"""Most work, in seconds, that a crash of the machine may cost: a run's files are synced as often."""
+
+
 def sync(fd: int) -> None:
     """Bring a file to the disk: its data, its size and its times; raises OSError."""
     with moving():

@@ -81,8 +81,7 @@ def cost_of(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None)
     scheduler  whose workers help; None: none do
     """
     options, shapes, text, network = plan.options, plan.shapes, plan.text, plan.network
-    in_memory, on_disk = state_bytes(text, network, plan.dtype, options.n_models)
-    disk = on_disk if in_memory <= options.forward.memory_bytes else in_memory
+    _, disk = state_bytes(text, network, plan.dtype, options.n_models, options.forward.memory_bytes)
     if plan.collects_gradients:
         every = {info.name: info.shape for info in plan.infos}
         disk += disk_bytes(network, every, gradient_text(text).inputs.size, GradientOptions.expert_bytes)
@@ -125,7 +124,7 @@ def memory_bytes(
         return states if states <= budget else 0
 
     n_models = n_models or options.n_models
-    states, _ = state_bytes(text, network, dtype, n_models)
+    states, _ = state_bytes(text, network, dtype, n_models, budget)
     left = max(0, budget - states)
     of_layers = (
         _making_bytes(infos, made, options, n_threads)

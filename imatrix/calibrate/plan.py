@@ -100,7 +100,7 @@ class CalibrationPlan:
     @property
     def state_bytes(self) -> int:
         """Bytes of the hidden states in memory, of all runs together."""
-        return state_bytes(self.text, self.network, self.dtype, self.n_models)[0]
+        return state_bytes(self.text, self.network, self.dtype, self.n_models, 0)[0]
 
     @property
     def fits(self) -> bool:
@@ -176,11 +176,18 @@ class CalibrationPlan:
         }
 
 
-def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
-    """Return the bytes of the states of `n_models` models in memory, and in the work folder."""
+def state_bytes(
+    text: Text, network: Network, dtype: torch.dtype, n_models: int, memory_bytes: int
+) -> tuple[int, int]:
+    """Return the bytes of the states of `n_models` models in memory, and in the work folder.
+
+    Where they fit in memory, the folder has what was saved last and the time before. Else it has three sets,
+    see `imatrix.forward.work_folder`, and scratch.
+    """
     n_tokens = n_models * text.inputs.size
-    states, middle = n_tokens * network.state_size, n_tokens * network.hidden_size
-    return states * (4 + 4) + middle * dtype.itemsize, states * (4 + 4)
+    states, middle = 4 * n_tokens * network.state_size, n_tokens * network.hidden_size * dtype.itemsize
+    in_memory = 2 * states + middle
+    return in_memory, 2 * states if in_memory <= memory_bytes else 3 * states + middle
 
 
 def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: bool = False) -> None:

@@ -41,7 +41,7 @@ class LayerStates:
     """Where hidden states are kept: two sets that change places with each layer, and what experts multiply.
 
     In memory, each layer's output is copied to the work folder's files. Else, layers work on those files
-    themselves.
+    themselves, of which there are three.
 
     size   (n_tokens, n_strands * hidden_size + n_handed)
     dtype  of what experts multiply, (n_tokens, hidden_size)
@@ -78,9 +78,7 @@ class LayerStates:
         """
         if self._folder.done < EMBEDDING:
             first = self.stored(EMBEDDING)
-            arrays = fill(first)
-            first.sync()
-            self._folder.finish_layer(EMBEDDING, arrays, [first.path])
+            self._folder.finish_layer(EMBEDDING, fill(first), [first.path])
         if self.in_memory:
             for layer in self._wanted_after(self._folder.done):
                 copy(self.stored(layer), self.after(layer))
@@ -105,14 +103,12 @@ class LayerStates:
         return LayerBuffers(self.after(layer - 1), self._middle, self.after(layer))
 
     def finish(self, layer: int, arrays: Arrays) -> None:
-        """Bring the layer's output to the disk itself, and record that the layer is done.
+        """Bring the layer's output to its file, and record that the layer is done.
 
         arrays  what is to be kept beside it in the work folder
         """
-        stored = self.stored(layer)
         if self.in_memory:
-            copy(self.after(layer), stored)
-        stored.sync()
+            copy(self.after(layer), self.stored(layer))
         paths = [self.stored(each).path for each in self._wanted_after(layer)]
         self._folder.finish_layer(layer, arrays, paths)
 
@@ -154,7 +150,7 @@ class ForwardPass:
         run_layer(self.sweep, self.execution, layer, self.states.around(layer), observer)
 
     def layers(self, observe: Callable[[], Observer]) -> Iterator[int]:
-        """Compute the layers that are not done, and yield each once it is on disk.
+        """Compute the layers that are not done, and yield each once it is recorded.
 
         observe  returns an observer for a layer; what it keeps goes to the work folder
         raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay
@@ -213,7 +209,7 @@ def refuse_full_disk(
         network, itemsize = source.network, getattr(torch, options.dtype).itemsize
         in_memory = chunks.n_tokens * _row_bytes(network, itemsize) <= options.memory_bytes
         middle = 0 if in_memory else itemsize * network.hidden_size
-        n_bytes += chunks.n_tokens * (2 * 4 * network.state_size + middle)
+        n_bytes += chunks.n_tokens * (3 * 4 * network.state_size + middle)
     refuse_small_disk(folders, n_bytes, "hidden states", "use fewer chunks, or another disk")
 
 

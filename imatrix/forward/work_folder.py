@@ -3,14 +3,18 @@
     OUT.work/
       run.json              what decides the run's numbers: model, text, options
       record                the layers that are done: the files of each, with size and digest
-      hidden.0, hidden.1    hidden states after the latest even and odd layer
+      hidden.0, .1, .2      hidden states after the latest layers
       hidden.00012          or, where those of all layers are kept, after the layer before 12
       middle                scratch, where hidden states don't fit in memory
       sums.00012.npz        what the observer kept of layer 12
 
-A layer reads one of the two files of hidden states and writes the other. So a run that is killed at any
-moment still has the input of the layer that it was computing. A file that is not as its record says, after a
-crash of the machine for instance, is not used: its layer is computed again, and so are those that need it.
+A layer reads one of the files of hidden states and writes another. So a run that is killed at any moment
+still has the input of the layer that it was computing. A file that is not as its record says, after a crash
+of the machine for instance, is not used: its layer is computed again, and so are those that need it.
+
+Once a minute, all is brought to the disk itself, and no layer writes to the hidden states that are sure to be
+there until the next ones are. So a crash of the machine costs a minute's work, or the layer's that took
+longer. That takes a third file of hidden states, where layers take less than a minute.
 
 The folder belongs to the run only if it carries our mark, in `record` and in run.json. Of the files in it,
 those with names of ours are replaced and removed; others stay, and then the folder stays, too.
@@ -63,11 +67,14 @@ def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
     }
 
 
-VERSION = 3
+VERSION = 4
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 EMBEDDING = -1
 """Number of the step before layer 0, which looks up the embeddings of the tokens."""
+
+HIDDEN = "hidden."
+"""How the names of files of hidden states begin."""
 
 _NOTHING = EMBEDDING - 1
 """Number of what comes before: the run has begun."""
@@ -98,6 +105,8 @@ class WorkFolder(ClaimedFolder):
         if output.is_dir():
             raise OutputError(f"{output}: is a folder, expected a file to write")
         self._keep_all, self._may_skip, self._watch = keep_all, may_skip, watch
+        self._numbers: dict[int, int] = {}  # of the files of hidden states, by layer
+        self._safe = _NOTHING  # the layer whose hidden states are on the disk itself
         folder, about = work_path(output), {**WORK.mark, "version": VERSION, **about}
         super().__init__(folder, WORK, about, refusals_of(folder), restart=restart)
 
@@ -117,6 +126,8 @@ class WorkFolder(ClaimedFolder):
             self._say(damaged[0])
         if self.done == _NOTHING and (has_layers or about is None or begun is None):
             self._forget_layers()
+        else:
+            self._secure()
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +141,20 @@ class WorkFolder(ClaimedFolder):
 
     def hidden_path(self, layer: int) -> Path:
         """The file of the hidden states after `layer`."""
-        return self.folder / (f"hidden.{layer + 1:05d}" if self._keep_all else f"hidden.{layer % 2}")
+        number = f"{layer + 1:05d}" if self._keep_all else self.hidden_number(layer)
+        return self.folder / f"{HIDDEN}{number}"
+
+    def hidden_number(self, layer: int) -> int:
+        """Return the number, 0 to 2, of the file of the hidden states after `layer`.
+
+        Of the layer that is computed, it is none that the run can go on from, after a crash of the machine
+        or without one.
+        """
+        if layer not in self._numbers:
+            kept = {each: self._numbers[each] for each in (self.done, self._safe) if each in self._numbers}
+            free = (each for each in (layer % 2, 1 - layer % 2, 2) if each not in kept.values())
+            self._numbers = kept | {layer: next(free)}
+        return self._numbers[layer]
 
     @property
     def middle_path(self) -> Path:
@@ -140,7 +164,7 @@ class WorkFolder(ClaimedFolder):
     def finish_layer(self, layer: int, arrays: Arrays, states: Iterable[Path] = ()) -> None:
         """Record that `layer` is done, and what was kept of it.
 
-        states  files of hidden states after the layer, in this folder; they must be on the disk already
+        states  files of hidden states after the layer, in this folder
         raises  OutputError
         """
         if self._watch is not None:
@@ -154,6 +178,8 @@ class WorkFolder(ClaimedFolder):
             kept.append(path.name)
         self._record.add({"layer": layer, "latest": latest}, [*kept, *latest])
         self.done = layer
+        if not self._record.unsynced:
+            self._safe = layer
 
     def arrays(self, layer: int) -> Arrays:
         """Load what was kept of `layer`.
@@ -177,7 +203,21 @@ class WorkFolder(ClaimedFolder):
         WORK.write_about(self.folder, self._run_lock.about)
         self._record.forget()
         self._record.add({"layer": _NOTHING, "latest": []}, [WORK.about])
-        self.done = _NOTHING
+        self.done = self._safe = _NOTHING
+        self._numbers = {}
+
+    def _secure(self) -> None:
+        """Bring what an earlier run has left to the disk itself, which that run may not have done."""
+        entries = _by_layer(self._record.entries)
+        latest = entries[self.done].what["latest"]
+        names = [name for name in latest if name.startswith(HIDDEN)]
+        self._numbers = {self.done - at: int(name.removeprefix(HIDDEN)) for at, name in enumerate(names)}
+        for layer, entry in entries.items():
+            if layer <= self.done:
+                self._record.unsynced |= entry.files.keys() - set(entry.what["latest"])
+        self._record.unsynced |= set(latest)
+        self._record.sync()
+        self._safe = self.done
 
     def _layer_path(self, layer: int) -> Path:
         return self.folder / ("embedding.npz" if layer == EMBEDDING else f"sums.{layer:05d}.npz")
@@ -232,7 +272,7 @@ def paths_of_parts(output: Path, *names: str) -> tuple[Path, ...]:
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays to a file, and bring it to the disk; raises OutputError."""
+    """Write arrays to a file; raises OutputError."""
     write_whole_of(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
 

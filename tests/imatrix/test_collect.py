@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,21 +272,20 @@ def test_a_disk_that_fails_leaves_what_a_rerun_needs(
     layer: int, memory: str, tiny_folder: Path, calibration: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from imatrix.forward.hidden_states import FileStates
+    from imatrix.forward.work_folder import WorkFolder
 
     options = [*SMALL, "--no-ppl", "--memory", memory]
     expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
     out = tmp_path / "m.gguf"
-    sync, calls = FileStates.sync, []
+    finish = WorkFolder.finish_layer
 
-    def full(states: FileStates) -> None:
-        calls.append(states)
-        if len(calls) == 1 + layer + 1:  # the first is that of the embeddings
-            raise OutputError(f"{states.path}: can't be written (No space left on device)")
-        sync(states)
+    def full(folder: WorkFolder, number: int, arrays: Any, states: Iterable[Path] = ()) -> None:
+        if number == layer:
+            raise OutputError(f"{folder.folder}: can't be written (No space left on device)")
+        finish(folder, number, arrays, states)
 
     with monkeypatch.context() as patched:
-        patched.setattr(FileStates, "sync", full)
+        patched.setattr(WorkFolder, "finish_layer", full)
         assert main(["-m", str(tiny_folder), "-f", str(calibration), "-o", str(out), *options]) == 1
     assert "No space left on device" in capsys.readouterr().err
     found = sorted(path.name for path in out.with_name("m.gguf.work").glob("sums.*.npz"))

@@ -1,8 +1,8 @@
 """The context of a run: the models that go through the text, their hidden states, and what all layers share.
 
-    OUT.work/hidden.0, .1     of the original model, after the latest even and odd layer
-    OUT.work/student.0, .1    of the model that is being written
-    OUT.work/middle, ...      scratch, where states don't fit in memory
+    OUT.work/hidden.0, .1, .2   of the original model, after the latest layers
+    OUT.work/student.0, .1, .2  of the model that is being written
+    OUT.work/middle, ...        scratch, where states don't fit in memory
 
 Both models are recorded together, so a run that is killed finds both after the same layer.
 """
@@ -44,11 +44,11 @@ and the tensors of these layers are not made again: saving 30 layers of SmolLM2-
 class WorkingStates:
     """Where layers find and put hidden states.
 
-    sets    where even and odd layers put their output, float32
+    memory  where even and odd layers put their output, float32; None: they put it in files
     middle  the input of the second half of a layer
     """
 
-    sets: tuple[States, States]
+    memory: tuple[States, States] | None
     middle: States
 
 
@@ -57,11 +57,12 @@ class Stream:
     """The hidden states of one model.
 
     states  at work
-    files   where saved states are; the sets of `states` above the budget
+    files   those of the folder, by number; of states in memory, they have what was saved
     """
 
     states: WorkingStates
-    files: tuple[FileStates, FileStates]
+    files: tuple[FileStates, ...]
+    folder: WorkFolder
 
     @property
     def middle(self) -> States:
@@ -71,28 +72,32 @@ class Stream:
     @property
     def is_in_memory(self) -> bool:
         """Whether layers work in memory, and files have what was saved last."""
-        return self.states.sets is not self.files
+        return self.states.memory is not None
 
     def before(self, layer: int) -> States:
         """Return where a layer finds its input."""
-        return self.states.sets[(layer - 1) % 2]
+        return self.after(layer - 1)
 
     def after(self, layer: int) -> States:
         """Return where a layer puts its output."""
-        return self.states.sets[layer % 2]
+        memory = self.states.memory
+        return self.file(layer) if memory is None else memory[layer % 2]
+
+    def file(self, layer: int) -> FileStates:
+        """Return the file of a layer's output."""
+        return self.files[self.folder.hidden_number(layer)]
 
     def save(self, layer: int) -> Path:
-        """Bring the layer's output to the disk itself, and return its file."""
-        file = self.files[layer % 2]
+        """Bring the layer's output to its file, and return that."""
+        file = self.file(layer)
         if self.is_in_memory:
             copy(self.after(layer), file)
-        file.sync()
         return file.path
 
     def restore(self, layer: int) -> None:
         """Put the layer's output where the next one finds it; it was saved."""
         if self.is_in_memory:
-            copy(self.files[layer % 2], self.after(layer))
+            copy(self.file(layer), self.after(layer))
 
 
 def open_streams(
@@ -107,9 +112,9 @@ def open_streams(
     """
     text, network, dtype = plan.text, plan.network, plan.dtype
     size, inner = (text.inputs.size, network.state_size), (text.inputs.size, network.hidden_size)
-    in_memory, on_disk = state_bytes(text, network, dtype, len(loaders))
-    needed = on_disk if plan.fits else in_memory
-    refuse_small_disk([folder.folder], needed, "hidden states", "use fewer chunks, or another disk")
+    budget = plan.options.forward.memory_bytes if plan.fits else 0
+    _, on_disk = state_bytes(text, network, dtype, len(loaders), budget)
+    refuse_small_disk([folder.folder], on_disk, "hidden states", "use fewer chunks, or another disk")
 
     def file(name: str, size: tuple[int, int], dtype: torch.dtype = torch.float32) -> FileStates:
         return opened.enter_context(closing(FileStates(folder.folder / name, *size, dtype)))
@@ -119,19 +124,18 @@ def open_streams(
 
     streams = []
     for number, (name, middle) in enumerate(_NAMES[: len(loaders)]):
-        files = file(f"{name}.0", size), file(f"{name}.1", size)
+        files = tuple(file(f"{name}.{each}", size) for each in range(3))
         if not plan.fits:
-            states = WorkingStates(files, file(middle, inner, dtype))
+            states = WorkingStates(None, file(middle, inner, dtype))
         elif number == 0 and plan.is_in_step:
             states = plan.together.once(WorkingStates, in_memory_states)
         else:
             states = in_memory_states()
-        streams.append(Stream(states, files))
+        streams.append(Stream(states, files, folder))
     if folder.done < EMBEDDING:
-        first = [stream.files[EMBEDDING % 2] for stream in streams]
+        first = [stream.file(EMBEDDING) for stream in streams]
         for load, each in zip(loaders, first, strict=True):
             embed(load, text.chunks, each, network)
-            each.sync()
         folder.finish_layer(EMBEDDING, {}, [each.path for each in first])
     for stream in streams[1:]:
         stream.restore(folder.done)
@@ -157,11 +161,7 @@ class Model:
 
 
 class StateSaver:
-    """Saves the states after a layer when it is time.
-
-    States in files are saved after every layer: the next one but one overwrites them. Those in memory go to
-    files by turns, for even and for odd layers, so that the latest ones stay whole while others are written.
-    """
+    """Saves the states after a layer when it is time: in memory once a minute, in files always."""
 
     def __init__(self, folder: WorkFolder, models: Sequence[Model]) -> None:
         self._folder, self._models = folder, models
@@ -170,12 +170,10 @@ class StateSaver:
     def after(self, layer: int) -> None:
         """Save the states after a layer if it is time."""
         streams = [model.stream for model in self._models]
-        has_other_file = (layer - self._folder.done) % 2 == 1
-        is_due = has_other_file and time.monotonic() - self._saved >= SAVE_SECONDS
-        if all(stream.is_in_memory for stream in streams) and not is_due:
-            return
-        self._folder.finish_layer(layer, {}, [stream.save(layer) for stream in streams])
-        self._saved = time.monotonic()
+        is_due = time.monotonic() - self._saved >= SAVE_SECONDS
+        if is_due or not all(stream.is_in_memory for stream in streams):
+            self._folder.finish_layer(layer, {}, [stream.save(layer) for stream in streams])
+            self._saved = time.monotonic()
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,7 @@ class KeptFolder(ClaimedFolder):
         self.about = plain(about)
         _KIND.write_about(self.folder, self.about)
         self._record.add(_WHOLE, [*(path.name for path in paths), _KIND.about])
+        self._record.sync()
 
     def _first_damaged(self) -> Path | None:
         """Return the first file that is not as it was written, of states that were whole."""

@@ -94,8 +94,8 @@ def work_folders(
 
 def state_bytes(network: Network, n_tokens: int) -> int:
     """Count the bytes of the files of hidden states and gradients, at most."""
-    # Hidden states before and after every layer, two sets of gradients, and three of scratch.
-    return 4 * n_tokens * (network.state_size * (network.n_all_layers + 1 + 2) + network.hidden_size * 3)
+    # Hidden states before and after every layer, three sets of gradients, and three of scratch.
+    return 4 * n_tokens * (network.state_size * (network.n_all_layers + 1 + 3) + network.hidden_size * 3)
 
 
 def refuse_full_disk(folders: Folders, n_bytes: int) -> None:
@@ -319,7 +319,7 @@ class BackwardPass:
         at_once: int | None = None,
         take: Callable[[States], Arrays] = lambda _: {},
     ) -> Iterator[int]:
-        """Differentiate the layers that are not done, the last one first, and yield each once it is on disk.
+        """Differentiate the layers that are not done, the last one first, and yield each once it is recorded.
 
         observe  returns an observer for a layer; what it keeps goes to the work folder
         at_once  chunks in memory, at most; None: as many as threads can use

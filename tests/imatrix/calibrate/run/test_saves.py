@@ -18,11 +18,11 @@ from imatrix.forward.work_folder import EMBEDDING, WorkFolder
 class _Stream:
     """Writes the layer's number where its states go."""
 
-    folder: Path
+    folder: WorkFolder
     is_in_memory: bool
 
     def save(self, layer: int) -> Path:
-        path = self.folder / f"hidden.{layer % 2}"
+        path = self.folder.hidden_path(layer)
         path.write_text(str(layer))
         return path
 
@@ -45,8 +45,8 @@ def run(output: Path, clock: _Clock, layers: range, seconds: float, *, in_memory
     """Run layers that take so many seconds each, and note which were saved."""
     with WorkFolder(output, {}, may_skip=True) as folder:
         if folder.done < EMBEDDING:
-            folder.finish_layer(EMBEDDING, {}, [_Stream(folder.folder, True).save(EMBEDDING)])
-        saver = StateSaver(folder, [_Model(_Stream(folder.folder, in_memory))])  # type: ignore[list-item]
+            folder.finish_layer(EMBEDDING, {}, [_Stream(folder, True).save(EMBEDDING)])
+        saver = StateSaver(folder, [_Model(_Stream(folder, in_memory))])  # type: ignore[list-item]
         for layer in layers:
             clock.now += seconds
             saver.after(layer)
@@ -57,9 +57,9 @@ def run(output: Path, clock: _Clock, layers: range, seconds: float, *, in_memory
 @pytest.mark.parametrize(
     ("seconds", "in_memory", "expected"),
     [
-        (25, True, [2, 5, 8, 11]),  # after 75 seconds, into the other file than the one before
+        (25, True, [2, 5, 8, 11]),
         (14, True, [4, 9]),
-        (59, True, [2, 5, 8, 11]),
+        (59, True, [1, 3, 5, 7, 9, 11]),
         (100, True, list(range(12))),
         (1, True, []),
         (1, False, list(range(12))),
@@ -75,7 +75,7 @@ def test_states_are_saved_once_a_minute_and_files_always(
     last = expected[-1] if expected else EMBEDDING
     with WorkFolder(tmp_path / "out", {}, may_skip=True) as folder:
         assert folder.done == last
-        assert (folder.folder / f"hidden.{last % 2}").read_text() == str(last)
+        assert folder.hidden_path(last).read_text() == str(last)
 
 
 def test_where_the_latest_states_are_damaged_those_before_them_serve(
