@@ -43,7 +43,8 @@ class Calibration(CalibrationOptions):
     def label(self) -> str:
         """See `quantize.options.Calibrating`."""
         order = "layer after layer" if self.sequential else "each tensor by itself"
-        return f"{self.method}, {order}" + ("" if self.embedding else ", token_embd left out")
+        dtype = "" if self.forward.dtype == "float32" else f", in {self.forward.dtype}"
+        return f"{self.method}, {order}{dtype}" + ("" if self.embedding else ", token_embd left out")
 
     def begin(self) -> BegunCalibration:
         """See `quantize.options.Calibrating`."""
@@ -85,22 +86,22 @@ class BegunCalibration:
     @contextmanager
     def open(self, plan: Plan, job: FillJob, options: RunOptions) -> Iterator[Calibrator]:
         """See `quantize.options.BegunCalibrating`."""
-        from imatrix.calibrate.estimate import amount_findings
+        from imatrix.calibrate.estimate import amount_findings, dtype_findings
         from imatrix.calibrate.run.run import CalibratedRun
 
         what = self.plan_run(plan, job.outputs, lambda text: self._admit(text, options.tell))
         with CalibratedRun(what, job, options) as run:
-            amount = amount_findings(what, options.threads)
+            amount = (*dtype_findings(what), *amount_findings(what, options.threads))
             tell_all((*script_findings(what.spelling), *amount, *what.findings()), options.tell)
             yield run
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: RunOptions) -> Iterator[str]:
         """See `quantize.options.BegunCalibrating`."""
-        from imatrix.calibrate.estimate import amount_findings, estimate_lines
+        from imatrix.calibrate.estimate import amount_findings, dtype_findings, estimate_lines
 
         what = self.plan_run(plan, outputs, judge)
         yield from estimate_lines(what, options.threads, options.scheduler)
-        amount = amount_findings(what, options.threads)
+        amount = (*dtype_findings(what), *amount_findings(what, options.threads))
         text = (*what.quality.findings(), *script_findings(what.spelling))
         for finding in (*text, *amount, *what.findings()):
             yield f"note: {finding.text}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import torch
@@ -55,6 +55,9 @@ _FEW_BY_COLUMN, _WANTED_BY_COLUMN = 8, 32
 """Tokens for each column below which a user is told, and that are recommended. Q2_K files of the sample leave
 0.26, 0.19, 0.16 and 0.136 of stock's divergence with 8, 20, 40 and 128."""
 
+_WORTH = 0.95
+"""Share of the time below which another dtype is told to be faster."""
+
 _LARGE = 2
 """A text is large with more than this many times the tokens that are enough."""
 
@@ -97,6 +100,18 @@ def calibration_seconds(plan: CalibrationPlan, text: Text, n_threads: int) -> fl
     return _START + planned_work(plan, text).seconds * (alone + (1 - alone) / n_threads)
 
 
+def seconds_in_bfloat16(plan: CalibrationPlan, n_threads: int) -> float | None:
+    """Estimate how long a planned run would take in bfloat16.
+
+    None for one that is in bfloat16, and where products are no faster
+    """
+    options = plan.options
+    if options.forward.dtype == "bfloat16" or plan.probe.bfloat16_gain <= 1:
+        return None
+    other = replace(plan, options=replace(options, forward=replace(options.forward, dtype="bfloat16")))
+    return calibration_seconds(other, plan.text, n_threads)
+
+
 def estimate_lines(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None) -> Iterator[str]:
     """Tell memory, disk and time of a run; see `cost_of`."""
     text, cost = plan.text, cost_of(plan, n_threads, scheduler)
@@ -105,6 +120,9 @@ def estimate_lines(plan: CalibrationPlan, n_threads: int, scheduler: str | None 
     yield f"  memory  about {size_text(cost.memory)}"
     yield f"  disk    {size_text(cost.n_bytes)} beside the output, until it is done"
     yield f"  time    about {time_text(cost.seconds)}, with {counted(n_threads, 'thread')} on {cores}"
+    faster = seconds_in_bfloat16(plan, n_threads)
+    if faster is not None and faster < _WORTH * cost.seconds:
+        yield f"          about {time_text(faster)} with --dtype bfloat16; the bytes are others then"
     if scheduler is not None:
         share = encoding_seconds(plan.options, plan.probe, text) / planned_work(plan, text).seconds
         yield f"          without the workers of {scheduler}; rounding, {share:.0%} of the work, is for them"
@@ -201,6 +219,15 @@ def _weight_bytes(infos: Iterable[TensorInfo]) -> int:
 def _expert_bytes(infos: Iterable[TensorInfo]) -> int:
     """Count the bytes of one expert's weights."""
     return sum(4 * info.n_elems // info.n_mats for info in infos if is_expert(info))
+
+
+def dtype_findings(plan: CalibrationPlan) -> Iterator[Finding]:
+    """Yield what a user should know of the type that matrices are multiplied in: that it is slow here."""
+    if plan.options.forward.dtype == "bfloat16" and (gain := plan.probe.bfloat16_gain) < _WORTH:
+        yield Finding(
+            "slow dtype",
+            f"--dtype bfloat16 is emulated here: products take {1 / gain:.1f} times as long as in float32",
+        )
 
 
 def amount_findings(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:

@@ -128,6 +128,14 @@ class Probe:
                 rounding=self._rounding(),
             )
 
+    @cached_property
+    def bfloat16_gain(self) -> float:
+        """How many times as fast as float32 bfloat16 is multiplied; below 1 where a processor emulates it."""
+        x = torch.full((_WIDEST, _WIDEST), 0.5, device=self.device)
+        small = x.bfloat16()
+        with self._alone():
+            return self._seconds(lambda: x @ x) / self._seconds(lambda: small @ small)
+
     def layer(self, number: int) -> LayerTimes:
         """Measure a layer; those of the same shapes are measured once."""
         prefix = f"blk.{number}."
