@@ -64,9 +64,10 @@ bit may send a token to other experts.
 
 which file is better:
   --against STOCK.gguf  compares every QUANT with STOCK on the same chunks: the ratio of their mean KLD with a
-                        95 % interval, and in words whether the file is better, worse, or not told apart. The
-                        interval is over chunks, as tokens of one chunk are alike. With a suite, by class:
-                        then intervals and verdicts by class are corrected for the number of classes.
+                        95 % interval, and in words whether the file is better or worse, or shows no
+                        significant difference. The interval is over chunks, as tokens of one chunk are
+                        alike. With a suite, by class: then intervals and verdicts by class are corrected
+                        for the number of classes.
   --noise-floor         takes BASE through the texts twice more: with its weights rounded to BF16, and with
                         the 8-bit activations that llama.cpp gives a quantized file. No file is written.
                         Whoever runs the files can't see a difference that is smaller.
@@ -154,7 +155,7 @@ def _add_comparisons(what: TakesArguments) -> None:
     """Add what files are judged by, besides the base."""
     what.add_argument(
         "--against", type=Path, metavar="STOCK.gguf",
-        help="a file that every QUANT is to beat: say of each whether it is better, worse, or not told apart",
+        help="a file that every QUANT is to beat: say whether each is better or worse, if it can be said",
     )  # fmt: skip
     what.add_argument(
         "--noise-floor",

@@ -29,7 +29,7 @@ class FileComparison:
         """Result of the comparison, in one or two sentences."""
         overall, classes = self.found.overall, self.found.by_class
         said = f"{self.path.name} {_SAID[overall.verdict]} {self.stock.name}"
-        if overall.verdict is not Verdict.NOT_TOLD_APART and overall.is_below_floor:
+        if overall.verdict is not Verdict.NO_DIFFERENCE and overall.is_below_floor:
             said += ", by less than the noise floor"
         said += f": its mean KLD is {_times(overall.kld_ratio)}."
         return said if len(classes) < 2 else f"{said} {_by_verdict(classes)}."
@@ -48,7 +48,7 @@ class FileComparison:
 _SAID = {
     Verdict.BETTER: "is better than",
     Verdict.WORSE: "is worse than",
-    Verdict.NOT_TOLD_APART: "can't be told apart from",
+    Verdict.NO_DIFFERENCE: "shows no significant difference from",
 }
 
 

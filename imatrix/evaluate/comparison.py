@@ -58,7 +58,7 @@ class Verdict(Enum):
 
     BETTER = "better"
     WORSE = "worse"
-    NOT_TOLD_APART = "not told apart"
+    NO_DIFFERENCE = "no significant difference"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Comparison:
     def verdict(self) -> Verdict:
         """Verdict on this file's mean divergence."""
         if not self.p < 1 - LEVEL:
-            return Verdict.NOT_TOLD_APART
+            return Verdict.NO_DIFFERENCE
         return Verdict.BETTER if self.kld_difference.value < 0 else Verdict.WORSE
 
     @property
@@ -113,7 +113,7 @@ class Comparison:
     @property
     def words(self) -> str:
         """The verdict in words."""
-        if self.verdict is Verdict.NOT_TOLD_APART or not self.is_below_floor:
+        if self.verdict is Verdict.NO_DIFFERENCE or not self.is_below_floor:
             return self.verdict.value
         return f"{self.verdict.value}, by less than the noise floor"
 

@@ -179,8 +179,8 @@ def choose_types(
         except BudgetTooSmall as error:
             least = error.least + share.besides
             raise BadRequest(
-                f"{share.what}: a size of {share.n_bytes:,} bytes, and the smallest that can be had is"
-                f" {least:,} bytes ({size_text(least)}); allow more, or types of fewer bits"
+                f"{share.what}: a size of {share.n_bytes:,} bytes is too small: the smallest possible is"
+                f" {least:,} bytes ({size_text(least)}). Choose a larger size, or allow types of fewer bits"
             ) from error
         predicted, gap = predicted + selection.sensitivity, gap + selection.gap
         price = max(price, selection.price)

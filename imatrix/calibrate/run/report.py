@@ -217,12 +217,12 @@ class Report:
         if few:
             names = _names(few)
             least = min(few, key=lambda part: part.n_seen / part.n_cols)
-            leaning = "experts lean on what the others of their layer see, and "
+            shared = "for experts, statistics of the whole layer were used instead; "
             yield Finding(
                 "little text",
                 f"{len(few)} of {len(self.parts)} matrices saw fewer tokens than they have columns"
                 f" ({least.tensor}: {least.n_seen} for {least.n_cols}):"
-                f" {leaning * any(map(_is_expert, few))}a longer text would do better: {names}",
+                f" {shared * any(map(_is_expert, few))}a longer text makes a better file: {names}",
                 about=tuple(dict.fromkeys(part.tensor for part in few)),
             )
         unseen = [part for part in self.parts if part.n_seen == 0 and part.has_factor]
@@ -262,8 +262,8 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"  {len(kept)} were not better on text held back and keep stock's bytes: {_names(kept)}"
     if close:
         yield (
-            f"  of {len(close)} it can't be told which bytes are better, and another machine may choose the"
-            f" others: {_names(close)}"
+            f"  for {len(close)}, the text held back shows no clear winner between calibrated and stock"
+            f" bytes, and another machine may choose the other: {_names(close)}"
         )
     if report.divergence is not None:
         yield from report.divergence.lines()

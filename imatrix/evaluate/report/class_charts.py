@@ -54,7 +54,7 @@ Scale = Literal["log", "linear"]
 class Mark:
     """Value of a file in a row, with its interval; an end that is NaN is not known.
 
-    is_sure  whether it is told apart from what it is compared with; it is drawn hollow if not
+    is_sure  whether it differs significantly from what it is compared with; it is drawn hollow if not
     """
 
     value: float

@@ -315,7 +315,7 @@ def _ratios(evaluation: Evaluation) -> ClassRows:
 
 
 def _ratio_mark(file: str, found: Comparison) -> Mark:
-    is_sure = found.verdict is not Verdict.NOT_TOLD_APART
+    is_sure = found.verdict is not Verdict.NO_DIFFERENCE
     title = f"{file}, {found.name or ALL}"
     return replace(_mark(title, found.kld_ratio, "{:.3f}"), is_sure=is_sure, title=f"{title}: {found.words}")
 

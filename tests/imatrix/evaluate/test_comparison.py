@@ -89,7 +89,7 @@ def test_a_class_given_twice_is_known_better_than_once() -> None:
 
 @pytest.mark.parametrize(
     ("factor", "verdict"),
-    [(0.8, Verdict.BETTER), (1.25, Verdict.WORSE), (1.0, Verdict.NOT_TOLD_APART)],
+    [(0.8, Verdict.BETTER), (1.25, Verdict.WORSE), (1.0, Verdict.NO_DIFFERENCE)],
 )
 def test_verdicts(factor: float, verdict: Verdict) -> None:
     found = compare({"prose": two_files(factor)})
@@ -101,7 +101,7 @@ def test_a_file_is_not_told_apart_from_itself() -> None:
     a, _ = two_files(0.9)
     found = compare({"prose": (a, a)}).overall
     assert (found.kld_ratio.low, found.kld_ratio.value, found.kld_ratio.high) == (1, 1, 1)
-    assert found.verdict is Verdict.NOT_TOLD_APART
+    assert found.verdict is Verdict.NO_DIFFERENCE
 
 
 def test_a_file_that_equals_the_base_is_better() -> None:
@@ -110,7 +110,7 @@ def test_a_file_that_equals_the_base_is_better() -> None:
     found = compare({"prose": (none, b)}).overall
     assert (found.kld_ratio.value, found.verdict) == (0, Verdict.BETTER)
     assert compare({"prose": (b, none)}).overall.verdict is Verdict.WORSE
-    assert compare({"prose": (none, none)}).overall.verdict is Verdict.NOT_TOLD_APART
+    assert compare({"prose": (none, none)}).overall.verdict is Verdict.NO_DIFFERENCE
 
 
 def test_a_single_chunk_has_no_interval() -> None:
@@ -120,7 +120,7 @@ def test_a_single_chunk_has_no_interval() -> None:
     prose, documents = found.by_class
     assert prose.verdict is Verdict.BETTER
     assert math.isnan(documents.kld_ratio.low)
-    assert documents.verdict is Verdict.NOT_TOLD_APART
+    assert documents.verdict is Verdict.NO_DIFFERENCE
     assert documents.kld_ratio.value == pytest.approx(0.3 / 0.7)
     overall, alone = found.overall.kld_difference, compare({"prose": two_files(0.5)}).overall.kld_difference
     assert overall.high - overall.value == pytest.approx(math.sqrt(2) / 2 * (alone.high - alone.value))
@@ -141,7 +141,7 @@ def test_verdicts_and_intervals_by_class_are_corrected_for_their_number() -> Non
     assert alone.verdict is Verdict.BETTER
     equal = {f"class {number}": (pair[1], pair[1]) for number in range(7)}
     among = compare({"prose": pair, **equal}).by_class[0]
-    assert among.verdict is Verdict.NOT_TOLD_APART
+    assert among.verdict is Verdict.NO_DIFFERENCE
     assert among.p == pytest.approx(8 * alone.p)
     assert (alone.level, among.level) == (0.95, pytest.approx(1 - 0.05 / 8))
     assert alone.kld_ratio.high < 1 < among.kld_ratio.high
@@ -155,7 +155,7 @@ def test_an_interval_that_leaves_out_1_goes_with_a_verdict(n_classes: int) -> No
     found = compare(pairs)
     for each in (*found.by_class, found.overall):
         leaves_out = not each.kld_ratio.low <= 1 <= each.kld_ratio.high
-        assert leaves_out == (each.verdict is not Verdict.NOT_TOLD_APART)
+        assert leaves_out == (each.verdict is not Verdict.NO_DIFFERENCE)
     assert found.overall.level == 0.95
 
 

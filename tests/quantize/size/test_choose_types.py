@@ -79,7 +79,9 @@ def test_two_budgets() -> None:
     assert in_memory <= experts
     assert chosen.n_bytes - in_memory <= rest
     assert list(chosen.tensors) == list(LOSSES.tensors)
-    with pytest.raises(BadRequest, match="the rest: a size of 1,000 bytes, and the smallest that can be had"):
+    with pytest.raises(
+        BadRequest, match="the rest: a size of 1,000 bytes is too small: the smallest possible"
+    ):
         choose_types(LOSSES, [shares[0], Share(lambda name: True, 1000, "the rest")])
 
 

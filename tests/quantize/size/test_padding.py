@@ -98,7 +98,7 @@ def test_a_size_that_only_padded_rows_fit(tmp_path: Path) -> None:
     sized, pad = size_padded(planner_of, SizeRequest(losses(model, "Q2_K"), Size("bpw", 5.5)), None)
     assert pad == ("deepseek2.feed_forward_length",)
     assert sized.total_bytes <= sized.budget
-    with pytest.raises(BadRequest, match=r"a size of [\d,]+ bytes, and the smallest that can be had is"):
+    with pytest.raises(BadRequest, match=r"a size of [\d,]+ bytes is too small: the smallest possible is"):
         size_padded(planner_of, SizeRequest(losses(model, "Q2_K"), Size("bpw", 1.5)), None)
 
 

@@ -120,7 +120,7 @@ def test_the_map_has_a_line_for_each_part_and_a_character_for_each_layer() -> No
 @pytest.mark.parametrize(
     ("request_", "complaint"),
     [
-        (SizeRequest(LOSSES, parse_size("1bpw")), "bytes, and the smallest that can be had is"),
+        (SizeRequest(LOSSES, parse_size("1bpw")), "bytes is too small: the smallest possible is"),
         (SizeRequest(LOSSES), "no size: expected one for the file, or both vram and ram"),
         (
             SizeRequest(Sensitivities({"x": LOSSES.tensors["output.weight"]}), parse_size("3bpw")),
@@ -142,12 +142,12 @@ def test_the_smallest_file_that_is_named_can_be_had(
     request = SizeRequest(LOSSES, parse_size("1bpw"), rules=NO_GRIDS, base="Q2_K")
     with pytest.raises(BadRequest) as caught:
         size_mixture(planner, request)
-    named = re.search(r"the smallest that can be had is ([\d,]+) bytes", str(caught.value))
+    named = re.search(r"the smallest possible is ([\d,]+) bytes", str(caught.value))
     assert named is not None
     least = named[1].replace(",", "")
     sized = size_mixture(planner, replace(request, size=parse_size(least)))
     assert sized.total_bytes <= int(least)
-    with pytest.raises(BadRequest, match="the smallest that can be had"):
+    with pytest.raises(BadRequest, match="the smallest possible"):
         size_mixture(planner, replace(request, size=parse_size(str(int(least) - 1))))
 
 
@@ -255,7 +255,7 @@ def test_a_dry_run_writes_nothing_but_what_is_asked_for(
 @pytest.mark.parametrize(
     ("code", "words", "complaint"),
     [
-        (1, ["--size", "1bpw", "--losses", "LOSSES"], "the smallest that can be had is"),
+        (1, ["--size", "1bpw", "--losses", "LOSSES"], "the smallest possible is"),
         (2, ["--size", "3.4", "--losses", "LOSSES"], "is 3.4bpw (bits per weight) or 3.4GiB meant?"),
         (2, ["--size", "3bpw"], "--losses FILE.json, or --sensitivity-text TEXT"),
         (2, ["--vram", "3GiB", "--losses", "LOSSES"], "--vram and --ram go together"),

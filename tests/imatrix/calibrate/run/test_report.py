@@ -51,7 +51,7 @@ def test_parts_that_keep_stock_bytes_are_counted() -> None:
 def test_parts_that_were_decided_by_chance_are_counted() -> None:
     counted, close = lines(PART, replace(PART, first=8, is_close=True))
     assert counted == "calibrated 2 of 2 matrices in 1 tensors"
-    assert close.startswith("  of 1 it can't be told which bytes are better")
+    assert close.startswith("  for 1, the text held back shows no clear winner")
     assert close.endswith(": blk.1.ffn_down_exps.weight")
 
 
