@@ -127,10 +127,12 @@ class CalibratedRun:
             with torch_threads(1):
                 _make_embeddings(work)
                 context = _open_context(work, opened)  # once embeddings are as they are written
-            if plan.is_in_step:
+            # The workers of a scheduler serve one run at a time.
+            is_in_step = plan.is_in_step and self._options.scheduler is None
+            if is_in_step:
                 yield folder.done
             for layer in _make_layers(work, context):
-                if plan.is_in_step:
+                if is_in_step:
                     yield layer
             with torch_threads(1):
                 divergence = _make_end(work, context)

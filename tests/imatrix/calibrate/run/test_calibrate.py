@@ -386,6 +386,14 @@ def test_several_types_share_the_pass_of_the_original(
     assert bars[-1].done == pytest.approx(bars[-1].total)
 
 
+def test_a_type_that_is_done_shares_nothing_and_leaves_nothing(
+    base: Path, text: Path, alone: Path, tmp_path: Path
+) -> None:
+    quantize.quantize(base, tmp_path / f"{TYPES[0]}.gguf", TYPES[0], sequential(text))
+    quantize.quantize_many(base, tmp_path / "{FTYPE}.gguf", TYPES, sequential(text))
+    assert_same_files(tmp_path, alone)
+
+
 @pytest.mark.parametrize(
     "n_done", [190, pytest.param(150, marks=pytest.mark.slow), pytest.param(230, marks=pytest.mark.slow)]
 )
