@@ -28,7 +28,7 @@ from gguf_tools.findings import Finding
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shown import types_table
 from gguf_tools.progress import BYTES, KERNELS, WORK, Advance, Bar, Shown
-from gguf_tools.system.files import read_at
+from gguf_tools.system.files import changed_ns, read_at
 from quantize.fill.encode import RowSources
 from quantize.fill.filling import FillJob, Output
 from quantize.fill.outputs import Written, write_outputs
@@ -301,7 +301,7 @@ def _are_older(made_of: Iterable[Path], outputs: Iterable[Path]) -> bool:
     """Whether files were last changed, renamed or replaced before any of the outputs was written."""
     try:
         written = min(path.stat().st_mtime_ns for path in outputs)
-        return all(path.stat().st_ctime_ns < written for path in made_of)
+        return all(changed_ns(path.stat()) < written for path in made_of)
     except OSError:
         return False
 

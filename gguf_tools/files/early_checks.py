@@ -14,7 +14,6 @@ No input is written over, nobody else's file, and no finished output without --f
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -137,11 +136,11 @@ def _identities(path: Path) -> Iterator[tuple[Any, ...]]:
 
 
 def _identity(path: Path) -> tuple[Any, ...]:
-    """Return device and inode of a file, or the absolute name of one that is not there."""
+    """Return device and inode of a file, or the name of one that is not there."""
     try:
         status = path.stat()
     except (OSError, ValueError):
-        return (os.path.abspath(path),)
+        return (files.name_key(path),)
     return status.st_dev, status.st_ino
 
 

@@ -74,7 +74,7 @@ def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) ->
         raise OutputError(f"{found}: can't be written ({error.strerror})") from error
     if may_be_folder and stat.S_ISDIR(mode):
         return found
-    if found.name in ("", "..") or (not mode and text.endswith(os.sep)):
+    if found.name in ("", "..") or (not mode and text.endswith(files.SLASHES)):
         raise BadArgument(f"{text!r} names no file, expected one to write")
     if stat.S_ISDIR(mode):
         raise OutputError(f"{found}: is a folder, expected a file to write")
@@ -86,7 +86,7 @@ def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) ->
 def output_prefix(path: str | os.PathLike[str]) -> Path:
     """Return the beginning of the names of several outputs; raises BadArgument where it has no name."""
     text, found = os.fspath(path), Path(path)
-    if found.name in ("", "..") or text.endswith(os.sep):
+    if found.name in ("", "..") or text.endswith(files.SLASHES):
         raise BadArgument(f"{text!r} names no file, expected what the names of files begin with")
     return found
 

@@ -153,7 +153,7 @@ class GGUFWriter:
         self.write(0, self.layout.header[:n_marked])
         with OutputError.from_os(f"{self.partial}: can't be written:"):
             files.sync(self._fd)
-        return os.fstat(self._fd).st_ino
+        return files.file_number(os.fstat(self._fd))
 
     def publish(self) -> None:
         """Seal the file and give it its name; raises OutputError."""
@@ -187,7 +187,9 @@ class GGUFWriter:
         if status.st_size != self.layout.total_bytes:
             return False
         start = files.read_at(self._fd, len(_MARK) + len(run), 0)
-        return start == _MARK + run or (status.st_ino == whole and self.layout.header.startswith(start))
+        return start == _MARK + run or (
+            files.file_number(status) == whole and self.layout.header.startswith(start)
+        )
 
     def _is_ours(self, found: bool, sealed: frozenset[int]) -> bool:
         """Whether the partial is what a run of this program has left, or has nothing in it.
@@ -196,7 +198,7 @@ class GGUFWriter:
         """
         status = os.fstat(self._fd)
         start = files.read_at(self._fd, len(_MARK), 0)  # all there is, where a kill has cut the mark
-        if status.st_ino in sealed or start == _MARK[: status.st_size]:
+        if files.file_number(status) in sealed or start == _MARK[: status.st_size]:
             return True
         if status.st_size != self.layout.total_bytes:
             return False

@@ -3,8 +3,8 @@
 Linux and macOS read and write at an offset without moving the position of a descriptor, so threads share
 one. Windows has only the position, which threads would move under each other: there one thread at a time
 seeks and reads or writes. macOS lacks `fdatasync`, and its `fsync` leaves data in the drive's own memory;
-there a call of `fcntl` does not. Windows neither renames nor removes a file that is open, and can't sync a
-folder.
+there a call of `fcntl` does not, and a call that moves 2 GiB or more is refused. Windows neither renames nor
+removes a file that is open, can't sync a folder, and does not say when a file got another name.
 
 Files that a run keeps beside its outputs are opened as our own, never through a link: a symbolic or hard
 link under the name of a journal or a partial leads to a file that somebody still needs. So such a file is
@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -52,8 +53,16 @@ NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 BINARY = getattr(os, "O_BINARY", 0)
 """The flag with which Windows leaves the ends of lines alone; elsewhere nothing else is known."""
 
-IS_HELD_OPEN = os.name == "nt"
+IS_WINDOWS = os.name == "nt"
+
+IS_HELD_OPEN = IS_WINDOWS
 """Whether a file that is open keeps its name: it can be neither renamed nor removed."""
+
+SLASHES = tuple(filter(None, (os.sep, os.altsep)))
+"""Characters of which one may end the name of a folder."""
+
+_HAS_ONE_CASE = IS_WINDOWS or sys.platform == "darwin"
+"""Whether upper and lower case are the same in names; on a Mac, disks for which they are not are rare."""
 
 _position = threading.Lock()
 
@@ -124,8 +133,31 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 WORKING_FOLDER_IS_GONE = "the working directory is gone; change to one that is there"
 
 
+def name_key(path: str | os.PathLike[str]) -> str:
+    """Return a text that two paths have in common if no system has two files under their names."""
+    whole = os.path.abspath(path)
+    return whole.casefold() if _HAS_ONE_CASE else whole
+
+
+def file_number(status: os.stat_result) -> int:
+    """Return the number of a file on its disk, which no other file there has, in 64 bits.
+
+    Windows has disks (ReFS) with numbers of 128 bits, of which the upper half is that of the folder.
+    """
+    return status.st_ino & (1 << 64) - 1
+
+
+def changed_ns(status: os.stat_result) -> int:
+    """Return when a file was last changed, in nanoseconds: its content, and also its name or its place.
+
+    Windows says when the content was changed, and when the file was made in its place.
+    """
+    return max(status.st_ctime_ns, status.st_mtime_ns) if IS_WINDOWS else status.st_ctime_ns
+
+
 def read_at(fd: int, n_bytes: int, offset: int) -> bytes:
-    """Return bytes from an absolute offset, fewer where the file ends; from any thread."""
+    """Return up to 1 GiB from an absolute offset, fewer bytes where the file ends; from any thread."""
+    n_bytes = min(n_bytes, _CALL_BYTES)
     if hasattr(os, "pread"):
         return os.pread(fd, n_bytes, offset)
     with _position:
@@ -137,8 +169,8 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> int:
     """Fill a buffer of bytes from an absolute offset, or some of it; returns how many, 0 at the end."""
     if hasattr(os, "preadv"):
         with moving():
-            return os.preadv(fd, [buffer], offset)
-    data = read_at(fd, min(len(buffer), _CALL_BYTES), offset)
+            return os.preadv(fd, [buffer[:_CALL_BYTES]], offset)
+    data = read_at(fd, len(buffer), offset)
     buffer[: len(data)] = data
     return len(data)
 
@@ -156,12 +188,13 @@ def fill(fd: int, buffer: memoryview, offset: int) -> int:
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
     """Write bytes at an absolute offset, or some of them; returns how many. From any thread."""
+    data = memoryview(data)[:_CALL_BYTES]
     if hasattr(os, "pwrite"):
         with moving():
             return os.pwrite(fd, data, offset)
     with _position:
         os.lseek(fd, offset, os.SEEK_SET)
-        return os.write(fd, data[:_CALL_BYTES])
+        return os.write(fd, data)
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
@@ -180,7 +213,7 @@ def append_all(fd: int, data: bytes) -> None:
 
 
 _CALL_BYTES = 1 << 30
-"""Most bytes of one call where a system counts them in 32 bits."""
+"""Most bytes of one call: macOS and Windows count them in 32 bits, and macOS refuses more."""
 
 
 SYNC_SECONDS = 60.0

@@ -101,6 +101,11 @@ def limit_process(cpu_seconds: int | None, memory_bytes: int) -> None:
         resource.setrlimit(what, (0, 0))
 
 
+def least_environment() -> dict[str, str]:
+    """Return the variables without which no process starts: Windows has one."""
+    return {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}
+
+
 def usable_cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

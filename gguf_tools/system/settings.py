@@ -11,9 +11,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
+import numpy
 from numpy.linalg import lapack_lite
 
 Value = TypeVar("Value")
@@ -66,8 +69,10 @@ _BLAS_NAMES = (
 def _blas(what: str) -> Callable[..., Any]:
     """Return the function of numpy's OpenBLAS that gets or sets its number of threads; of another library, a
     function that does nothing."""
-    library = ctypes.CDLL(lapack_lite.__file__)  # a module of numpy that is linked with it
-    found = (getattr(library, name.format(what), None) for name in _BLAS_NAMES)
+    beside = Path(numpy.__file__).parents[1].glob("numpy.libs/*openblas*")
+    # A module of numpy that is linked with it has its functions too, but not in Windows.
+    libraries = (ctypes.CDLL(str(path)) for path in chain([lapack_lite.__file__], beside))
+    found = (getattr(library, name.format(what), None) for library in libraries for name in _BLAS_NAMES)
     return next((each for each in found if each is not None), lambda *_: 1)
 
 

@@ -18,7 +18,7 @@ from gguf_tools.files.journal import Journal
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.shards import TensorInfo
 from gguf_tools.progress import Advance
-from gguf_tools.system.files import IS_HELD_OPEN
+from gguf_tools.system.files import IS_HELD_OPEN, file_number
 from quantize.fill.chunks import UNKNOWN, ChunkTask, TensorChunks
 from quantize.fill.executors import naming
 from quantize.fill.filling import FillJob, JobSpec, Output, to_read_back, wrong_chunks
@@ -217,7 +217,7 @@ class Session:
         self._sync()
         if self._read_back:
             self._refuse_holes(output)
-        self._journal.finish_output(output, os.fstat(writer.fileno()).st_ino)
+        self._journal.finish_output(output, file_number(os.fstat(writer.fileno())))
         if self._verify:
             self.checked.append(self._check(writer))
         writer.publish()
@@ -288,4 +288,4 @@ def _has_its_name(output: Output, inode: int | None) -> bool:
         status = os.stat(output.path)
     except OSError:
         return False
-    return status.st_ino == inode and status.st_size == output.layout.total_bytes
+    return file_number(status) == inode and status.st_size == output.layout.total_bytes

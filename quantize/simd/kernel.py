@@ -114,7 +114,8 @@ def _temporary_folder() -> str:
     folder = Path(tempfile.gettempdir(), f"gguf-tools-kernels-{_user()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or (_user(), 0) != (status.st_uid, status.st_mode & 0o077):
+    others = status.st_mode & 0o077 if hasattr(os, "geteuid") else 0  # Windows shows all as open to all
+    if not stat.S_ISDIR(status.st_mode) or (_user(), 0) != (status.st_uid, others):
         raise FileExistsError(f"{folder} belongs to somebody else")
     return str(folder)
 

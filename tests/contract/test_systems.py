@@ -11,9 +11,10 @@ _HOME = Path("gguf_tools", "system")
 _HAS_A_FALLBACK = {
     "gguf_tools/edit/rewrite.py": {"copy_file_range"},
     "gguf_tools/files/partial_file.py": {"posix_fadvise"},
+    "quantize/simd/kernel.py": {"geteuid"},
 }
 _NOT_EVERYWHERE = re.compile(
-    r"\bos\.(p(?:read|write)v?|fdatasync|copy_file_range|posix_\w+|sched_\w+|statvfs|fchmod|fork\w*|getuid"
+    r"\bos\.(p(?:read|write)v?|fdatasync|copy_file_range|posix_\w+|sched_\w+|statvfs|fchmod|fork\w*|gete?uid"
     r"|O_(?:NONBLOCK|CLOEXEC|DIRECTORY))\b|^\s*(?:import|from) (fcntl|resource|msvcrt|pwd|termios)\b",
     re.MULTILINE,
 )

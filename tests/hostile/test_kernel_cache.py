@@ -117,6 +117,20 @@ def test_nowhere(place: Place, take: Callable[[Path], object]) -> None:
     assert said.count("\n") == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as whom Windows shows every owner")
+def test_without_permissions_to_see_the_temporary_folder_is_ours(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows shows every folder as open to all."""
+    place.close_source()
+    place.close_home()
+    folder = place.temporary / "gguf-tools-kernels-0"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.delattr(os, "geteuid")
+    assert place.run()[1].startswith(str(folder))
+
+
 def test_a_place_that_the_user_names(place: Place, tmp_path: Path) -> None:
     named = tmp_path / "named"
     place.name(named)

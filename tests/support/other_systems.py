@@ -68,7 +68,7 @@ def become_windows() -> list[str]:
     opened, rename, replace, unlink = os.open, os.rename, os.replace, os.unlink
 
     def open_bytes(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
-        assert flags & _O_BINARY, f"{path}: opened as text"
+        assert path == os.devnull or flags & (_O_BINARY | os.O_TMPFILE), f"{path}: opened as text"
         return opened(path, flags & ~_O_BINARY, mode, **options)
 
     def rename_closed(old: Any, new: Any) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
+from gguf_tools.system.locks import least_environment
+
 EXIT_BREAKOUT = 86
 """Exit code of a worker whose template had Python do what no prompt needs."""
 
@@ -16,7 +18,8 @@ def start_worker(module: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
-        env={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}, start_new_session=True,
+        env={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **least_environment()},
+        start_new_session=True,
     )  # fmt: skip
 
 
