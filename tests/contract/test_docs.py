@@ -1,4 +1,4 @@
-"""README and docs/ name only paths, commands and options that exist; the picture shows recorded figures."""
+"""Pages name only paths, commands and options that exist; the picture shows recorded figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.import_graph import ROOT
 from tests.contract.test_help import PARSERS
 
 PAGES = (
-    ROOT / "README.md",
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "notes").glob("*.md")),
 )
@@ -130,7 +130,9 @@ def _exists(path: str) -> bool:
 @cache
 def _files() -> str:
     """Return all paths of the repository, one a line."""
-    folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    folders = [
+        path for path in ROOT.iterdir() if path.is_dir() and re.match(r"[^.]|\.(ci|github)$", path.name)
+    ]
     paths = [path for folder in folders for path in folder.rglob("*") if "__pycache__" not in path.parts]
     return "".join(f"/{path.relative_to(ROOT)}\n" for path in (*folders, *paths))
 
