@@ -7,6 +7,7 @@ Needs the extra `core`.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -27,7 +28,11 @@ def main() -> int:
     print(f"testing {Path(installed).parent}", flush=True)
     site = shlex.quote(Path(sysconfig.get_path("purelib")).as_posix())
     command = [sys.executable, "-m", "pytest", "-m", "core", "-n", "auto", "-o", f"pythonpath={site} ."]
-    return subprocess.run([*command, *sys.argv[1:]], cwd=ROOT).returncode
+    environment = {
+        **os.environ,
+        "PYTHONUTF8": "1",
+    }  # tests read sources; Windows takes them for another encoding
+    return subprocess.run([*command, *sys.argv[1:]], cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":
