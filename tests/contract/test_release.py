@@ -45,6 +45,11 @@ def test_the_citation_is_of_this_version() -> None:
     assert (citation["title"], citation["version"]) == ("gguf-tools", gguf_tools.__version__)
 
 
+def test_the_changelog_tells_of_this_version() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", gguf_tools.__version__]
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflows_call_what_runs_here(name: str) -> None:
     jobs = WORKFLOWS[name]["jobs"]
