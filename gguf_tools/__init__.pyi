@@ -17,6 +17,9 @@ from gguf_tools.commands.functions import merge as merge
 from gguf_tools.commands.functions import quantize as quantize
 from gguf_tools.commands.functions import split as split
 from gguf_tools.commands.functions import upload as upload
+from gguf_tools.commands.looking import FileDifferences as FileDifferences
+from gguf_tools.commands.looking import diff as diff
+from gguf_tools.commands.looking import verify as verify
 from gguf_tools.errors import AnotherModel as AnotherModel
 from gguf_tools.errors import BadActivation as BadActivation
 from gguf_tools.errors import BadArgument as BadArgument
@@ -54,6 +57,8 @@ from gguf_tools.errors import UnsupportedCheckpoint as UnsupportedCheckpoint
 from gguf_tools.errors import UnsupportedVersion as UnsupportedVersion
 from gguf_tools.errors import WrongType as WrongType
 from gguf_tools.files.partial_file import GGUFWriter as GGUFWriter
+from gguf_tools.findings import Finding as Finding
+from gguf_tools.findings import Level as Level
 from gguf_tools.format.ggml_types import GGMLType as GGMLType
 from gguf_tools.format.reader import GGUFFile as GGUFFile
 from gguf_tools.format.reader import GGUFSource as GGUFSource
@@ -64,8 +69,15 @@ from gguf_tools.format.tensors import TensorInfo as TensorInfo
 from gguf_tools.format.values import Kind as Kind
 from gguf_tools.format.values import Metadata as Metadata
 from gguf_tools.format.values import Value as Value
+from gguf_tools.look.compare import Difference as Difference
+from gguf_tools.look.listing import Description as Description
+from gguf_tools.look.listing import KVCache as KVCache
+from gguf_tools.look.listing import show as show
+from gguf_tools.look.verify import Verification as Verification
 from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
+from gguf_tools.scanning.report import ScanReport as ScanReport
+from gguf_tools.scanning.report import scan as scan
 from imatrix.calibrate.calibration import Calibration as Calibration
 from imatrix.calibrate.refine.options import Refinement as Refinement
 from imatrix.calibrate.refine.options import RefineOptions as RefineOptions
@@ -102,5 +114,7 @@ from quantize.plan.sensitivities import Sensitivities as Sensitivities
 from quantize.prepare import Preparation as Preparation
 from quantize.run import Result as Result
 from quantize.run_options import RunOptions as RunOptions
+from quantize.value_errors import FileErrors as FileErrors
+from quantize.value_errors import ValueErrors as ValueErrors
 
 __version__: str

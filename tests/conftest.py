@@ -59,7 +59,7 @@ LARGE = (
     "imatrix/test_mtp.py",
     "gguf_tools/edit/test_in_place.py",
     "gguf_tools/hub/test_upload.py",
-    "gguf_tools/scan/test_scan_templates.py",
+    "gguf_tools/scanning/test_scan_templates.py",
     "quantize/fill/test_error_ranges.py",
     "quantize/fill/test_precompile.py",
     "quantize/formats/test_grids.py",

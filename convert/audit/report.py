@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from convert.audit.diagnose import Diagnosis
 from convert.audit.expected import Encoder
 from gguf_tools.findings import MAX_WHERE, Finding, Level, capped
+from gguf_tools.lazy import late
 from gguf_tools.text import cut_short, html_table, in_layer_ranges, printable, table
 
 MOST_SHOWN = 25
@@ -121,6 +122,10 @@ class AuditReport:
             "tensors": [each.to_json() for each in self.tensors],
             "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
         }
+
+    def to_html(self) -> str:
+        """Return a page that loads nothing, as `gguf-tools audit --html` writes it."""
+        return str(late("convert.audit.page").audit_page(self))  # which is made of this module's values
 
     def lines(self) -> Iterator[str]:
         """Yield the findings, a table of errors by type, and one line that sums up."""

@@ -222,7 +222,7 @@ def _broken_templates(templates: Mapping[str, str], source: str | None) -> Itera
     try:
         from jinja2 import TemplateSyntaxError, nodes
 
-        from gguf_tools.scan.templates.rendering import Sandbox
+        from gguf_tools.scanning.templates.rendering import Sandbox
     except ModuleNotFoundError as error:
         if error.name == "jinja2":
             return

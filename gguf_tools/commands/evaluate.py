@@ -284,14 +284,9 @@ def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace
 
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
-    from convert.card.facts import read_report
-    from imatrix.evaluate.report.charts import require_matplotlib
     from imatrix.evaluate.report.page import PageInputs
-    from quantize.plan.sensitivities import read_sensitivities
 
-    require_matplotlib()
-    earlier = tuple(read_report(path) for path in args.compare_with)
-    return PageInputs(earlier, None if args.losses is None else read_sensitivities(args.losses))
+    return PageInputs.read(args.compare_with, args.losses)
 
 
 def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:

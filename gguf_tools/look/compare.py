@@ -13,6 +13,7 @@ from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shown import value_text
 from gguf_tools.format.tensors import CHUNK_BYTES
 from gguf_tools.format.values import Value
+from gguf_tools.progress import NO_REPORT, Reporter
 from gguf_tools.text import MAX_WIDTH, in_layer_ranges, printable
 
 if TYPE_CHECKING:
@@ -69,10 +70,13 @@ def _items(differences: Sequence[Difference]) -> Iterator[str]:
         yield f"{n_tensors} tensors differ"
 
 
-def compare(a: GGUFSource, b: GGUFSource, *, data: bool = True) -> list[Difference]:
+def compare(
+    a: GGUFSource, b: GGUFSource, *, data: bool = True, progress: Reporter = NO_REPORT
+) -> list[Difference]:
     """Return all differences, in the order of A.
 
-    data  compare the bytes of tensors that have the same shape and type; False looks at headers only
+    data      compare the bytes of tensors that have the same shape and type; False looks at headers only
+    progress  counts the tensors' bytes
     """
     differences = [
         Difference("file", name, str(of_a), str(of_b))
@@ -83,7 +87,7 @@ def compare(a: GGUFSource, b: GGUFSource, *, data: bool = True) -> list[Differen
         )
         if of_a != of_b
     ]
-    return differences + _compare_metadata(a, b) + _compare_tensors(a, b, data)
+    return differences + _compare_metadata(a, b) + _compare_tensors(a, b, data, progress)
 
 
 def _compare_metadata(a: GGUFSource, b: GGUFSource) -> list[Difference]:
@@ -114,9 +118,11 @@ def _first_difference(a: Value, b: Value) -> str:
     return f"{unit} {index}"
 
 
-def _compare_tensors(a: GGUFSource, b: GGUFSource, data: bool) -> list[Difference]:
+def _compare_tensors(a: GGUFSource, b: GGUFSource, data: bool, progress: Reporter) -> list[Difference]:
     differences = []
-    for name in a.tensors | b.tensors:
+    infos = a.tensors | b.tensors
+    progress.start(sum(info.n_bytes for info in infos.values()), 0)
+    for name, info in infos.items():
         of_a, of_b = (_tensor_text(source, name) for source in (a, b))
         if of_a != of_b:
             if data and (longer := _padded(a, b, name)) is not None:
@@ -128,6 +134,7 @@ def _compare_tensors(a: GGUFSource, b: GGUFSource, data: bool) -> list[Differenc
             if row is not None:
                 same = f"{of_a}, other data from row {row} on"
                 differences.append(Difference("tensors", name, same, same))
+        progress.advance(info.n_bytes)
     if list(a.tensors) != list(b.tensors) and a.tensors.keys() == b.tensors.keys():
         differences.append(Difference("tensors", "order", _order_text(a, b), _order_text(b, a)))
     return differences

@@ -6,13 +6,18 @@ The totals are computed here: weights with their size label, and bytes of KV cac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from gguf_tools.argument_types import checked
+from gguf_tools.choices import filled
+from gguf_tools.files.named_files import AnyPath
 from gguf_tools.format.hparams import Size, architecture_of, known_hparams
 from gguf_tools.format.reader import GGUFSource
-from gguf_tools.format.shown import MAX_ITEMS, value_text
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.shown import MAX_ITEMS, types_table, value_text
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import MAX_WIDTH, bytes_text, printable, table
@@ -21,32 +26,125 @@ _LEAST_WIDTH = 30
 """Width that a value may take however long its key is, in columns."""
 
 
-def describe(source: GGUFSource, *, full: bool = False) -> dict[str, Any]:
-    """Return a description of a file or split set, as data for JSON.
+@dataclass(frozen=True, repr=False)
+class Description:
+    """Contents of the header of a file or split set; no weight is read for it.
 
-    full  keep long arrays whole; otherwise they are cut to their first items, and their length is added
+    path        as given
+    version     of the format: 2 or 3
+    endian      byte order: "little" or "big"
+    alignment   of tensor data, in bytes
+    size_bytes  of all files together
+    metadata    key -> Value, in file order
+    tensors     name -> TensorInfo, in file order
+    places      name of a tensor -> the file that has it, and where in that its data begin, in bytes
+    kv_cache    bytes that a token of context takes
+    missing     which parts of the set are not there; "" for a whole one
     """
-    tensors = list(source.tensors.values())
-    n_elems = sum(info.n_elems for info in tensors)
-    n_bytes = sum(info.n_bytes for info in tensors)
-    cache = kv_cache(source)
-    return {
-        "path": str(source.path),
-        "version": source.version,
-        "endian": source.endian,
-        "alignment": source.alignment,
-        "size_bytes": source.size_bytes,
-        "metadata": {key: _value_data(value, full) for key, value in source.metadata.items()},
-        "tensors": [_tensor_data(source, info) for info in tensors],
-        "types": type_totals(tensors),
-        "parameters": n_elems,
-        "tensor_bytes": n_bytes,
-        "bits_per_weight": 8 * n_bytes / n_elems if n_elems else None,
-        "kv_cache_bytes_per_token": {"plain": cache.plain, "mla": cache.mla},
-    }
+
+    path: Path
+    version: int
+    endian: str
+    alignment: int
+    size_bytes: int
+    metadata: Metadata
+    tensors: Mapping[str, TensorInfo]
+    places: Mapping[str, tuple[Path, int]]
+    kv_cache: KVCache
+    missing: str
+
+    @classmethod
+    def of(cls, source: GGUFSet) -> Description:
+        """Describe an open file or split set."""
+        places = {name: (source.file_of(name).path, source.data_offset(name)) for name in source.tensors}
+        return filled(cls, source, places=places, kv_cache=kv_cache(source))
+
+    @property
+    def n_elems(self) -> int:
+        """How many weights all tensors have."""
+        return sum(info.n_elems for info in self.tensors.values())
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors' data, without padding between them."""
+        return sum(info.n_bytes for info in self.tensors.values())
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits of all tensors by weights; None for a file without tensors."""
+        return 8 * self.tensor_bytes / self.n_elems if self.n_elems else None
+
+    def __repr__(self) -> str:
+        bits = f", {self.bits_per_weight:.4g} bits per weight" if self.n_elems else ""
+        return f"<Description of {self.path.name}: {len(self.tensors)} tensors{bits}>"
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.tensors.values())
+
+    def to_json(self, *, full: bool = False) -> dict[str, Any]:
+        """Return everything as plain data.
+
+        full  keep long arrays whole; otherwise they are cut to their first items, and their length is added
+        """
+        data = {
+            "path": str(self.path),
+            "version": self.version,
+            "endian": self.endian,
+            "alignment": self.alignment,
+            "size_bytes": self.size_bytes,
+            "metadata": {key: _value_data(value, full) for key, value in self.metadata.items()},
+            "tensors": [self._tensor_data(info) for info in self.tensors.values()],
+            "types": type_totals(self.tensors.values()),
+            "parameters": self.n_elems,
+            "tensor_bytes": self.tensor_bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "kv_cache_bytes_per_token": {"plain": self.kv_cache.plain, "mla": self.kv_cache.mla},
+        }
+        return data | ({"missing": self.missing} if self.missing else {})
+
+    def _tensor_data(self, info: TensorInfo) -> dict[str, Any]:
+        file, offset = self.places[info.name]
+        return {
+            "name": info.name,
+            "shape": list(info.shape),
+            "type": info.type.name,
+            "file": file.name,
+            "offset": offset,
+            "bytes": info.n_bytes,
+            "bits_per_weight": 8 * info.n_bytes / info.n_elems,
+        }
+
+    def lines(self, *, full: bool = False) -> list[str]:
+        """Return everything as text; `full`: long arrays and texts whole."""
+        tensors = list(self.tensors.values())
+        lines = [
+            f"{self.path}: GGUF version {self.version}, {self.endian} endian, "
+            f"alignment {self.alignment}, {bytes_text(self.size_bytes)}"
+        ]
+        if self.metadata:
+            lines += ["", f"Metadata ({len(self.metadata)} keys)", *_metadata_text(self.metadata, full)]
+        if tensors:
+            lines += ["", f"Tensors ({len(tensors)})", *_tensors_text(tensors)]
+            lines += ["", "Totals", *_totals_text(tensors)]
+            notes = {info.type.name: info.type.note for info in tensors if info.type.note}
+            lines += [f"{name}: {note}" for name, note in notes.items()]
+        lines += _kv_cache_text(self.kv_cache)
+        return [*lines, f"note: this is one part: {self.missing}"] if self.missing else lines
 
 
-def type_totals(tensors: list[TensorInfo]) -> list[dict[str, Any]]:
+@checked
+def show(file: AnyPath) -> Description:
+    """Read what a GGUF file says of itself, as `gguf-tools show` prints it; any part opens a split set.
+
+        show("lite-Q4_K_M.gguf").bits_per_weight
+
+    raises  GGUFError for a damaged file, MissingModel for one that isn't there
+    """
+    with open_gguf(file, may_lack_parts=True) as source:
+        return Description.of(source)
+
+
+def type_totals(tensors: Iterable[TensorInfo]) -> list[dict[str, Any]]:
     """Return tensors, elements and bytes of every type, the type with the most bytes first."""
     totals: dict[str, dict[str, Any]] = {}
     for info in tensors:
@@ -59,33 +157,19 @@ def type_totals(tensors: list[TensorInfo]) -> list[dict[str, Any]]:
     return sorted(totals.values(), key=lambda entry: -entry["bytes"])
 
 
-def show_text(source: GGUFSource, *, full: bool = False) -> list[str]:
-    """Return the same as lines of text."""
-    tensors = list(source.tensors.values())
-    lines = [
-        f"{source.path}: GGUF version {source.version}, {source.endian} endian, "
-        f"alignment {source.alignment}, {bytes_text(source.size_bytes)}"
+def _tensors_text(tensors: Sequence[TensorInfo]) -> list[str]:
+    rows = [("name", "shape (rows first)", "type", "bits/weight", "bytes")]
+    rows += [
+        (
+            info.name,
+            " x ".join(map(str, info.shape)),
+            info.type.name,
+            f"{8 * info.n_bytes / info.n_elems:.4g}",
+            f"{info.n_bytes:,}",
+        )
+        for info in tensors
     ]
-    if source.metadata:
-        lines += ["", f"Metadata ({len(source.metadata)} keys)", *_metadata_text(source.metadata, full)]
-    if tensors:
-        rows_of_tensors = [("name", "shape (rows first)", "type", "bits/weight", "bytes")]
-        rows_of_tensors += [
-            (
-                info.name,
-                " x ".join(map(str, info.shape)),
-                info.type.name,
-                f"{8 * info.n_bytes / info.n_elems:.4g}",
-                f"{info.n_bytes:,}",
-            )
-            for info in tensors
-        ]
-        lines += ["", f"Tensors ({len(tensors)})", *table(rows_of_tensors, right=(3, 4))]
-        lines += ["", "Totals", *_totals_text(tensors)]
-        notes = {info.type.name: info.type.note for info in tensors if info.type.note}
-        lines += [f"{name}: {note}" for name, note in notes.items()]
-    lines += _kv_cache_text(kv_cache(source))
-    return lines
+    return table(rows, right=(3, 4))
 
 
 def _metadata_text(metadata: Metadata, full: bool) -> list[str]:
@@ -137,18 +221,6 @@ def _value_data(value: Value, full: bool) -> dict[str, Any]:
             data["value"] = Value(value.kind, value.data[:MAX_ITEMS], value.item).plain
             data["shortened"] = True
     return data
-
-
-def _tensor_data(source: GGUFSource, info: TensorInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "shape": list(info.shape),
-        "type": info.type.name,
-        "file": source.file_of(info.name).path.name,
-        "offset": source.data_offset(info.name),
-        "bytes": info.n_bytes,
-        "bits_per_weight": 8 * info.n_bytes / info.n_elems,
-    }
 
 
 BYTES_PER_NUMBER = 2

@@ -17,7 +17,8 @@ from gguf_tools.format.header import MAX_NAME_BYTES, align_up
 from gguf_tools.format.reader import GGUFFile, GGUFSource
 from gguf_tools.format.tensors import CHUNK_BYTES, TensorInfo, row_chunks
 from gguf_tools.format.values import bytes_of
-from gguf_tools.text import printable
+from gguf_tools.progress import NO_REPORT, Reporter
+from gguf_tools.text import counted, printable
 
 KIND = "data"
 
@@ -34,14 +35,49 @@ def as_text(finding: Finding) -> str:
     return f"{where}: {finding.text}" if finding.is_bad else f"{where}: note: {finding.text}"
 
 
-def verify(source: GGUFSource) -> list[Finding]:
-    """Check all of a file or split set; return what is wrong or worth knowing."""
+@dataclass(frozen=True)
+class Verification:
+    """Findings of a check of all of a file.
+
+    path       as given
+    n_tensors  how many tensors it has
+    findings   what is wrong or worth knowing, in the order of the file
+    """
+
+    path: Path
+    n_tensors: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def bad(self) -> list[Finding]:
+        """The findings of what is wrong."""
+        return [finding for finding in self.findings if finding.is_bad]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        findings = [as_json(finding) for finding in self.findings]
+        return {"ok": not self.bad, "tensors": self.n_tensors, "findings": findings}
+
+    def lines(self) -> list[str]:
+        """Return the findings as text, and a line that sums up."""
+        found = counted(len(self.bad), "bad finding") if self.bad else "all good"
+        summary = f"{self.path}: {counted(self.n_tensors, 'tensor')}, {found}"
+        return [*map(as_text, self.findings), summary]
+
+
+def verify(source: GGUFSource, progress: Reporter = NO_REPORT) -> list[Finding]:
+    """Check all of a file or split set; return what is wrong or worth knowing.
+
+    progress  counts the bytes that are read
+    """
     findings: list[Finding] = []
+    progress.start(sum(info.n_bytes for info in source.tensors.values()), 0)
     files = {source.file_of(name) for name in source.tensors}
     for file in sorted(files, key=lambda file: file.path):
         findings += _check_places(file)
     for info in source.tensors.values():
         findings += _check_tensor(source.file_of(info.name), info)
+        progress.advance(info.n_bytes)
     return findings
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gguf_tools.dataframes import dataframe
+from gguf_tools.files.named_files import AnyPath, Paths
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.lazy import late
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from imatrix.evaluate.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from imatrix.evaluate.divergence import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from imatrix.evaluate.drift import LayerDrift
     from imatrix.evaluate.worst_layer import WorstLayer
+    from quantize.plan.sensitivities import Sensitivities
 
 
 Check = Callable[[ClassChunks, Sequence[Sequence[TensorInfo]]], None]
@@ -214,6 +217,18 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes."""
         return _text_json(self) if self.suite is None else _suite_json(self, self.suite)
+
+    def to_html(self, earlier: Paths = (), losses: AnyPath | Sensitivities | None = None) -> str:
+        """Return a page that loads nothing, as `evaluate --html` writes it; its charts need matplotlib.
+
+        earlier  JSON files of evaluations on the same texts, whose files are shown beside
+        losses   what each tensor costs at each type, as `sensitivity` measures it, for a map of that
+        raises   BadRequest for an earlier evaluation of other texts or another base, losses of another model,
+                 and where matplotlib is missing
+        """
+        page = late("imatrix.evaluate.report.page")  # which is made of this module's values
+        inputs = page.PageInputs.read(earlier, losses)
+        return str(page.report_page(self, inputs.earlier, inputs.losses))
 
     def lines(self) -> list[str]:
         """Print the measures as lines: on a text alone with the drift by layer, of a suite also by class.

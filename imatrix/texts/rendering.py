@@ -17,7 +17,7 @@ from threading import Thread, Timer
 from typing import Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.scan.templates.process import EXIT_BREAKOUT, end_worker, start_worker
+from gguf_tools.scanning.templates.process import EXIT_BREAKOUT, end_worker, start_worker
 from gguf_tools.text import is_whole, printable, quoted
 from imatrix.texts.chat import MAX_CHARS, Rendered
 from imatrix.texts.conversations import Conversation

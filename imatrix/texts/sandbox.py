@@ -10,7 +10,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.scan.templates.rendering import Sandbox
+from gguf_tools.scanning.templates.rendering import Sandbox
 from gguf_tools.text import shown
 from imatrix.texts.templates import Template
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.scan.templates.worker import answer, give_up, rehearse
+from gguf_tools.scanning.templates.worker import answer, give_up, rehearse
 from gguf_tools.system.locks import can_limit
 from imatrix.texts.chat import Renderer, TemplateRefusal
 from imatrix.texts.conversations import Conversation

@@ -109,7 +109,7 @@ def test_templates_are_only_searched_where_no_process_can_be_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from gguf_tools.format.values import Value
-    from gguf_tools.scan.templates.verdicts import check_templates
+    from gguf_tools.scanning.templates.verdicts import check_templates
 
     monkeypatch.setitem(sys.modules, "resource", None)
     metadata = {"tokenizer.chat_template": Value.string("{{ ''.__class__.__mro__ }}{{ messages }}")}

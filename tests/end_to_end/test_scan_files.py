@@ -7,8 +7,8 @@ from pathlib import Path
 import convert
 from convert.architectures.deepseek2.family import RULES
 from gguf_tools import open_gguf
-from gguf_tools.scan import as_text, scan
-from gguf_tools.scan.header import PLACES
+from gguf_tools.scanning import as_text, scan
+from gguf_tools.scanning.header import PLACES
 from tests.support.trained_model import EXAMPLE
 
 

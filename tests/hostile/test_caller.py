@@ -67,6 +67,10 @@ CALLS: dict[str, Callable[[Path, Path], object]] = {
         here / "m", here / "t", "Q8_0", out / "c", cut=gt.Cut(32, 1), forward=gt.ForwardOptions(n_threads=1)
     ),
     "lint": lambda here, out: gt.lint("Q4_K_M", here / "m.gguf"),
+    "show": lambda here, out: gt.show(here / "q.gguf"),
+    "diff": lambda here, out: gt.diff(here / "q.gguf", here / "m.gguf", values=True),
+    "verify": lambda here, out: gt.verify(here / "q.gguf", against=here / "m"),
+    "scan": lambda here, out: gt.scan(here / "q.gguf", data=True),
     "card": lambda here, out: gt.card(here / "q.gguf", output=out / "README.md"),
     "write_texts": lambda here, out: gt.write_texts(out / "texts"),
     "upload": lambda here, out: gt.upload(here / "q.gguf", "me/none"),

@@ -34,13 +34,13 @@ OF_A_HEADER = {"set_values", "remove_keys", "rename_keys", "rename_tensors", "pa
 
 SHORT = {
     "card", "decode", "encode", "lint", "load", "open_checkpoint", "open_gguf", "parse_overrides",
-    "read_suite", "read_values", "save", "write_texts", *OF_A_HEADER,
+    "read_suite", "read_values", "save", "show", "write_texts", *OF_A_HEADER,
 }  # fmt: skip
 """Functions that take no long time."""
 
 WRITING_NOTHING = {
-    "audit", "decode", "encode", "lint", "load", "open_checkpoint", "open_gguf", "parse_overrides",
-    "read_suite", "read_values", *OF_A_HEADER,
+    "audit", "decode", "diff", "encode", "lint", "load", "open_checkpoint", "open_gguf", "parse_overrides",
+    "read_suite", "read_values", "scan", "show", "verify", *OF_A_HEADER,
 }  # fmt: skip
 
 

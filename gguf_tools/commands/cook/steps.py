@@ -186,7 +186,6 @@ def _measure_losses(cooking: Cooking, progress: Shown) -> None:
 
 
 def _evaluate(request: CookRequest, text: Path, progress: Shown) -> None:
-    from imatrix.evaluate.report.page import report_page
     from imatrix.evaluate.report.standalone import size_chart_file
 
     files = [request.output(each) for each in request.wanted]
@@ -196,7 +195,7 @@ def _evaluate(request: CookRequest, text: Path, progress: Shown) -> None:
     with ExitStack() as opened:
         with reporting(progress, "evaluating") as report:
             evaluation = opened.enter_context(evaluating(request.source, text, files, options, report))
-        write_whole(page, report_page(evaluation).encode())
+        write_whole(page, evaluation.to_html().encode())
         write_whole(numbers, (json_text(evaluation.to_json()) + "\n").encode())
         write_whole(chart, size_chart_file(numbers).encode())
 

@@ -153,9 +153,7 @@ def carry_out(request: AuditRequest) -> int:
     if request.json is not None:
         write_whole(request.json, (json_text(report.to_json()) + "\n").encode())
     if request.html is not None:
-        from imatrix.evaluate.report.audit_page import audit_page
-
-        write_whole(request.html, audit_page(report).encode())
+        write_whole(request.html, report.to_html().encode())
     for output in outputs:
         say(f"wrote {output}")
     return 1 if report.is_wrong or (request.strict and report.at(Level.WARNING)) else 0

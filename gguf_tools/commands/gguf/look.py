@@ -5,21 +5,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.errors import GGUFError
-from gguf_tools.findings import Finding, Level
-from gguf_tools.format.shards import GGUFSet, open_gguf
-from gguf_tools.text import counted, say, say_json
-
-if TYPE_CHECKING:
-    from quantize.value_errors import FileErrors
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.text import say, say_json
 
 _SHOW_EXAMPLES = """\
 examples:
@@ -117,25 +109,18 @@ def add_to(commands: command.Subcommands) -> None:
 
 def show(path: str, *, full: bool, as_json: bool) -> None:
     """Print what a file's header says; `full`: long arrays and texts whole."""
-    from gguf_tools.look.listing import describe, show_text
+    from gguf_tools.look import listing
 
-    with open_gguf(path, may_lack_parts=True) as source:
-        if as_json:
-            lacking = {"missing": source.missing} if source.missing else {}
-            say_json(describe(source, full=full) | lacking)
-        else:
-            say(*show_text(source, full=full))
-            if source.missing:
-                say(f"note: this is one part: {source.missing}")
+    description = listing.show(path)
+    if as_json:
+        say_json(description.to_json(full=full))
+    else:
+        say(*description.lines(full=full))
 
 
 @dataclass(frozen=True)
 class _Diff(command.Asked):
-    """Request of `diff`.
-
-    data    compare the tensors' data, too
-    values  decode tensors, too, and print errors
-    """
+    """Request of `diff`; see gguf_tools/commands/looking.py."""
 
     a: str
     b: str
@@ -145,33 +130,21 @@ class _Diff(command.Asked):
 
 def diff(request: _Diff) -> int:
     """Print what differs between two files; return the exit code."""
-    from gguf_tools.look.compare import as_lines, compare
+    from gguf_tools.commands import looking
 
-    with open_gguf(request.a) as a, open_gguf(request.b) as b:
-        differences = compare(a, b, data=request.data)
-        errors = _compare_values(a, b, quiet=request.quiet) if request.values else None
-    data = [difference.as_json() for difference in differences]
+    a, b = request.a, request.b
+    result = looking.diff(a, b, data=request.data, values=request.values, progress=not request.quiet)
     if request.json:
-        say_json(data if errors is None else {"differences": data, **errors.to_json()})
-        return 1 if differences else 0
-    say(*as_lines(differences))
-    if not differences:
-        say("metadata and tensors are the same" if request.data else "headers are the same")
-    say(*() if errors is None else errors.lines())
-    return 1 if differences else 0
-
-
-def _compare_values(a: GGUFSet, b: GGUFSet, *, quiet: bool) -> FileErrors:
-    from gguf_tools.progress import Bar
-    from quantize.value_errors import compare_values
-
-    with Bar("comparing values", show=not quiet) as bar:
-        return compare_values(a, b, bar)
+        data = result.to_json()
+        say_json(data if request.values else data["differences"])
+    else:
+        say(*result.lines())
+    return 1 if result.found else 0
 
 
 @dataclass(frozen=True)
 class _Verify(command.Asked):
-    """The words of `verify`; against: the file or folder that the file was made of."""
+    """Request of `verify`; see gguf_tools/commands/looking.py."""
 
     file: str
     against: str | None
@@ -180,50 +153,19 @@ class _Verify(command.Asked):
 
 def verify(request: _Verify) -> int:
     """Print what is wrong with a file; return the exit code."""
-    from gguf_tools.look import verify as checks
+    from gguf_tools.commands import looking
 
-    path = request.file
-    with open_gguf(path, may_lack_parts=True) as source:
-        findings = checks.verify(source)
-        if source.missing:
-            findings.append(Finding(checks.KIND, source.missing, Level.BAD, file=path))
-        if request.against is not None:
-            findings += _compare_with_source(source, request.against, request)
-        n_tensors = len(source.tensors)
-    bad = [finding for finding in findings if finding.is_bad]
+    result = looking.verify(
+        request.file,
+        against=request.against,
+        allow_pickle=request.allow_pickle,
+        progress=not request.quiet,
+    )
     if request.json:
-        data = {
-            "ok": not bad,
-            "tensors": n_tensors,
-            "findings": [checks.as_json(finding) for finding in findings],
-        }
-        say_json(data)
+        say_json(result.to_json())
     else:
-        for finding in findings:
-            say(checks.as_text(finding))
-        found = counted(len(bad), "bad finding") if bad else "all good"
-        say(f"{path}: {counted(n_tensors, 'tensor')}, {found}")
-    return 1 if bad else 0
-
-
-def _compare_with_source(file: GGUFSet, against: str, request: _Verify) -> list[Finding]:
-    from gguf_tools.progress import Bar
-    from quantize.fill.sources import GGUFTensor
-    from quantize.value_errors import compare_with_source
-
-    with ExitStack() as opened:
-        if Path(against).is_dir():
-            from convert.architectures.vision import holds_tower
-            from convert.pipeline import open_tensors
-
-            sources = opened.enter_context(open_tensors(
-                against, allow_pickle=request.allow_pickle, mmproj=holds_tower(file.metadata)
-            ))  # fmt: skip
-        else:
-            source = opened.enter_context(open_gguf(against))
-            sources = {name: GGUFTensor(source, name) for name in source.tensors}
-        bar = opened.enter_context(Bar("comparing values", show=not request.quiet))
-        return compare_with_source(file, sources, against, bar)
+        say(*result.lines())
+    return 1 if result.bad else 0
 
 
 def hash_(path: str, *, as_json: bool) -> None:
@@ -281,30 +223,18 @@ def scan(path: str, *, strict: bool, data: bool, as_json: bool) -> int:
     strict  warnings count as bad
     data    read all tensor data, too
     """
-    from gguf_tools import scan as scanner
+    from gguf_tools.scanning import report
 
     try:
-        with open_gguf(path, may_lack_parts=True) as source:
-            findings = scanner.scan(source, data=data)
+        result = report.scan(path, data=data)
     except GGUFError as error:
         if not as_json:
             raise
         refused = {"level": "bad", "check": "refused", "file": "", "where": "", "text": str(error)}
         say_json({"ok": False, "findings": [refused]})
         return 1
-    least = Level.WARNING if strict else Level.BAD
-    is_bad = any(finding.level >= least for finding in findings)
     if as_json:
-        say_json({"ok": not is_bad, "findings": [scanner.as_json(each) for each in findings]})
+        say_json(result.to_json(strict=strict))
     else:
-        for finding in findings:
-            say(scanner.as_text(finding))
-        say(f"{path}: {_summary(findings)}")
-    return 1 if is_bad else 0
-
-
-def _summary(findings: list[Finding]) -> str:
-    counts = Counter(finding.level for finding in findings)
-    nouns = {Level.BAD: "bad finding", Level.WARNING: "warning", Level.NOTE: "note"}
-    parts = [counted(counts[level], noun) for level, noun in nouns.items() if counts[level]]
-    return ", ".join(parts) or "nothing suspicious"
+        say(*result.lines())
+    return 1 if result.is_bad(strict=strict) else 0

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from convert.card.facts import Report
+from convert.card.facts import Report, read_report
+from gguf_tools.files.named_files import AnyPath, Paths, paths_of
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import html_text, printable, size_text
+from gguf_tools.web_page import page_html, table_html
 from imatrix.evaluate.against import HEADINGS, FileComparison, comparison_rows
 from imatrix.evaluate.comparison import Comparison, Interval, Verdict, flips_interval, kld_interval
 from imatrix.evaluate.divergence import DRAFT_HEADINGS, DRAFTS_ARE, TokenValues, draft_rows
@@ -21,12 +24,13 @@ from imatrix.evaluate.report.charts import (
     SMALLEST_KLD,
     Canvas,
     drift_chart,
+    require_matplotlib,
     routing_chart,
     size_chart,
     tokens_chart,
 )
 from imatrix.evaluate.report.class_charts import ClassRows, Mark, class_chart, floor_text
-from imatrix.evaluate.report.html import chart_html, estimate_text, page_html, page_title, table_html
+from imatrix.evaluate.report.html import chart_html, estimate_text, page_title
 from imatrix.evaluate.report.map_chart import map_sections, price_sections
 from imatrix.evaluate.report.passages import passage_sections
 from imatrix.evaluate.report.points import (
@@ -43,7 +47,7 @@ from imatrix.evaluate.report.points import (
 )
 from imatrix.texts.suite import Suite
 from imatrix.texts.tokenise import ClassChunks
-from quantize.plan.sensitivities import Sensitivities
+from quantize.plan.sensitivities import Sensitivities, read_sensitivities
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,14 @@ class PageInputs:
 
     earlier: tuple[Report, ...]
     losses: Sensitivities | None
+
+    @classmethod
+    def read(cls, earlier: Paths, losses: AnyPath | Sensitivities | None) -> PageInputs:
+        """Read them; raises BadRequest for a file that is something else, and where matplotlib is missing."""
+        require_matplotlib()
+        if losses is not None and not isinstance(losses, Sensitivities):
+            losses = read_sensitivities(Path(losses))
+        return cls(tuple(map(read_report, paths_of("earlier", earlier, least=0))), losses)
 
     def refuse_other_suites(self, suite: Suite) -> None:
         """Raise BadRequest for evaluations on other classes than those of a suite."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gguf_tools.text import html_text
+from gguf_tools.web_page import visible
 from imatrix.evaluate.divergence import Ints, TokenValues
 from imatrix.evaluate.evaluation import ClassEvaluation
-from imatrix.evaluate.report.html import visible
 from imatrix.texts.spelling import texts
 from imatrix.texts.tokenise import ClassChunks
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from convert.card.facts import read_report
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import whole_file
+from gguf_tools.web_page import DARK, LIGHT
 from imatrix.evaluate.report.charts import WIDE, label_numbers, label_sizes, require_matplotlib, size_chart
-from imatrix.evaluate.report.html import DARK, LIGHT
 from imatrix.evaluate.report.points import report_points
 from quantize.size.solve import Sized
 

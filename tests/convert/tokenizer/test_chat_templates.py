@@ -123,7 +123,7 @@ def test_only_so_much_is_parsed(tmp_path: Path) -> None:
 def test_jinja2_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "jinja2"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "gguf_tools.scan.templates.rendering", raising=False)
+    monkeypatch.delitem(sys.modules, "gguf_tools.scanning.templates.rendering", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     put(tmp_path, tokenizer_json=small(), chat_template_jinja="{{ x")
     assert read(tmp_path).chat_templates.default == "{{ x"

@@ -235,8 +235,7 @@ def test_a_page_loads_nothing_and_says_what_strangers_names_say(
 ) -> None:
     hostile = Path("<script>alert(1)&$x^2$\x1b[2J.gguf")
     models = (replace(evaluation.models[0], path=hostile), *evaluation.models[1:])
-    earlier = read_report(written(evaluation, tmp_path / "stock.json"))
-    page = report_page(with_models(evaluation, models), [earlier])
+    page = with_models(evaluation, models).to_html(written(evaluation, tmp_path / "stock.json"))
     assert "<script" not in page
     assert "\x1b" not in page
     assert "&lt;script&gt;" in page

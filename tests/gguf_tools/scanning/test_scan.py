@@ -18,9 +18,9 @@ from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
 from gguf_tools.commands.main import main
 from gguf_tools.findings import capped
 from gguf_tools.format import ggml_types as types
-from gguf_tools.scan import Finding, Level, as_text, scan
-from gguf_tools.scan.hidden import gaps_of
-from gguf_tools.scan.strings import deceiving_characters, skeleton
+from gguf_tools.scanning import Finding, Level, as_text, scan
+from gguf_tools.scanning.hidden import gaps_of
+from gguf_tools.scanning.strings import deceiving_characters, skeleton
 from tests.gguf_tools.sample_files import METADATA, TENSORS, decode_header, write_file
 
 SIZES = {

@@ -24,9 +24,9 @@ from jinja2.exceptions import TemplateSyntaxError
 
 from gguf_tools.findings import Level
 from gguf_tools.lazy import late
-from gguf_tools.scan.templates import rendering, syntax_tree
-from gguf_tools.scan.templates.process import EXIT_BREAKOUT
-from gguf_tools.scan.templates.rendering import Conversation
+from gguf_tools.scanning.templates import rendering, syntax_tree
+from gguf_tools.scanning.templates.process import EXIT_BREAKOUT
+from gguf_tools.scanning.templates.rendering import Conversation
 from gguf_tools.system.locks import limit_process
 from gguf_tools.text import quoted
 

@@ -17,8 +17,8 @@ from jinja2 import nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 from gguf_tools.findings import Level
-from gguf_tools.scan.strings import deceiving_characters
-from gguf_tools.scan.templates.names import dunder_in, has_format_field, leads_out
+from gguf_tools.scanning.strings import deceiving_characters
+from gguf_tools.scanning.templates.names import dunder_in, has_format_field, leads_out
 from gguf_tools.text import quoted
 
 MAX_CHARS = 100_000

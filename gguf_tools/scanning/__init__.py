@@ -20,25 +20,33 @@ from pathlib import Path
 from gguf_tools.findings import Finding, Level, as_json, as_text, capped
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import GGUFSet
-from gguf_tools.scan.header import check_kinds, check_numbers, check_tensors, check_vocabulary
-from gguf_tools.scan.hidden import check_hidden
-from gguf_tools.scan.strings import check_names, check_texts
-from gguf_tools.scan.templates.verdicts import Limits, check_templates
+from gguf_tools.progress import NO_REPORT, Reporter
+from gguf_tools.scanning.header import check_kinds, check_numbers, check_tensors, check_vocabulary
+from gguf_tools.scanning.hidden import check_hidden
+from gguf_tools.scanning.strings import check_names, check_texts
+from gguf_tools.scanning.templates.verdicts import Limits, check_templates
 
 __all__ = ["Finding", "Level", "Limits", "as_json", "as_text", "scan"]
 
 
-def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -> list[Finding]:
+def scan(
+    source: GGUFSet,
+    *,
+    data: bool = False,
+    limits: Limits | None = None,
+    progress: Reporter = NO_REPORT,
+) -> list[Finding]:
     """Find what is suspicious about an open file or split set, the worst first.
 
-    data    read the tensors' data too, as `gguf-tools verify` does
-    limits  limits of the process that tries chat templates
+    data      read the tensors' data too, as `gguf-tools verify` does
+    limits    limits of the process that tries chat templates
+    progress  counts the bytes of these data
     """
-    findings = capped(_all_checks(source, data, limits))
+    findings = capped(_all_checks(source, data, limits, progress))
     return sorted(findings, key=lambda finding: -finding.level)
 
 
-def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[Finding]:
+def _all_checks(source: GGUFSet, data: bool, limits: Limits | None, progress: Reporter) -> Iterator[Finding]:
     metadata, tensors = source.metadata, source.tensors
     if source.missing:
         yield Finding("parts", f"this is one part: {source.missing}", Level.NOTE, file=source.path.name)
@@ -52,11 +60,11 @@ def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[
     yield from check_vocabulary(metadata)
     yield from check_templates(metadata, limits)
     if data:
-        yield from _check_data(source)
+        yield from _check_data(source, progress)
 
 
-def _check_data(source: GGUFSet) -> Iterator[Finding]:
+def _check_data(source: GGUFSet, progress: Reporter) -> Iterator[Finding]:
     from gguf_tools.look.verify import verify  # needs numpy
 
-    for finding in verify(source):
+    for finding in verify(source, progress):
         yield replace(finding, file=Path(finding.file).name)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gguf_tools import FileLayout, Value
 from gguf_tools.findings import Finding, as_text
-from gguf_tools.scan import Level, Limits
-from gguf_tools.scan.templates import verdicts
-from gguf_tools.scan.templates.names import search_text
-from gguf_tools.scan.templates.verdicts import Answer, ask_worker, check_templates
-from gguf_tools.scan.templates.worker import EXIT_BREAKOUT
+from gguf_tools.scanning import Level, Limits
+from gguf_tools.scanning.templates import verdicts
+from gguf_tools.scanning.templates.names import search_text
+from gguf_tools.scanning.templates.verdicts import Answer, ask_worker, check_templates
+from gguf_tools.scanning.templates.worker import EXIT_BREAKOUT
 from tests.support.tokenizer_files import tokenizer_config
 
 pytest.importorskip("jinja2")
@@ -336,7 +336,7 @@ def test_worker_that_fails_on_its_own_is_told_apart() -> None:
 def test_code_that_broke_out_can_do_nothing(code: str, tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     program = (
-        "import os, subprocess; from gguf_tools.scan.templates.worker import give_up; "
+        "import os, subprocess; from gguf_tools.scanning.templates.worker import give_up; "
         f"give_up(1, 512 << 20); {code}"
     )
     done = subprocess.run(
@@ -388,7 +388,7 @@ def test_constants_come_to_what_running_gives(expression: str) -> None:
     from jinja2 import nodes
     from jinja2.sandbox import SandboxedEnvironment
 
-    from gguf_tools.scan.templates.syntax_tree import Folder
+    from gguf_tools.scanning.templates.syntax_tree import Folder
 
     env = SandboxedEnvironment()
     (output,) = env.parse(f"{{{{ {expression} }}}}").find_all(nodes.Output)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from convert.audit.report import AuditReport, TensorAudit, folded, where_text
 from gguf_tools.hub.names import folder_name
 from gguf_tools.text import html_text
-from imatrix.evaluate.report.html import page_html
+from gguf_tools.web_page import page_html
 
 _OWN_STYLE = """\
 td.text { white-space: normal; min-width: 18rem; max-width: 46rem; text-align: left;

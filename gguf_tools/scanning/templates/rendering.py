@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 
 from gguf_tools.findings import Level
-from gguf_tools.scan.strings import deceiving_characters
+from gguf_tools.scanning.strings import deceiving_characters
 from gguf_tools.text import quoted
 
 

@@ -20,9 +20,9 @@ from typing import Any
 from gguf_tools.findings import Finding, Level, listed
 from gguf_tools.format import keys
 from gguf_tools.format.values import Kind, Metadata
-from gguf_tools.scan.header import items_of
-from gguf_tools.scan.templates.names import CHECK, search_text
-from gguf_tools.scan.templates.process import end_worker, start_worker
+from gguf_tools.scanning.header import items_of
+from gguf_tools.scanning.templates.names import CHECK, search_text
+from gguf_tools.scanning.templates.process import end_worker, start_worker
 from gguf_tools.system.locks import can_limit
 from gguf_tools.text import printable, quoted
 
@@ -197,7 +197,7 @@ def _safe(text: str) -> str:
 
 def ask_worker(job: dict[str, Any], limits: Limits) -> Answer:
     """Give a worker a job (see worker.py), and end it when it takes too long or answers too much."""
-    process = start_worker("gguf_tools.scan.templates.worker")
+    process = start_worker("gguf_tools.scanning.templates.worker")
     assert process.stdin is not None
     assert process.stdout is not None
     try:
