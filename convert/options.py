@@ -15,6 +15,7 @@ from quantize.run_options import RunChoices
 
 if TYPE_CHECKING:
     from quantize.plan.recipe_files import Mixture
+    from quantize.type_names import FileType, OutType
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ConvertOptions(FileOptions):
     the family of the checkpoint has not declared is refused.
     """
 
-    outtype: str | Mixture = "auto"
+    outtype: OutType | FileType | str | Mixture = "auto"
     mla: MLALayout | None = None
     mtp: bool | None = None
     family: Mapping[str, object] | None = None

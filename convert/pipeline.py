@@ -62,6 +62,7 @@ from quantize.prepare import (
 )
 from quantize.run import Result, Run
 from quantize.run_options import RunOptions
+from quantize.type_names import FileType, OutType
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 
@@ -139,7 +140,7 @@ class CheckpointSources:
 def convert(
     folder: str | os.PathLike[str],
     outfile: str | os.PathLike[str] | None = None,
-    outtype: str | Mixture | None = None,
+    outtype: OutType | FileType | str | Mixture | None = None,
     options: ConvertOptions | None = None,
     run: RunOptions | None = None,
     **choices: Unpack[ConvertChoices],

@@ -114,6 +114,9 @@ from quantize.plan.sensitivities import Sensitivities as Sensitivities
 from quantize.prepare import Preparation as Preparation
 from quantize.run import Result as Result
 from quantize.run_options import RunOptions as RunOptions
+from quantize.type_names import FileType as FileType
+from quantize.type_names import OutType as OutType
+from quantize.type_names import TypeName as TypeName
 from quantize.value_errors import FileErrors as FileErrors
 from quantize.value_errors import ValueErrors as ValueErrors
 

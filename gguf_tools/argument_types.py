@@ -149,10 +149,18 @@ def _alternatives(node: ast.expr) -> list[str]:
 
 
 def _flat(hint: Any) -> list[Any]:
-    """Return the alternatives of a hint that another name stands for."""
+    """Return the alternatives of a hint that another name stands for.
+
+    A Literal of many words is for type checkers. Here it is any text: the function says which words are near.
+    """
+    if get_origin(hint) is Literal and len(get_args(hint)) > _MOST_WORDS:
+        return [str]
     if get_origin(hint) in (Union, types.UnionType):
         return [each for inner in get_args(hint) for each in _flat(inner)]
     return [None if hint is type(None) else hint]
+
+
+_MOST_WORDS = 20
 
 
 def _type_of(hint: Any) -> Any:

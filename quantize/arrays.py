@@ -13,11 +13,12 @@ from quantize.formats import get_decoder, get_format
 from quantize.formats.base import ROW_DTYPES
 from quantize.importances.entries import checked_weights
 from quantize.importances.weighting import ColumnWeights
+from quantize.type_names import TypeName
 
 
 @checked
 def encode(
-    array: npt.ArrayLike, type_: str | GGMLType, importances: npt.ArrayLike | None = None
+    array: npt.ArrayLike, type_: TypeName | GGMLType, importances: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.uint8]:
     """Encode the rows of an array as a ggml type, uint8 (..., row_bytes).
 
@@ -53,7 +54,7 @@ def encode(
 
 
 @checked
-def decode(data: npt.NDArray[np.uint8], type_: str | GGMLType) -> npt.NDArray[np.float32]:
+def decode(data: npt.NDArray[np.uint8], type_: TypeName | GGMLType) -> npt.NDArray[np.float32]:
     """Decode the bytes of a ggml type to float32 (..., n_cols); the inverse of `encode`.
 
         values = decode(encode(weights, "Q4_K"), "Q4_K")

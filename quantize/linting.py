@@ -24,6 +24,7 @@ from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation
 from quantize.roles import feed_forward_place, in_layer_ranges
 from quantize.run import Run
+from quantize.type_names import FileType
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Planner(Protocol):
 
 @checked
 def lint(
-    file_type: str | Mixture,
+    file_type: FileType | str | Mixture,
     model: str | os.PathLike[str],
     *,
     importances: ImportanceSource | None = None,

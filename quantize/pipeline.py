@@ -33,13 +33,14 @@ from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, lay_out, parts_of, row_sources, source_bytes
 from quantize.run import Result, Run, execute_together
 from quantize.run_options import RunOptions
+from quantize.type_names import FileType
 
 
 @checked
 def quantize(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None,
-    file_type: str | Mixture,
+    file_type: FileType | str | Mixture,
     options: QuantizeOptions | PlanOptions | None = None,
     run: RunOptions | None = None,
     **choices: Unpack[QuantizeChoices],
@@ -65,7 +66,7 @@ def quantize(
 def quantize_many(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    file_types: str | Mixture | Iterable[str | Mixture],
+    file_types: FileType | str | Mixture | Iterable[FileType | str | Mixture],
     options: QuantizeOptions | PlanOptions | None = None,
     run: RunOptions | None = None,
     **choices: Unpack[QuantizeChoices],
@@ -98,7 +99,7 @@ def _merged(
 def plan_run(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None,
-    file_type: str | Mixture,
+    file_type: FileType | str | Mixture,
     options: QuantizeOptions | None = None,
     *,
     allow_problems: bool = False,

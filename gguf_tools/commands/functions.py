@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from quantize.plan.recipe_files import Mixture
     from quantize.plan.sensitivities import Sensitivities
     from quantize.run import Result
+    from quantize.type_names import FileType
 
 
 class CalibrateChoices(SourceChoices, CalibrationChoices, total=False):
@@ -60,7 +61,7 @@ class CookChoices(TypedDict, total=False):
 def quantize(
     model: AnyPath,
     output: AnyPath | None,
-    file_type: str | Mixture,
+    file_type: FileType | str | Mixture,
     options: SourceOptions | None = None,
     run: RunOptions | None = None,
     *,
@@ -100,7 +101,7 @@ def quantize(
 def calibrate(
     model: AnyPath,
     output: AnyPath | None,
-    file_type: str | Mixture,
+    file_type: FileType | str | Mixture,
     text: AnyPath,
     run: RunOptions | None = None,
     *,
@@ -129,7 +130,7 @@ def calibrate(
 def cook(
     model: AnyPath,
     text: AnyPath,
-    types: str | Iterable[str],
+    types: FileType | str | Iterable[FileType | str],
     folder: AnyPath,
     *,
     evaluate: AnyPath | None = None,

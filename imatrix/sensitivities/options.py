@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gguf_tools.argument_types import CheckedFields, Count, Seed
 from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
+from quantize.type_names import TypeName
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class SensitivityOptions(CheckedFields):
     """
 
     cut: Cut = field(default_factory=Cut)
-    types: tuple[str, ...] | None = None
+    types: tuple[TypeName, ...] | None = None
     rows: Count = 512
     least_rows: Count = 8
     tokens: Count = 8192
@@ -48,7 +49,7 @@ class SensitivityChoices(CutChoices, ForwardChoices, total=False):
     """The fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
 
     cut: Cut
-    types: tuple[str, ...] | None
+    types: tuple[TypeName, ...] | None
     rows: Count
     least_rows: Count
     tokens: Count
