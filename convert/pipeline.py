@@ -151,7 +151,8 @@ def convert(
 
     outfile  a file, in whose name {ftype} stands for the type; or a folder, in which the file gets a name
              made of what is known of the model. None: `folder` itself
-    outtype  as in ConvertOptions, whose field it replaces
+    outtype  "f32", "f16", "bf16", "q8_0", "auto", a file type such as Q4_K_M, or a recipe file; it replaces
+             the field of ConvertOptions
     options  what to make: ConvertOptions
     run      how to run: RunOptions
     choices  fields of both as keyword arguments; they replace those of `options` and `run`

@@ -30,8 +30,12 @@ from quantize.run import Run
 class SourceOptions(QuantizeOptions):
     """Options for a model that is a GGUF file or a folder: QuantizeOptions, and two choices for a folder.
 
-    mla, program               see ConvertOptions; `mla` is refused for a file, whose layout is what it is
-    keep_split, kv_overrides   refused for a folder
+    mla      layout of latent attention: "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain
+             attention; None: as `program` wants it. It is refused for a file, whose layout is what it is
+    program  the program that the file is for; None: ik_llama.cpp where a type is named that only it reads,
+             llama.cpp otherwise
+
+    A folder refuses `keep_split` and `kv_overrides`.
     """
 
     mla: MLALayout | None = None

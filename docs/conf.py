@@ -1,8 +1,7 @@
 """The site: `pip install '.[docs]'`, then `sphinx-build -W docs site`.
 
 The pages are the Markdown files of this folder, which read as well on GitHub; index.md has their order. The
-reference is written into reference/ at every build: a page for each package that has an `__all__`, with these
-names.
+reference is written into reference/ at every build: a page for each package that has a stub, with its names.
 """
 
 from __future__ import annotations
@@ -57,16 +56,13 @@ def _homes() -> Mapping[str, Mapping[str, str]]:
     Several packages export the same object, such as RunOptions. `gguf_tools`, from which pipelines import,
     describes all that it has; the rest is described where it is defined, or in the first package by name.
     """
-    packages = {
-        path.parent.name: importlib.import_module(path.parent.name)
-        for path in sorted(ROOT.glob("*/__init__.py"))
-        if "__all__" in path.read_text(encoding="utf-8")
-    }
+    names = [".".join(path.relative_to(ROOT).parts[:-1]) for path in sorted(ROOT.glob("*/**/__init__.pyi"))]
+    packages = {name: importlib.import_module(name) for name in names}
     exporters: dict[tuple[str, int], list[str]] = {}
     for package, module in packages.items():
         for name in module.__all__:
-            if getattr(getattr(module, name), "__name__", "") in packages:
-                continue  # a package, which has a page of its own
+            if inspect.ismodule(getattr(module, name)):
+                continue  # which has a page of its own
             exporters.setdefault((name, id(getattr(module, name))), []).append(package)
     homes: dict[str, dict[str, str]] = {package: {} for package in packages}
     for (name, _), those in exporters.items():
@@ -101,8 +97,6 @@ def _directive(package: str, name: str) -> str:
     if inspect.isclass(value) and not isinstance(value, GenericAlias):
         kind = "exception" if issubclass(value, BaseException) else "class"
         return f".. auto{kind}:: {package}.{name}\n   :members:"
-    if inspect.ismodule(value):
-        return f".. automodule:: {value.__name__}\n   :members:"
     kind = "function" if inspect.isfunction(value) else "data"
     return f".. auto{kind}:: {package}.{name}"
 

@@ -8,9 +8,47 @@
 ...     file.get("general.architecture")
 'deepseek2'
 
-What a pipeline needs is here under one name, and loaded when it is first used: convert, quantize, calibrate,
-evaluate, sensitivity, cook, card, upload, split, merge, and the options that they take. `imatrix` and `edit`
-are modules. The package itself reads, lays out, writes and shows GGUF files; the others are its users.
+To make files
+
+    convert          a GGUF file of a checkpoint, quantized if you like
+    quantize         a quantized file of a GGUF file, a folder or a model of the Hub
+    quantize_many    files of several types, of weights that are read once
+    calibrate        a quantized file that errs little on a text
+    refine           a quantized file whose scales are moved to where it diverges less
+    cook             importances, files, their evaluation, a card and checksums, in one run
+    split            a split set of a file
+    merge            a file of a split set
+    write_texts      the texts to calibrate with that come along
+
+To look at files and measure them
+
+    show             metadata, tensors and totals
+    diff             differences between two files
+    verify           faults of a file
+    scan             suspicious content in a stranger's file
+    audit            whether a file is what its base makes of it
+    lint             what a file type would do to a model
+    evaluate         perplexity, and divergence from a base on a text
+    evaluate_suite   the same by class of text
+    sensitivity      divergence that each tensor adds at each type
+
+To publish files
+
+    card             README.md for the Hub
+    upload           files to the Hub
+
+To work with what is in files
+
+    open_gguf        a GGUF file, or a split set
+    open_checkpoint  the weights of a checkpoint
+    read_values      a tensor of a GGUF file as float32
+    encode           an array as blocks of a type
+    decode           the array in such blocks
+    read_suite       classes of texts
+    parse_overrides  types for tensors, as the command line has them
+
+`imatrix` and `edit` are modules: importance matrices, and changes of headers. All is loaded when it is first
+used. The package itself reads, lays out, writes and shows GGUF files; the other packages use it.
 """
 
 from gguf_tools.lazy import public_names

@@ -69,6 +69,7 @@ class Finding:
 
     @property
     def is_bad(self) -> bool:
+        """Whether going on would fail, or do harm."""
         return self.level is Level.BAD
 
     @property

@@ -74,7 +74,8 @@ class ProgressState:
     """How far a piece of work has come.
 
     label   what is being done: "quantizing to Q4_K_M"
-    done    how much of `total`, what an earlier run has left included
+    done    how much of it is done, what an earlier run has left included
+    total   how much there is to do
     unit    what both count: "B" for bytes, "kernel", or "work" where only their ratio means something
     remark  what else there is to say, or ""
     """

@@ -67,7 +67,12 @@ class CollectChoices(CutChoices, ForwardChoices, total=False):
 
 @dataclass(frozen=True)
 class Collected:
-    """Importances, the perplexity if it was measured, and lines for the report."""
+    """Result of a collection.
+
+    importances  by tensor, with the texts and chunks that they are of
+    perplexity   of the text under the model; None: not measured
+    notes        lines for the report
+    """
 
     importances: ImportanceFile
     perplexity: Perplexity | None

@@ -31,6 +31,8 @@ from quantize.type_names import FileType
 class LintReport:
     """Result of linting.
 
+    mixture      the recipe that was looked at
+    findings     what it would do to the model, and what would stop a run
     preparation  the plan and the layout of the output; None when not even those can be made
     """
 

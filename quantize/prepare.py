@@ -45,6 +45,7 @@ from quantize.roles import layer_of
 class Preparation:
     """All that is decided before a weight is read.
 
+    plan          the type of each tensor, and why
     outputs       one file, or one per shard
     source_bytes  bytes of the tensors that will be read
     padding       sizes of the input that change

@@ -48,8 +48,11 @@ if TYPE_CHECKING:
 class Result:
     """Result of a run.
 
-    replaced  outputs in whose place other files were
-    is_found  the outputs were there already, as asked, and nothing was written
+    preparation  what was decided: the plan, the files with their layouts
+    written      what was written, and how
+    seconds      how long it took
+    replaced     outputs in whose place other files were
+    is_found     the outputs were there already, as asked, and nothing was written
     """
 
     preparation: Preparation
@@ -68,6 +71,7 @@ class Result:
 
     @property
     def paths(self) -> tuple[Path, ...]:
+        """The files that were made."""
         return self.preparation.paths
 
     def rows(self) -> list[dict[str, Any]]:

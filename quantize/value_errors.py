@@ -114,12 +114,16 @@ def compare_values(a: GGUFSource, b: GGUFSource, progress: Reporter = NO_REPORT)
 
 @dataclass(frozen=True)
 class FileErrors:
-    """Errors between the values of two files, tensor by tensor."""
+    """Errors between the values of two files.
+
+    tensors  those of each tensor, in the order of A
+    """
 
     tensors: tuple[ValueErrors, ...]
 
     @property
     def total(self) -> ValueErrors:
+        """The errors of all tensors together."""
         return ValueErrors.together(self.tensors)
 
     def to_json(self) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class Measured(Protocol):
 class AuditReport:
     """An audit of a file.
 
+    file, base  what was compared with what
     every_row   whether all rows of all tensors were compared, rather than runs of each matrix
     encoder     what it seems to have been encoded with
     tensors     those that both have, in the order of the file
@@ -98,9 +99,11 @@ class AuditReport:
         return bool(self.at(Level.BAD))
 
     def at(self, level: Level) -> list[Finding]:
+        """Return the findings of a level."""
         return [each for each in self.findings if each.level is level]
 
     def with_finding(self, finding: Finding) -> AuditReport:
+        """Return the report with one more finding."""
         return replace(self, findings=tuple(sorted((*self.findings, finding), key=lambda each: -each.level)))
 
     def divergence_lines(self) -> list[str]:

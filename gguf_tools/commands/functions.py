@@ -290,7 +290,7 @@ def merge(part: AnyPath, output: AnyPath, *, force: bool = False, progress: Show
 
         merge("parts/lite-Q8_0-00001-of-00003.gguf", "lite-Q8_0.gguf")
 
-    progress  as in `split`
+    progress  True, a function, or a bar of tqdm or rich
     raises  BadRequest for a file that is whole, GGUFError, and OutputError for an output that is there
             without `force`
     """

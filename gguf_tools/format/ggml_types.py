@@ -71,7 +71,7 @@ class GGMLType(metaclass=_ByName):
     fields            of a block, in the notation above, or ""
     row_meta_bytes    bytes before each row's blocks
     rows_interleaved  rows that are stored as one group
-    tensor_meta_bytes bytes after the last row
+    tensor_meta_bytes  bytes after the last row
     note              what a user should know, or ""
     """
 

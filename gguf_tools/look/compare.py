@@ -35,9 +35,11 @@ class Difference:
     b: str | None
 
     def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
         return {"section": self.section, "name": self.name, "a": self.a, "b": self.b}
 
     def as_text(self) -> str:
+        """Return it as a line of text."""
         if self.b is None:
             return f"{self.section}: {printable(self.name)}: only in A: {self.a}"
         if self.a is None:

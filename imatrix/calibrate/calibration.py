@@ -41,13 +41,13 @@ class Calibration(CalibrationOptions):
 
     @property
     def label(self) -> str:
-        """See `quantize.options.Calibrating`."""
+        """The method in a few words, for metadata and cards."""
         order = "layer after layer" if self.sequential else "each tensor by itself"
         dtype = "" if self.forward.dtype == "float32" else f", in {self.forward.dtype}"
         return f"{self.method}, {order}{dtype}" + ("" if self.embedding else ", token_embd left out")
 
     def begin(self) -> BegunCalibration:
-        """See `quantize.options.Calibrating`."""
+        """Begin to plan; what plans and runs share is kept in what this returns."""
         return BegunCalibration(self)
 
 

@@ -48,8 +48,10 @@ Check = Callable[[ClassChunks, Sequence[Sequence[TensorInfo]]], None]
 class EvaluatedModel:
     """One model against the base.
 
+    path             of its file, or of the first one
     n_bytes          size of its file or files
     bits_per_weight  of its tensors
+    divergence       of its predictions from the base's
     layers           how far it has moved from the base after each layer; empty where only the base's logits
                      are known
     worst_layer      the layer that adds most to the drift, and the errors of its tensors; None without layers
@@ -112,7 +114,10 @@ class EvaluatedModel:
 class ClassEvaluation:
     """Models against a base, on a class of texts.
 
-    noise  what the base itself loses to rounding; None: not measured
+    text      its chunks
+    base_ppl  perplexity of the base
+    models    each model against the base, in the order in which they were given
+    noise     what the base itself loses to rounding; None: not measured
     """
 
     text: ClassChunks
@@ -125,9 +130,10 @@ class ClassEvaluation:
 class Evaluation:
     """Models against a base, on every class of a suite, or on a text alone.
 
-    by_class  class -> what was measured on it, in the suite's order; a text alone is called as its file
-    stock     number of the model that the others are compared with; None: none
-    suite     None for a text alone
+    base_path  the base, or the file with its log probabilities
+    by_class   class -> what was measured on it, in the suite's order; a text alone is called as its file
+    stock      number of the model that the others are compared with; None: none
+    suite      None for a text alone
     """
 
     base_path: Path

@@ -15,7 +15,10 @@ SHORTEST_CHUNK = 4
 
 @dataclass(frozen=True)
 class LogitsFile:
-    """A file of log probabilities that llama-perplexity has written, which can take a base's place."""
+    """A file of log probabilities, which can take a base's place.
+
+    path  as llama-perplexity has written it
+    """
 
     path: Path
 

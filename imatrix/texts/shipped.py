@@ -63,8 +63,9 @@ class ShippedText:
 
 @dataclass(frozen=True)
 class ShippedTexts:
-    """All texts, in the manifest's order.
+    """All texts that come with the package.
 
+    texts   in the manifest's order
     sha256  of a folder of them, as a file that was calibrated on it has it; see mixture.py
     """
 

@@ -108,7 +108,10 @@ class TextClass:
 class Suite:
     """Classes of texts.
 
-    quick  take a tenth of each class: every tenth chunk or conversation, and at least two
+    name     by which it is chosen
+    title    what it is, for people
+    classes  in the order in which they are measured
+    quick    take a tenth of each class: every tenth chunk or conversation, and at least two
     """
 
     name: str

@@ -205,6 +205,7 @@ class ImportanceFile:
     chunk_count  chunks seen
     chunk_size   tokens per chunk; 0 when unknown, as in `.dat`
     path         where it was read, None for one made in memory
+    format       "gguf", or "dat" for llama.cpp's old one
     sketch       of the calibration text, if it is known
     """
 

@@ -66,6 +66,7 @@ KEEPING = (Q4_0, Q4_1)
 class KeptGrid:
     """The type that holds a tensor's weights as they were stored or trained, on a grid of few bits.
 
+    type  its codes are the grid
     text  what was found, in a phrase
     """
 

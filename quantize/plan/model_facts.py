@@ -25,6 +25,7 @@ class ModelFacts:
 
     Where layers differ, the numbers of heads are those of the first.
 
+    architecture  `general.architecture`
     n_layers      `block_count`, which includes layers for multi-token prediction; 0 for an mmproj file and
                   an image model
     n_experts     routed experts per layer; 0 for a dense model

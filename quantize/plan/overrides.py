@@ -39,8 +39,10 @@ _FLOAT32 = NumberType(-_LARGEST_FLOAT32, _LARGEST_FLOAT32, whole=False)
 
 @dataclass(frozen=True)
 class Override:
-    """A type for tensors whose names contain a match of `pattern`.
+    """A type for tensors, by their names.
 
+    pattern     names that contain a match of it are meant
+    type        what these tensors become
     text        how the user wrote it
     must_match  it was typed for this one model, so it is a mistake where it matches nothing; rules of a
                 shared file or recipe may be for tensors that other models have
@@ -52,6 +54,7 @@ class Override:
     must_match: bool = False
 
     def matches(self, name: str) -> bool:
+        """Whether a tensor's name contains a match of the pattern."""
         return self.pattern.matches(name)
 
     def at(self, place: str) -> Override:

@@ -162,6 +162,7 @@ NEED_IMPORTANCES = frozenset(filter(needs_importances, CODECS))
 class Recipe:
     """A file type of a program's llama-quantize.
 
+    name              as the program has it
     file_type         the number stored as `general.file_type`; None keeps the input's
     default           type of tensors that no rule claims; None keeps every tensor as it is
     rules             the first that applies wins

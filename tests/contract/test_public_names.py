@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pydoc
+import re
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 
 import pytest
 
@@ -36,6 +39,27 @@ for package in {PACKAGES}:
     pydoc.render_doc(importlib.import_module(package))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_tell_every_field(package: str) -> None:
+    module = importlib.import_module(package)
+    untold = {}
+    for name in module.__all__:
+        class_ = getattr(module, name)
+        if not isinstance(class_, type) or not is_dataclass(class_):
+            continue
+        docs = "\n".join(inspect.getdoc(base) or "" for base in class_.__mro__)
+        told = {word for row in re.findall(r"(?m)^(\S.*?)  ", docs) for word in re.findall(r"\w+", row)}
+        untold[name] = [each.name for each in fields(class_) if not each.name.startswith("_")]
+        untold[name] = [each for each in untold[name] if each not in told]
+    assert {name: missing for name, missing in untold.items() if missing} == {}
+
+
+def test_help_begins_with_the_functions() -> None:
+    functions = {name for name in gguf_tools.__all__ if inspect.isfunction(getattr(gguf_tools, name))}
+    told = re.findall(r"(?m)^    ([a-z_]+)  ", str(gguf_tools.__doc__))
+    assert sorted(told) == sorted(functions)
 
 
 def test_all_errors_are_public() -> None:

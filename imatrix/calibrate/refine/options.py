@@ -76,6 +76,7 @@ class Refinement:
     after     the same, of what was written
     n_steps   steps that were made
     best      step whose scales were written; 0: those of the file as it was
+    seconds   how long it took
     is_found  the file was there already, as asked, and nothing was measured
     """
 
