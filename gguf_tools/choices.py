@@ -152,6 +152,11 @@ def speaking_flags() -> Iterator[None]:
         _in_command = before
 
 
+def in_command() -> bool:
+    """Whether what runs is a command, whose user reads standard error."""
+    return _in_command
+
+
 def spoken(text: str) -> str:
     """Return a message of the library as it is said here.
 

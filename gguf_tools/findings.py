@@ -1,18 +1,22 @@
 """Findings: what a check, a plan or a scan has to tell the user, as values and as text that is safe to print.
 
+In a command they are printed on standard error. Elsewhere they go to the logger `gguf_tools`, unless a `tell`
+is given: notes as INFO, warnings as WARNING, what is bad as ERROR.
+
 A scan's finding is about one key or tensor, by its stored name, so it is printed through `as_text`. In its
 text, nothing controls a terminal, whatever names are in it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from gguf_tools.choices import spoken
+from gguf_tools.choices import in_command, spoken
 from gguf_tools.errors import ToolkitError
 from gguf_tools.text import printable, quoted, say_aside
 
@@ -87,8 +91,26 @@ Tell = Callable[[Finding], object]
 """Is told what a user should know before work begins."""
 
 
+LOGGER = logging.getLogger("gguf_tools")
+"""Where findings go outside of commands."""
+
+
 def tell_nobody(finding: Finding) -> None:
-    """Ignore a finding."""
+    """Ignore a finding, which another call tells."""
+
+
+def log(finding: Finding) -> None:
+    """Log a finding; the record has it as its `finding`."""
+    levels = {Level.NOTE: logging.INFO, Level.WARNING: logging.WARNING, Level.BAD: logging.ERROR}
+    LOGGER.log(levels[finding.level], finding.text, extra={"finding": finding})
+
+
+def remark(text: str) -> None:
+    """Say what work has come across: on standard error in a command, to the logger elsewhere."""
+    if in_command():
+        say_aside(text)
+    else:
+        log(Finding("remark", text))
 
 
 def tell_all(findings: Iterable[Finding], tell: Tell) -> None:
@@ -98,13 +120,15 @@ def tell_all(findings: Iterable[Finding], tell: Tell) -> None:
 
 
 def teller(*, quiet: bool) -> Tell:
-    """Return a function that prints findings on standard error.
+    """Return a function that prints findings on standard error in a command, and logs them elsewhere.
 
-    quiet  only bad ones
+    quiet  print only bad ones
     """
 
     def tell(finding: Finding) -> None:
-        if finding.is_bad or not quiet:
+        if not in_command():
+            log(finding)
+        elif finding.is_bad or not quiet:
             word = "note" if finding.level is Level.NOTE else "warning"
             say_aside(f"{word}: {finding.text}")
 

@@ -190,12 +190,11 @@ class RunBar(Bar):
         self._n_bytes: float | None = n_bytes
 
     def told(self, run: RunOptions) -> RunOptions:
-        """Let a run move these bars, and with True tell what a user should know."""
-        told = self.tell if self._show is True else run.tell
+        """Let a run move these bars, and close this one before it tells what a user should know."""
 
         def tell(finding: Finding) -> None:
             self.close()
-            told(finding)
+            run.tell(finding)
 
         return replace(run, compiling=self._kernels, calibrating=self, tell=tell)
 

@@ -12,7 +12,7 @@ from typing import TypedDict
 from gguf_tools.argument_types import CheckedFields, Threads
 from gguf_tools.cluster.address import Address
 from gguf_tools.files.named_files import Paths, paths_of
-from gguf_tools.findings import Tell, tell_nobody
+from gguf_tools.findings import Tell, log
 from gguf_tools.progress import NO_REPORT, Reporter, Shown
 from gguf_tools.system.locks import usable_cores
 
@@ -31,7 +31,8 @@ class RunOptions(CheckedFields):
                of a calibration they round. None: threads of this process do
     calibrating  counts the seconds that a calibration would take one thread of this machine; `progress`
                sees to it
-    tell       told what a user should know of a calibration, before it begins and at its end
+    tell       told what a user should know of a calibration, before it begins and at its end: it is called
+               with each Finding. By default they go to the logger "gguf_tools"
     force      replace outputs that are there, and make anew those that are as asked already
     replace    replace outputs that are there and are not as asked, as llama-quantize does
     label      what `progress` says
@@ -45,7 +46,7 @@ class RunOptions(CheckedFields):
     progress: Shown = None
     scheduler: Address | None = field(default=None, kw_only=True)
     calibrating: Reporter = field(default=NO_REPORT, kw_only=True)
-    tell: Tell = field(default=tell_nobody, kw_only=True)
+    tell: Tell = field(default=log, kw_only=True)
     force: bool = field(default=False, kw_only=True)
     replace: bool = field(default=False, kw_only=True)
     label: str = field(default="writing", kw_only=True)

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import count_at, number_at, read_document
-from gguf_tools.findings import Finding, Level, Tell, tell_nobody
+from gguf_tools.findings import Finding, Level, Tell, log
 from gguf_tools.format import keys
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.shown import value_text
@@ -97,7 +97,7 @@ class FileFacts:
         return self.paths[0].name
 
 
-def read_facts(path: Path, tell: Tell = tell_nobody) -> FileFacts:
+def read_facts(path: Path, tell: Tell = log) -> FileFacts:
     """Return the facts of a GGUF file, or of the split set that it belongs to; raises GGUFError.
 
     tell  is told of keys whose values are of another type, and so left out
@@ -124,7 +124,7 @@ def read_facts(path: Path, tell: Tell = tell_nobody) -> FileFacts:
         )
 
 
-def read_all(paths: Iterable[Path], tell: Tell = tell_nobody) -> tuple[FileFacts, ...]:
+def read_all(paths: Iterable[Path], tell: Tell = log) -> tuple[FileFacts, ...]:
     """Return the facts of several files, the smallest first; the parts of a split set are one.
 
     raises  BadRequest for files in several folders

@@ -16,7 +16,7 @@ from convert.card.shell import read_command_line, read_comment
 from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest, GGUFError
 from gguf_tools.files.named_files import read_input, write_whole
-from gguf_tools.findings import Tell, tell_nobody
+from gguf_tools.findings import Tell, log
 from gguf_tools.hub.names import is_repo
 from gguf_tools.text import quoted
 
@@ -58,7 +58,7 @@ def write_card(
     *,
     output: Path | None = None,
     force: bool = False,
-    tell: Tell = tell_nobody,
+    tell: Tell = log,
 ) -> Path:
     """Write the card of `files`, and of those that an older card at its place lists; return its path.
 

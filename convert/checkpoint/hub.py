@@ -23,11 +23,12 @@ from convert.checkpoint.checkpoint import (
 )
 from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
+from gguf_tools.findings import remark
 from gguf_tools.hub.answers import endpoint
 from gguf_tools.hub.client import is_passing, quiet_client
 from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, list_files
 from gguf_tools.hub.names import HubName
-from gguf_tools.text import has_terminal, say_aside, size_text
+from gguf_tools.text import has_terminal, size_text
 
 SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
 """Patterns of config.json, the tokenizer's files, the index and the model card. No code is among them."""
@@ -57,7 +58,7 @@ def fetch(name: HubName, *, weights: bool = True, allow_pickle: bool = False, qu
         except HubError as error:
             cached = _cached(name, error)
             if not quiet and not is_offline():
-                say_aside(f"{name}: {endpoint()} can't be reached; using what is in the cache")
+                remark(f"{name}: {endpoint()} can't be reached; using what is in the cache")
             return cached
         folder = _fetch_small(name, listing)
         if not weights:
@@ -70,7 +71,7 @@ def fetch(name: HubName, *, weights: bool = True, allow_pickle: bool = False, qu
             _check_space(name, folder, n_bytes)
             if not quiet:
                 plural = "s" * (len(missing) != 1)
-                say_aside(f"{name}: fetching {len(missing)} file{plural}, {size_text(n_bytes)}")
+                remark(f"{name}: fetching {len(missing)} file{plural}, {size_text(n_bytes)}")
         return download(name, listing.commit, files)
 
 

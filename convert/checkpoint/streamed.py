@@ -22,9 +22,10 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import SafetensorsFile
 from gguf_tools.errors import CheckpointError, HubError
+from gguf_tools.findings import remark
 from gguf_tools.hub.downloads import n_refused, note_refused
 from gguf_tools.hub.ranges import Budget, InOrder, RemoteFile
-from gguf_tools.text import say_aside, shown
+from gguf_tools.text import shown
 
 BLOCK_BYTES = 1 << 18
 """Size of the blocks that small pieces come through. Larger pieces are requests of their own."""
@@ -197,7 +198,7 @@ class StreamedFolder:
         # A worker reads a part of each shard, and has nothing to say.
         if self.quiet or n_checked == len(read) or multiprocessing.parent_process() is not None:
             return
-        say_aside(
+        remark(
             f"{self.repo}: SHA-256 checked of {n_checked} of {len(read)} shards; the others did not come as a"
             " whole, or not in order"
         )

@@ -266,7 +266,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
             args,
             n_threads=n_threads,
             replace=is_llama_s,
-            tell=teller(quiet=True),  # with a bar, everything is told
+            tell=teller(quiet=args.quiet),
         ),
         is_llama_s=is_llama_s,
     )

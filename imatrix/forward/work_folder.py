@@ -42,7 +42,8 @@ from gguf_tools.files.owned_folder import (
     write_whole_of,
 )
 from gguf_tools.files.run_lock import refusals_of
-from gguf_tools.text import counted, say_aside
+from gguf_tools.findings import remark
+from gguf_tools.text import counted
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.chunks import Chunks
 
@@ -195,7 +196,7 @@ class WorkFolder(ClaimedFolder):
     def start_over(self, why: str | None) -> None:
         """Have all layers computed again; `why` begins a line that says so, None: there is none."""
         if why is not None:
-            say_aside(f"{why}; computing all layers again")
+            remark(f"{why}; computing all layers again")
         self._forget_layers()
 
     def _forget_layers(self) -> None:
@@ -254,7 +255,7 @@ class WorkFolder(ClaimedFolder):
 
     def _say(self, name: str) -> None:
         again = "all layers" if self.done < 0 else f"layers after {self.done}"
-        say_aside(f"{self.folder / name}: missing, or not as it was written; computing {again} again")
+        remark(f"{self.folder / name}: missing, or not as it was written; computing {again} again")
 
 
 def _by_layer(entries: Iterable[Entry]) -> dict[int, Entry]:

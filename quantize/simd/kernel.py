@@ -42,6 +42,7 @@ counts as missing, so the kernel is compiled again, and its file replaced.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
 import re
@@ -252,6 +253,10 @@ def kernel_cache(function: Callable[..., Any], stamp: str) -> Any:
         return KernelCache(function, _Places(function), stamp)
     except (RuntimeError, OSError):
         return _NoCache()
+
+
+if (_own := logging.getLogger("numba")).level == logging.NOTSET:
+    _own.setLevel(logging.WARNING)  # it writes a line for each step of its compiler where a caller logs all
 
 
 _told: set[str] = set()

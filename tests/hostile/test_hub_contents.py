@@ -98,13 +98,14 @@ def test_a_streamed_shard_is_checked_when_all_of_it_has_passed(
 
 
 def test_which_streamed_shards_were_checked_is_told(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(names: list[str]) -> str:
+        caplog.clear()
         with Checkpoint(stream(NAME)) as checkpoint:
             for name in names:
                 checkpoint.raw(name).read()
-        return capsys.readouterr().err
+        return caplog.text
 
     assert read(["w0", "w1", "w2", "w3"]) == read(["w2", "w0", "w3", "w1"]) == read(["w0"]) == ""
     assert "SHA-256 checked of 0 of 1 shards" in read(["w0", "w1", "w2"])

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 import pytest
 
+from gguf_tools.choices import speaking_flags
 from quantize.simd import kernel as kernels
 
 SOURCE = """
@@ -55,7 +56,8 @@ class Place:
         module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         out = np.empty(3)
-        module.double(np.arange(3.0), out)
+        with speaking_flags():
+            module.double(np.arange(3.0), out)
         assert out.tolist() == [0, 2, 4]
         n_hits = sum(module.double.stats.cache_hits.values())
         return n_hits, str(module.double._cache.cache_path), self._capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gguf_tools.commands.command import TakesArguments
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import write_whole
-from gguf_tools.findings import Finding, Level, Tell, tell_nobody, teller
+from gguf_tools.findings import Finding, Level, Tell, log, teller
 from gguf_tools.text import say
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def write_charted_card(
     *,
     commands: Mapping[str, Sequence[str]] | None = None,
     force: bool = False,
-    tell: Tell = tell_nobody,
+    tell: Tell = log,
 ) -> Path:
     """Write the card of files, and the chart of its report beside it; return the card's path.
 

@@ -39,7 +39,7 @@ def make_files(request: CookRequest, wanted: Sequence[WantedFile], progress: Sho
         how = RunOptions(
             request.forward.n_threads, request.restart, progress=progress,
             force=True,  # the folder's record has said what may be replaced
-            tell=teller(quiet=True),  # with a bar, everything is told
+            tell=teller(quiet=progress is not True),
         )  # fmt: skip
         execute_together(runs, how)
 

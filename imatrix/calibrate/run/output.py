@@ -22,10 +22,10 @@ import xxhash
 from gguf_tools.errors import OutputError, QuantError
 from gguf_tools.files.owned_folder import LineLog
 from gguf_tools.files.partial_file import PartialFile
+from gguf_tools.findings import remark
 from gguf_tools.format.header import Endian
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system import files
-from gguf_tools.text import say_aside
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.encode import digest_rows, in_byte_order
 from quantize.fill.executors import Done, naming
@@ -181,7 +181,7 @@ class Records:
         self._log = LineLog(path)
         if self._log.is_torn or (expected and not self._log.lines):
             line = f"{path}: missing, or not as it was written; the report leaves out what is lost"
-            say_aside(line)
+            remark(line)
         if self._log.lines[:1] == [{"run": run}]:
             for line in self._log.lines[1:]:
                 self._take(line)

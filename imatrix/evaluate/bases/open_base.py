@@ -13,9 +13,9 @@ import torch
 
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.inputs import InputWatch
+from gguf_tools.findings import remark
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
-from gguf_tools.text import say_aside
 from imatrix.evaluate.bases.base import BaseWeights, ComputedBase, Entrant, Lockstep
 from imatrix.evaluate.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from imatrix.evaluate.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
@@ -286,7 +286,7 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
                     f"{kept.damaged}: missing, or not as it was written, and {base}, which it can be computed"
                     " from, is not there"
                 )
-            say_aside(f"{kept.damaged}: missing, or not as it was written; computing the base again")
+            remark(f"{kept.damaged}: missing, or not as it was written; computing the base again")
         elif kept.about is not None:
             source = opened.enter_context(open_model(base)) if base.exists() else None
             facts = ModelFacts(**kept.about["facts"])

@@ -186,7 +186,9 @@ def test_a_gated_model_with_a_token(hub: HubServer, tmp_path: Path) -> None:
     assert hub.leaked_tokens == []
 
 
-def test_without_the_hub(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_hub(
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """Offline, and when the Hub is away, the cache serves; without the model in it, there is one line."""
     with hub.client(tmp_path / "cache", HF_HUB_OFFLINE="1"):
         code, err = says([NAME], capsys)
@@ -199,7 +201,7 @@ def test_without_the_hub(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureF
     assert len(hub.requests) == n_requests
     with hub.client(tmp_path / "cache", HF_ENDPOINT="http://127.0.0.1:9"):
         assert model_path(NAME) == path
-        assert "http://127.0.0.1:9 can't be reached; using what is in the cache" in capsys.readouterr().err
+        assert "http://127.0.0.1:9 can't be reached; using what is in the cache" in caplog.text
         code, err = says(["owner/none"], capsys)
         assert (code, "http://127.0.0.1:9 can't be reached" in err) == (1, True)
 

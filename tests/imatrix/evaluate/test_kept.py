@@ -130,7 +130,7 @@ class KillAfter(Layers):
 
 
 def test_an_interrupted_run_keeps_all_in_the_end(
-    made: Made, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Made, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quants = [made("Q8_0")]
     expected = gguf_tools.evaluate(made("F32"), text, quants, OPTIONS)
@@ -141,6 +141,6 @@ def test_an_interrupted_run_keeps_all_in_the_end(
     state = tmp_path / "kept" / "states.00000"
     state.unlink()
     assert gguf_tools.evaluate(made("F32"), text, quants, options).to_json() == expected.to_json()
-    assert "states.00000: missing, or not as it was written; computing all" in capsys.readouterr().err
+    assert "states.00000: missing, or not as it was written; computing all" in caplog.text
     assert json.loads((tmp_path / "kept" / "about.json").read_text())["facts"]["n_layers"] == 3
     assert gguf_tools.evaluate(made("F32"), text, quants, options).to_json() == expected.to_json()

@@ -79,7 +79,7 @@ def test_states_are_saved_once_a_minute_and_files_always(
 
 
 def test_where_the_latest_states_are_damaged_those_before_them_serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = _Clock()
     monkeypatch.setattr(context, "time", clock)
@@ -87,7 +87,7 @@ def test_where_the_latest_states_are_damaged_those_before_them_serve(
     assert clock.saved == [2, 5]
     (tmp_path / "out.work" / "hidden.1").write_text("torn")
     run(tmp_path / "out", clock, range(3, 6), 100)
-    assert "computing layers after 2 again" in capsys.readouterr().err
+    assert "computing layers after 2 again" in caplog.text
     assert clock.saved == [2, 5, 3, 4, 5]
 
 
