@@ -270,7 +270,7 @@ def _descend(run: _Run, recoded: Mapping[str, SourceTensor]) -> tuple[dict[str, 
         run.parts[2], run.about_descent, restart=options.restart, may_skip=True, watch=source.watch
     )
     threads = threads_for(options.batch, load.device)
-    with _open_original(run) as original, work as folder, threads as n_workers:
+    with work as folder, _open_original(run) as original, threads as n_workers:
         shares = Shares(run.report)
 
         def student(moving: dict[str, RefinedTensor], *others: Mapping[str, SourceTensor]) -> Student:
