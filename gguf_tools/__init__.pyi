@@ -31,6 +31,7 @@ from gguf_tools.errors import BadRequest as BadRequest
 from gguf_tools.errors import BadTensor as BadTensor
 from gguf_tools.errors import BadTokenizer as BadTokenizer
 from gguf_tools.errors import BadWeights as BadWeights
+from gguf_tools.errors import Cancelled as Cancelled
 from gguf_tools.errors import ChangedInput as ChangedInput
 from gguf_tools.errors import CheckpointError as CheckpointError
 from gguf_tools.errors import ClusterError as ClusterError
@@ -74,6 +75,7 @@ from gguf_tools.look.listing import Description as Description
 from gguf_tools.look.listing import KVCache as KVCache
 from gguf_tools.look.listing import show as show
 from gguf_tools.look.verify import Verification as Verification
+from gguf_tools.progress import CancelToken as CancelToken
 from gguf_tools.progress import ProgressState as ProgressState
 from gguf_tools.progress import Reporter as Reporter
 from gguf_tools.scanning.report import ScanReport as ScanReport

@@ -156,6 +156,10 @@ class ChangedInput(ToolkitError):
     """An input that was changed while it was read."""
 
 
+class Cancelled(ToolkitError):
+    """A run that a CancelToken has ended; what is finished stays for the next one."""
+
+
 class HubError(ToolkitError):
     """A model that the Hub doesn't give, or files that it doesn't take."""
 

@@ -9,6 +9,7 @@ Functions that take long have a `progress`, which is one of
                    An exception from there ends the work like ctrl-C: what is finished stays for the next run
     a tqdm bar     is given totals and descriptions, and moved; a class, such as tqdm.notebook.tqdm, makes one
     a rich bar     a `rich.progress.Progress`: gets a task for each part of the work
+    a CancelToken  shows what it was made with, and ends the work once another thread has called `cancel`
 
 Below that, work tells a `Reporter` how much there is, how much it has done, and what it is at. `Bar` is one
 that brings this to what `progress` names.
@@ -24,7 +25,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import BadArgument, Cancelled
 from gguf_tools.findings import Finding, teller
 from gguf_tools.text import has_terminal, printable, say_aside
 
@@ -108,7 +109,41 @@ class RichBars(Protocol):
     def update(self, task_id: Any, *, completed: float) -> object: ...
 
 
-Shown = bool | Callable[[ProgressState], object] | TqdmBar | RichBars | None
+class CancelToken:
+    """A `progress` by which another thread ends the work: `cancel` may be called from any.
+
+        token = CancelToken()
+        threading.Timer(60, token.cancel).start()
+        quantize("lite-bf16.gguf", "lite-Q4_K_M.gguf", "Q4_K_M", progress=token)    # raises Cancelled
+
+    The work ends with Cancelled after the piece that is being done: rows of a tensor, a part of a layer. What
+    is finished stays, and the same call goes on from there. A token that is cancelled stays so.
+
+    show  what shows the progress: True, a function, or a bar of tqdm or rich; None: nothing
+    """
+
+    def __init__(self, show: _Shown = None) -> None:
+        self.show = show
+        self._event = threading.Event()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` has been called."""
+        return self._event.is_set()
+
+    def cancel(self) -> None:
+        """End the work that has this token, and all that will get it."""
+        self._event.set()
+
+    def check(self) -> None:
+        """Raise Cancelled if `cancel` has been called."""
+        if self.is_cancelled:
+            raise Cancelled("cancelled; what is finished stays, and the same call goes on from there")
+
+
+_Shown = bool | Callable[[ProgressState], object] | TqdmBar | RichBars | None
+
+Shown = _Shown | CancelToken
 """Values that `progress` may have: see above."""
 
 
@@ -153,7 +188,9 @@ class Bar:
     """
 
     def __init__(self, label: str, unit: Unit = BYTES, show: Shown = True) -> None:
-        self._label, self._unit, self._show = printable(label), unit, show
+        self._token = show if isinstance(show, CancelToken) else None
+        self._show = show.show if isinstance(show, CancelToken) else show
+        self._label, self._unit = printable(label), unit
         self._lock = threading.Lock()
         self._left = 0.0
         self._state = ProgressState(self._label, 0.0, 0.0, unit.name)
@@ -192,6 +229,8 @@ class Bar:
 
     def _told(self, state: ProgressState) -> None:
         self._state = state
+        if self._token is not None:
+            self._token.check()
         if self._tell is not None:
             self._tell(state)
 
@@ -212,6 +251,7 @@ class Bar:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._token = None  # all that is left to do is to say so
         if kind is None and self._left:
             self.advance(self._left)
         self.close()
@@ -220,7 +260,7 @@ class Bar:
 _Tell = Callable[[ProgressState], object]
 
 
-def _tell_of(show: Shown, state: ProgressState, unit: Unit, opened: ExitStack) -> _Tell | None:
+def _tell_of(show: _Shown, state: ProgressState, unit: Unit, opened: ExitStack) -> _Tell | None:
     """Find out what `progress` names, and return what shows states there; None: nothing does.
 
     opened  closes what was made for this

@@ -38,7 +38,7 @@ def collect(
     output    where to save them; until then, finished layers are kept beside it, and the same call resumes
               after an interruption. None: nothing is saved
     options   what to collect, and how
-    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress  True, a function, a bar of tqdm or rich, or a CancelToken
     choices   fields of CollectOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
               n_chunks=8, chunk_size=512, device="cpu". They replace those of `options`
     raises    ToolkitError, for instance without torch, or OutputError for an output that is there already

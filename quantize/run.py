@@ -185,7 +185,7 @@ class RunBar(Bar):
 
     def __init__(self, label: str, show: Shown, n_bytes: int | None) -> None:
         super().__init__(label, WORK if n_bytes is None else BYTES, show)
-        self._kernels = _KernelBar(show)
+        self._kernels = _KernelBar(self._show is True)
         self._starting = threading.Lock()
         self._n_bytes: float | None = n_bytes
 
@@ -220,8 +220,8 @@ class RunBar(Bar):
 class _KernelBar(Bar):
     """The bar of kernels, on a terminal alone, if they take long."""
 
-    def __init__(self, show: Shown) -> None:
-        super().__init__("", KERNELS, show is True)
+    def __init__(self, show: bool) -> None:
+        super().__init__("", KERNELS, show)
 
     def start(self, total: float, done: float = 0) -> Advance:
         self._label = f"compiling {total} kernels, once"

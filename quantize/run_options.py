@@ -26,7 +26,7 @@ class RunOptions(CheckedFields):
     reuse      older GGUF files, one or several: tensors that were made of the same data are copied from them
     verify     check a sample of every tensor before the output gets its name
     compiling  counts the kernels that are loaded or compiled; `progress` sees to it
-    progress   True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress   True, a function, a bar of tqdm or rich, or a CancelToken
     scheduler  address of a Dask scheduler whose workers fill the outputs, or local:N for N processes here;
                of a calibration they round. None: threads of this process do
     calibrating  counts the seconds that a calibration would take one thread of this machine; `progress`

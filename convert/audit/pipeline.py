@@ -56,7 +56,7 @@ def audit(
 
     file     any file of a split set
     base     a folder, a GGUF file, or what `convert.sources.source_folder` returns for a model on the Hub
-    progress True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress True, a function, a bar of tqdm or rich, or a CancelToken
     choices  fields of AuditOptions as keyword arguments; they replace those of `options`
     raises   ToolkitError for a file or a base that can't be read; what is wrong with either is a finding
     """

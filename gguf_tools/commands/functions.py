@@ -145,7 +145,7 @@ def cook(
     types     file types, recipe files and sizes
     evaluate  text to measure the divergence on, which should be another one; None: it isn't measured
     name      what the files are called; None: as the model
-    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress  True, a function, a bar of tqdm or rich, or a CancelToken
     more      other fields of CookRequest: calibrate=True, cut=Cut(...), forward=ForwardOptions(...)
     raises    ToolkitError; what is finished stays for the next call. Returns the folder
     """
@@ -268,7 +268,7 @@ def split(
         split("lite-Q8_0.gguf", "parts/lite-Q8_0", max_bytes=4 << 30)
 
     max_bytes, max_tensors  limits of a part; neither: 128 tensors
-    progress                True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress                True, a function, a bar of tqdm or rich, or a CancelToken
     raises                  GGUFError, and OutputError for parts that are there without `force`
     """
     from gguf_tools.edit.rewrite import write_files

@@ -60,7 +60,7 @@ def diff(
 
     data      compare the tensors' data, too; False: headers alone
     values    also decode tensors of the same shape, of whatever types, and measure the errors of B's values
-    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress  True, a function, a bar of tqdm or rich, or a CancelToken
     raises    GGUFError for a file that can't be opened, QuantError for a type that can't be decoded
     """
     with open_gguf(a) as of_a, open_gguf(b) as of_b:
@@ -87,7 +87,7 @@ def verify(
     file          any part opens a split set; that parts are missing is a finding
     against       what the file was made of, a file or folder: errors of values must be those of the types
     allow_pickle  read a folder of .bin and .pt files, as weights only
-    progress      True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress      True, a function, a bar of tqdm or rich, or a CancelToken
     raises        GGUFError for a file that can't be opened, CheckpointError for such a folder
     """
     with open_gguf(file, may_lack_parts=True) as source:

@@ -94,7 +94,7 @@ def edit_model(
               OUTPUT-00001-of-0000N.gguf, and the files stay as they are
     dry_run   find out what would be done, and do nothing
     force     replace an output that is there
-    progress  True, a function, or a bar of tqdm or rich; see gguf_tools/progress.py
+    progress  True, a function, a bar of tqdm or rich, or a CancelToken
     raises    GGUFError, BadRequest; nothing is changed then
 
     Tensors that take names from other files are renamed in rounds (see `_rename_rounds`). A run that is

@@ -43,7 +43,7 @@ def evaluate(
              log probabilities that llama-perplexity has written
     text     UTF-8 file; with a file of log probabilities it may be None
     quants   GGUF files made of the base, one or several; a folder can be compared, too
-    progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
+    progress True, a function, a bar of tqdm or rich, a CancelToken, or a Reporter
     choices  fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
              chunk_size=512, device="cpu". They replace those of `options`
     raises   ToolkitError; BadRequest, before anything is computed, for a file of another model (tokens,
@@ -77,7 +77,7 @@ def evaluate_suite(
     base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states
     suite    what `read_suite` gives or takes: `default`, a folder, or a YAML file
     quants   GGUF files made of the base, one or several; a folder can be compared, too
-    progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
+    progress True, a function, a bar of tqdm or rich, a CancelToken, or a Reporter
     choices  fields of EvaluateOptions, and of the ForwardOptions in it, as keyword arguments
     raises   ToolkitError; BadRequest, before anything is computed, for options that are for one text: a cut,
              as classes have contexts of their own, and a file of log probabilities. Else as `evaluate`

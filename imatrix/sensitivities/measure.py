@@ -42,7 +42,7 @@ def sensitivity(
     model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
     text     UTF-8 file, or folder of which every file and every folder in it is a class of text
     output   where the sensitivities go. Work folders beside it keep finished layers until all is done
-    progress True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
+    progress True, a function, a bar of tqdm or rich, a CancelToken, or a Reporter
     choices  fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
              replace those of `options`
     raises   ToolkitError: BadActivation naming layer and tensor for NaN or infinity, BadRequest for a text or

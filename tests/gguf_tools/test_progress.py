@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 import gguf_tools
 from gguf_tools import progress
-from gguf_tools.errors import BadArgument
+from gguf_tools.errors import BadArgument, Cancelled
 from gguf_tools.progress import WORK, Bar, ProgressState, Shown, Unit, part_of, reporting
 
 STEPS = Unit("step", pattern="{n:.1f}/{total_fmt}{postfix}")
@@ -104,6 +104,19 @@ def test_a_bar_that_never_starts_says_nothing(capsys: pytest.CaptureFixture[str]
     with Bar("copying") as bar:
         bar.advance(1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_token_ends_work_between_pieces_and_shows_what_it_was_made_with() -> None:
+    states: list[progress.ProgressState] = []
+    token = progress.CancelToken(states.append)
+    bar = Bar("layers", STEPS, token)
+    bar.start(3)(1)
+    token.cancel()
+    with pytest.raises(Cancelled):
+        bar.advance(1)
+    assert [state.done for state in states] == [0, 1]
+    with Bar("layers", STEPS, progress.CancelToken()) as bar:  # it shows nothing, and nobody cancels it
+        bar.start(3)(1)
 
 
 @pytest.mark.usefixtures("terminal")

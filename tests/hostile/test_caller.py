@@ -225,22 +225,27 @@ def stop(progress: gt.ProgressState) -> None:
         raise Stop
 
 
-INTERRUPTED: dict[str, Callable[[Path, Path], object]] = {
-    "evaluate": lambda here, out: gt.evaluate(
-        here / "m.gguf", here / "t", [here / "q.gguf"], progress=stop, **SHORT
+INTERRUPTED: dict[str, Callable[[Path, Path, Any], object]] = {
+    "evaluate": lambda here, out, progress: gt.evaluate(
+        here / "m.gguf", here / "t", [here / "q.gguf"], progress=progress, **SHORT
     ),
-    "imatrix.collect": lambda here, out: gt.imatrix.collect(
-        here / "m.gguf", here / "t", out / "i", progress=stop, **ANY
+    "imatrix.collect": lambda here, out, progress: gt.imatrix.collect(
+        here / "m.gguf", here / "t", out / "i", progress=progress, **ANY
     ),
-    "sensitivity": lambda here, out: gt.sensitivity(
-        here / "m.gguf", here / "t", out / "o.json", types=("Q8_0",), progress=stop, **ANY
+    "sensitivity": lambda here, out, progress: gt.sensitivity(
+        here / "m.gguf", here / "t", out / "o.json", types=("Q8_0",), progress=progress, **ANY
     ),
-    "refine": lambda here, out: gt.refine(
-        here / "q.gguf", here / "m.gguf", here / "t", out / "o.gguf", minutes=0.01, progress=stop, **ANY
+    "refine": lambda here, out, progress: gt.refine(
+        here / "q.gguf", here / "m.gguf", here / "t", out / "o.gguf", minutes=0.01, progress=progress, **ANY
     ),
-    "quantize": lambda here, out: gt.quantize(here / "m.gguf", out / "o.gguf", "Q8_0", progress=stop),
-    "calibrate": lambda here, out: gt.quantize(
-        here / "m.gguf", out / "o.gguf", "Q8_0", progress=stop,
+    "convert": lambda here, out, progress: gt.convert(
+        here / "m", out / "o.gguf", "q8_0", progress=progress
+    ),
+    "quantize": lambda here, out, progress: gt.quantize(
+        here / "m.gguf", out / "o.gguf", "Q8_0", progress=progress
+    ),
+    "calibrate": lambda here, out, progress: gt.quantize(
+        here / "m.gguf", out / "o.gguf", "Q8_0", progress=progress,
         calibration=gt.Calibration(
             here / "t", cut=gt.Cut(32, 1), forward=gt.ForwardOptions(n_threads=1), any_text=True
         ),
@@ -255,8 +260,28 @@ INTERRUPTED: dict[str, Callable[[Path, Path], object]] = {
 def test_nothing_is_changed_by_an_interrupted_call(here: Path, tmp_path: Path, name: str) -> None:
     before = state()
     with pytest.raises(Stop):
-        INTERRUPTED[name](here, tmp_path)
+        INTERRUPTED[name](here, tmp_path, stop)
     assert not changes(before, state())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "quantize" else pytest.mark.slow) for name in INTERRUPTED]
+)
+def test_a_token_ends_a_call_and_the_next_one_goes_on(here: Path, tmp_path: Path, name: str) -> None:
+    token = gt.CancelToken(lambda state: state.done > state.total / 2 and token.cancel())
+    for out in (tmp_path / "whole", tmp_path / "cut"):
+        out.mkdir()
+    with pytest.raises(gt.Cancelled, match="the same call goes on from there"):
+        INTERRUPTED[name](here, tmp_path / "cut", token)
+    left = {path.name for path in (tmp_path / "cut").iterdir()}
+    assert left or name == "evaluate"
+    for out in (tmp_path / "whole", tmp_path / "cut"):
+        INTERRUPTED[name](here, out, None)
+    whole, cut = (
+        {path.name: path.read_bytes() for path in (tmp_path / each).iterdir()} for each in ("whole", "cut")
+    )
+    assert whole.keys() == cut.keys()
+    assert whole == cut or name == "refine"  # whose steps are timed
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def refine(
               8 at most, is held back to judge by; of a folder, at least one of each class that has two
     output    a file of the same types and size, but for what it says of its text. A work folder beside it
               keeps what is done until all is
-    progress  True, a function, a bar of tqdm or rich, or a Reporter; see gguf_tools/progress.py
+    progress  True, a function, a bar of tqdm or rich, a CancelToken, or a Reporter
     choices   fields of RefineOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
               replace those of `options`
     raises    ToolkitError: BadRequest for a text or a model that doesn't fit, BadActivation naming layer and
