@@ -30,9 +30,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, ForwardRef, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ForwardRef, Literal, ParamSpec, Self, TypeVar, Union, get_args, get_origin
 
 from gguf_tools.errors import BadArgument, WrongType
+from gguf_tools.lazy import late
 from gguf_tools.text import MAX_CHARS, quoted
 
 P = ParamSpec("P")
@@ -54,6 +55,19 @@ class CheckedFields:
                 object.__setattr__(self, name, Path(value))
             else:
                 expected.check(name, value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON data; raises WrongType naming a value that JSON can't hold."""
+        return dict(late("gguf_tools.json_options").to_json(self))  # which reads annotations as this module
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Make options of what `to_json` has returned; fields that are left out have their defaults.
+
+        raises  BadArgument for a key that is no field, and for a value that the field can't have
+        """
+        made: Self = late("gguf_tools.json_options").from_json(cls, data)
+        return made
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
