@@ -130,7 +130,7 @@ def calibrate(
 def cook(
     model: AnyPath,
     text: AnyPath,
-    types: FileType | str | Iterable[FileType | str],
+    types: FileType | str | Iterable[str],
     folder: AnyPath,
     *,
     evaluate: AnyPath | None = None,
