@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+import gguf_tools
 from gguf_tools.choices import speaking_flags
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding, Level, remark, teller
-from quantize.run_options import RunOptions
 
 
 def test_a_finding_stops_a_run_if_it_has_an_error() -> None:
@@ -46,7 +46,7 @@ def test_findings_are_logged_and_in_a_command_printed(
 
 
 def test_without_a_tell_findings_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
-    RunOptions().tell(Finding("kind", "odd"))
+    gguf_tools.RunOptions().tell(Finding("kind", "odd"))
     assert [each.getMessage() for each in caplog.records] == ["odd"]
 
 

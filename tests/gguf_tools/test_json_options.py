@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gguf_tools as gt
 from gguf_tools.argument_types import CheckedFields
 from gguf_tools.errors import BadArgument, WrongType
-from quantize.repack.rules import RepackOptions
 
 COUNTS = st.integers(1, 1 << 30)
 NAMES = st.text(min_size=1, max_size=8)
@@ -46,10 +45,10 @@ OPTIONS = st.one_of(
     st.builds(gt.RunOptions, st.none() | st.integers(1, 9), reuse=st.just(("a.gguf", "b.gguf"))),
     st.builds(gt.QuantizeOptions, types=st.none() | PLANS, kv_overrides=st.tuples(st.tuples(NAMES, VALUES))),
     st.builds(gt.ConvertOptions, outtype=st.just("Q4_K_M"), pad=st.none() | st.just("256")),
-    st.builds(RepackOptions, st.tuples(NAMES), st.booleans()),
 )
 
 
+@settings(deadline=None)
 @given(OPTIONS)
 def test_options_come_back(options: CheckedFields) -> None:
     assert type(options).from_json(json.loads(json.dumps(options.to_json()))) == options
