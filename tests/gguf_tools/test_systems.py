@@ -15,7 +15,7 @@ from numpy.random import mtrand
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.early_checks import refuse_shared
 from gguf_tools.files.named_files import output_path, output_prefix
-from gguf_tools.scan.templates.process import start_worker
+from gguf_tools.scanning.templates.process import start_worker
 from gguf_tools.system import files, settings
 
 LIMIT = 10
