@@ -359,7 +359,8 @@ class _Log:
         self._told = now
         elapsed = now - self._began
         left = elapsed * (state.total - state.done) / (state.done - self._before)
-        times = f"{clock_text(elapsed)} gone, {clock_text(left)} left {state.remark}".rstrip()
+        remark = f" ({state.remark})" if state.remark else ""
+        times = f"{clock_text(elapsed)} elapsed, {clock_text(left)} left{remark}"
         say_aside(f"{state.label}: {100 * state.share:.0f} %, {times}")
 
 

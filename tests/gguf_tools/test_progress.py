@@ -70,8 +70,8 @@ def test_a_log_gets_a_line_a_minute(
             bar.remark("perplexity 7.5")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 20  # every 75 seconds of 1500
-    assert lines[0] == "layers: 7 %, 1:15 gone, 23:45 left perplexity 7.5"
-    assert lines[-1] == "layers: 100 %, 25:00 gone, 0:00 left perplexity 7.5"
+    assert lines[0] == "layers: 7 %, 1:15 elapsed, 23:45 left (perplexity 7.5)"
+    assert lines[-1] == "layers: 100 %, 25:00 elapsed, 0:00 left (perplexity 7.5)"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
