@@ -227,10 +227,10 @@ def add_timeout(parser: TakesArguments) -> None:
     )  # fmt: skip
 
 
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of work on several threads `--threads`."""
+def add_threads(parser: TakesArguments) -> None:
+    """Give the parser of work on several threads `-t`."""
     parser.add_argument(
-        "--threads", dest="n_threads", type=number(THREADS), metavar="N",
+        "-t", "--threads", dest="n_threads", type=number(THREADS), metavar="N",
         help="how many threads (default: one per core)",
     )  # fmt: skip
 

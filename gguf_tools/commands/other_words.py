@@ -21,10 +21,7 @@ _TYPE = (
     ("--imatrix", "TYPE is a word behind the files: quantize INPUT OUTPUT Q4_K_M"),
 )
 _TEXT = (("--file", "say -f TEXT"), ("--calibrate", "say --calibrate TEXT"))
-_THREADS = (
-    ("--threads", "say --threads N"),
-    ("--imatrix", "THREADS is the last word: quantize INPUT OUTPUT TYPE 8"),
-)
+_THREADS = (("--threads", "say -t N"),)
 _CONTEXT = (("--ctx-size", "say -c N"),)
 _MATRIX = (("--imatrix", "say --imatrix FILE"),)
 _CHUNKS = (("--chunks", "say --chunks N"),)
@@ -43,7 +40,7 @@ _ANSWERS: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = {
     ("--text", "--text-file", "--dataset", "--data", "--calibration-file", "--calibration-data",
      "--calibration-text", "--calib", "--cal-dataset"): _TEXT,
     ("--n-threads", "--num-threads", "--nthreads", "--jobs", "--workers", "--num-workers", "--nproc",
-     "--threads", "-t", "-j"): _THREADS,
+     "-j"): _THREADS,
     ("--ctx", "--context", "--context-length", "--n-ctx", "--seqlen", "--seq-len", "--max-length",
      "--max-seq-len"): _CONTEXT,
     ("--importance-matrix", "--imat", "--importances"): _MATRIX,

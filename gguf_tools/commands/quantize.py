@@ -76,7 +76,7 @@ DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
 INPUT may also be a Hugging Face folder, or OWNER/NAME on the Hub, which is then converted and quantized
 in one pass. OUTPUT
-defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the list
+defaults to ggml-model-TYPE.gguf beside INPUT. THREADS is what -t says, too. TYPE is a file type of the list
 below, or a recipe file (.json, .yaml or .yml), or several with commas between them, in which case OUTPUT
 needs {ftype} or {FTYPE} in its name. `quantize lint` says what TYPE would do to a model."""
 
@@ -163,6 +163,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
         help="set metadata, TYPE one of int, float, bool, str (repeatable)",
     )  # fmt: skip
     add_calibration_arguments(parser)
+    command.add_threads(parser)
     add_stream_argument(parser)
     add_restart_argument(parser)
     add_force_of_text(parser)
@@ -232,7 +233,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     from quantize.plan.overrides import parse_kv_override
     from quantize.run_options import RunOptions
 
-    named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
+    named, output, type_, n_threads = command_words(args, parser, needs_type=not is_sized(args))
     refuse_early_of(args, output)
     check_plan_arguments(args, parser)
     is_llama_s = _is_llama_s(args, parser) and not Path(named).is_dir()
@@ -390,7 +391,7 @@ def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> R
         parser.error(
             "--repack changes no weight: options about types, sizes and importances don't go with it"
         )
-    named, output, _, n_threads = command_words(args.words, parser, needs_type=False)
+    named, output, _, n_threads = command_words(args, parser, needs_type=False)
     if output is None and not args.dry_run:
         parser.error("--repack needs OUTPUT")
     patterns = tuple(args.repack_pattern.split(",")) if args.repack_pattern else ()
@@ -406,12 +407,14 @@ def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> R
 
 
 def command_words(
-    words: Sequence[str], parser: argparse.ArgumentParser, *, needs_type: bool = True
+    args: argparse.Namespace, parser: argparse.ArgumentParser, *, needs_type: bool = True
 ) -> tuple[str, Path | None, str | None, int | None]:
     """Read `INPUT [OUTPUT] TYPE [THREADS]` as (input, output or None, type or None, threads or None).
 
-    As in llama-quantize, a second word that is a type is the type. With a size, there may be no type.
+    As in llama-quantize, a second word that is a type is the type. With a size, there may be no type. The
+    number of threads may also be that of -t.
     """
+    words, n_threads = args.words, args.n_threads
     source, *rest = words
     output = None
     if rest and not is_type(rest[0]):
@@ -423,14 +426,16 @@ def command_words(
         type_, *rest = rest
     if len(rest) > 1:
         parser.error(f"unexpected argument {rest[1]!r}")
-    n_threads = None
     if rest:
         if output is None and not rest[0].isdecimal():
             parser.error(_no_type_text(words))
         try:
-            n_threads = int(THREADS.parse(rest[0]))
+            last = int(THREADS.parse(rest[0]))
         except BadArgument as error:
             parser.error(f"THREADS: {error}")
+        if n_threads not in (None, last):
+            parser.error(f"-t {n_threads}, and THREADS is {last}: name one")
+        n_threads = last
     return source, None if output is None else output_path(output), type_, n_threads
 
 

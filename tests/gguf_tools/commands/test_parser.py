@@ -99,11 +99,11 @@ def test_nearest_name(word: str, near: str | None) -> None:
         (["quantize", "--bpw=3", "a", "b"], "say --size 3.4bpw"),
         (["quantize", "--output", "b", "a", "Q4_0"], "OUTPUT is the second word"),  # not --output-tensor-type
         (["quantize", "-o", "b", "a", "Q4_0"], "OUTPUT is the second word"),
-        (["quantize", "-t", "4", "a", "b", "Q4_0"], "THREADS is the last word"),
+        (["quantize", "-j", "4", "a", "b", "Q4_0"], "say -t N"),
         (["quantize", "--overwrite", "a", "b", "Q4_0"], "--force replaces what is there"),
         (["cook", "m", "--bits", "4"], "say --types 3.4bpw"),
         (["convert", "m", "--type", "q8_0"], "say --outtype Q4_K_M"),
-        (["imatrix", "--num_threads", "4"], "say --threads N"),
+        (["imatrix", "--num_threads", "4"], "say -t N"),
         (["sensitivity", "m", "--dataset", "t"], "say -f TEXT"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
