@@ -6,8 +6,9 @@ of the memory is one layer's attention and, per thread, a chunk's activations an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,6 +52,40 @@ def collect_from(
     layer_done: LayerDone,
 ) -> Collected:
     """Do what `imatrix.collecting.collect_beside` says."""
+    with open_collection(model, text, options, report) as planned:
+        source, chunks, options = planned.source, planned.text, planned.options
+        about = _about(source.watch, chunks, options)
+        with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
+            refuse_full_disk([folder.folder], [source], chunks.chunks, options.forward)
+            dataset = options.dataset or text.name
+            collected = _run(source, chunks, options, folder, report, layer_done, dataset)
+            source.watch.refuse_changed()
+    refuse_nonfinite(collected.importances.entries)
+    merged = merge([*planned.earlier, collected.importances])
+    notes = *planned.notes, *collected.notes, *merged.notes
+    return replace(collected, importances=merged.importances, notes=notes)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A collection of which headers and text were read, and nothing is computed yet.
+
+    earlier  files that are added up with it
+    notes    what there is to say of it
+    """
+
+    source: ModelSource
+    text: Text
+    options: CollectOptions
+    earlier: Sequence[ImportanceFile]
+    notes: tuple[str, ...]
+
+
+@contextmanager
+def open_collection(
+    model: Path, text: Path, options: CollectOptions, report: Reporter
+) -> Iterator[Collection]:
+    """Open what a collection reads; raises what `imatrix.collect` refuses before it computes."""
     with torch_threads(options.forward.n_threads), open_model(model) as source:
         chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
@@ -62,15 +97,7 @@ def collect_from(
             notes += (_CHOSEN.format(n_chosen=n_chosen),)
         earlier = options.earlier_files
         _refuse_others(earlier, source)
-        about = _about(source.watch, chunks, options)
-        with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
-            refuse_full_disk([folder.folder], [source], chunks.chunks, options.forward)
-            dataset = options.dataset or text.name
-            collected = _run(source, chunks, options, folder, report, layer_done, dataset)
-            source.watch.refuse_changed()
-    refuse_nonfinite(collected.importances.entries)
-    merged = merge([*earlier, collected.importances])
-    return replace(collected, importances=merged.importances, notes=(*notes, *collected.notes, *merged.notes))
+        yield Collection(source, chunks, options, earlier, notes)
 
 
 def _refuse_others(earlier: Sequence[ImportanceFile], source: ModelSource) -> None:

@@ -13,6 +13,7 @@ from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
     add_chunks_argument,
     add_context_argument,
+    add_dry_run,
     add_run_arguments,
     cut_of,
     forward_options,
@@ -22,8 +23,11 @@ from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.text import say
 
 if TYPE_CHECKING:
+    from gguf_tools.progress import Reporter
+    from imatrix.evaluate.evaluation import Check
     from imatrix.evaluate.options import EvaluateOptions, LogitsFile
     from imatrix.evaluate.report.page import PageInputs
+    from imatrix.texts.suite import Suite
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -125,6 +129,7 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     run = add_run_arguments(parser)
     command.add_scheduler(run)
     add_force(run)
+    add_dry_run(run)
     run.add_argument(
         "--work", type=command.output_folder, action=StoreOutput, metavar="DIR",
         help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
@@ -229,6 +234,9 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
             if suite is not None and page is not None:
                 page.refuse_other_suites(suite)
             texts = args.text if suite is None else suite
+            if args.dry_run:
+                _foresee(base, texts, quants, options, report, check)
+                return
             evaluation = opened.enter_context(evaluating(base, texts, quants, options, report, check))
         say(*evaluation.lines())
         if args.json is not None:
@@ -239,6 +247,25 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
         say(f"wrote {output}")
     if page is not None:
         page.refuse_other_bases(evaluation)
+
+
+def _foresee(
+    base: Path | LogitsFile,
+    texts: Path | Suite | None,
+    quants: Sequence[Path],
+    options: EvaluateOptions,
+    report: Reporter,
+    check: Check,
+) -> None:
+    """Print what a run would take."""
+    from imatrix.forward.options import require_torch
+
+    require_torch("evaluating models")
+    from imatrix.calibrate.passes import foresee_comparison
+    from imatrix.evaluate.run import open_comparison
+
+    with open_comparison(base, texts, quants, options, report, check) as planned:
+        say(*foresee_comparison(planned, options).lines())
 
 
 def _models(args: argparse.Namespace) -> tuple[Path | LogitsFile, list[Path]]:

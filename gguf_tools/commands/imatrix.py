@@ -15,13 +15,14 @@ from gguf_tools.commands.arguments.forward import (
     OR_FOLDER,
     add_chunks_argument,
     add_context_argument,
+    add_dry_run,
     add_force_of_text,
     add_run_arguments,
     options_of_text,
 )
 from gguf_tools.commands.arguments.imatrix_flags import FOREIGN_FLAGS
 from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments, add_force, output_file
-from gguf_tools.commands.parser import HelpFormatter, add_foreign_flags
+from gguf_tools.commands.parser import HelpFormatter, add_foreign_flags, otherwise
 from gguf_tools.commands.roof import called_by
 from gguf_tools.files.early_checks import refuse_early, refuse_shared, refuse_to_replace
 from gguf_tools.text import counted, json_line, say
@@ -82,6 +83,7 @@ def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
     parser.set_defaults(body=lambda args: _collect_or_merge(args, parser))
     _add_collect_arguments(parser)
     commands = parser.add_subparsers(metavar="COMMAND")
+    otherwise(commands, "-m MODEL -f TEXT collects a matrix")
     _add_show(commands.add_parser)
     _add_convert(commands.add_parser)
     _add_merge(commands.add_parser)
@@ -256,7 +258,9 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--dataset-name", dest="dataset", metavar="NAME", help="name of the text (default: its file's name)"
     )
-    command.add_scheduler(add_run_arguments(parser))
+    run = add_run_arguments(parser)
+    command.add_scheduler(run)
+    add_dry_run(run)
     add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
 
 
@@ -295,13 +299,33 @@ def _collect_or_merge(args: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _CollectRequest:
-    for option, value in (("-m", args.model), ("-f", args.text)):
-        if value is None:
-            parser.error(f"{option} is missing (or a COMMAND; see --help)")
+    missing = [
+        option for option, value in (("-m MODEL", args.model), ("-f TEXT", args.text)) if value is None
+    ]
+    if missing:
+        either = "" if args.model or args.text else ", or a COMMAND such as show"
+        parser.error(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing{either}")
     from imatrix.options import CollectOptions
 
     options = options_of_text(CollectOptions, args, earlier=args.in_file)
     return filled(_CollectRequest, args, named=args.model, options=options)
+
+
+def _foresee(request: _CollectRequest, model: Path) -> None:
+    """Print what a collection would take."""
+    from gguf_tools.progress import reporting
+    from imatrix.forward.options import require_torch
+    from imatrix.options import LABEL
+
+    require_torch("collecting importances")
+    from imatrix.calibrate.passes import foresee_collection
+    from imatrix.run import open_collection
+
+    with (
+        reporting(not request.quiet, LABEL) as report,
+        open_collection(model, request.text, request.options, report) as planned,
+    ):
+        say(*foresee_collection(planned, request.output).lines())
 
 
 def _collect(request: _CollectRequest) -> None:
@@ -322,6 +346,10 @@ def _collect(request: _CollectRequest) -> None:
     refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=quiet)
     refuse_early(models=[model])
+
+    if request.dry_run:
+        _foresee(request, model)
+        return
 
     def write(contents: ImportanceFile) -> None:
         save(output, _in_layout(contents, request.layout, model), request.form, force=True)

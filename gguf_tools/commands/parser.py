@@ -196,7 +196,8 @@ class Parser(argparse.ArgumentParser):
             return
         names = [str(choice) for choice in action.choices]
         near = did_you_mean(str(value), names) or f"; expected one of {', '.join(names)}"
-        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}")
+        other = getattr(action, "otherwise", "")
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}{other}")
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,11 @@ Parsers = Mapping[str, argparse.ArgumentParser]
 def completes(action: argparse.Action, words: Iterable[str]) -> None:
     """Have an argument completed with `words`, which it takes besides others."""
     vars(action)["completed_with"] = tuple(words)
+
+
+def otherwise(action: argparse.Action, hint: str) -> None:
+    """Have an argument that is no choice answered with `hint`, too."""
+    vars(action)["otherwise"] = f"; {hint}"
 
 
 def completion_script(parsers: Mapping[str, argparse.ArgumentParser], shell: str) -> str:

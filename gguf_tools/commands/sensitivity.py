@@ -12,6 +12,7 @@ from gguf_tools.argument_types import COUNT, SEED
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
+    add_dry_run,
     add_force_of_text,
     add_run_arguments,
     add_text_and_output,
@@ -19,7 +20,7 @@ from gguf_tools.commands.arguments.forward import (
 )
 from gguf_tools.commands.arguments.types import parsing_arguments
 from gguf_tools.commands.parser import ForeignFlag, add_foreign_flags
-from gguf_tools.files.early_checks import refuse_early
+from gguf_tools.files.early_checks import refuse_early, refuse_to_replace
 from gguf_tools.text import say
 from quantize.plan.overrides import parse_type
 
@@ -78,7 +79,9 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         help="types, too, that rows fit once `quantize --pad-hidden` has padded the hidden size; those for"
         " padded inner sizes are always measured",
     )  # fmt: skip
-    add_force_of_text(add_run_arguments(parser))
+    run = add_run_arguments(parser)
+    add_force_of_text(run)
+    add_dry_run(run)
     add_foreign_flags(parser, "imatrix", [_MLA])
     return parser
 
@@ -114,6 +117,9 @@ def _sensitivity(request: _Request) -> None:
     refuse_early(models=[model])
     done = f"{output}: is already there, as asked; --force makes it anew"
     losses = measured_before(model, request.text, output, request.options)
+    if losses is None and request.dry_run:
+        _foresee(request, model)
+        return
     if losses is None:
         done = f"wrote {output}"
         losses = sensitivity(model, request.text, output, request.options, progress=not request.quiet)
@@ -121,6 +127,23 @@ def _sensitivity(request: _Request) -> None:
         return
     say(*losses_lines(losses))
     say(done)
+
+
+def _foresee(request: _Request, model: Path) -> None:
+    """Print what a run would take."""
+    from gguf_tools.progress import reporting
+    from imatrix.forward.options import require_torch
+
+    require_torch("measuring sensitivities")
+    from imatrix.calibrate.passes import foresee_measurement
+    from imatrix.sensitivities.run import open_measurement
+
+    refuse_to_replace([request.output], force=request.options.force)
+    with (
+        reporting(not request.quiet, "") as report,
+        open_measurement(model, request.text, request.options, report) as planned,
+    ):
+        say(*foresee_measurement(planned, request.output).lines())
 
 
 def losses_lines(losses: Sensitivities) -> Iterator[str]:

@@ -35,7 +35,9 @@ from imatrix.calibrate.statistics.gradients import (
 from imatrix.calibrate.statistics.inputs import PAIR_BYTES, PIECE_ROWS
 from imatrix.calibrate.work import encoding_seconds, planned_work
 from imatrix.forward.gradients.backward import gradient_bytes
+from imatrix.forward.logits import PIECE_POSITIONS, SLICE_ROWS
 from imatrix.forward.workers import MOST_HELD
+from imatrix.texts.chunks import Chunks
 from imatrix.texts.tokens import Text
 
 _PROGRAM_BYTES = 600 << 20
@@ -45,8 +47,12 @@ _ALONE, _ALONE_COLS, _ALONE_POWER = 0.16, 256, -0.6
 """Share of the work that one thread does while others wait, at so many columns of the hidden states, and how
 it falls with more. Measured: 0.16 with 256 and 0.07 with 1024. Beyond that the power is a guess."""
 
-_START = 3.0
+START = 3.0
 """Seconds until torch and the kernels are loaded."""
+
+_LOGIT_COPIES, _FORWARD_SHARE = 3, 0.3
+"""Copies of a piece of logits that a thread has for each model; memory of a chunk on the way there, over that
+on the way back."""
 
 _LEAST_TOKENS = 32768
 """Tokens that are enough for 256 columns: the sample model's figures were measured with these."""
@@ -97,7 +103,7 @@ def cost_of(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None)
 def calibration_seconds(plan: CalibrationPlan, text: Text, n_threads: int) -> float:
     """Estimate how long a run with this text takes on `n_threads`."""
     alone = _ALONE * (plan.shapes.network.hidden_size / _ALONE_COLS) ** _ALONE_POWER
-    return _START + planned_work(plan, text).seconds * (alone + (1 - alone) / n_threads)
+    return START + planned_work(plan, text).seconds * (alone + (1 - alone) / n_threads)
 
 
 def seconds_in_bfloat16(plan: CalibrationPlan, n_threads: int) -> float | None:
@@ -115,17 +121,47 @@ def seconds_in_bfloat16(plan: CalibrationPlan, n_threads: int) -> float | None:
 def estimate_lines(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None) -> Iterator[str]:
     """Tell memory, disk and time of a run; see `cost_of`."""
     text, cost = plan.text, cost_of(plan, n_threads, scheduler)
-    cores = counted(usable_cores(), "core")
-    yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
-    yield f"  memory  about {size_text(cost.memory)}"
-    yield f"  disk    {size_text(cost.n_bytes)} beside the output, until it is done"
-    yield f"  time    about {time_text(cost.seconds)}, with {counted(n_threads, 'thread')} on {cores}"
+    yield from cost_lines("calibration", text.chunks, cost, n_threads)
     faster = seconds_in_bfloat16(plan, n_threads)
     if faster is not None and faster < _WORTH * cost.seconds:
         yield f"          about {time_text(faster)} with --dtype bfloat16; the bytes are others then"
     if scheduler is not None:
         share = encoding_seconds(plan.options, plan.probe, text) / planned_work(plan, text).seconds
         yield f"          without the workers of {scheduler}; rounding, {share:.0%} of the work, is for them"
+
+
+def cost_lines(
+    what: str, chunks: Chunks, cost: Cost, n_threads: int, where: str = "beside the output"
+) -> Iterator[str]:
+    """Tell what a run on a text takes.
+
+    what   the run does
+    where  the disk space is
+    """
+    cores = counted(usable_cores(), "core")
+    yield f"{what}: {chunks.n_tokens:,} tokens in {counted(chunks.n_chunks, 'chunk')}"
+    yield f"  memory  about {size_text(cost.memory)}"
+    yield f"  disk    {size_text(cost.n_bytes)} {where}, until it is done"
+    yield f"  time    about {time_text(cost.seconds)}, with {counted(n_threads, 'thread')} on {cores}"
+
+
+def passing_bytes(shapes: Shapes, chunk_size: int, n_threads: int, n_models: int, *, back: bool) -> int:
+    """Estimate the memory of a text's way through models, without hidden states.
+
+    back  whether gradients come back
+    """
+    logits = 4 * (
+        SLICE_ROWS * shapes.network.hidden_size + _LOGIT_COPIES * n_threads * PIECE_POSITIONS * SLICE_ROWS
+    )
+    of_chunk = (chunk_bytes(infos, shapes.n_heads, chunk_size) for infos in shapes.by_layer())
+    share = 1 if back else _FORWARD_SHARE
+    most = max(map(_passing_weight_bytes, shapes.by_layer())) + n_threads * int(share * max(of_chunk))
+    return _PROGRAM_BYTES + MOST_HELD + max(most, n_models * logits)
+
+
+def _passing_weight_bytes(infos: Sequence[TensorInfo]) -> int:
+    """Count the bytes of a layer's weights: of experts one in use, one read ahead, and one that goes."""
+    return _weight_bytes(info for info in infos if not is_expert(info)) + 3 * _expert_bytes(infos)
 
 
 def memory_bytes(
@@ -178,9 +214,7 @@ def _kept_bytes(infos: Sequence[TensorInfo], hidden_size: int, n_models: int) ->
 
 def _differentiating_bytes(infos: Sequence[TensorInfo]) -> int:
     """Count the bytes of a layer in the backward pass, without chunks: weights and sums."""
-    common = (info for info in infos if not is_expert(info) and len(info.shape) > 1)
-    experts = 3 * _expert_bytes(infos)  # one in use, one read ahead, and one that goes
-    return _weight_bytes(common) + experts + layer_bytes(infos)
+    return _passing_weight_bytes(infos) + layer_bytes(infos)
 
 
 def _making_bytes(

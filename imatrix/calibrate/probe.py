@@ -34,6 +34,7 @@ from imatrix.forward.layers.load import Loader
 from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.workers import torch_threads
+from imatrix.texts.chunks import Chunks
 from imatrix.texts.tokens import Text
 from quantize.fill.sources import DescribedTensor
 from quantize.roles import layer_of
@@ -151,7 +152,7 @@ class Probe:
         }
         return LayerTimes(stages, times.attention, times.block, times.expert)
 
-    def pass_seconds(self, text: Text) -> float:
+    def pass_seconds(self, text: Text | Chunks) -> float:
         """Estimate how long one thread takes to compute all layers for a text."""
         layers = map(self.layer, range(self.shapes.network.n_all_layers))
         by_chunk, by_token = text.n_chunks, text.inputs.size * self.shapes.n_used

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,20 +54,9 @@ def open_evaluation(
     check: Check,
 ) -> Iterator[Evaluation]:
     """Give an evaluation; see `imatrix.evaluate.pipeline.evaluating`."""
-    with ExitStack() as opened:
-        opened.enter_context(torch_threads(options.forward.n_threads))
-        paths, stock = with_stock(quants, options.against)
-        models = [opened.enter_context(open_model(path)) for path in paths]
-        source = open_base(base, options, opened)
-        source.known.admit(models, report.tell)
-        read = source.read(texts, models[0].vocab())
-        tell_all(_findings_of(models, max(text.chunks.longest for text in read)), report.tell)
-        for text in read:
-            _tell_doubts(text, models, report)
-            check(text, [each.infos for each in models])
-        chunks = Chunks.joined([text.chunks for text in read])
-        noise = noise_entrants(source) if options.noise_floor else ()
-        entrants = [*map(Entrant, models), *noise]
+    with open_comparison(base, texts, quants, options, report, check) as planned:
+        models, source, read, chunks = planned.models, planned.base, planned.read, planned.chunks
+        noise, entrants = planned.noise, [*map(Entrant, models), *planned.noise]
         with _work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
             steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
             heads, drafts = _head_layers(steps.models), _head_layers(steps.drafting)
@@ -89,7 +79,54 @@ def open_evaluation(
                 text.name: ClassEvaluation(text, of_text[0].divergence.base_ppl, of_text, floor)
                 for text, of_text, floor in zip(read, models_by_text, floors, strict=True)
             }
-            yield Evaluation(source.path, by_class, stock, texts if isinstance(texts, Suite) else None)
+            suite = texts if isinstance(texts, Suite) else None
+            yield Evaluation(source.path, by_class, planned.stock, suite)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An evaluation of which headers and texts were read, and nothing is computed yet.
+
+    read   the classes of a suite, or a text alone
+    noise  the base as other files of it would be
+    stock  number of the file that others are to beat
+    """
+
+    base: OpenBase
+    models: Sequence[ModelSource]
+    read: Sequence[ClassChunks]
+    noise: Sequence[Entrant]
+    stock: int | None
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """All texts, one after the other."""
+        return Chunks.joined([text.chunks for text in self.read])
+
+
+@contextmanager
+def open_comparison(
+    base: Path | LogitsFile,
+    texts: Suite | Path | None,
+    quants: Sequence[AnyPath],
+    options: EvaluateOptions,
+    report: Reporter,
+    check: Check,
+) -> Iterator[Comparison]:
+    """Open what an evaluation reads; raises what `evaluating` refuses before it computes."""
+    with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
+        paths, stock = with_stock(quants, options.against)
+        models = [opened.enter_context(open_model(path)) for path in paths]
+        source = open_base(base, options, opened)
+        source.known.admit(models, report.tell)
+        read = source.read(texts, models[0].vocab())
+        tell_all(_findings_of(models, max(text.chunks.longest for text in read)), report.tell)
+        for text in read:
+            _tell_doubts(text, models, report)
+            check(text, [each.infos for each in models])
+        noise = noise_entrants(source) if options.noise_floor else ()
+        yield Comparison(source, models, read, noise, stock)
 
 
 @contextmanager

@@ -31,13 +31,13 @@ from imatrix.forward.network import AS_THEY_ARE, End, LogitRule, Network
 from imatrix.forward.workers import Workers
 from imatrix.texts.chunks import Chunks, Ints
 
-_SLICE_ROWS = 8192
+SLICE_ROWS = 8192
 """Number of rows of the vocabulary in a slice."""
 
 SCORED = 0.5
 """The share of a text's tokens that are scored, about."""
 
-_PIECE_POSITIONS = 512
+PIECE_POSITIONS = 512
 """Number of positions that get their logits at a time: a slice of them takes 16 MB."""
 
 
@@ -138,8 +138,8 @@ class Positions:
     def pieces(self, chunk: int) -> Iterator[slice]:
         """Yield the chunk's place in pieces whose logits take little memory."""
         place = self.place(chunk)
-        for start in range(place.start, place.stop, _PIECE_POSITIONS):
-            yield slice(start, min(place.stop, start + _PIECE_POSITIONS))
+        for start in range(place.start, place.stop, PIECE_POSITIONS):
+            yield slice(start, min(place.stop, start + PIECE_POSITIONS))
 
 
 class LogitVisitor(Protocol):
@@ -163,8 +163,8 @@ class LogitVisitor(Protocol):
 
 def slices(vocab_size: int) -> Iterator[tuple[int, int]]:
     """Yield the first row of every slice, and the one behind its last."""
-    for first in range(0, vocab_size, _SLICE_ROWS):
-        yield first, min(vocab_size, first + _SLICE_ROWS)
+    for first in range(0, vocab_size, SLICE_ROWS):
+        yield first, min(vocab_size, first + SLICE_ROWS)
 
 
 @torch.inference_mode()

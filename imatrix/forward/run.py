@@ -204,13 +204,18 @@ def refuse_full_disk(
 
     folders  of the models, one each
     """
-    n_bytes = 0
-    for source in sources:
-        network, itemsize = source.network, getattr(torch, options.dtype).itemsize
-        in_memory = chunks.n_tokens * _row_bytes(network, itemsize) <= options.memory_bytes
-        middle = 0 if in_memory else itemsize * network.hidden_size
-        n_bytes += chunks.n_tokens * (3 * 4 * network.state_size + middle)
+    n_bytes = sum(state_bytes(source.network, chunks, options)[1] for source in sources)
     refuse_small_disk(folders, n_bytes, "hidden states", "use fewer chunks, or another disk")
+
+
+def state_bytes(network: Network, chunks: Chunks, options: ForwardOptions) -> tuple[int, int]:
+    """Count the bytes of a pass' hidden states in memory, and in the work folder."""
+    itemsize = getattr(torch, options.dtype).itemsize
+    in_memory = chunks.n_tokens * _row_bytes(network, itemsize)
+    stored = chunks.n_tokens * 3 * 4 * network.state_size
+    if in_memory <= options.memory_bytes:
+        return in_memory, stored
+    return 0, stored + chunks.n_tokens * itemsize * network.hidden_size
 
 
 def _row_bytes(network: Network, itemsize: int) -> int:

@@ -62,15 +62,8 @@ def measure(
     model: str | os.PathLike[str], path: Path, output: Path, options: SensitivityOptions, report: Reporter
 ) -> Sensitivities:
     """Measure a model on the text at `path`, and write the file; see `gguf_tools.sensitivity`."""
-    with ExitStack() as opened:
-        opened.enter_context(torch_threads(options.forward.n_threads))
-        whole = opened.enter_context(open_model(model))
-        metadata, targets = opened.enter_context(_targets(whole))
-        source = _as_far_as(whole, targets)
-        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
-        admit(text, str(path), report.tell, any_text=options.any_text)
-        tell_all(source.findings(text.chunk_size), report.tell)
-        measurement = _Measurement(source, _quantized(targets), metadata, text, options)
+    with open_measurement(model, path, options, report) as measurement:
+        source, text = measurement.source, measurement.text
         tensors = measurement.run(output, report)
         source.watch.refuse_changed()
         sensitivities = Sensitivities(
@@ -90,6 +83,22 @@ def measure(
     write_sensitivities(sensitivities, output)
     forget(work_path(output))
     return sensitivities
+
+
+@contextmanager
+def open_measurement(
+    model: str | os.PathLike[str], path: Path, options: SensitivityOptions, report: Reporter
+) -> Iterator[Measurement]:
+    """Open what a measurement reads; raises what `gguf_tools.sensitivity` refuses before it computes."""
+    with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
+        whole = opened.enter_context(open_model(model))
+        metadata, targets = opened.enter_context(_targets(whole))
+        source = _as_far_as(whole, targets)
+        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
+        admit(text, str(path), report.tell, any_text=options.any_text)
+        tell_all(source.findings(text.chunk_size), report.tell)
+        yield Measurement(source, _quantized(targets), metadata, text, options)
 
 
 @contextmanager
@@ -123,7 +132,7 @@ def _quantized(targets: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
 
 
 @dataclass(frozen=True)
-class _Measurement:
+class Measurement:
     """A measurement of a model on a text.
 
     tensors   those that would be quantized, by name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gguf_tools.argument_types import CHUNKS, COUNT, THREADS
+from gguf_tools.argument_types import CHUNKS, COUNT
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.command import StoreOnce, StoreOutput, TakesArguments
@@ -88,14 +88,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> TakesArguments:
         "--dtype", choices=["float32", "bfloat16"], default="float32",
         help="what to multiply in (default: %(default)s)",
     )  # fmt: skip
-    run.add_argument(
-        "-t",
-        "--threads",
-        dest="n_threads",
-        type=command.number(THREADS),
-        metavar="N",
-        help="how many threads (default: one per core)",
-    )
+    command.add_threads(run)
     command.add_timeout(run)
     run.add_argument(
         "--memory", dest="memory_bytes", type=command.gigabytes, default=4 << 30, metavar="GB",
@@ -103,6 +96,14 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> TakesArguments:
     )  # fmt: skip
     run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
     return run
+
+
+def add_dry_run(run: TakesArguments) -> None:
+    """Add --dry-run of a command that computes a model."""
+    run.add_argument(
+        "--dry-run", action="store_true",
+        help="read headers and texts, and print the memory, the disk and the time that a run takes",
+    )  # fmt: skip
 
 
 def options_of_text(options: type[T], args: argparse.Namespace, **given: Any) -> T:

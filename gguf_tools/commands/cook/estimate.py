@@ -1,7 +1,7 @@
 """Costs of steps, for a dry run.
 
-Sizes of file types are right but for a few bytes of the header. Times come from what `Probe` measures of this
-machine, and from the rates below. Starting and compiling are not in them.
+Sizes of file types are right but for a few bytes of the header. Times are those of
+`imatrix.calibrate.passes`. Starting and compiling are not in them.
 """
 
 from __future__ import annotations
@@ -12,27 +12,20 @@ from functools import cached_property
 from pathlib import Path
 
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
-from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.system.locks import usable_cores
 from imatrix.calibrate.estimate import Cost
+from imatrix.calibrate.passes import TextPasses, encoding_rate
 from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.shapes import Shapes, network_of_model
-from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.sensitivities.options import SensitivityOptions
-from imatrix.sensitivities.type_errors import CANDIDATES
 from imatrix.texts.mixture import read_text
 from imatrix.texts.tokens import Cut, Text, Vocabulary
 from quantize.prepare import Preparation
 from quantize.roles import layer_of
 from quantize.run import Run
 
-_RATES = (("IQ1", 70e6), ("IQ2", 30e6), ("IQ3", 28e6), ("Q", 100e6), ("IQ4", 250e6))
-"""Weights a second that one thread encodes, by the beginning of the type's name: scripts/bench/kernels.py,
-2026-11-21, with importances."""
-
-_OTHER_RATE = 2e9
 _HASH_RATE = 1e9
 """Bytes a second that are hashed for the checksums."""
 
@@ -52,18 +45,18 @@ class Estimates:
     def importances(self) -> Cost:
         matrices = [each for each in self._infos if len(each.shape) > 1 and layer_of(each.name) is not None]
         n_bytes = sum(4 * each.n_mats * (each.n_cols + 1) for each in matrices)
-        return Cost(n_bytes, self._pass_seconds(self._text))
+        return Cost(n_bytes, self._passes(self._text).collection() / self.n_threads)
 
     def losses(self) -> Cost:
-        passes = (1 + BACKWARD_WORK) * self._pass_seconds(self._text)
-        return Cost(800 * len(self._infos), passes + self._trying_seconds() / self.n_threads)
+        seconds = self._passes(self._text).measurement(SensitivityOptions())
+        return Cost(800 * len(self._infos), seconds / self.n_threads)
 
     def file(self, wanted: WantedFile) -> Cost:
         """Estimate a file: encoding, or with a calibration all that it computes."""
         made = self.runs[wanted.label].preparation
         infos, calibration = made.plan.infos, self.request.calibration
         if calibration is None:
-            seconds = sum(info.n_elems / _rate(info.type) for info in infos) / self.n_threads
+            seconds = sum(info.n_elems / encoding_rate(info.type) for info in infos) / self.n_threads
         else:
             seconds = calibration.cost(made.plan, made.outputs, self.n_threads).seconds
         if wanted.size is None:
@@ -72,8 +65,9 @@ class Estimates:
         return Cost(int(wanted.size.amount * (n_weights / 8 if wanted.size.kind == "bpw" else 1)), seconds)
 
     def evaluation(self, text: Path) -> Cost:
-        n_models = 1 + len(self.request.wanted)
-        return Cost(1 << 20, self._pass_seconds(self._read(text, self.request.held_out_cut)) * n_models)
+        models = [self._infos, *(each.preparation.plan.infos for each in self.runs.values())]
+        passes = self._passes(self._read(text, self.request.held_out_cut))
+        return Cost(1 << 20, passes.comparison(models) / self.n_threads)
 
     def sums(self, before: Sequence[Cost]) -> Cost:
         return Cost(100 * len(before), sum(cost.n_bytes for cost in before) / _HASH_RATE)
@@ -106,19 +100,7 @@ class Estimates:
     def _read(self, text: Path, cut: Cut) -> Text:
         return read_text(text, Vocabulary(self._metadata), self._shapes.network.vocab_size, cut)
 
-    def _pass_seconds(self, text: Text) -> float:
-        """How long a pass through all layers and the output matrix takes."""
+    def _passes(self, text: Text) -> TextPasses:
         size = text.chunk_size
         probe = self._probes.setdefault(size, Probe(self._shapes, size, self.request.forward))
-        return (probe.pass_seconds(text) + probe.logit_seconds(text.inputs.size / 2)) / self.n_threads
-
-    def _trying_seconds(self) -> float:
-        """How long one thread takes to encode some rows of every tensor at every candidate type."""
-        options = SensitivityOptions()
-        rows = [(min(each.n_rows, options.rows), each.n_cols) for each in self._infos if len(each.shape) > 1]
-        rates = [_rate(by_name(name)) for name in CANDIDATES]
-        return sum(n_rows * n_cols / rate for n_rows, n_cols in rows for rate in rates)
-
-
-def _rate(type_: GGMLType) -> float:
-    return next((rate for start, rate in _RATES if type_.name.startswith(start)), _OTHER_RATE)
+        return TextPasses(probe, text.chunks)

@@ -11,11 +11,13 @@ from gguf_tools.argument_types import COUNT, MINUTES, NATURAL, RATE, SEED
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
+    add_dry_run,
     add_force_of_text,
     add_run_arguments,
     add_text_and_output,
     options_of_text,
 )
+from gguf_tools.files.early_checks import refuse_to_replace
 from gguf_tools.text import say
 
 if TYPE_CHECKING:
@@ -111,7 +113,9 @@ def add_to(commands: command.Subcommands) -> None:
         metavar="N",
         help="decides the order of chunks (default: 0)",
     )
-    add_force_of_text(add_run_arguments(sub))
+    run = add_run_arguments(sub)
+    add_force_of_text(run)
+    add_dry_run(run)
 
 
 def _read(args: argparse.Namespace) -> RefineRequest:
@@ -126,7 +130,31 @@ def carry_out(request: RefineRequest) -> None:
     from imatrix.calibrate.refine.pipeline import refine
 
     base = model_path(request.base, quiet=request.quiet)
+    if request.dry_run:
+        _foresee(request, base)
+        return
     progress = not request.quiet
     done = refine(request.file, base, request.text, request.output, request.options, progress)
     if not request.quiet:
         say(*done.lines())
+
+
+def _foresee(request: RefineRequest, base: Path) -> None:
+    """Print what a run would take."""
+    from gguf_tools.progress import reporting
+    from imatrix.calibrate.refine.pipeline import LABEL, refuse_at_once
+
+    file, text, output = request.file, request.text, request.output
+    refuse_at_once(file, base, text, output)
+    from imatrix.calibrate.passes import foresee_refinement
+    from imatrix.calibrate.refine.run import open_refinement, was_refined
+
+    with (
+        reporting(not request.quiet, LABEL) as report,
+        open_refinement(file, base, text, output, request.options, report) as planned,
+    ):
+        if not request.options.force and was_refined(output) == planned.digest:
+            say(f"{output}: is already there, as asked; --force makes it anew")
+            return
+        refuse_to_replace([output], force=request.options.force)
+        say(*foresee_refinement(planned).lines())

@@ -14,6 +14,9 @@ from gguf_tools.progress import Reporter, Shown, reporting
 from imatrix.calibrate.refine.options import RefineChoices, Refinement, RefineOptions
 from imatrix.forward.options import require_torch
 
+LABEL = "refining"
+"""Label of the bar of a refinement."""
+
 
 @checked
 def refine(
@@ -45,10 +48,15 @@ def refine(
     """
     options = with_choices(choices, options or RefineOptions())
     file, base, text, output = Path(file), Path(base), Path(text), output_path(output)
+    refuse_at_once(file, base, text, output)
+    from imatrix.calibrate.refine.run import run_refinement
+
+    with reporting(progress, LABEL) as report:
+        return run_refinement(file, base, text, output, options, report)
+
+
+def refuse_at_once(file: Path, base: Path, text: Path, output: Path) -> None:
+    """Raise the ToolkitError of what `refine` refuses before it loads torch."""
     refuse_shared({"the output": output}, [file, base, text])
     refuse_early([output], [text], [file, base], folders=True)
     require_torch("refining")
-    from imatrix.calibrate.refine.run import run_refinement
-
-    with reporting(progress, "refining") as report:
-        return run_refinement(file, base, text, output, options, report)

@@ -70,17 +70,8 @@ def run_refinement(
 ) -> Refinement:
     """Refine a file on the text at `path`; see `imatrix.calibrate.refine.pipeline`."""
     started = time.monotonic()
-    with ExitStack() as opened:
-        opened.enter_context(torch_threads(options.forward.n_threads))
-        opened.enter_context(fast_products(device_name(options.forward.device)))
-        source = opened.enter_context(open_model(file))
-        base = opened.enter_context(open_model(original))
-        _refuse_unrefinable(source)
-        KnownModel.of(base).admit([source], report.tell)
-        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
-        admit(text, str(path), report.tell, any_text=options.any_text)
-        tell_all(source.findings(text.chunk_size), report.tell)
-        run = _Run(source, base, text, output, options, report)
+    with open_refinement(file, original, path, output, options, report) as run, ExitStack() as opened:
+        source, base, text = run.source, run.base, run.text
         if not options.force and was_refined(output) == run.digest:
             forget(work_path(output))  # of a run that was killed at its end
             return Refinement(output, is_found=True)
@@ -97,6 +88,24 @@ def run_refinement(
         forget(work_path(output))
     before, after, seconds = mean_of(best.before), mean_of(best.after), time.monotonic() - started
     return Refinement(output, before, after, n_steps, best.step, seconds)
+
+
+@contextmanager
+def open_refinement(
+    file: Path, original: Path, path: Path, output: Path, options: RefineOptions, report: Reporter
+) -> Iterator[RefinementRun]:
+    """Open what a refinement reads; raises what `gguf_tools.refine` refuses before it computes."""
+    with ExitStack() as opened:
+        opened.enter_context(torch_threads(options.forward.n_threads))
+        opened.enter_context(fast_products(device_name(options.forward.device)))
+        source = opened.enter_context(open_model(file))
+        base = opened.enter_context(open_model(original))
+        _refuse_unrefinable(source)
+        KnownModel.of(base).admit([source], report.tell)
+        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
+        admit(text, str(path), report.tell, any_text=options.any_text)
+        tell_all(source.findings(text.chunk_size), report.tell)
+        yield RefinementRun(source, base, text, output, options, report)
 
 
 def _refuse_unrefinable(source: ModelSource) -> None:
@@ -117,7 +126,7 @@ def was_refined(output: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Run:
+class RefinementRun:
     """A refinement at work: what its phases share."""
 
     source: ModelSource
@@ -190,7 +199,7 @@ class _Run:
         return paths_of_parts(self.output, "original", "codes", "descent")
 
 
-def _find_codes(run: _Run) -> Mapping[str, SourceTensor]:
+def _find_codes(run: RefinementRun) -> Mapping[str, SourceTensor]:
     """Move the codes of all layers; return the tensors that have others."""
     _, of_codes, _ = run.parts
     source, restart, split = run.source, run.options.restart, run.split
@@ -200,7 +209,7 @@ def _find_codes(run: _Run) -> Mapping[str, SourceTensor]:
         return KeptCodes(own).tensors(source.tensors, source.network.n_layers)
 
 
-def _move_codes(run: _Run, own: WorkFolder, split: HoldoutSplit) -> None:
+def _move_codes(run: RefinementRun, own: WorkFolder, split: HoldoutSplit) -> None:
     """Move the codes of the layers that are not in the folder yet."""
     options, chunks, report = run.options, run.text.chunks, run.report
     # Few and long steps follow the noise of their chunks: one chunk a step.
@@ -226,7 +235,7 @@ def _move_codes(run: _Run, own: WorkFolder, split: HoldoutSplit) -> None:
         report.tell(Finding("codes", why, Level.NOTE, tuple(left)))
 
 
-def _original_in_step(run: _Run, own: WorkFolder) -> WorkFolder:
+def _original_in_step(run: RefinementRun, own: WorkFolder) -> WorkFolder:
     """Open the work folder of the original's pass, which may be one layer ahead of the file's own."""
     path, about, watch = run.parts[0], run.about_original, run.base.watch
     folder = WorkFolder(path, about, restart=run.options.restart, watch=watch)
@@ -236,7 +245,7 @@ def _original_in_step(run: _Run, own: WorkFolder) -> WorkFolder:
 
 
 @contextmanager
-def _open_original(run: _Run) -> Iterator[Original]:
+def _open_original(run: RefinementRun) -> Iterator[Original]:
     """Give the original's end, once its last hidden states are there.
 
     All threads are free again by then: a batch has fewer chunks to share them than the text.
@@ -258,7 +267,9 @@ def _open_original(run: _Run) -> Iterator[Original]:
         yield original
 
 
-def _descend(run: _Run, recoded: Mapping[str, SourceTensor]) -> tuple[dict[str, SourceTensor], Best, int]:
+def _descend(
+    run: RefinementRun, recoded: Mapping[str, SourceTensor]
+) -> tuple[dict[str, SourceTensor], Best, int]:
     """Move scales.
 
     recoded  tensors with other codes, which stay if they are of use

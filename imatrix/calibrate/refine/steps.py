@@ -25,7 +25,7 @@ from imatrix.forward.workers import give_back
 
 _SAVE_SECONDS = 60.0
 
-_LOOKS = 8
+LOOKS = 8
 """How many times the chunks that are held back are looked at while scales move."""
 
 
@@ -89,7 +89,7 @@ class Steps:
                 descent.step(gradients, self._rate(number, n_steps))
                 report.remark(f"KLD {divergence:.4f} on the text, {best.after.mean():.4f} held back")
                 is_last = descent.n_steps == n_steps
-                if is_last or number * _LOOKS // n_steps < descent.n_steps * _LOOKS // n_steps:
+                if is_last or number * LOOKS // n_steps < descent.n_steps * LOOKS // n_steps:
                     best = self._looked(best)
                 if is_last or time.monotonic() - saved > _SAVE_SECONDS:
                     self._save(best, n_steps)
@@ -117,7 +117,7 @@ class Steps:
         n_held = len(self.split.held)
         of_chunk = (time.monotonic() - began) / n_held
         of_step = of_chunk * self.options.batch * (1 + BACKWARD_WORK)
-        seconds = 60 * self.options.minutes - _LOOKS * of_chunk * n_held
+        seconds = 60 * self.options.minutes - LOOKS * of_chunk * n_held
         return max(1, math.floor(seconds / of_step)), best
 
     def _looked(self, best: Best) -> Best:
