@@ -247,7 +247,7 @@ def remedy_for(path: str, data: bytes) -> str:
     """Say what a text looks like that is not UTF-8, and the command that converts it."""
     name = encoding_of(data)
     if name is None:
-        return "expected a text"
+        return "expected a text, and this looks like no encoding of one"
     quoted = shlex.quote(path)
     return f"it looks like {name}: iconv -f {name} -t UTF-8 {quoted} > {shlex.quote(path + '.utf8')}"
 

@@ -42,6 +42,8 @@ def device_name(wanted: str | None) -> str:
         torch.zeros(1, device=wanted).item()  # meta has tensors, but no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
+        if reason.startswith("Expected one of"):  # a list of all that torch has ever heard of
+            reason = "it knows no such device; expected cpu, cuda, cuda:1, xpu, mps or the like"
         raise BadRequest(f"--device {wanted}: torch can't use it ({reason})") from error
     return wanted
 

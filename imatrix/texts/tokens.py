@@ -113,6 +113,8 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     tokens = np.array(ids if bos is None else [bos, *ids], np.int64)
     size = cut.chunk_size
     n_whole = len(tokens) // size
+    if not ids:
+        raise BadRequest(f"{name}: is empty, expected a text of {size} tokens or more")
     if n_whole == 0:
         found = counted(len(tokens), "token")
         raise BadRequest(f"{name}: {found}, expected a chunk of {size} or more; see -c")

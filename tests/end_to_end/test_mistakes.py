@@ -53,12 +53,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("typo.yaml", "file_type: Q9\n"), ("odd-key.yaml", "file_type: Q4_0\ntensor_type: []\n"),
     ):  # fmt: skip
         (folder / name).write_text(content)
+    (folder / "utf16.txt").write_text("a text\n" * 500, "utf-16")
+    (folder / "bytes.txt").write_bytes(bytes(range(256)) * 50)
     (folder / "latin.txt").write_bytes(b"caf\xe9\n" * 500)
     return folder
 
 
 def test_there_are_enough() -> None:
-    assert len(LINES) >= 112
+    assert len(LINES) >= 170
     assert len({command for _, command, _ in LINES}) == len(LINES)
     assert {command.split()[0] for _, command, _ in LINES} == set(MAINS)
 

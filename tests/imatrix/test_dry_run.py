@@ -1,4 +1,4 @@
-"""A dry run of what computes a model tells what the run takes, refuses what that refuses, and writes nothing."""
+"""A dry run of what computes a model tells what a run takes, refuses what it refuses, and writes nothing."""
 
 from __future__ import annotations
 
