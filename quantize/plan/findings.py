@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from math import prod
 
@@ -20,7 +21,7 @@ from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions, TensorPlan
 from quantize.plan.overrides import Override, find_override, idle_overrides, rules_for
 from quantize.plan.recipe_files import LACKED_BY
-from quantize.roles import in_layer_ranges, layer_of, siblings_with_same_activations
+from quantize.roles import Role, in_layer_ranges, layer_of, siblings_with_same_activations
 
 _NAMED_IN_A_NOTE = 3
 
@@ -134,11 +135,17 @@ def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Ite
 def _missing_data(plans: Sequence[TensorPlan], has_importances: bool, mtp_layers: range) -> Iterator[Finding]:
     lacking = [plan for plan in plans if plan.lacks_data]
     if lacking:
-        remedy = "it has no data for them" if has_importances else "pass one with --imatrix"
+        remedy = (
+            "it has no data for them"
+            if has_importances
+            else "pass one with --imatrix (`imatrix` makes it of a text)"
+        )
         by_type: dict[str, list[str]] = defaultdict(list)
         for plan in lacking:
             by_type[plan.target_type.name].append(plan.name)
-        names = "; ".join(f"{type_}: {', '.join(in_layer_ranges(group))}" for type_, group in by_type.items())
+        names = "; ".join(
+            f"{type_}: {_first_few(in_layer_ranges(group))}" for type_, group in by_type.items()
+        )
         text = f"{len(lacking)} of {len(plans)} tensors need an importance matrix, {remedy}: {names}"
         if has_importances:
             text += _way_without_data(lacking, plans, mtp_layers)
@@ -211,15 +218,16 @@ def _idle(what: str, rules: Sequence[Override], missed: str, names: Sequence[str
             yield Finding(Kind.RULE_SHADOWED, text, about=idle.names)
 
 
-def fallbacks(plans: Sequence[TensorPlan], named: Sequence[Override] = ()) -> Iterator[Finding]:
+def fallbacks(plans: Sequence[TensorPlan], named: Sequence[Override] | None = None) -> Iterator[Finding]:
     """Yield one finding per way in which rows did not fit.
 
     It is a mere note where the user has named the type, and where rows are shorter than one block: then no
     file of that model can be otherwise, as with attn_k_b of DeepSeek.
 
-    named  the user's fallbacks
+    named  the user's fallbacks; None where nobody can name any
     """
-    ways: dict[tuple[str, Level], list[str]] = defaultdict(list)
+    ways: dict[tuple[str, str, Level], list[str]] = defaultdict(list)
+    hidden_size = next((plan.shape[-1] for plan in plans if plan.name == "token_embd.weight"), None)
     for plan in plans:
         wanted = plan.fell_from
         if wanted is None:
@@ -229,10 +237,24 @@ def fallbacks(plans: Sequence[TensorPlan], named: Sequence[Override] = ()) -> It
         else:
             why = f"{plan.shape[-2]} rows can't be cut into groups of {wanted.rows_interleaved}"
         what = f"{plan.target_type} instead of {wanted}, because {why}"
-        is_expected = plan.shape[-1] < wanted.block_elems or find_override(named, plan.name) is not None
-        ways[what, Level.NOTE if is_expected else Level.WARNING].append(plan.name)
-    for (what, level), names in ways.items():
-        yield from _about(Kind.FALLBACK, what, names, len(plans), level)
+        is_named = find_override(named or (), plan.name) is not None
+        is_expected = is_named or plan.shape[-1] < wanted.block_elems
+        remedy = "" if is_named or named is None else _way_out(plan, hidden_size)
+        ways[what, remedy, Level.NOTE if is_expected else Level.WARNING].append(plan.name)
+    for (what, remedy, level), names in ways.items():
+        for finding in _about(Kind.FALLBACK, what, names, len(plans), level):
+            yield replace(finding, text=finding.text + remedy)
+
+
+def _way_out(plan: TensorPlan, hidden_size: int | None) -> str:
+    """Name what lets rows fit, or else the option that chooses what they become."""
+    wanted = plan.fell_from
+    if wanted is not None and plan.shape[-1] % wanted.block_elems and plan.shape[-1] > wanted.block_elems:
+        if plan.role is Role.FFN_DOWN:
+            return "; whole blocks with --pad, another type with --fallback"
+        if plan.shape[-1] == hidden_size:
+            return "; whole blocks with --pad-hidden, another type with --fallback"
+    return "; another type with --fallback"
 
 
 def _uses_of_data(

@@ -43,16 +43,18 @@ def test_what_a_recipe_would_do(model: Path, tmp_path: Path) -> None:
         " blk.3.attn_output.weight",
         "warning: override 'attn_q=Q8_0' matches no tensor that can be quantized",
         "warning: Q8_0 instead of Q6_K, because rows of 1408 can't be cut into blocks of 256: 13 of 190"
-        " tensors: blk.0-2,5,8,11,14,17,20,23-26.ffn_down_exps.weight",
+        " tensors: blk.0-2,5,8,11,14,17,20,23-26.ffn_down_exps.weight; whole blocks with"
+        " pad, another type with fallbacks",
         "warning: Q5_0 instead of Q4_K, because rows of 1408 can't be cut into blocks of 256: 14 of 190"
-        " tensors: blk.3-4,6-7,9-10,12-13,15-16,18-19,21-22.ffn_down_exps.weight",
+        " tensors: blk.3-4,6-7,9-10,12-13,15-16,18-19,21-22.ffn_down_exps.weight; whole blocks with"
+        " pad, another type with fallbacks",
         "warning: 32.4 % of the weights have another type than the one asked for; pad=256: padding with"
         " zeros (deepseek2.expert_feed_forward_length 1408 -> 1536): 10,293,460,992 bytes of tensors with it,"
         " 10,367,102,976 without (-0.71 %); 14 tensors Q4_K instead of Q5_0; 13 tensors Q6_K instead of Q8_0",
         "note: F16 instead of Q4_K, because rows of 128 can't be cut into blocks of 256: 1 of 190 tensors:"
         " blk.0.attn_k_b.weight",
         "note: Q5_0 instead of Q4_K, because rows of 128 can't be cut into blocks of 256: 26 of 190 tensors:"
-        " blk.1-26.attn_k_b.weight",
+        " blk.1-26.attn_k_b.weight; another type with fallbacks",
     ]
     assert last == "mine: 0 errors, 5 warnings; 10,367,118,848 bytes (9.66 GiB), 5.3564 bits per weight"
 
