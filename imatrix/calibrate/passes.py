@@ -27,7 +27,7 @@ from imatrix.calibrate.refine.scales import row_scales
 from imatrix.calibrate.refine.steps import LOOKS, summed
 from imatrix.calibrate.shapes import Shapes
 from imatrix.evaluate.options import EvaluateOptions
-from imatrix.evaluate.run import Comparison, temporary_folder
+from imatrix.evaluate.run import PlannedEvaluation, temporary_folder
 from imatrix.forward.device import threads_on
 from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.forward.gradients.backward import state_bytes as bytes_both_ways
@@ -201,7 +201,7 @@ def foresee_collection(planned: Collection, output: Path) -> Foreseen:
     return Foreseen("importances", passes, cost, work_path(output))
 
 
-def foresee_comparison(planned: Comparison, options: EvaluateOptions) -> Foreseen:
+def foresee_comparison(planned: PlannedEvaluation, options: EvaluateOptions) -> Foreseen:
     """Estimate an evaluation."""
     base, sources = planned.base, [*planned.models, *(each.source for each in planned.noise)]
     if base.is_computed and base.source is not None:

@@ -84,7 +84,7 @@ def open_evaluation(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlannedEvaluation:
     """An evaluation of which headers and texts were read, and nothing is computed yet.
 
     read   the classes of a suite, or a text alone
@@ -112,7 +112,7 @@ def open_comparison(
     options: EvaluateOptions,
     report: Reporter,
     check: Check,
-) -> Iterator[Comparison]:
+) -> Iterator[PlannedEvaluation]:
     """Open what an evaluation reads; raises what `evaluating` refuses before it computes."""
     with ExitStack() as opened:
         opened.enter_context(torch_threads(options.forward.n_threads))
@@ -126,7 +126,7 @@ def open_comparison(
             _tell_doubts(text, models, report)
             check(text, [each.infos for each in models])
         noise = noise_entrants(source) if options.noise_floor else ()
-        yield Comparison(source, models, read, noise, stock)
+        yield PlannedEvaluation(source, models, read, noise, stock)
 
 
 @contextmanager
