@@ -117,7 +117,7 @@ _SWITCHES = {
 
 _NAMES = {
     "-c": "chunk_size", "--calibrate": "calibration", "--chunks": "n_chunks", "--curve": "a curve",
-    "--device": "device", "--exclude-weights": "exclude", "--fallback": "fallbacks",
+    "--device": "device", "--dtype": "dtype", "--exclude-weights": "exclude", "--fallback": "fallbacks",
     "--from-chunk": "from_chunk", "--html": "a page", "--imatrix": "importances",
     "--include-weights": "include", "--json": "a report",
     "--like": "like", "--memory": "memory_bytes", "--metadata": "metadata_file", "--mla": "mla",

@@ -13,7 +13,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.shapes import network_of_model, promises
-from imatrix.calibrate.together import Together
+from imatrix.calibrate.together import SharedWork
 from imatrix.forward.options import require_torch
 from imatrix.texts.mixture import mixture_sha256, read_text
 from imatrix.texts.quality import TextQuality, admit, judge, script_findings
@@ -61,7 +61,7 @@ class BegunCalibration:
     def __init__(self, options: Calibration) -> None:
         self._options = options
         self._read: tuple[Any, Text] | None = None
-        self._together: dict[tuple[tuple[str, tuple[int, ...]], ...], Together] = {}
+        self._together: dict[tuple[tuple[str, tuple[int, ...]], ...], SharedWork] = {}
 
     @property
     def label(self) -> str:
@@ -120,7 +120,7 @@ class BegunCalibration:
         from imatrix.calibrate.plan import CalibrationPlan
 
         shapes = tuple((info.name, info.shape) for info in plan.infos)
-        together = self._together.setdefault(shapes, Together())
+        together = self._together.setdefault(shapes, SharedWork())
         together.join(outputs[0].path)
         return CalibrationPlan.of(self._options, plan, outputs, self._text, judged, together)
 

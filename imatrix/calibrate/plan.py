@@ -18,7 +18,7 @@ from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.shapes import Shapes, makes, network_of_model
 from imatrix.calibrate.statistics.conditions import Trust
-from imatrix.calibrate.together import Together
+from imatrix.calibrate.together import SharedWork
 from imatrix.evaluate.options import SHORTEST_CHUNK
 from imatrix.forward.device import device_name
 from imatrix.forward.network import Network
@@ -55,7 +55,7 @@ class CalibrationPlan:
     network: Network
     text: Text
     quality: TextQuality
-    together: Together
+    together: SharedWork
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class CalibrationPlan:
         outputs: Sequence[Output],
         read: Callable[[Metadata, Network], Text],
         judged: Callable[[Text], TextQuality],
-        together: Together,
+        together: SharedWork,
     ) -> CalibrationPlan:
         """Decide what is calibrated.
 

@@ -1,4 +1,4 @@
-"""What the runs of several types of one model share, because it depends on the original and the text alone.
+"""Work that the runs of several types of one model share: it depends on the original and the text alone.
 
 Gradients are collected once, beside the first output. Where the hidden states of all runs fit into memory,
 the runs go from layer to layer in step, and the original's pass is theirs in common. So each run's bytes are
@@ -18,7 +18,7 @@ from gguf_tools.progress import Reporter
 _Value = TypeVar("_Value")
 
 
-class Together:
+class SharedWork:
     """The runs of several types.
 
     paths  of their first outputs; work folders that are shared stand beside the first of them

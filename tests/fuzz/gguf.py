@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.look.compare import compare
-from gguf_tools.look.listing import describe, show_text
+from gguf_tools.look.listing import Description
 from gguf_tools.look.verify import hash_source, verify
 from gguf_tools.text import json_text
 from tests.fuzz import mutate, scratch
@@ -77,9 +77,10 @@ def warm_up() -> None:
 def read(path: Path) -> None:
     """Open a model and look at it in every way; raises ToolkitError if it is refused."""
     with open_gguf(path) as source:
-        json_text(describe(source))
-        show_text(source)
-        show_text(source, full=True)
+        description = Description.of(source)
+        json_text(description.to_json())
+        description.lines()
+        description.lines(full=True)
         verify(source)
         hash_source(source)
         compare(source, source)

@@ -258,7 +258,7 @@ class LayerRun:
         return block
 
     def _inner_of_original(self, block: FeedForward, way: Way, chunk: int) -> torch.Tensor:
-        """Return what the original's down multiplies; add its output to the hidden states, once."""
+        """Return the input of the original's down, and add its output to the hidden states if no run has."""
         passed, down = self.context.passed, block.names.down
         inner = passed.kept.get((down,), chunk)
         if inner is None:
