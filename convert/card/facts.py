@@ -361,7 +361,8 @@ def read_report(path: Path, *, for_card: bool = False) -> Report:
     """
     other = "not a report of `evaluate --json`" if for_card else "not what evaluate --json writes"
     content = read_document(path, unless=other)
-    if (made := content.get("format")) is not None:
+    made = content.get("format") if isinstance(content, dict) else None
+    if made is not None:
         raise BadRequest(f"{path}: {other}, but {made}")
     try:
         suite = content.get("suite")

@@ -143,9 +143,7 @@ def _missing_data(plans: Sequence[TensorPlan], has_importances: bool, mtp_layers
         by_type: dict[str, list[str]] = defaultdict(list)
         for plan in lacking:
             by_type[plan.target_type.name].append(plan.name)
-        names = "; ".join(
-            f"{type_}: {_first_few(in_layer_ranges(group))}" for type_, group in by_type.items()
-        )
+        names = "; ".join(f"{type_}: {', '.join(in_layer_ranges(group))}" for type_, group in by_type.items())
         text = f"{len(lacking)} of {len(plans)} tensors need an importance matrix, {remedy}: {names}"
         if has_importances:
             text += _way_without_data(lacking, plans, mtp_layers)

@@ -231,7 +231,7 @@ def stopped(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Stopped
 @pytest.mark.parametrize(("name", "file", "kind"), cases())
 def test_what_a_crash_has_damaged_is_computed_again(
     name: str, file: str, kind: Callable[[bytes], bytes | None], models: Models, stopped: Stopped,
-    tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     command = COMMANDS[name]
     left, expected = stopped(name)
@@ -243,9 +243,9 @@ def test_what_a_crash_has_damaged_is_computed_again(
         path.unlink()
     else:
         path.write_bytes(data)
-    capfd.readouterr()
+    caplog.clear()
     assert command.run(models, place).read_bytes() == expected
-    said = "not as it was written" in capfd.readouterr().err
+    said = "not as it was written" in caplog.text
     if not (path.name.startswith("record") and kind is cut):  # as if a run had been killed earlier
         assert said == (file not in command.unused)
     assert sorted(each.name for each in place.iterdir()) in (["out"], ["kept", "out"])
@@ -253,10 +253,10 @@ def test_what_a_crash_has_damaged_is_computed_again(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_without_damage_nothing_is_computed_again(
-    name: str, models: Models, stopped: Stopped, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    name: str, models: Models, stopped: Stopped, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     left, expected = stopped(name)
     shutil.copytree(left, tmp_path / "place")
-    capfd.readouterr()
+    caplog.clear()
     assert COMMANDS[name].run(models, tmp_path / "place").read_bytes() == expected
-    assert "not as it was written" not in capfd.readouterr().err
+    assert "not as it was written" not in caplog.text

@@ -19,9 +19,13 @@ import pytest
 
 import convert
 import gguf_tools.commands.convert
+import gguf_tools.commands.evaluate
+import gguf_tools.commands.imatrix
 import gguf_tools.commands.main
 import gguf_tools.commands.quantize
+import gguf_tools.commands.sensitivity
 import imatrix
+import quantize
 from gguf_tools.commands.main import parsers
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import GGUFSet
@@ -36,6 +40,9 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "quantize": gguf_tools.commands.quantize.main,
     "convert-hf-to-gguf": gguf_tools.commands.convert.main,
     "gguf-tools": gguf_tools.commands.main.main,
+    "evaluate": gguf_tools.commands.evaluate.main,
+    "imatrix": gguf_tools.commands.imatrix.main,
+    "sensitivity": gguf_tools.commands.sensitivity.main,
 }
 
 BASES = {
@@ -50,6 +57,22 @@ BASES = {
     "gguf-tools repack": ["m.gguf", "o.gguf"],
     "gguf-tools cook": ["m", "-f", "text.txt", "--types", "Q8_0", "-o", "o", "-c", "32", "--chunks", "2"],
     "gguf-tools upload": ["m.gguf", "me/nothing"],
+    "evaluate": ["m.gguf", "q.gguf", "-f", "text.txt", "-c", "32", "--chunks", "2"],
+    "imatrix": ["-m", "m", "-f", "text.txt", "-o", "o.gguf", "-c", "32", "--chunks", "2"],
+    "sensitivity": ["m.gguf", "-f", "text.txt", "-o", "o.json", "-c", "32", "--chunks", "2"],
+    "gguf-tools refine": [
+        "q.gguf",
+        "--base",
+        "m.gguf",
+        "-f",
+        "text.txt",
+        "-o",
+        "o.gguf",
+        "-c",
+        "32",
+        "--chunks",
+        "2",
+    ],
 }
 """What each command with --dry-run is called with."""
 
@@ -97,6 +120,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parent = tmp_path_factory.mktemp("dry")
     copy_tokenizer("tiny", micro_checkpoint(parent / "m", "v3", vocab_size=4096, num_hidden_layers=2))
     convert.convert(parent / "m", parent / "m.gguf", outtype="f32")
+    quantize.quantize(parent / "m.gguf", parent / "q.gguf", "Q4_0")
     with gguf_tools.open_gguf(parent / "m.gguf") as file:
         entries = {
             name: Importance(*_ones(info.n_cols))
@@ -117,7 +141,7 @@ def _ones(n_cols: int) -> Any:
 def place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with inputs whose weights can't be read."""
     shutil.copytree(model / "m", tmp_path / "m", copy_function=os.link)
-    for name in ("m.gguf", "x.imatrix"):
+    for name in ("m.gguf", "q.gguf", "x.imatrix"):
         shutil.copyfile(model / name, tmp_path / name)
     (tmp_path / "text.txt").write_bytes(calibration_text()[:3000])
     (tmp_path / "types.txt").write_text("ffn_up=Q8_0")
@@ -153,7 +177,7 @@ def try_pair(prog: str, pair: Sequence[Sequence[str]], place: Path) -> None:
 
 
 def test_every_command_with_dry_run_is_tried() -> None:
-    aliases = {"gguf-tools convert", "gguf-tools quantize"}
+    aliases = {f"gguf-tools {name}" for name in ("convert", "quantize", "evaluate", "imatrix", "sensitivity")}
     known = {prog for prog, parser in parsers().items() if "--dry-run" in parser._option_string_actions}
     assert known - aliases == {*BASES}
 

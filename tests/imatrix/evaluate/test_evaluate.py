@@ -110,7 +110,7 @@ def twin(tiny_folder: Path, file: Path, tokens: np.ndarray, inputs: np.ndarray, 
 def test_measures_are_those_of_transformers(
     file_type: str, tiny_folder: Path, made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits, "_SLICE_ROWS", 1000)  # several slices, of which the last is smaller
+    monkeypatch.setattr(logits, "SLICE_ROWS", 1000)  # several slices, of which the last is smaller
     evaluation = gguf_tools.evaluate(tiny_folder, text, [made(file_type)], OPTIONS)
     (found,) = evaluation.models
     chunks = read_text(text, _vocab(tiny_folder), 4096, OPTIONS.cut)

@@ -62,7 +62,7 @@ def test_the_divergence_of_each_token_is_llama_perplexitys(
     slice_rows: int, n_vocab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves out log probabilities that are not above -16, and takes the others as they are."""
-    monkeypatch.setattr(logits, "_SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(logits, "SLICE_ROWS", slice_rows)
     base, model = random_head(n_vocab, scale=4, seed=1), random_head(n_vocab, scale=3, seed=2)
     tokens = np.random.default_rng(3).integers(0, n_vocab, (3, 16))
     path = tmp_path / "b.kld"

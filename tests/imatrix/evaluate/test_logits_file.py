@@ -84,7 +84,7 @@ def random_head(n_vocab: int, scale: float, seed: int) -> Head:
 def test_codes_give_back_log_probabilities(
     scale: float, slice_rows: int, n_vocab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits, "_SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(logits, "SLICE_ROWS", slice_rows)
     head = random_head(n_vocab, scale, seed=1)
     tokens = np.random.default_rng(2).integers(0, n_vocab, (3, 16))
     write_logits(head, torch.device("cpu"), Text(tokens, tokens).chunks, tmp_path / "b.kld", n_workers=2)

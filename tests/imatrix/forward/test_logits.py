@@ -68,7 +68,7 @@ def log_softmax(values: np.ndarray) -> np.ndarray:
 @pytest.fixture(params=[7, 50, 64, 100, 8192])
 def slice_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Slices that divide the vocabulary, that don't, and one that is larger."""
-    monkeypatch.setattr(logits, "_SLICE_ROWS", request.param)
+    monkeypatch.setattr(logits, "SLICE_ROWS", request.param)
     n_rows: int = request.param
     return n_rows
 
@@ -147,7 +147,7 @@ class Recorder:
 def test_all_visitors_see_the_whole_vocabulary_in_order(
     n_positions: int, slice_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits, "_PIECE_POSITIONS", n_positions)
+    monkeypatch.setattr(logits, "PIECE_POSITIONS", n_positions)
     head, positions = make_head(5), positions_of(3, CHUNK - 2)
     recorders = [Recorder(positions), Recorder(positions)]
     sweep_vocabulary([head], positions, recorders, n_workers=2)

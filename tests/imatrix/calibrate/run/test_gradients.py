@@ -173,7 +173,7 @@ def test_slices_of_the_vocabulary_change_no_label(
     from imatrix.forward import logits
 
     expected = collect(model, tmp_path / "a")
-    monkeypatch.setattr(logits, "_SLICE_ROWS", 100)
+    monkeypatch.setattr(logits, "SLICE_ROWS", 100)
     found = collect(model, tmp_path / "b")
     np.testing.assert_array_equal(found["labels"], expected["labels"])
     assert relative_error(found["embedding"], expected["embedding"]) < 1e-5

@@ -74,7 +74,7 @@ def test_experts_are_spoken_of_where_there_are_some(tensor: str, told: bool) -> 
     few = replace(PART, tensor=f"blk.1.{tensor}.weight", n_seen=100)
     (found,) = Report((few,), HoldoutSplit.of(8, 64)).findings()
     assert ("experts" in found.text) == told
-    assert "a longer text would do better" in found.text
+    assert "a longer text makes a better file" in found.text
 
 
 @pytest.mark.parametrize(("n_cols", "kinds"), [(256, ["little text"]), (192, [])])

@@ -104,7 +104,7 @@ def test_a_class_has_the_numbers_of_its_text_alone(
 ) -> None:
     """The trained model has latent attention and experts, whose tokens go in pieces; some are small here."""
     monkeypatch.setattr("imatrix.forward.sweep.PIECE_ROWS", 32)
-    monkeypatch.setattr("imatrix.forward.logits._PIECE_POSITIONS", 100)
+    monkeypatch.setattr("imatrix.forward.logits.PIECE_POSITIONS", 100)
     forward = ForwardOptions(n_threads=n_threads, memory_bytes=memory_bytes)
     options = gguf_tools.EvaluateOptions(forward=forward)
     found = gguf_tools.evaluate_suite(tiny_folder, suite, [made("Q4_K_M")], options)
