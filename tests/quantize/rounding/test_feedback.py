@@ -52,7 +52,7 @@ def test_errors_are_fed_to_the_columns_named_and_to_no_others(
     expected = work.astype(float)
     expected[:, later:stop] -= errors.astype(float) @ FACTOR.upper[first : first + n_errors, later:stop]
     feed_back(as_source(errors), n_errors, as_source(FACTOR.upper), first, later, stop, work.reshape(-1))
-    np.testing.assert_allclose(work, expected, atol=1e-7)
+    np.testing.assert_allclose(work, expected, atol=5e-7)  # up to 256 terms are added up in float32
 
 
 @pytest.mark.parametrize("n", [32, 64, 256])
