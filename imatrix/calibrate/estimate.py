@@ -90,7 +90,7 @@ def cost_of(plan: CalibrationPlan, n_threads: int, scheduler: str | None = None)
     scheduler  whose workers help; None: none do
     """
     options, shapes, text, network = plan.options, plan.shapes, plan.text, plan.network
-    _, disk = state_bytes(text, network, plan.dtype, options.n_models, options.forward.memory_bytes)
+    disk = plan.stored_bytes
     if plan.collects_gradients:
         every = {info.name: info.shape for info in plan.infos}
         disk += disk_bytes(network, every, gradient_text(text).inputs.size, GradientOptions.expert_bytes)

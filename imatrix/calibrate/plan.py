@@ -108,6 +108,12 @@ class CalibrationPlan:
         return self.state_bytes <= self.options.forward.memory_bytes
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of the hidden states in the work folder of this run."""
+        budget = self.options.forward.memory_bytes if self.fits else 0
+        return state_bytes(self.text, self.network, self.dtype, self.options.n_models, budget)[1]
+
+    @property
     def is_in_step(self) -> bool:
         """Whether runs of several types go from layer to layer in step."""
         return self.options.sequential and self.fits

@@ -39,7 +39,7 @@ from gguf_tools.format.tensors import TensorInfo
 from imatrix.calibrate.shapes import Shapes, network_of_model, promises
 from imatrix.calibrate.statistics.gradient_factors import GRADIENT_TOKENS
 from imatrix.calibrate.statistics.gradients import row_pieces
-from imatrix.calibrate.statistics.inputs import HELD_ROWS
+from imatrix.calibrate.statistics.inputs import HELD_ROWS, is_wide
 from imatrix.forward.options import DType
 from imatrix.forward.workers import torch_threads
 from scripts.bench.common import machine
@@ -171,8 +171,8 @@ def operations(base: Path, n_chunks: int, chunk_size: int, n_types: int) -> Mapp
 
 
 def _is_wide(info: TensorInfo) -> bool:
-    """Whether drift is summed up through the rows of a matrix; see `imatrix.calibrate.statistics.inputs`."""
-    return ".ffn_down" in info.name and info.n_mats == 1 and 2 * info.n_rows < info.n_cols
+    """Whether drift is summed up through the rows of a matrix: downs of blocks alone."""
+    return ".ffn_down" in info.name and info.n_mats == 1 and is_wide(info.n_rows, info.n_cols)
 
 
 def _inputs(made: Sequence[TensorInfo]) -> Iterator[TensorInfo]:

@@ -19,7 +19,7 @@ import torch
 
 from gguf_tools.files.early_checks import refuse_small_disk
 from gguf_tools.format.tensors import TensorInfo
-from imatrix.calibrate.plan import CalibrationPlan, state_bytes
+from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.run.encode import GroupEncoder, RowGroup
 from imatrix.calibrate.run.kept import Kept
 from imatrix.calibrate.run.original import OriginalPass
@@ -112,9 +112,9 @@ def open_streams(
     """
     text, network, dtype = plan.text, plan.network, plan.dtype
     size, inner = (text.inputs.size, network.state_size), (text.inputs.size, network.hidden_size)
-    budget = plan.options.forward.memory_bytes if plan.fits else 0
-    _, on_disk = state_bytes(text, network, dtype, len(loaders), budget)
-    refuse_small_disk([folder.folder], on_disk, "hidden states", "use fewer chunks, or another disk")
+    refuse_small_disk(
+        [folder.folder], plan.stored_bytes, "hidden states", "use fewer chunks, or another disk"
+    )
 
     def file(name: str, size: tuple[int, int], dtype: torch.dtype = torch.float32) -> FileStates:
         return opened.enter_context(closing(FileStates(folder.folder / name, *size, dtype)))

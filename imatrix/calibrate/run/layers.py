@@ -18,7 +18,16 @@ import torch
 from imatrix.calibrate.run.context import Model, RunContext
 from imatrix.calibrate.run.experts import MIDDLE, ExpertRun
 from imatrix.calibrate.run.original import Way
-from imatrix.calibrate.statistics.inputs import Activations, Capture, Inputs, Order, Seen, WeightsOf, gather
+from imatrix.calibrate.statistics.inputs import (
+    Activations,
+    Capture,
+    Inputs,
+    Order,
+    Seen,
+    WeightsOf,
+    gather,
+    is_wide,
+)
 from imatrix.forward.device import to_cpu
 from imatrix.forward.layer import Layer, refuse_nonfinite
 from imatrix.forward.layers.ffn import BlockNames, FeedForward
@@ -101,7 +110,7 @@ class LayerRun:
             wanted = self._missing([names])
             if wanted:
                 self._make(self._stage(names, wanted))
-        return [context.passed.way, self._pass_own()]
+        return [context.passed.way, self._pass_one(context.own, self._own(), ())]
 
     def _make(self, inputs: Inputs) -> None:
         for names in inputs.moments:
@@ -166,23 +175,19 @@ class LayerRun:
 
         The first ones multiply what takes next to nothing to compute.
         """
-        context, wanted = self.context, [name for names in order[1:] for name in names]
+        wanted = [name for names in order[1:] for name in names]
+        return self._pass_one(self.context.original, self.original, wanted)
+
+    def _pass_one(self, model: Model, layer: Layer, wanted: Collection[str]) -> Way:
+        """Compute the attention of a model up to `middle`, and keep what the wanted matrices multiply."""
+        context = self.context
 
         def take(chunk: int) -> Way:
             capture = Capture(wanted)
-            way = self._attend_chunk(context.original, self.original, chunk, capture)
+            way = self._attend_chunk(model, layer, chunk, capture)
             for names, x in capture.inputs().items():
                 context.kept.keep(names, chunk, x)
             return way
-
-        return Way.joined(list(context.workers.each(take, range(context.holdout.n_chunks))))
-
-    def _pass_own(self) -> Way:
-        """Compute the attention of the model that is being written up to `middle`."""
-        context, own = self.context, self._own()
-
-        def take(chunk: int) -> Way:
-            return self._attend_chunk(context.own, own, chunk, Silent())
 
         return Way.joined(list(context.workers.each(take, range(context.holdout.n_chunks))))
 
@@ -226,7 +231,7 @@ class LayerRun:
         context.make(shared, MIDDLE, names.inputs)
         blocks = [self._read_block(model) for model in context.models]
         n_outputs, n_cols = blocks[0].down.shape
-        through = blocks[0].down if 2 * n_outputs < n_cols else None
+        through = blocks[0].down if is_wide(n_outputs, n_cols) else None
         key, own_key = (names.down,), (_OWN, names.down)
 
         def take(chunk: int) -> list[Activations]:

@@ -32,6 +32,11 @@ drift, the root of the inverse that makes up for drift, lifted moments and what 
 strips on the way."""
 
 
+def is_wide(n_outputs: int, n_cols: int) -> bool:
+    """Whether a matrix has so few rows that sums through them take less to compute, see `Moments.through`."""
+    return 2 * n_outputs < n_cols
+
+
 @dataclass
 class Moments:
     """The moments of a stack of matrices, on the device that computes.
