@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from quantize.formats.base import Floats32
 Moments = npt.NDArray[np.float64]
 
 AnyMoments = npt.NDArray[np.floating[Any]]
+
+Result = TypeVar("Result")
 
 DAMP = 0.01
 """The share of the mean diagonal that is added to the diagonal: what the text did not show counts too."""
@@ -46,7 +48,7 @@ _TASK_ROWS = 1024
 class Each(Protocol):
     """Does tasks in any order, and yields what they return in theirs: `map`, or a pool of threads."""
 
-    def __call__(self, task: Callable[[int], object], items: Iterable[int], /) -> Iterable[object]: ...
+    def __call__(self, task: Callable[[int], Result], items: Iterable[int], /) -> Iterable[Result]: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from quantize.formats import get_format
 from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
 from quantize.rounding.base import DEFAULT, PANEL, Effort, Refiner, Rounder
 from quantize.rounding.factor import Factor
-from quantize.rounding.products import errors_in, feed_back
+from quantize.rounding.products import errors_in, feed_back, pull
 from quantize.rounding.rounders import get_rounder
 
 
@@ -73,24 +73,19 @@ def _refine_rows(
     data          uint8 (n_rows, row bytes), at least one row
     minus_errors  float32 (n_rows, n_cols), what the bytes decode to less the rows; overwritten
     """
-    n_cols = factor.size
+    n_rows, n_cols = minus_errors.shape
     hessian = as_source(factor.hessian)
-    blocks = range(0, n_cols, PANEL)
     block_bytes = data.shape[1] * PANEL // n_cols
-    pulls = np.empty_like(minus_errors)
     for _ in range(effort.sweeps):
         has_changed = False
-        for start in blocks:
+        for start in range(0, n_cols, PANEL):
             panel = factor.panel(start, min(start + PANEL, n_cols))
             own = panel.columns
             of_block = slice(start // PANEL * block_bytes, (start // PANEL + 1) * block_bytes)
-            pulls[:, own] = 0
-            for other in blocks:
-                errors = as_source(np.ascontiguousarray(minus_errors[:, other : other + PANEL]))
-                n = min(PANEL, n_cols - other)
-                feed_back(errors, n, hessian, other, own.start, own.stop, pulls.reshape(-1))
+            pulls = np.empty((n_rows, panel.stop - start), np.float32)
+            pull(as_source(minus_errors), hessian, start, panel.stop, pulls.reshape(-1))
             better, moves = refiner.refine_block(
-                np.ascontiguousarray(data[:, of_block]), np.ascontiguousarray(pulls[:, own]), panel, effort
+                np.ascontiguousarray(data[:, of_block]), pulls, panel, effort
             )
             if moves.any():
                 has_changed = True

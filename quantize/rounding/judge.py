@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
-from quantize.rounding.factor import Factor
+from quantize.rounding.factor import Each, Factor
 from quantize.rounding.products import add_squares, whitened
 from quantize.rounding.two_sided import OutputFactor
 
@@ -36,6 +36,7 @@ def choose_cheaper(
     type_: GGMLType,
     factor: Factor,
     outputs: OutputFactor | None = None,
+    each: Each = map,
 ) -> Bytes:
     """Choose a method's bytes where they cost less than the stock encoder's: uint8 (n_rows, row bytes).
 
@@ -48,15 +49,17 @@ def choose_cheaper(
     data     uint8 (n_rows, row bytes), the method's
     stock    uint8 (n_rows, row bytes), the stock encoder's
     outputs  of the n_rows outputs; None where only the inputs count
+    each     computes what either costs; see `Factor.of`
     """
     decode = get_format(type_).decode
 
-    def cost(encoded: Bytes) -> Costs:
-        errors = rows - decode(encoded, factor.size)
+    def cost(which: int) -> Costs:
+        errors = rows - decode((data, stock)[which], factor.size)
         if outputs is None:
             return costs(errors, factor).reshape(-1, type_.rows_interleaved).sum(1)
         return costs(outputs.whitened(errors), factor).sum(keepdims=True)
 
-    is_cheaper = cost(data) < cost(stock)
+    of_data, of_stock = each(cost, range(2))
+    is_cheaper = of_data < of_stock
     n_together = len(rows) // len(is_cheaper)
     return np.where(np.repeat(is_cheaper, n_together)[:, None], data, stock)

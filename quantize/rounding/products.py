@@ -15,9 +15,9 @@ from quantize.formats.base import Floats32, as_source
 from quantize.rounding.base import PANEL
 from quantize.simd.floats import ONE, ZERO
 from quantize.simd.kernel import inlinable, inlined, kernel
-from quantize.simd.lane_memory import float_tile, load, store
+from quantize.simd.lane_memory import FloatTile, float_tile, load, store, tail
 from quantize.simd.lanes import LANES, splat
-from quantize.simd.tiles import load_blocks, store_columns
+from quantize.simd.tiles import load_blocks, load_columns, store_columns
 
 _WIDE = 2 * LANES
 _AT_ONCE = 4
@@ -94,6 +94,51 @@ def _half_a_row(
         total += load(factor, (first + i) * n_cols + column) * errors[row * n_errors + i]
     start = row * n_cols + column
     store(work, start, load(work, start) - total)
+
+
+@kernel
+def pull(minus_errors: Floats32, hessian: Floats32, start: int, stop: int, pulls: Floats32) -> None:
+    """Compute the part of e H in some columns, for the errors e of whole rows.
+
+    H is symmetric, so that its rows stand for its columns: what is read lies side by side in memory.
+
+    minus_errors  (n_rows * n_cols,), n_cols a multiple of LANES
+    hessian       (n_cols * n_cols,)
+    start, stop   the columns, at most PANEL and a multiple of LANES
+    pulls         (n_rows * (stop - start),), filled
+    """
+    n = stop - start
+    n_rows = pulls.size // n
+    n_cols = minus_errors.size // n_rows
+    errors, sums = float_tile(PANEL), float_tile(PANEL)
+    for first in range(0, n_rows, LANES):
+        for k in range(n):
+            sums[k] = splat(ZERO)
+        for other in range(0, n_cols, PANEL):
+            count = min(PANEL, n_cols - other)
+            load_columns(minus_errors, n_cols, first, other, count, errors)
+            for k in range(0, n, _AT_ONCE):
+                _pull_columns(errors, count, hessian[(start + k) * n_cols + other :], n_cols, tail(sums, k))
+        store_columns(sums, n, first, 0, n, pulls)
+
+
+@inlined
+def _pull_columns(
+    minus_errors: FloatTile, n_errors: int, hessian: Floats32, n_cols: int, sums: FloatTile
+) -> None:
+    """Take products of some errors off the sums of _AT_ONCE columns: LLVM keeps their own in registers.
+
+    hessian  from the first of these errors on, in the row of the first of these columns
+    """
+    own = float_tile(4)  # _AT_ONCE
+    for k in range(_AT_ONCE):
+        own[k] = splat(ZERO)
+    for i in range(n_errors):
+        error = minus_errors[i]
+        for k in range(_AT_ONCE):
+            own[k] = own[k] + error * hessian[k * n_cols + i]
+    for k in range(_AT_ONCE):
+        sums[k] = sums[k] - own[k]
 
 
 @kernel

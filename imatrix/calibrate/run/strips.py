@@ -29,6 +29,7 @@ from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.codecs import requires_importances
 from quantize.importances.weighting import ColumnWeights
+from quantize.rounding.factor import Each
 from quantize.rounding.judge import choose_cheaper
 from quantize.rounding.methods import Matrix, Method
 
@@ -167,30 +168,47 @@ class ThreadStrips:
 
     def each(self, batches: Iterable[Sequence[Strip]]) -> Iterator[list[EncodedStrip]]:
         """See `StripExecutor`."""
-        return self.workers.each(partial(encode_strips, self.method, self.sources), batches)
+        encode = partial(encode_strips, self.method, self.sources)
+        batches = list(batches)
+        if len(batches) < self.n_at_once:  # threads share each batch
+            yield from (encode(strips, each=self.workers.each) for strips in batches)
+        else:
+            yield from self.workers.each(encode, batches)
 
 
-def encode_strips(method: Method, sources: RowSources, strips: Sequence[Strip]) -> list[EncodedStrip]:
-    """Encode strips that go with each other; torch must have one thread.
+def encode_strips(
+    method: Method, sources: RowSources, strips: Sequence[Strip], *, each: Each = map
+) -> list[EncodedStrip]:
+    """Encode strips that go with each other; torch must have one thread in each task.
 
+    each    does the parts of the work; the bytes do not depend on it
     raises  BadWeights for a NaN or an infinity in the source, BlockRefused for what the type can't hold
     """
     info, factor = strips[0].info, strips[0].conditions.factor
-    read = [sources.tensors[each.info.name].read_rows(each.start, each.stop) for each in strips]
-    stocks = [_stock(each, sources, rows) for each, rows in zip(strips, read, strict=True)]
+    read = [sources.tensors[strip.info.name].read_rows(strip.start, strip.stop) for strip in strips]
+    rows = [own.astype(np.float32) for own in read]
+
+    def stock() -> list[Bytes]:
+        return [_stock(strip, sources, own) for strip, own in zip(strips, read, strict=True)]
+
     if factor is None or not method.can_encode(info.type):
-        return [EncodedStrip(None, stock) for stock in stocks]
-    rows = [each.astype(np.float32) for each in read]
-    del read
-    matrices = [strip.matrix(own) for strip, own in zip(strips, rows, strict=True)]
-    encoded = method.encode(matrices, info.type, factor)
+        return [EncodedStrip(None, bytes_) for bytes_ in stock()]
+    matrices: list[Matrix] = []
+
+    def encode(which: int) -> list[Bytes]:
+        if which:
+            return stock()
+        matrices.extend(strip.matrix(own) for strip, own in zip(strips, rows, strict=True))
+        return method.encode(matrices, info.type, factor)
+
+    encoded, stocks = each(encode, range(2))
     better = [
-        choose_cheaper(matrix.rows, data, stock, info.type, factor, matrix.outputs)
-        for matrix, data, stock in zip(matrices, encoded, stocks, strict=True)
+        choose_cheaper(matrix.rows, data, theirs, info.type, factor, matrix.outputs, each)
+        for matrix, data, theirs in zip(matrices, encoded, stocks, strict=True)
     ]
     return [
-        EncodedStrip(data, stock, _held_out_errors(strip, own, data, stock))
-        for strip, own, data, stock in zip(strips, rows, better, stocks, strict=True)
+        EncodedStrip(data, theirs, _held_out_errors(strip, own, (data, theirs), each))
+        for strip, own, data, theirs in zip(strips, rows, better, stocks, strict=True)
     ]
 
 
@@ -206,7 +224,7 @@ def _stock(strip: Strip, sources: RowSources, rows: Rows) -> Bytes:
 
 
 def _held_out_errors(
-    strip: Strip, rows: Floats32, data: Bytes, stock: Bytes
+    strip: Strip, rows: Floats32, encoded: tuple[Bytes, Bytes], each: Each
 ) -> tuple[HeldErrors, HeldErrors]:
     """Return the squared errors of two encodings on the held-out rows.
 
@@ -216,12 +234,15 @@ def _held_out_errors(
     if held is None:
         return HeldErrors(), HeldErrors()
     decode = get_format(info.type).decode
-    weights = to_torch(rows)
-    moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
-    found = []
-    for encoded in (data, stock):
-        errors = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
+    weights, moved = to_torch(rows), None
+    if held.originals is not held.x:
+        (moved,) = each(lambda _: (held.originals - held.x) @ weights.T, range(1))
+
+    def errors_of(which: int) -> HeldErrors:
+        errors = held.x @ (weights - to_torch(decode(encoded[which], info.n_cols))).T
         if moved is not None:
             errors += moved
-        found.append(HeldErrors.of(errors, held.places, strip.block))
-    return found[0], found[1]
+        return HeldErrors.of(errors, held.places, strip.block)
+
+    ours, theirs = each(errors_of, range(2))
+    return ours, theirs

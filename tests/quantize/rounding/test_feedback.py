@@ -10,7 +10,7 @@ from quantize.formats.base import as_source
 from quantize.rounding.factor import Factor
 from quantize.rounding.feedback import encode_compensated
 from quantize.rounding.judge import costs
-from quantize.rounding.products import errors_of, feed_back
+from quantize.rounding.products import errors_of, feed_back, pull
 from tests.quantize.codecs import decode
 from tests.quantize.rounding.moments import correlated, weights
 
@@ -53,6 +53,15 @@ def test_errors_are_fed_to_the_columns_named_and_to_no_others(
     expected[:, later:stop] -= errors.astype(float) @ FACTOR.upper[first : first + n_errors, later:stop]
     feed_back(as_source(errors), n_errors, as_source(FACTOR.upper), first, later, stop, work.reshape(-1))
     np.testing.assert_allclose(work, expected, atol=5e-7)  # up to 256 terms are added up in float32
+
+
+@pytest.mark.parametrize("n_rows", [1, 16, 19])
+@pytest.mark.parametrize(("start", "stop"), [(0, 256), (256, 512), (512, 560), (64, 96)])
+def test_pulls_are_those_of_whole_rows(n_rows: int, start: int, stop: int) -> None:
+    errors, pulls = weights(n_rows, N_COLS), np.empty((n_rows, stop - start), np.float32)
+    pull(as_source(-errors), as_source(FACTOR.hessian), start, stop, pulls.reshape(-1))
+    expected = errors.astype(float) @ FACTOR.hessian[:, start:stop]
+    np.testing.assert_allclose(pulls, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [32, 64, 256])
