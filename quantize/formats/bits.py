@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class _Run:
     shift: int
     step: int
 
-    @property
+    @cached_property
     def shifts(self) -> Array:
         """The bits of an item where its numbers begin, (per, 1), of the type of an item."""
         return (self.shift + self.step * np.arange(self.per)).astype(f"<u{self.item_bytes}")[:, None]
@@ -70,12 +70,10 @@ class _Run:
 
     def write(self, blocks: Array, numbers: Array) -> None:
         """Put numbers into bits that are 0."""
-        groups = numbers.astype(self.shifts.dtype).reshape(len(blocks), -1, self.per, self.stride)
+        groups = numbers.astype(self.shifts.dtype, order="C").reshape(len(blocks), -1, self.per, self.stride)
         groups &= (1 << self.bits) - 1
-        items = np.zeros((len(blocks), groups.shape[1], self.stride), groups.dtype)
-        for k, shift in enumerate(self.shifts[:, 0]):
-            items |= groups[:, :, k] << shift
-        written = items.reshape(len(blocks), -1).view(np.uint8)
+        groups <<= self.shifts
+        written = np.bitwise_or.reduce(groups, axis=2).reshape(len(blocks), -1).view(np.uint8)
         blocks[:, self.offset : self.offset + written.shape[1]] |= written
 
 

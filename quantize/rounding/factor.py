@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +67,7 @@ class Factor:
     mean: float
 
     _local: dict[int, Floats32] = field(default_factory=dict, repr=False)
+    _corners: dict[tuple[str, int, int], Floats32] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -76,6 +76,16 @@ class Factor:
     def panel(self, start: int, stop: int) -> Panel:
         """Take the columns start .. stop - 1."""
         return Panel(self, start, stop)
+
+    def corner(self, of: Literal["hessian", "upper"], start: int, stop: int) -> Floats32:
+        """Copy H or U of the columns start .. stop - 1, once: float32 (n, n), C-contiguous.
+
+        Every row that is rounded reads them, and the whole rows of a large matrix lie too far apart.
+        """
+        if (of, start, stop) not in self._corners:
+            whole = self.hessian if of == "hessian" else self.upper
+            self._corners[of, start, stop] = np.ascontiguousarray(whole[start:stop, start:stop])
+        return self._corners[of, start, stop]
 
     def local_uppers(self, n: int) -> Floats32:
         """Compute U of the moments of each n columns by themselves, float32 (size, n), one after the other.
@@ -163,15 +173,15 @@ class Panel:
         """The factor's importances of these columns, float32 (n,)."""
         return self.factor.importances[self.columns]
 
-    @cached_property
+    @property
     def upper(self) -> Floats32:
         """The factor's U of these columns, float32 (n, n), C-contiguous."""
-        return np.ascontiguousarray(self.factor.upper[self.columns, self.columns])
+        return self.factor.corner("upper", self.start, self.stop)
 
-    @cached_property
+    @property
     def hessian(self) -> Floats32:
         """The factor's H of these columns, float32 (n, n), C-contiguous."""
-        return np.ascontiguousarray(self.factor.hessian[self.columns, self.columns])
+        return self.factor.corner("hessian", self.start, self.stop)
 
     def local_uppers(self, n: int) -> Floats32:
         """Compute U of each n of these columns by themselves, float32 (columns, n)."""
