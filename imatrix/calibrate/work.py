@@ -21,7 +21,7 @@ from imatrix.calibrate.plan import CalibrationPlan
 from imatrix.calibrate.probe import Probe
 from imatrix.calibrate.statistics.gradient_factors import gradient_text
 from imatrix.calibrate.statistics.gradients import row_pieces
-from imatrix.calibrate.statistics.inputs import HELD_ROWS
+from imatrix.calibrate.statistics.inputs import HELD_ROWS, is_wide
 from imatrix.forward.gradients.backward import BACKWARD_WORK
 from imatrix.forward.network import EMBEDDINGS, OUTPUT
 from imatrix.texts.tokens import Text
@@ -160,8 +160,10 @@ class _RunWork:
         copied = 4 * _COPIES * options.n_models * rows * n_cols * speeds.move
         # What rounding reads is lifted by an inverse, and factored; making up for drift takes another factor.
         factors = info.n_mats * n_cols**3 * (options.n_models + 1) * speeds.factor
-        # A product of x and x is symmetric, one of t - x and x is not.
-        return rows * n_cols**2 * (options.n_models - 0.5) * speeds.product + copied + factors
+        # A product of x and x is symmetric, one of t - x and x is not. W (t - x) x^T takes two with W's rows.
+        drift = 2 * info.n_rows * n_cols if is_summed_through(info) else n_cols**2
+        products = rows * (n_cols**2 / 2 + (options.n_models - 1) * drift)
+        return products * speeds.product + copied + factors
 
     def rounding(self, info: TensorInfo) -> float:
         """Estimate the rounding of a tensor, with what goes before and after it."""
@@ -179,6 +181,11 @@ class _RunWork:
         if method.can_encode(info.type):
             seconds += speeds.rounding * method.rates(info.type).seconds(info)
         return seconds
+
+
+def is_summed_through(info: TensorInfo) -> bool:
+    """Whether drift is summed up through the rows of a matrix: wide downs of blocks, see `Moments.through`."""
+    return ".ffn_down" in info.name and info.n_mats == 1 and is_wide(info.n_rows, info.n_cols)
 
 
 def _sum_of_powers(info: TensorInfo, power: int) -> int:

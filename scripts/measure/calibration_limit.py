@@ -39,7 +39,8 @@ from gguf_tools.format.tensors import TensorInfo
 from imatrix.calibrate.shapes import Shapes, network_of_model, promises
 from imatrix.calibrate.statistics.gradient_factors import GRADIENT_TOKENS
 from imatrix.calibrate.statistics.gradients import row_pieces
-from imatrix.calibrate.statistics.inputs import HELD_ROWS, is_wide
+from imatrix.calibrate.statistics.inputs import HELD_ROWS
+from imatrix.calibrate.work import is_summed_through
 from imatrix.forward.options import DType
 from imatrix.forward.workers import torch_threads
 from scripts.bench.common import machine
@@ -69,6 +70,7 @@ _PHASES = {
     "_stock": JUDGING,
     "_held_out_errors": JUDGING,
     "encode_strips": ROUNDING,
+    "choose_cheaper": ROUNDING,
     "_Backward.": GRADIENTS,
     "take_chunk": PASSES,
     "take_piece": PASSES,
@@ -157,22 +159,17 @@ def operations(base: Path, n_chunks: int, chunk_size: int, n_types: int) -> Mapp
         counts[COVARIANCES] += some * rows * n_mats * sum(piece**2 for piece in pieces)
         # Errors go to the columns and to the rows of a piece that follow, half of each on average. The
         # weights aimed at are products with sums of drift, unless these are W's, and two triangular matrices.
-        of_drift = 0 if _is_wide(each) else 2
+        of_drift = 0 if is_summed_through(each) else 2
         counts[ROUNDING] += n_types * each.n_elems * ((3 + of_drift) * each.n_cols + max(pieces))
         counts[JUDGING] += n_types * each.n_elems * 6.0 * min(HELD_ROWS, tokens)
     for each in _inputs(made):
         rows = tokens * shapes.share(each) * each.n_mats
         # x x^T is symmetric, (t - x) x^T is not. W (t - x) x^T takes two products with the rows of W.
-        of_drift = 4 * each.n_rows if _is_wide(each) else 2 * each.n_cols
+        of_drift = 4 * each.n_rows if is_summed_through(each) else 2 * each.n_cols
         counts[MOMENTS] += n_types * rows * each.n_cols * (each.n_cols + of_drift)
         # Three times a root and its inverse, and a product of triangular matrices: n^3 / 3 each.
         counts[FACTORS] += n_types * 7 / 3 * each.n_mats * each.n_cols**3
     return counts
-
-
-def _is_wide(info: TensorInfo) -> bool:
-    """Whether drift is summed up through the rows of a matrix: downs of blocks alone."""
-    return ".ffn_down" in info.name and info.n_mats == 1 and is_wide(info.n_rows, info.n_cols)
 
 
 def _inputs(made: Sequence[TensorInfo]) -> Iterator[TensorInfo]:
