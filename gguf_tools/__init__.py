@@ -14,7 +14,7 @@ To make files
     quantize         a quantized file of a GGUF file, a folder or a model of the Hub
     quantize_many    files of several types, of weights that are read once
     calibrate        a quantized file that errs little on a text
-    refine           a quantized file whose scales are moved to where it diverges less
+    refine           a quantized file whose scales are moved so that it diverges less
     cook             importances, files, their evaluation, a card and checksums, in one run
     split            a split set of a file
     merge            a file of a split set
