@@ -55,8 +55,8 @@ class ConvertOptions(FileOptions):
     vocab_only: bool = flag(False, "write the tokenizer and no tensors")
     mmproj: bool = flag(
         False,
-        "write the vision tower, with the audio tower where there is one, to a file of its own"
-        " (mmproj-NAME.gguf), which llama.cpp's programs take beside that of the text part",
+        "write the vision tower, and the audio tower if the model has one, to a separate file"
+        " (mmproj-NAME.gguf), which llama.cpp's programs load together with the file of the text part",
     )
     allow_pickle: bool = flag(False, "read .bin and .pt checkpoints, as weights only")
     big_endian: bool = flag(False, "write for a big-endian machine", "--bigendian")
@@ -65,13 +65,13 @@ class ConvertOptions(FileOptions):
         parse=lambda text: metric_bytes(text) or None, metavar="N(M|G)",
     )  # fmt: skip
     split_max_tensors: Count | None = flag(
-        None, "start a new part at so many tensors",
+        None, "start a new part after this many tensors",
         parse=lambda text: NATURAL.parse(text) or None, metavar="N",
     )  # fmt: skip
     tensor_first_split: bool = flag(True, "keep tensors out of the first part")
     model_name: str | None = flag(None, "general.name in the file", metavar="NAME")
     metadata_file: Path | None = flag(
-        None, "general.* values that win over what the folder says", "--metadata",
+        None, "general.* values that replace those of the folder", "--metadata",
         parse=Path, metavar="FILE.json",
     )  # fmt: skip
     pre_tokenizer: str | None = flag(

@@ -94,10 +94,10 @@ class FileOptions(CheckedFields):
     calibration: Calibrating | None = None
     pad: PadChoice | None = flag(
         None,
-        "inner sizes that are no multiple of 256 get zeros at their end, so that K- and IQ-types fit. The"
-        " model computes the same. auto: where types would fall back and the file gets better for its size;"
+        "lengthen inner sizes that are no multiple of 256 with zeros, so that K- and IQ-types fit. The model"
+        " computes the same. auto: where types would fall back and the file gets better for its size;"
         " 256: wherever rows do not fit; KEY,...: the sizes that these metadata keys give, such as"
-        " expert_feed_forward_length; off: no zeros, and those of a padded input are taken away (default:"
+        " expert_feed_forward_length; off: no zeros, and remove those of a padded input (default:"
         " sizes stay as they are{or_with_size})",
         parse=parse_pad,
         metavar="{auto,256,off,KEY,...}",
@@ -105,13 +105,13 @@ class FileOptions(CheckedFields):
     )
     pad_hidden: bool = flag(
         False,
-        "pad the hidden size, too: each token costs more time, and more memory of the cache where heads are"
+        "also pad the hidden size: each token takes more time, and more memory of the cache if heads are"
         " added; norms and their epsilon are scaled to match",
     )
     keep_grid: bool = flag(
         False,
-        "tensors whose weights are 4-bit codes times a scale for every 32, as in Kimi K2's INT4 experts and"
-        " Gemma's QAT checkpoints, become Q4_0 with the same codes; {type} is for the others",
+        "write tensors whose weights are 4-bit codes with a scale for every 32, as in Kimi K2's INT4 experts"
+        " and Gemma's QAT checkpoints, as Q4_0 with the same codes; {type} is for the other tensors",
     )
 
     @property

@@ -98,7 +98,7 @@ def paths_text(paths: Sequence[Path]) -> str:
 
 def found_lines(paths: Sequence[Path]) -> Iterator[str]:
     """Say that the outputs of a run were there already."""
-    yield spoken(f"{paths_text(paths)}: is already there, as asked; --force makes it anew")
+    yield spoken(f"{paths_text(paths)}: exists already, and is what you asked for; --force makes it anew")
 
 
 def result_lines(result: Result) -> Iterator[str]:

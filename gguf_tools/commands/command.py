@@ -175,7 +175,7 @@ def add_flags(group: TakesArguments, options: type[Any], only: Collection[str] =
 
 def add_force(parser: TakesArguments) -> None:
     """Give a parser --force, for what `refuse_to_replace` refuses."""
-    parser.add_argument("--force", action="store_true", help="replace outputs that are there already")
+    parser.add_argument("--force", action="store_true", help="replace existing outputs")
 
 
 BAD_ARGUMENTS = 2
@@ -215,7 +215,7 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
     """Give the parser of long work `--quiet`."""
     parser.add_argument(
         "-q", "--quiet", action="store_true", default=argparse.SUPPRESS,
-        help="print nothing but errors, and what was asked for",
+        help="print only errors, and what was asked for",
     )  # fmt: skip
 
 
@@ -239,8 +239,8 @@ def add_scheduler(parser: TakesArguments, more: str = "") -> None:
     """Give the parser of work that other machines can share `--scheduler`; `more` ends its help."""
     parser.add_argument(
         "--scheduler", type=argument(ADDRESS.parse), metavar="ADDRESS",
-        help="have the workers of a Dask scheduler do it, such as tcp://10.0.0.1:8786; they must see the same"
-        f" files under the same names. local:N starts N processes here{more}",
+        help="let the workers of a Dask scheduler do the work, such as tcp://10.0.0.1:8786; they must see"
+        f" the same files under the same names. local:N starts N processes here{more}",
     )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def _text(text: str) -> Path:
     path = Path(text)
     is_model = path.suffix.lower() in (".gguf", ".safetensors")
     if is_model or os.path.exists(path / "config.json"):  # Path.exists raises errors
-        raise BadArgument(f"{text} is a model, and was taken for TEXT, which is missing")
+        raise BadArgument(f"{text} is a model, but was taken for TEXT, which is missing")
     return path
 
 

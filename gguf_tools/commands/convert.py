@@ -55,20 +55,20 @@ examples:
   convert-hf-to-gguf Kimi-K2-Thinking --outtype q8_0 --keep-grid       experts as Q4_0 with their own codes
   convert-hf-to-gguf gemma-3-4b-it --mmproj --outtype q8_0            the part that sees images
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
-  convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   never on the disk as a whole
+  convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   weights are not kept on the disk
   convert-hf-to-gguf DeepSeek-V3 --outtype Q4_K_M --imatrix v3.imatrix --outfile v3-Q4_K_M.gguf   in one pass
 
 MLA layouts:
   split   attn_k_b and attn_v_b, one matrix per head: what llama.cpp wants
   both    attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp wants, and the default
-          where the types are ones that only it reads
+          for types that only ik_llama.cpp reads
   none    only attn_kv_b: plain attention, with its large cache
 """
 
 FOREIGN_FLAGS = (
     ForeignFlag(("--no-lazy",), "weights are read piece by piece in any case", refused=False),
     ForeignFlag(("--use-temp-file",), "memory is bounded without a temporary file", refused=False),
-    ForeignFlag(("--remote",), "give OWNER/NAME in place of a folder, as to hf download"),
+    ForeignFlag(("--remote",), "give OWNER/NAME in place of a folder, as for hf download"),
     ForeignFlag(
         ("--fp8-as-q8",),
         "use --outtype Q8_0, or a recipe file in which --tensor-type says what becomes Q8_0",
@@ -97,15 +97,15 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--outfile", type=command.output_file_or_folder, metavar="FILE",
-        help="where to write; {ftype} stands for the type, a folder gets a name made of the model's"
-        " (default: into MODEL_DIR, or here for a model of the Hub)",
+        help="where to write; {ftype} stands for the type; in a folder, the file is named after the model"
+        " (default: in MODEL_DIR, or in the current folder for a model on the Hub)",
     )  # fmt: skip
     outtype = parser.add_argument(
         "--outtype", default="auto", metavar="TYPE",
         help="f32, f16, bf16 or q8_0 for the large matrices; auto: the 16-bit type of the checkpoint, bf16"
         " for a quantized one (default); or a file type of quantize (Q4_K_M ...) or a recipe file: quantized"
-        " in the same pass, with the bytes of converting to f32 and quantizing that. Several with commas"
-        " between them are made at once; --outfile then needs {ftype}",
+        " in the same pass, with the same bytes as converting to f32 and then quantizing. Several types,"
+        " separated by commas, are made at once; --outfile then needs {ftype}",
     )  # fmt: skip
     completes(outtype, ("auto", "f32", "f16", "bf16", "q8_0", *FILE_TYPES))
     add_family_flags(parser, DECLARED)
@@ -168,7 +168,7 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     if args.model is None:
         parser.error("MODEL_DIR is missing")
     if args.mmproj and args.card:
-        parser.error("--card tells of the files of a text model; leave it out with --mmproj")
+        parser.error("--card describes the files of a text model; leave --card out with --mmproj")
     check_plan_arguments(args, parser)
     options = _options(args, parser)
     return filled(

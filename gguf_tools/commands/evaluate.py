@@ -30,61 +30,63 @@ if TYPE_CHECKING:
     from imatrix.texts.suite import Suite
 
 DESCRIPTION = """\
-Measure how well quantized models keep what their base predicts, under the names and definitions of
-llama-perplexity. BASE is a Hugging Face folder or a GGUF file. All models go through the text layer by
-layer, in step, so memory is one layer's, and no file of logits is needed."""
+Measure how much the predictions of quantized models differ from those of their base, under the names and
+definitions of llama-perplexity. BASE is a Hugging Face folder or a GGUF file. All models go through the text
+in step, layer by layer, so one layer at a time is in memory, and no file of logits is needed."""
 
 EPILOG = """\
 what the columns mean:
   PPL        perplexity: how many tokens the model is in doubt between. Compare it on the same text only
-  ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 is no loss
+  ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 means no loss
   KLD        Kullback-Leibler divergence from the base in nats: mean over tokens, then percentiles. It shows
              harm long before PPL does
   same top   how often the model's most likely token is the base's
-  flips      share of tokens where the base gives its first choice more than 0.9 and the model has another.
-             A reader notices these
+  flips      share of tokens where the base gives its first choice a probability above 0.9, and the model
+             prefers another token. A reader notices such changes
   RMS dp     root mean square of the change of the right token's probability
-  drift      per layer: norm of the change of the hidden states over the norm of the base's. A leap shows in
-             which layer a file loses. For the layer that adds most, the errors of its tensors are shown:
-             one that is far off among others of its type was damaged
-  accepted   of models with an MTP layer: share of its drafts that are the model's own most likely token, as
-             greedy speculative decoding accepts the first of each step. Beside it stands the base's share
+  drift      per layer: norm of the change of the hidden states over the norm of the base's. A jump shows the
+             layer where a file loses most. For this layer, the errors of its tensors are shown: a tensor
+             with a far larger error than others of its type was damaged
+  accepted   for models with an MTP layer: share of the layer's drafts that are the model's own most likely
+             token. Greedy speculative decoding accepts the first draft of each step under this condition.
+             The base's share stands beside it
 
-The second half of every chunk is measured, so each prediction has half a chunk of context or more.
+Only the second half of every chunk is measured, so each prediction has half a chunk of context or more.
 
 several texts:
-  --suite  measures classes of texts, such as code and conversations, in one run: each weight is read once for
-           all of them. A suite is a folder, where every folder or file is a class, or a YAML file that says
-           what each class has and how it is read. Conversations, as JSON lines, are rendered through the
-           model's own chat template, and what the assistant says is measured. A class has the numbers that
-           -f gives for its text alone. Over all, each class weighs the same. Errors are over chunks: tokens
-           of one chunk are alike, so they are larger than those of -f, which are llama-perplexity's
+  --suite  measures classes of text, such as code and conversations, in one run: each weight is read once for
+           all of them. A suite is a folder, where each folder or file is a class, or a YAML file that says
+           which texts each class has and how they are read. Conversations, as JSON lines, are rendered with
+           the model's own chat template, and only what the assistant says is measured. A class has the same
+           numbers as -f gives for its text. In the mean over all classes, each class has the same weight.
+           Standard errors are computed over chunks, because tokens of one chunk are alike. They are larger
+           than the errors of -f, which are llama-perplexity's
 
-Weights are what the file says, decoded exactly, and activations stay float. So the divergence is the file's
-own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005
-to KLD on a small trained model. Compare files by numbers from one tool. --like llama.cpp rounds as its CPU
-kernels and its cache do, the base's activations too: then the mean is llama-perplexity's to 1 to 3 %. A last
-bit may send a token to other experts.
+Weights are decoded exactly, and activations stay float, so the divergence is that of the file, without the
+errors of any engine's kernels. llama.cpp also rounds activations to 8 bits, which adds about 0.0005 to KLD on
+a small trained model. So compare only numbers from the same tool. --like llama.cpp rounds activations, the
+base's too, as llama.cpp's CPU kernels and its cache do. The mean then differs from llama-perplexity's by 1 to
+3 %. A difference in a last bit may send a token to other experts.
 
 which file is better:
-  --against STOCK.gguf  compares every QUANT with STOCK on the same chunks: the ratio of their mean KLD with a
-                        95 % interval, and in words whether the file is better or worse, or shows no
-                        significant difference. The interval is over chunks, as tokens of one chunk are
-                        alike. With a suite, by class: then intervals and verdicts by class are corrected
-                        for the number of classes.
-  --noise-floor         takes BASE through the texts twice more: with its weights rounded to BF16, and with
-                        the 8-bit activations that llama.cpp gives a quantized file. No file is written.
-                        Whoever runs the files can't see a difference that is smaller.
+  --against STOCK.gguf  compares every QUANT with STOCK on the same chunks. It prints the ratio of their mean
+                        KLD with a 95 % interval, and in words whether the file is better or worse, or
+                        shows no significant difference. The interval is computed over chunks, because
+                        tokens of one chunk are alike. With a suite, each class has its own ratio; its
+                        interval and verdict are corrected for the number of classes.
+  --noise-floor         measures how much BASE itself changes with weights rounded to BF16, and with the 8-bit
+                        activations that llama.cpp uses for a quantized file. No file is written. People
+                        who run the files can't see a smaller difference than these.
 
-the base without the base:
-  --keep DIR                 keeps what later runs need of it, when they are called with the same BASE, text
-                             and --keep. BASE is not read again then, and may be gone. That takes 4 bytes x
-                             layers x measured tokens x columns of hidden states, and the output matrix.
+later runs without reading the base again:
+  --keep DIR                 keeps in DIR what later runs with the same BASE, text and DIR need of BASE. They
+                             don't read BASE again, so it may have been deleted. DIR takes 4 bytes x layers x
+                             measured tokens x columns of hidden states, and the size of the output matrix.
   --kl-divergence-base FILE  writes the log probabilities of BASE: two bytes for each measured token and token
                              of the vocabulary. With --kl-divergence it reads them, as in llama-perplexity,
-                             and there is no BASE: all models are compared with the file. It has its own
-                             tokens, so no text is needed. It knows no layers, so no drift is shown, and its
-                             16 bits for a logit add about 1e-6 to KLD.
+                             and BASE is left out: all models are compared with FILE. FILE contains the
+                             tokens, so no text is needed. It has no hidden states, so no drift is shown, and
+                             its 16 bits for a logit add about 1e-6 to KLD.
 
 examples:
   evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
@@ -95,8 +97,8 @@ examples:
   evaluate lite-bf16.gguf --suite default --against stock-Q4_K_M.gguf --noise-floor mine-Q4_K_M.gguf
   evaluate --kl-divergence-base lite.kld --kl-divergence lite-Q4_K_M.gguf
 
-With --json, --html or --work, a run that was interrupted resumes after its last whole layer when it is called
-again in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
+With --json, --html or --work, an interrupted run resumes after its last complete layer when the same command
+is given again. What it needs for that is in FILE.work, or DIR, until the run has ended."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "evaluate") -> int:
@@ -111,7 +113,7 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     parser.add_argument(
         "base", metavar="BASE",
         help="the model that others are compared with: a folder, a GGUF file, or OWNER/NAME on the Hub; with"
-        " --kl-divergence, one of the others",
+        " --kl-divergence, this word is one of the others",
     )  # fmt: skip
     quants = parser.add_argument(
         "quants", type=Path, nargs="+", default=[], metavar="QUANT", help="GGUF file made of BASE"
@@ -148,8 +150,8 @@ def _add_texts(what: TakesArguments) -> None:
     )  # fmt: skip
     texts.add_argument(
         "--suite", metavar="NAME|PATH",
-        help="classes of texts instead of one text, all in one run: default, which lies in the package, a"
-        " folder, or a YAML file",
+        help="measure classes of text instead of one text, all in one run: default (a suite of the"
+        " package), a folder, or a YAML file",
     )  # fmt: skip
     what.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
     add_context_argument(what)
@@ -160,7 +162,8 @@ def _add_comparisons(what: TakesArguments) -> None:
     """Add what files are judged by, besides the base."""
     what.add_argument(
         "--against", type=Path, metavar="STOCK.gguf",
-        help="a file that every QUANT is to beat: say whether each is better or worse, if it can be said",
+        help="compare every QUANT with this file, and say whether it is better, worse or not significantly"
+        " different",
     )  # fmt: skip
     what.add_argument(
         "--noise-floor",
@@ -187,8 +190,8 @@ def _add_reports(what: TakesArguments) -> None:
     )  # fmt: skip
     what.add_argument(
         "--losses", type=Path, metavar="FILE.json",
-        help="what each tensor costs at each type, as `sensitivity` has measured it: the page gets a map of"
-        " what more bytes for each tensor would save",
+        help="divergence that each tensor adds at each type, measured by `sensitivity`: the page gets a map"
+        " of what more bytes for each tensor would save",
     )  # fmt: skip
 
 
@@ -281,9 +284,9 @@ def _models(args: argparse.Namespace) -> tuple[Path | LogitsFile, list[Path]]:
 def _refuse_contradictions(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """End with arguments that contradict each other, or lack another."""
     if args.compare_with and args.html is None:
-        parser.error("--compare-with is for the page: --html is missing")
+        parser.error("--compare-with is for the page of --html, which is missing")
     if args.losses and args.html is None:
-        parser.error("--losses is for the page: --html is missing")
+        parser.error("--losses is for the page of --html, which is missing")
     _refuse_with_suite(parser, args)
     if args.kl_divergence:
         if args.kl_divergence_base is None:
@@ -292,18 +295,18 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, args: argparse.Names
     if args.text is None and args.suite is None:
         parser.error("-f TEXT or --suite is missing")
     if not args.quants:
-        parser.error(f"{args.base}: no model to compare with this one, the base")
+        parser.error(f"{args.base}: is taken for BASE, and no QUANT to compare with it is given")
 
 
 def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """End with arguments that are for a text where there is a suite, or the other way round."""
     if args.suite is None:
         if args.quick:
-            parser.error("--quick is for a suite: --suite is missing")
+            parser.error("--quick is for --suite, which is missing")
         return
     for name, option in (("chunk_size", "-c"), ("n_chunks", "--chunks")):
         if getattr(args, name) != parser.get_default(name):
-            parser.error(f"{option} is for -f: the classes of a suite have contexts of their own")
+            parser.error(f"{option} is for -f: each class of a suite has its own context and chunks")
     for name in ("kl_divergence_base", "kl_divergence"):
         if getattr(args, name):
             parser.error(f"--{name.replace('_', '-')} is for one text, given with -f")

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 _AddParser = Callable[..., argparse.ArgumentParser]
 
 DESCRIPTION = """\
-Importance matrices: for every weight, which of its columns carry large activations. `quantize --imatrix`
-uses them. With -m and -f, one is collected: the text goes through the model layer by layer, so every
-weight is read once, and memory is one layer's. A layer for multi-token prediction (MTP) counts, too. Two
-forms of file are read and written: GGUF, and .dat."""
+Collect importance matrices, and work with their files. An importance matrix says, for every weight matrix,
+which of its columns meet large activations; `quantize --imatrix` uses it. With -m and -f, a matrix is
+collected: the text goes through the model layer by layer, so every weight is read once, and one layer at a
+time is in memory. A layer for multi-token prediction (MTP) is included. Two forms of file are read and
+written: GGUF, and .dat."""
 
 EPILOG = """\
 examples:
@@ -53,8 +54,8 @@ examples:
   imatrix check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS
   imatrix repair lite.imatrix.gguf -o whole.imatrix.gguf
 
-A run that was interrupted goes on after its last whole layer when it is called again in the same way; what
-it needs for that is in OUT.work until OUT is written."""
+After an interruption, the same command resumes after the last complete layer. What it needs for that is in
+OUT.work until OUT is written."""
 
 _EXAMPLES = {
     name: f"examples:\n  imatrix {lines}"
@@ -113,11 +114,11 @@ def _add_convert(add_parser: _AddParser) -> None:
     convert.add_argument("output", type=output_file, metavar="OUTPUT")
     add_force(convert)
     _add_layout(convert)
-    _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are")
+    _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both the model says how many heads it has")
 
     def body(args: argparse.Namespace) -> None:
         if args.layout == "both" and args.for_model is None:
-            convert.error("--mla both needs --model, which says how many heads there are")
+            convert.error("--mla both needs --model, because the model says how many heads it has")
         _convert(args.input, _NewFile(args.output, args.force), args.layout, args.for_model)
 
     convert.set_defaults(body=body)
@@ -144,7 +145,7 @@ def _add_stats(add_parser: _AddParser) -> None:
     stats.add_argument("--json", action="store_true", help="as one JSON object")
     stats.add_argument(
         "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
-        help="draw it, too, as PNG or SVG; needs matplotlib",
+        help="also draw the statistics, as PNG or SVG; needs matplotlib",
     )  # fmt: skip
     stats.set_defaults(answers=True, body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
 
@@ -153,13 +154,15 @@ def _add_check(add_parser: _AddParser) -> None:
     check = add_parser(
         "check",
         help="is it sound, and does it fit",
-        description="Look for numbers that can't be, gaps, and data that don't fit. Exit code 1 for errors;"
-        " warnings are only told.",
+        description="Look for impossible numbers, gaps, and data that don't fit the model. The exit code is 1"
+        " if there are errors; warnings are only printed.",
     )
     _add_file(check)
     _add_model(check, _KINDS_OF_MODEL)
     check.add_argument(
-        "--recipe", metavar="TYPE", help="file type or recipe file: what it lacks data for; needs --model"
+        "--recipe",
+        metavar="TYPE",
+        help="also list the tensors that this file type or recipe file has no data for; needs --model",
     )
 
     def body(args: argparse.Namespace) -> int:
@@ -174,12 +177,12 @@ def _add_repair(add_parser: _AddParser) -> None:
     repair = add_parser(
         "repair",
         help="fill gaps; every change is listed",
-        description="Give experts that saw nothing neutral values; derive attn_kv_b and attn_v_b, gate and up"
-        " from each other.",
+        description="Give neutral values to experts that saw no token; derive attn_kv_b and attn_v_b from"
+        " each other, and gate and up, too.",
     )
     _add_file(repair)
     _add_new_file(repair, "repaired")
-    _add_model(repair, f"{_KINDS_OF_MODEL}; says how many heads there are, and which matrices are one")
+    _add_model(repair, f"{_KINDS_OF_MODEL}; says how many heads there are, and which tensors the model has")
     repair.set_defaults(
         body=lambda args: _repair(args.file, _NewFile(args.repaired, args.force), args.for_model)
     )
@@ -201,9 +204,9 @@ def _add_model(parser: argparse.ArgumentParser, text: str) -> None:
 def _add_layout(parser: TakesArguments) -> None:
     parser.add_argument(
         "--mla", dest="layout", choices=("split", "both"), default="split",
-        help="layout of attention in the files that it is for: split (default), with values for every head;"
-        " both, with one row for all heads, as ik_llama.cpp's llama-quantize wants it, and llama.cpp's for"
-        " attn_output_a of deepseek4",
+        help="layout of attention in the model files that the matrix is for: split (default), with values for"
+        " every head; both, with one row for all heads, as ik_llama.cpp's llama-quantize needs them, and"
+        " llama.cpp's for attn_output_a of deepseek4",
     )  # fmt: skip
 
 
@@ -230,11 +233,11 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     add_chunks_argument(what)
     what.add_argument(
         "--from-chunk", "--chunk", type=command.number(NATURAL), default=0, metavar="N",
-        help="leave out the first N chunks",
+        help="skip the first N chunks",
     )  # fmt: skip
     what.add_argument("--process-output", action="store_true", help="collect for output.weight, too")
     what.add_argument(
-        "--parse-special", action="store_true", help="take <｜User｜> and the like in the text for tokens"
+        "--parse-special", action="store_true", help="read <｜User｜> and the like as special tokens"
     )
     what.add_argument(
         "--all-experts", action="store_true",
@@ -248,7 +251,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--output-frequency", "-ofreq", dest="every", type=command.number(NATURAL), default=0, metavar="N",
-        help="write what is known after every N layers; 0: only at the end (default)",
+        help="write the matrix as far as it is known after every N layers; 0: only at the end (default)",
     )  # fmt: skip
     how.add_argument(
         "--show-statistics", action="store_true",

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from quantize.run import Run
 
 DESCRIPTION = """\
-Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
-nothing or are shadowed, tensors whose rows do not fit, what they become and what --pad would give, tensors
-that need importances and have none, exact size. Exits with 1 when something would stop a run."""
+Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight. The report lists
+rules that match nothing or come too late, tensors whose rows don't fit their type, the types that these
+tensors get instead and what --pad would change, tensors that need importances and have none, and the exact
+size. The exit code is 1 if something would stop a run."""
 
 EPILOG = """\
 examples:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_RESUME = (("--restart", "the same command goes on where an interrupted one stopped; --restart starts over"),)
+_RESUME = (("--restart", "the same command resumes where an interrupted run stopped; --restart starts over"),)
 _SIZE = (("--size", "say --size 3.4bpw, or --size 12GiB"), ("--types", "say --types 3.4bpw, or 12GiB"))
-_FORCE = (("--force", "--force replaces what is there"),)
+_FORCE = (("--force", "--force replaces existing outputs"),)
 _OUTPUT = (
     ("--outfile", "say --outfile FILE"),
     ("--output", "say -o FILE"),

@@ -73,12 +73,12 @@ USAGE = """{prog} [options]{gap}INPUT [OUTPUT.gguf] TYPE [THREADS]
        {prog} lint [options] MODEL TYPE"""
 
 DESCRIPTION = """\
-Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
-INPUT may also be a Hugging Face folder, or OWNER/NAME on the Hub, which is then converted and quantized
-in one pass. OUTPUT
-defaults to ggml-model-TYPE.gguf beside INPUT. THREADS is what -t says, too. TYPE is a file type of the list
-below, or a recipe file (.json, .yaml or .yml), or several with commas between them, in which case OUTPUT
-needs {ftype} or {FTYPE} in its name. `quantize lint` says what TYPE would do to a model."""
+Quantize a GGUF file, or a split set named by any of its files. The output has the same bytes as
+llama-quantize's. INPUT may also be a Hugging Face folder, or OWNER/NAME on the Hub, which is then converted
+and quantized in one pass. OUTPUT defaults to ggml-model-TYPE.gguf beside INPUT. THREADS means the same as -t.
+TYPE is a file type of the list below, or a recipe file (.json, .yaml or .yml), or several of them separated
+by commas; several types need {ftype} or {FTYPE} in the name of OUTPUT. `quantize lint` says what TYPE would
+do to a model."""
 
 EPILOG = """\
 examples:
@@ -88,28 +88,29 @@ examples:
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
-  quantize --pad auto in.gguf out.gguf Q2_K             zeros after inner sizes like 1408
+  quantize --pad auto in.gguf out.gguf Q2_K             lengthens rows of 1408 with zeros
   quantize --keep-grid Kimi-K2-Thinking k2.gguf Q8_0    experts as Q4_0 with their own codes, the rest Q8_0
   quantize --custom-q 'ffn_down_exps=iq3_k,ffn_.*_exps=iq2_ks' in.gguf out.gguf IQ4_KS    for ik_llama.cpp
-  quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
+  quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only tensors with new data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
   quantize --size 12GiB --calibrate calibration.txt model-bf16.gguf model.gguf     types and bytes chosen
   quantize lint --imatrix model.imatrix model-bf16.gguf mine.yaml
 
-An importance matrix (--imatrix) says which columns of a weight matter. It helps a lot at 1 to 3 bits,
-some at 4, hardly at 5, and not at 6 and more. Data for attn_kv_b serve attn_v_b and the other way round;
-attn_k_b has values of its own for every head.
+An importance matrix (--imatrix) says which columns of a weight matrix matter most. It helps a lot at 1 to 3
+bits, some at 4, hardly at 5, and not at 6 and more. attn_kv_b and attn_v_b use each other's importances;
+attn_k_b has separate importances for every head.
 
-Rows must be whole blocks, of 256 elements for most types. attn_k_b has rows of 128 (qk_nope_head_dim), so
-unless --fallback names a type it gets the one of 32-blocks that llama-quantize takes: Q4_0 for Q2_K and
-Q3_K, Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for the IQ types. A named type must fit.
+The length of a row must be a multiple of the type's block length, which is 256 elements for most types.
+attn_k_b has rows of 128 (qk_nope_head_dim). Unless --fallback names a type, it gets the type with blocks of
+32 that llama-quantize chooses: Q4_0 for Q2_K and Q3_K, Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL
+for the IQ types. A type that --fallback names must fit the rows.
 
 A recipe file holds a file type and options, in the options' own notation:
   file_type: Q4_K_M
   tensor-type: [attn_output=Q8_0, ffn_down_exps=Q6_K]
   fallback: [attn_k_b=Q8_0]
 and also name, custom-q, output-tensor-type, token-embedding-type, pure, leave-output-tensor. Options of
-the command line go first.
+the command line take precedence.
 
 types (plan only: some of its types can't be encoded yet):
 """
@@ -143,12 +144,12 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     file = parser.add_argument_group("what goes into the file")
     file.add_argument(
         "--prune-layers", type=command.argument(parse_layers), default=(), metavar="L0,L1,...",
-        help="leave these layers out and number the rest anew",
+        help="leave these layers out, and renumber the others",
     )  # fmt: skip
     file.add_argument(
         "--mla", choices=LAYOUTS,
-        help="layout of attention, where INPUT is a folder (default: split, or both for types that only"
-        " ik_llama.cpp reads)",
+        help="layout of the attention tensors, if INPUT is a folder (default: split, or both for types that"
+        " only ik_llama.cpp reads)",
     )  # fmt: skip
     command.add_flags(file, QuantizeOptions, type="TYPE", or_with_size="; auto with --size")
     file.add_argument(
@@ -167,7 +168,9 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     add_stream_argument(parser)
     add_restart_argument(parser)
     add_force_of_text(parser)
-    command.add_scheduler(parser, ". With --calibrate they round, and the model is computed here")
+    command.add_scheduler(
+        parser, ". With --calibrate, the workers round weights, and this machine computes the model"
+    )
     add_output_arguments(parser)
     add_card_arguments(parser)
     add_plan_arguments(parser)
@@ -273,13 +276,13 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
     )
     if request.stream and request.computes:
         raise BadRequest(
-            "--stream is for encoding alone; --calibrate, --evaluate and --size without --losses compute the"
-            " model, so it has to be fetched"
+            "--stream can't be used here: --calibrate, --evaluate and --size without --losses compute the"
+            " model, so all its weights must be downloaded; leave --stream out"
         )
     if request.dry_run and size is not None and size.losses is None:
         raise BadRequest(
-            "--dry-run computes nothing, and --size without --losses measures what each tensor costs; measure"
-            " it with `sensitivity` first, and name the file with --losses"
+            "--dry-run computes nothing, but --size without --losses must measure the divergence that each"
+            " tensor adds; measure it with `sensitivity` first, and name its file with --losses"
         )
     return request
 
@@ -292,7 +295,7 @@ def _quantize(request: _Request) -> None:
 
     source = source_folder(request.named, stream=request.stream, dry_run=request.dry_run, quiet=request.quiet)
     if request.output is not None and request.output.exists() and not Path(source).exists():
-        raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
+        raise BadRequest(f"{source}: no such file, but OUTPUT exists; INPUT comes first")
     types: Sequence[tuple[str | Mixture, PadChoice | None]]
     if request.size is None:
         types = [(each, request.options.pad) for each in request.types]
@@ -337,7 +340,8 @@ _LLAMA_S = frozenset(
 """Arguments that llama-quantize and ik_llama.cpp's have too, and those that change nothing."""
 
 _LIKE_LLAMA = (
-    "note: replaced without asking, as llama-quantize does; with an option of ours it would need --force"
+    "note: replaced the existing file without asking, as llama-quantize does; with any option that"
+    " llama-quantize lacks, --force would be needed"
 )
 
 
@@ -434,7 +438,7 @@ def command_words(
         except BadArgument as error:
             parser.error(f"THREADS: {error}")
         if n_threads not in (None, last):
-            parser.error(f"-t {n_threads}, and THREADS is {last}: name one")
+            parser.error(f"-t is {n_threads}, but THREADS is {last}: give only one of them")
         n_threads = last
     return source, None if output is None else output_path(output), type_, n_threads
 
@@ -448,7 +452,7 @@ def _no_type_text(words: Sequence[str]) -> str:
     last = words[-2] if len(words) > 3 and words[-1].isdecimal() else words[-1]
     looks_like_a_file = len(words) < 3 and (Path(last).suffix == ".gguf" or Path(last).exists())
     if looks_like_a_file:
-        return "no TYPE is given, for instance Q4_K_M"
+        return "TYPE is missing, for instance Q4_K_M"
     return unknown_file_type(last)
 
 

@@ -52,9 +52,9 @@ COMMANDS = (
     Command("convert-hf-to-gguf", "convert", "turn a Hugging Face folder into a GGUF file"),
     Command("quantize", "quantize", "quantize a GGUF file, or a folder in one pass"),
     Command("quantize lint", "lint", "say what a file type would do to a model"),
-    Command("imatrix", "imatrix", "collect importances, and work with their files"),
+    Command("imatrix", "imatrix", "collect importance matrices, and work with their files"),
     Command("evaluate", "evaluate", "measure how far files are from their base"),
-    Command("sensitivity", "sensitivity", "measure what each tensor costs at each type"),
+    Command("sensitivity", "sensitivity", "measure how much divergence each tensor adds at each type"),
 )
 
 _NAMES = {command.alone: command.prog for command in COMMANDS}

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from quantize.plan.sensitivities import Sensitivities
 
 DESCRIPTION = """\
-Measure how much divergence each tensor of a model adds at each type it could have, by one forward and one
-backward pass over a text. MODEL is a Hugging Face folder or a GGUF file. The numbers go to a small file, by
-which `quantize --size` chooses types."""
+Measure how much KL divergence each tensor of a model adds at each type that it could have, by one forward and
+one backward pass over a text. MODEL is a Hugging Face folder or a GGUF file. The numbers, called losses, go
+to a small file. `quantize --size` chooses types by this file."""
 
 EPILOG = """\
-The damage of a tensor is the mean KL divergence per token, in nats, that its rounding adds. To second order
-the damages of all tensors of a file add up to its divergence. What a file really has is 1.5 to 3 times as
-much, because a small change may send a token to another expert. Files of one model keep their order.
+The loss of a tensor is the mean KL divergence per token, in nats, that its rounding adds. To second order,
+the losses of all tensors of a file add up to its divergence. The real divergence of a file is 1.5 to 3 times
+as much, because a small change may send a token to another expert. But files of one model keep their order.
 
-Memory is one layer's, and hidden states of all layers are kept on the disk while it runs. A run that was
-interrupted resumes after its last whole layer when it is called again in the same way; what it needs for that
-is beside FILE until all is done.
+One layer is in memory at a time, and the hidden states of all layers are on the disk while the command runs.
+After an interruption, the same command resumes after the last complete layer. What it needs for that is
+beside FILE until the run has ended.
 
 examples:
   sensitivity DeepSeek-V2-Lite -f calibration.txt --chunks 32 -o lite.losses.json
@@ -72,12 +72,12 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
     )  # fmt: skip
     what.add_argument(
         "--seed", type=command.number(SEED), default=0, metavar="N",
-        help="decides which labels are drawn from the model's predictions (default: 0)",
+        help="seed of the labels drawn at random from the model's predictions (default: 0)",
     )  # fmt: skip
     what.add_argument(
         "--pad-hidden", action="store_true",
-        help="types, too, that rows fit once `quantize --pad-hidden` has padded the hidden size; those for"
-        " padded inner sizes are always measured",
+        help="also measure types that rows fit only after `quantize --pad-hidden` has padded the hidden size;"
+        " types for padded inner sizes are always measured",
     )  # fmt: skip
     run = add_run_arguments(parser)
     add_force_of_text(run)
@@ -115,7 +115,7 @@ def _sensitivity(request: _Request) -> None:
     refuse_early([output], [request.text], folders=True)
     model = model_path(request.named, quiet=request.quiet)
     refuse_early(models=[model])
-    done = f"{output}: is already there, as asked; --force makes it anew"
+    done = f"{output}: exists already, and is what you asked for; --force makes it anew"
     losses = measured_before(model, request.text, output, request.options)
     if losses is None and request.dry_run:
         _foresee(request, model)

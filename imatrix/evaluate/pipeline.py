@@ -129,7 +129,7 @@ def evaluating(
 def _refuse_for_a_suite(base: AnyPath | LogitsFile, options: EvaluateOptions) -> None:
     """Raise BadRequest for options that are for one text."""
     if options.cut != Cut():
-        raise BadRequest("a cut is for one text: the classes of a suite have contexts of their own")
+        raise BadRequest("a cut is for one text: each class of a suite has its own context and chunks")
     if isinstance(base, LogitsFile) or options.logits is not None:
         path = base.path if isinstance(base, LogitsFile) else options.logits
         raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")

@@ -40,8 +40,8 @@ def says(main: Main, words: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
         ("a.gguf b.gguf q5ks 4", "unknown file type 'q5ks'; did you mean Q5_K_S?"),
         ("Q4_K_M a.gguf b.gguf", "TYPE comes after the files: quantize a.gguf b.gguf Q4_K_M"),
         ("a.gguf Q4_K_M b.gguf", "TYPE comes after the files: quantize a.gguf b.gguf Q4_K_M"),
-        ("a.gguf", "no TYPE is given"),
-        ("a.gguf b.gguf", "no TYPE is given"),
+        ("a.gguf", "TYPE is missing"),
+        ("a.gguf b.gguf", "TYPE is missing"),
         ("a.gguf b.gguf Q4_0 x", "THREADS: 'x' is not a whole number"),
         ("--imatrx m a.gguf b.gguf Q4_0", "unknown option --imatrx; did you mean --imatrix?"),
     ],
@@ -191,12 +191,13 @@ def test_what_quantize_replaces(
     assert "which was there before" not in capsys.readouterr().out
     first = out.stat()
     assert gguf_tools.commands.quantize.main([source, str(out), "Q8_0"]) == 0
-    assert capsys.readouterr().out == f"{out}: is already there, as asked; --force makes it anew\n"
+    said = capsys.readouterr().out
+    assert said == f"{out}: exists already, and is what you asked for; --force makes it anew\n"
     assert (out.stat().st_ino, out.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
     assert gguf_tools.commands.quantize.main([source, str(out), "Q4_0"]) == 0
     said = capsys.readouterr().out
     assert f"replaced {out}, which was there before\n" in said
-    assert "note: replaced without asking, as llama-quantize does; with an option of ours" in said
+    assert "note: replaced the existing file without asking, as llama-quantize does; with any" in said
     ours = ["--fallback", "attn_k_b=Q8_0", source, str(out), "Q4_K_M"]
     assert gguf_tools.commands.quantize.main(ours) == 1
     assert f"{out}: exists already; --force replaces it\n" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_a_flag_that_took_the_model_for_its_text_says_so(
         (gguf_tools.commands.main.main, ["audit", "x.gguf", "b", "-f", taken]),
     ):
         assert main(words) == 2
-        assert f"{taken} is a model, and was taken for TEXT, which is missing" in capsys.readouterr().err
+        assert f"{taken} is a model, but was taken for TEXT, which is missing" in capsys.readouterr().err
 
 
 def test_a_name_on_the_hub_taken_for_a_text(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --calibrate and what belongs to it."""
-    group = parser.add_argument_group("encoding under the activations of a text (needs torch)")
+    group = parser.add_argument_group("calibration on a text (needs torch)")
     group.add_argument(
         "--calibrate", type=command.text_file, action=command.StoreOnce, metavar="TEXT",
-        help="choose the bytes of every tensor so that the model errs little on this UTF-8 text. TEXT may be"
-        " a folder: every file and every folder in it is a class of text (prose, code, chats.jsonl ...),"
-        " --chunks is shared equally among them, and the report says what each has gained",
+        help="choose the bytes of every tensor so that predictions on this UTF-8 text stay close to the"
+        " original model's. TEXT may be a folder: each file and folder in it is a class of text (prose,"
+        " code, chats.jsonl ...), each class gets an equal share of --chunks, and the report says what each"
+        " class has gained",
     )  # fmt: skip
     add_context_argument(group)
     add_chunks_argument(group)
@@ -46,21 +47,22 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--one-sided",
         action="store_true",
-        help="ignore the gradients at each matrix's outputs (no backward pass)",
+        help="skip the backward pass, and ignore the gradients at the outputs of each matrix",
     )
     group.add_argument("--no-embedding", action="store_true", help="encode token_embd as without --calibrate")
     group.add_argument(
         "--seed", type=command.number(SEED), default=0, metavar="N",
-        help="decides which labels are drawn for the backward pass (default: 0)",
+        help="seed of the random labels for the backward pass (default: 0)",
     )  # fmt: skip
     group.add_argument(
         "--evaluate", type=command.text_file, metavar="TEXT",
-        help="afterwards measure the divergence from INPUT on this text, which should be another one",
+        help="afterwards measure the KL divergence from INPUT on this text; it should differ from the text of"
+        " --calibrate",
     )  # fmt: skip
-    group.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    group.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if available)")
     group.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32",
-        help="what the model is multiplied in (default: %(default)s)",
+        help="number format of matrix products (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--memory", dest="memory_bytes", type=command.gigabytes, default=4 << 30, metavar="GB",

@@ -23,8 +23,8 @@ def add_card_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the card of the files, for the Hub")
     group.add_argument(
         "--card", action="store_true",
-        help="write README.md beside the output: front matter, table of files, the command; an older card's"
-        " other files stay in it",
+        help="write README.md beside the output: front matter, table of files, the command; files that an"
+        " older card lists stay listed",
     )  # fmt: skip
     add_card_facts(group)
 
@@ -34,16 +34,17 @@ def add_card_facts(group: TakesArguments) -> None:
     group.add_argument(
         "--base-model",
         metavar="OWNER/NAME",
-        help="the model on the Hub (default: that of the source, if known)",
+        help="the original model on the Hub (default: the name that the source gives, if any)",
     )
-    group.add_argument("--quantized-by", metavar="NAME", help="who has made the files")
+    group.add_argument("--quantized-by", metavar="NAME", help="who made the files")
     group.add_argument(
         "--repository", metavar="OWNER/NAME",
         help="where the files will be on the Hub, for the card's commands that get them",
     )  # fmt: skip
     group.add_argument(
-        "--report", type=Path, metavar="FILE.json", help="what `evaluate --json` has measured of the files"
-    )
+        "--report", type=Path, metavar="FILE.json",
+        help="measurements of the files, as written by `evaluate --json`",
+    )  # fmt: skip
 
 
 def read_card(args: argparse.Namespace) -> CardRequest | None:
@@ -95,7 +96,8 @@ def with_chart(card: CardRequest, folder: Path, tell: Tell) -> CardRequest:
 
     chart = folder / f"{card.report.stem}.svg"
     if not may_be_written(chart):
-        tell(Finding("chart", f"{chart} is no chart of ours: the card has none", Level.NOTE))
+        found = f"{chart}: not a chart of gguf-tools, so it stays, and the card has no chart"
+        tell(Finding("chart", found, Level.NOTE))
         return card
     write_whole(chart, size_chart_file(card.report).encode())
     shown = f"![Mean divergence of each file against its size]({as_address(chart.name)})"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OR_FOLDER = "or a folder: every file and every folder in it is a class, and --chunks takes as many of each"
+OR_FOLDER = "or a folder: each file and folder in it is a class of text, and gets an equal share of --chunks"
 """Help of an argument that names a text to learn from."""
 
 
@@ -67,8 +67,8 @@ def add_force_of_text(group: TakesArguments) -> None:
     """Add --force of a command that replaces outputs and learns from a text."""
     group.add_argument(
         "--force", action="store_true",
-        help="replace outputs that are there already, even as asked; and use a text that is nonsense (one"
-        " token over and over, copies of a passage), with a warning that even -q prints",
+        help="replace existing outputs, even those that are already what you asked for; and use a text that"
+        " is nonsense (one token over and over, copies of a passage), with a warning that even -q prints",
     )  # fmt: skip
 
 
@@ -83,10 +83,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> TakesArguments:
     """Add device, dtype, threads, memory, --timeout and --restart; return their group, for more."""
     command.add_quiet(parser)
     run = parser.add_argument_group("how to run it")
-    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if available)")
     run.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32",
-        help="what to multiply in (default: %(default)s)",
+        help="number format of matrix products (default: %(default)s)",
     )  # fmt: skip
     command.add_threads(run)
     command.add_timeout(run)
@@ -94,7 +94,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> TakesArguments:
         "--memory", dest="memory_bytes", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
     )  # fmt: skip
-    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
+    run.add_argument("--restart", action="store_true", help="start over, and don't resume an interrupted run")
     return run
 
 
@@ -102,7 +102,7 @@ def add_dry_run(run: TakesArguments) -> None:
     """Add --dry-run of a command that computes a model."""
     run.add_argument(
         "--dry-run", action="store_true",
-        help="read headers and texts, and print the memory, the disk and the time that a run takes",
+        help="print the memory, disk space and time that a run takes; read only headers and texts",
     )  # fmt: skip
 
 

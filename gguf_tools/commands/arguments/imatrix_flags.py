@@ -61,8 +61,9 @@ _ADDED: tuple[Names, ...] = (
     ("--control-vector-layer-range",),
 )  # fmt: skip
 _GENERATED = "nothing is generated"
+_LAYER = "one layer is in memory at a time, and --memory bounds the rest"
 _DEVICE = "--device says where to compute"
-_METADATA = "the model's own metadata count; gguf-tools set MODEL.gguf KEY=VALUE -o OTHER.gguf changes them"
+_METADATA = "the model's metadata are used; gguf-tools set MODEL.gguf KEY=VALUE -o OTHER.gguf changes them"
 _DOWNLOAD = "download it first, then name the file with -m"
 
 FOREIGN_FLAGS = (
@@ -79,40 +80,42 @@ FOREIGN_FLAGS = (
     *_idle("-t says how many threads", _OF_CORES),
     *_idle("only text is computed", _OF_IMAGES),
     *_idle("only text is computed", [("--mmproj-offload", "--no-mmproj-offload")], 0),
-    *_idle("memory is one layer's, and --memory bounds the rest", [("-fit", "--fit")], "?"),
-    *_idle("memory is one layer's, and --memory bounds the rest", [("-fitt", "--fit-target")]),
+    *_idle(_LAYER, [("-fit", "--fit")], "?"),
+    *_idle(_LAYER, [("-fitt", "--fit-target")]),
     *_idle("-c says how long a chunk is", [("-fitc", "--fit-ctx")]),
     *_idle("perplexity is printed unless --no-ppl is given", [("--ppl",)], 0),
-    *_idle("the text is taken as it is", [("-e", "--escape", "--no-escape")], 0),
+    *_idle("escapes in the text are never processed", [("-e", "--escape", "--no-escape")], 0),
     *_idle("times are shown with the progress", [("--perf", "--no-perf")], 0),
     *_idle("there is no log", [("--log-disable",), ("--log-jsonl", "--no-log-jsonl")], 0),
     *_idle("there is no log", [("--log-prefix", "--no-log-prefix")], 0),
     *_idle("there is no log", [("--log-timestamps", "--no-log-timestamps")], 0),
     *_idle("colours are those of the terminal", [("--log-colors",)], "?"),
-    *_idle("an MTP layer is computed wherever there is one", [("--nextn",)], 0),
+    *_idle("an MTP layer is computed if the model has one", [("--nextn",)], 0),
     *_idle("nothing is random", [("-s", "--seed")]),
-    *_idle("there is one way to say less, -q", [("-lv", "--verbosity", "--log-verbosity")]),
+    *_idle("-q is the only way to print less", [("-lv", "--verbosity", "--log-verbosity")]),
     *_idle("one layer is read at a time", [("--mmap",), ("--no-mmap",), ("--mlock",)], 0),
     *_idle("one layer is read at a time", [("-lm", "--load-mode"), ("-lzm", "--lazy-mode")]),
-    *_idle("the file's own weights are computed with", [("--repack", "-nr", "--no-repack")], 0),
+    *_idle("weights are used as the file stores them", [("--repack", "-nr", "--no-repack")], 0),
     *_idle("--verbose shows where an error arose", [("-v", "--log-verbose")], 0),
     *_idle("nothing is warmed up", [("--warmup",), ("--no-warmup",)], 0),
-    ForeignFlag(("-hf", "-hfr", "--hf-repo"), "-m OWNER/NAME, as to hf download", 1),
+    ForeignFlag(("-hf", "-hfr", "--hf-repo"), "name the model with -m OWNER/NAME, as for hf download", 1),
     ForeignFlag(("-hff", "--hf-file"), _DOWNLOAD, 1),
     ForeignFlag(("-mu", "--model-url"), _DOWNLOAD, 1),
     ForeignFlag(("-p", "--prompt"), "write the text into a file, and name it with -f", 1),
-    ForeignFlag(("--save-frequency",), "no matrix is whole before the last layer; see --output-frequency", 1),
+    ForeignFlag(
+        ("--save-frequency",), "no matrix is complete before the last layer; see --output-frequency", 1
+    ),
     *(ForeignFlag(names, _METADATA, 1) for names in _OF_POSITIONS),
     *(ForeignFlag(names, "put it into the model's weights first", 1) for names in _ADDED),
     ForeignFlag(("-bf", "--binary-file"), "the text is UTF-8; name it with -f", 1),
-    ForeignFlag(("--rpc",), "--scheduler has other machines compute", 1),
+    ForeignFlag(("--rpc",), "--scheduler lets other machines compute", 1),
     ForeignFlag(("-dr", "--docker-repo"), _DOWNLOAD, 1),
     ForeignFlag(("-hft", "--hf-token"), "log in with hf auth login, or set HF_TOKEN", 1),
     ForeignFlag(("--offline",), "set HF_HUB_OFFLINE=1"),
-    ForeignFlag(("--check-tensors",), "gguf-tools verify MODEL.gguf does it"),
+    ForeignFlag(("--check-tensors",), "use gguf-tools verify MODEL.gguf"),
     ForeignFlag(("--list-devices",), "--device takes torch's names: cpu, cuda, cuda:1, mps"),
     ForeignFlag(("-cl", "--cache-list"), "hf cache ls lists what is in the Hub's cache"),
     ForeignFlag(("--completion-bash",), "gguf-tools completion bash prints it, for all commands"),
-    ForeignFlag(("--log-file",), "2> FILE keeps what is said", 1),
+    ForeignFlag(("--log-file",), "write standard error to a file with 2> FILE", 1),
     ForeignFlag(("--usage",), "--help explains all options"),
 )

@@ -40,8 +40,9 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_budgets(group: TakesArguments) -> None:
     group.add_argument(
         "--size", type=command.argument(parse_sizes), metavar="SIZE,...",
-        help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that. Several with commas"
-        " between them are made from one set of losses; OUTPUT then needs {ftype}, which becomes the size",
+        help="size of the complete file: 12.5GiB, 3.4bpw, or a file type, which stands for the size of a file"
+        " of that type. Several sizes, separated by commas, make several files from one set of losses; OUTPUT"
+        " then needs {ftype}, which becomes the size",
     )  # fmt: skip
     group.add_argument(
         "--vram", type=command.argument(parse_bytes), metavar="SIZE",
@@ -55,28 +56,28 @@ def _add_budgets(group: TakesArguments) -> None:
         "--losses",
         type=Path,
         metavar="FILE.json",
-        help="what each tensor costs at each type, as `sensitivity` has measured it",
+        help="divergence that each tensor adds at each type, as measured by `sensitivity`",
     )
     group.add_argument(
         "--sensitivity-text",
         type=command.text_file,
         metavar="TEXT",
-        help="without --losses: measure them now on this UTF-8 text, or folder of classes of texts (default:"
-        " that of --calibrate)",
+        help="without --losses: measure the losses now, on this UTF-8 text or folder of classes of text"
+        " (default: the text of --calibrate)",
     )
 
 
 def _add_rules(group: TakesArguments) -> None:
     group.add_argument(
         "--for", dest="target", choices=("llama.cpp", "ik_llama.cpp"), default="llama.cpp",
-        help="the program that is to run the file",
+        help="the program that will run the file",
     )  # fmt: skip
     group.add_argument(
         "--fast-on", action="append", choices=("cpu", "gpu"), default=[],
-        help="leave out types that are slow there (repeatable)",
+        help="choose no types that are slow on this device (repeatable)",
     )  # fmt: skip
     group.add_argument(
-        "--equal-experts", action="store_true", help="one type for the expert stacks of a layer"
+        "--equal-experts", action="store_true", help="give all expert tensors of a layer one type"
     )
     for option, what in (("--at-least", "fewer"), ("--at-most", "more")):
         group.add_argument(
@@ -248,7 +249,8 @@ def _read_measurement(args: argparse.Namespace) -> Measurement:
     text = args.sensitivity_text or args.calibrate
     if text is None:
         raise BadArgument(
-            "--size needs to know what each tensor costs: --losses FILE.json, or --sensitivity-text TEXT"
+            "--size needs the divergence that each tensor adds at each type: name its file with --losses"
+            " FILE.json, or a text to measure it on with --sensitivity-text TEXT"
         )
     how = {"forward": calibration_forward(args), "seed": 0}  # --seed is that of the calibration
     options = options_of_text(SensitivityOptions, args, **how)

@@ -39,7 +39,7 @@ def add_type_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that decide about types."""
     types_ = parser.add_argument_group("which type for which tensor")
     types_.add_argument("--pure", action="store_true", help="one type for all tensors, no mixture")
-    types_.add_argument("--leave-output-tensor", action="store_true", help="leave output.weight as it is")
+    types_.add_argument("--leave-output-tensor", action="store_true", help="don't quantize output.weight")
     types_.add_argument("--output-tensor-type", metavar="TYPE", help="ggml type of output.weight")
     types_.add_argument("--token-embedding-type", metavar="TYPE", help="ggml type of token_embd.weight")
     types_.add_argument(
@@ -101,34 +101,34 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     plan = parser.add_argument_group("looking before writing")
     plan.add_argument(
         "--dry-run", action="store_true",
-        help="print the plan and the exact size; read no weight but with --keep-grid, which looks at all of"
-        " them; write nothing but a file that another option names, such as --save-recipe",
+        help="print the plan and the exact size. No weight is read, except with --keep-grid, which reads all."
+        " Nothing is written, except files that other options name, such as --save-recipe",
     )  # fmt: skip
     plan.add_argument(
-        "--json", action="store_true", help="the outcome as one JSON object; with --dry-run, the plan"
+        "--json", action="store_true", help="print the outcome (with --dry-run: the plan) as one JSON object"
     )
-    plan.add_argument("--summary", action="store_true", help="with --dry-run: only the sums of the plan")
+    plan.add_argument("--summary", action="store_true", help="with --dry-run: print only the totals")
 
 
 def check_plan_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Refuse a --summary of what is no plan."""
     if args.summary and not args.dry_run:
-        parser.error("--summary is the end of a plan: it needs --dry-run")
+        parser.error("--summary needs --dry-run, because it shortens the plan")
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --reuse, --no-provenance and --verify, for commands that write models."""
-    group = parser.add_argument_group("older files, and checking")
+    group = parser.add_argument_group("reusing older files, and checking")
     group.add_argument(
         "--reuse", action="append", default=[], type=Path, metavar="OLD.gguf",
-        help="copy tensors that were made of the same weights, type and importances from there; OLD may be"
-        " the file that is replaced (repeatable; a dry run says how many tensors may come from there)",
+        help="copy every tensor that was made from the same weights, type and importances from OLD.gguf,"
+        " which may be the file that is replaced (repeatable; a dry run says how many tensors can be copied)",
     )  # fmt: skip
     group.add_argument(
         "--no-provenance",
         dest="provenance",
         action="store_false",
-        help="do not write what tensors were made of, which --reuse needs to know",
+        help="don't record what each tensor was made from; --reuse needs that record",
     )
     group.add_argument(
         "--verify",

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from imatrix.texts.tokens import Cut
 
 DETAIL = """
-For a file that a stranger has uploaded, and for one's own before an upload. Every tensor is decoded and
-compared with what BASE has for it. Where the error is not what the type makes, it is found out what is wrong:
-gate and up swapped, heads permuted for the other kind of rope, key and value halves of kv_b mixed up, a norm
-with 1 added twice or not at all, an expert repeated or in another's place, a transposed matrix, scales left
-out, rows shifted, another revision. Metadata are compared with what the converter would write: vocabulary,
-special and added tokens, pre-tokenizer, chat template, rope, gating.
+Audit what a stranger has uploaded, and your own file before an upload. Every tensor is
+decoded and compared with BASE's. If the error is not what the type causes, audit looks for the reason: gate
+and up swapped, heads permuted for the other kind of rope, key and value halves of kv_b mixed up, a norm with
+1 added twice or not at all, an expert repeated or in another's place, a transposed matrix, scales left out,
+rows shifted, another revision. Metadata are compared with what the converter would write: vocabulary, special
+and added tokens, pre-tokenizer, chat template, rope, gating.
 
-Of a model of more than 10 billion weights, and of a BASE on the Hub, runs of rows of every matrix are read,
-from first to last, of each expert too. --all reads everything. A damage that lies between those rows shows
-with --all alone."""
+If the model has more than 10 billion weights, or BASE is on the Hub, only samples are read: runs of rows of
+every matrix and every expert, from first to last. --all reads everything. Damage between the sampled rows is
+found only with --all."""
 
 EPILOG = """\
 levels:
@@ -39,9 +39,10 @@ levels:
   warning  differs from the base in a way that may be meant: layers left out, another context
   note     worth knowing: a key that the base lacks, a type that can't be decoded here
 
-Importances and calibration leave larger errors than the plain encoder, and a little of another revision
-hides behind them. With importances, other weights of a single tensor show from a distance of 1 % of their
-size on at Q8_0, 12 % at Q4_K and 44 % at two bits; in plain files, from a third of that on.
+Files made with importances or calibration have larger errors than plain files, and these errors can hide
+small differences from another revision. With importances, a single tensor with other weights is found if the
+weights differ by at least 1 % of their size at Q8_0, 12 % at Q4_K and 44 % at two bits; in plain files, by at
+least a third of that.
 
 The exit code is 1 if anything is bad (with --strict: or a warning).
 
@@ -94,7 +95,8 @@ def add_to(commands: command.Subcommands) -> None:
     rows.add_argument("--sample", action="store_true", help="read runs of rows of every matrix")
     sub.add_argument(
         "--ignore", action="append", default=[], metavar="PATTERN",
-        help="what is found of tensors or keys of this name is a note, as in 'tokenizer.*' (repeatable)",
+        help="report what is found of tensors or keys with this name only as notes, as in 'tokenizer.*'"
+        " (repeatable)",
     )  # fmt: skip
     sub.add_argument("--strict", action="store_true", help="warnings count as bad")
     sub.add_argument(
@@ -108,7 +110,8 @@ def add_to(commands: command.Subcommands) -> None:
     )  # fmt: skip
     texts.add_argument(
         "--suite", metavar="NAME|PATH",
-        help="measure it by class on a suite of texts: default, or a folder or YAML file of one's own",
+        help="also measure the divergence by class on a suite of texts: default, or your own folder or YAML"
+        " file",
     )  # fmt: skip
     sub.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
     add_context_argument(sub)
@@ -119,7 +122,7 @@ def add_to(commands: command.Subcommands) -> None:
     )  # fmt: skip
     sub.add_argument(
         "--html", type=command.output_file, action=StoreOutput, metavar="REPORT.html",
-        help="write them as one page that loads nothing",
+        help="write the same as one HTML page that loads nothing",
     )  # fmt: skip
     command.add_threads(sub)
     command.add_timeout(sub)
@@ -133,7 +136,7 @@ def _read(args: argparse.Namespace) -> AuditRequest:
 
     every_row = True if args.all else False if args.sample else None
     if args.quick and args.suite is None:
-        raise BadArgument("--quick is for a suite: --suite is missing")
+        raise BadArgument("--quick is for --suite, which is missing")
     options = filled(AuditOptions, args, every_row=every_row)
     return filled(AuditRequest, args, options=options, cut=None if args.text is None else cut_of(args))
 

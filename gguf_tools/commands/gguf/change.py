@@ -44,24 +44,25 @@ examples:
 """
 
 _LAYOUT_DETAIL = """
-For DeepSeek V2 and V3 files, quantized or not, from whichever of these layouts:
-  split  attn_k_b and attn_v_b, a matrix per head: what llama.cpp wants
-  both   attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp wants
+For DeepSeek V2 and V3 files, quantized or not. These layouts can be turned into each other:
+  split  attn_k_b and attn_v_b, a matrix per head: what llama.cpp needs
+  both   attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp needs
   none   attn_kv_b only: both programs run it as plain attention, with its large cache
 
-The rest of the file stays as it is, in its order; of a float file the result is the converter's, byte for
-byte. From both, nothing is encoded again. attn_v_b is whole rows of attn_kv_b and keeps its bits. attn_k_b
-is the other rows transposed, so between quantized attn_kv_b and attn_k_b values are decoded and encoded
-again: to Q8_0 (F16 where rows are no multiple of 32), which adds hardly any error, and is what ik_llama.cpp
-makes of a missing tensor when it loads a file. --tensor-type names another type: with attn_v_b's own,
-attn_kv_b takes attn_v_b's rows as they are and is smaller, but the keys suffer twice from 4 bits or fewer.
+The rest of the file stays the same, in the same order. From a float file, the result equals the converter's,
+byte for byte. From the layout both, nothing is encoded again. attn_v_b consists of rows of attn_kv_b and
+keeps its bits. attn_k_b consists of the other rows, transposed, so its values are decoded and encoded again
+if the tensors are quantized: to Q8_0 (F16 where the row length is no multiple of 32). This adds hardly any
+error, and is what ik_llama.cpp makes of a missing tensor when it loads a file. --tensor-type names another
+type. If it names attn_v_b's type for attn_kv_b, attn_kv_b copies the rows of attn_v_b and is smaller, but
+keys are rounded twice, which does harm at 4 bits or fewer.
 
 A file that has the layout already is not written again: the command says so and exits with 0."""
 
 _LAYOUT_EXAMPLES = """\
 examples:
   gguf-tools mla-layout ik.gguf llama.gguf --to split
-  gguf-tools mla-layout model.gguf ik.gguf --to both --dry-run         what would be made of what
+  gguf-tools mla-layout model.gguf ik.gguf --to both --dry-run         what each tensor would be made from
   gguf-tools mla-layout old.gguf new.gguf --to split --tensor-type attn_k_b=Q5_0 --imatrix m.imatrix
 """
 
@@ -84,7 +85,7 @@ def add_repack(commands: command.Subcommands) -> None:
     sub.add_argument("--undo", action="store_true", help="take interleaved rows apart")
     sub.add_argument(
         "--only", action="append", default=[], metavar="REGEX",
-        help="leave tensors alone in whose names no REGEX matches (repeatable)",
+        help="change only tensors whose name a REGEX matches (repeatable)",
     )  # fmt: skip
     _add_parts_and_run(sub)
     sub.add_argument(

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _DETAIL = """
 An interrupted run keeps what is done beside its output: NAME.partial and NAME.journal, and in NAME.work the
-layers that are done. The same command resumes from there, and removes them at its end. `clean` finds those of
-runs that nobody will resume. It lists them; with --remove they go. What a running command holds, and what is
-not ours, stays."""
+layers that are done. The same command resumes from there, and removes them at its end. `clean` lists such
+leftovers of runs that have ended, and with --remove removes them. It never removes what a running command
+uses, or files that gguf-tools did not make."""
 
 _EXAMPLES = """\
 examples:
-  gguf-tools clean .                what is there, and how large
+  gguf-tools clean .                what was left, and how large it is
   gguf-tools clean models --remove
 """
 
@@ -71,7 +71,7 @@ def _lines(found: Iterable[Leftover], *, removed: bool) -> Iterator[str]:
     ]
     yield from table(rows, right=(1,)) if rows else ()
     if not free:
-        yield "nothing is left of runs that are gone"
+        yield "found no leftovers of ended runs"
         return
     total = f"{counted(len(free), 'leftover')}, {size_text(sum(each.n_bytes for each in free))}"
-    yield f"removed {total}" if removed else f"{total}; --remove removes them, and no run goes on from them"
+    yield f"removed {total}" if removed else f"{total}; --remove removes them, and no run can resume then"

@@ -30,8 +30,9 @@ DETAIL = """
 FOLDER gets an importance matrix, a file for each type (the source is read once for all of them), their
 divergence from MODEL as numbers and as a page, a README.md for the Hub, and checksums.
 
-A type is a file type, a recipe file, or a size (3.2bpw, 12.5GiB), for which types are chosen by what each
-tensor costs. The same command goes on where an interrupted one stopped; with more types it adds them."""
+A type is a file type, a recipe file, or a size (3.2bpw, 12.5GiB), for which types are chosen by the
+divergence that each tensor adds. The same command resumes where an interrupted run stopped; with more types,
+it adds their files."""
 
 EPILOG = """\
 examples:
@@ -59,7 +60,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
         type=command.output_folder,
         required=True,
         metavar="FOLDER",
-        help="where everything goes",
+        help="folder for everything that is made",
     )
     sub.add_argument(
         "-f", "--file", dest="text", type=command.text_file, action=command.StoreOnce, required=True,
@@ -75,11 +76,12 @@ def add_to(commands: command.Subcommands, text: str) -> None:
         "--evaluate",
         type=command.text_file,
         metavar="TEXT",
-        help="measure divergence on this text, which should be another",
+        help="measure divergence on this text, which should differ from the text of -f",
     )
     sub.add_argument(
         "--calibrate", action="store_true",
-        help="choose the bytes of every tensor so that the model errs little on the calibration text",
+        help="choose the bytes of every tensor so that predictions on the calibration text stay close to"
+        " MODEL's",
     )  # fmt: skip
     command.add_flags(sub, FileOptions, only=["keep_grid"], type="each of TYPE")
     add_context_argument(sub)
@@ -87,7 +89,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     add_chunks_argument(sub, "--evaluate-chunks", "the same for the text of --evaluate")
     sub.add_argument("--name", metavar="NAME", help="what the files are called (default: MODEL's name)")
     sub.add_argument("--base-model", metavar="OWNER/NAME", help="for the card: the model on the Hub")
-    sub.add_argument("--quantized-by", metavar="NAME", help="for the card: who has made the files")
+    sub.add_argument("--quantized-by", metavar="NAME", help="for the card: who made the files")
     sub.add_argument("--dry-run", action="store_true", help="print steps, sizes and times; write nothing")
     add_force_of_text(add_run_arguments(sub))
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _CARD_DETAIL = """
 The card is a README.md with the front matter that the Hub expects (base_model, license, tags), a table of the
 files with sizes, bits per weight, types and importances, and their measured quality when there is a report.
-What you write below its last line is kept when it is written anew, and so are the commands that `quantize
---card` has noted in it. Only --force replaces a README.md that is no such card."""
+What you write below its last line is kept when the card is written again, and so are the commands that
+`quantize --card` has noted in it. Only --force replaces a README.md that is not such a card."""
 
 _CARD_EXAMPLES = """\
 examples:
@@ -78,10 +78,10 @@ def _card(request: _Card) -> None:
 
 
 _UPLOAD_DETAIL = """
-Each file is a commit, small ones first, and the card last. FILE may be a folder, as `gguf-tools cook` leaves
-it: the files in it whose names are of a model go along, the others are named and stay. What an interrupted
-upload has stored is not sent again by the same command. Only --force replaces a file that is
-there with another content. You must be logged in (`hf auth login`, or HF_TOKEN)."""
+Each file is one commit, small files first, and the card last. FILE may be a folder, such as that of
+`gguf-tools cook`: files with the usual names of a model's files are uploaded, and the others are listed and
+left out. After an interruption, the same command does not send again what is stored already. Only --force
+replaces an existing file with other content. You must be logged in (`hf auth login`, or HF_TOKEN)."""
 
 _UPLOAD_EXAMPLES = """\
 examples:
@@ -102,15 +102,15 @@ def add_upload(commands: command.Subcommands) -> None:
     sub.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="file, part of a split set, or folder"
     )
-    sub.add_argument("repository", metavar="OWNER/NAME", help="is made if it isn't there")
+    sub.add_argument("repository", metavar="OWNER/NAME", help="a repository, created if it doesn't exist")
     sub.add_argument("--private", action="store_true", help="make a new repository private")
-    sub.add_argument("--revision", metavar="BRANCH", help="branch, made if it isn't there (default: main)")
+    sub.add_argument("--revision", metavar="BRANCH", help="branch, created if missing (default: main)")
     sub.add_argument(
         "--include", metavar="PATTERN", action="append", default=[],
-        help="take files like this from a folder too, as in '*.txt'; may be given several times. Names with a"
-        " leading dot need a pattern with one; keys, tokens and passwords go by their whole name alone",
+        help="also take files of a folder that match, as in '*.txt' (repeatable). Names with a leading dot"
+        " need a pattern with a leading dot; keys, tokens and passwords are taken only by their full name",
     )  # fmt: skip
-    sub.add_argument("--dry-run", action="store_true", help="print what would be uploaded; ask nobody")
+    sub.add_argument("--dry-run", action="store_true", help="print what would be uploaded, and stay offline")
     command.add_timeout(sub)
     add_force(sub)
     command.add_quiet(sub)
@@ -145,7 +145,7 @@ def _upload(request: _Upload) -> None:
     uploads, left_out = plan_upload(request.files, request.include)
     if left_out and (request.dry_run or not request.quiet):
         names = ", ".join(map(shown, left_out))
-        how = "--include PATTERN takes files like these; what may be a secret, by its whole name alone"
+        how = "--include PATTERN takes files like these; what may be a secret needs its full name"
         say_aside(f"left out: {names} ({how})")
     if not uploads:
         raise BadRequest(f"{request.files[0]}: nothing to upload; --include PATTERN names other files")

@@ -24,26 +24,28 @@ if TYPE_CHECKING:
     from imatrix.calibrate.refine.options import RefineOptions
 
 DETAIL = """
-Every block of a quantized tensor has a floating-point scale or two. They move downhill by the gradient of the
-divergence of FILE's predictions from BASE's, over a text, step by step; types and size stay. FILE may be
-anybody's, with or without importances or calibration. Scales gain most at 2 and 3 bits, and little from 4 on.
+Every block of a quantized tensor has one or two floating-point scales. `refine` changes them step by step
+along the gradient, so that FILE's predictions on a text diverge less from BASE's. Types and size stay the
+same. FILE may come from anybody, with or without importances or calibration. Refined scales help most at 2
+and 3 bits, and little from 4 bits on.
 
-With --codes, codes move first, layer by layer: each layer comes as near as it can to BASE's hidden states
-from FILE's own. The first layer is moved at three rates or more, and all use the one that is best on chunks
-held back. A layer that does not gain there keeps its codes. Twice through the text does much better than
-once. All quantized types of llama.cpp but Q1_0 can move; those of ik_llama.cpp alone stay.
+With --codes, `refine` first changes codes, the values that a scale multiplies. It works layer by layer, so
+that each layer makes hidden states as near as possible to BASE's out of FILE's own. Three rates or more are
+tried on the first layer, and all layers use the rate that is best on chunks held back. A layer that is not
+better on these chunks keeps its codes. Two times through the text work much better than one. Tensors of all
+quantized types of llama.cpp except Q1_0 can change; tensors of types that only ik_llama.cpp reads stay.
 
-Text that FILE was not calibrated on does best, and more of it does better: a step takes 2 chunks, and once
-through the text is the default. One chunk of eight, 8 at most, is held back, at least one of each class of a
-folder of texts, and none that FILE was calibrated on. The scales that are best there are written; if none is
-better than FILE's, they stay, and the run says so."""
+Use text that FILE was not calibrated on, and as much as possible. A step takes 2 chunks, and the default is
+once through the text. One chunk of eight, and at most 8, is held back to judge the result: at least one chunk
+of each class of a folder of texts, and none that FILE was calibrated on. The scales that are best on
+the chunks held back are written. If none are better than FILE's, FILE's scales stay, and the run says so."""
 
 EPILOG = """\
-A step takes about five times as long as reading its chunks, and so does moving codes for each time through
-the text. Memory is that of BASE's and FILE's layers, and 12 bytes for each scale; moving codes take 24 bytes
-for each weight of a layer, up to --memory, and tensors that do not fit keep theirs. A run that was
-interrupted goes on from the last layer or minute when it is called again in the same way; what it needs for
-that is in OUT.work until all is done.
+A step takes about five times as long as a forward pass over its chunks, and so does each time through the
+text with --codes. Memory holds a layer of BASE and of FILE, and 12 bytes for each scale. --codes takes 24
+bytes for each weight of a layer, up to --memory; tensors that do not fit keep their codes. After an
+interruption, the same command resumes from the last layer or minute. What it needs for that is in OUT.work
+until the run has ended.
 
 examples:
   gguf-tools refine lite-Q2_K.gguf --base DeepSeek-V2-Lite -f text.txt -o lite-Q2_K-refined.gguf
@@ -65,7 +67,7 @@ class RefineRequest(command.Asked):
 def add_to(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
-        "refine", lambda args: carry_out(_read(args)), "move a file's scales and codes to where it diverges"
+        "refine", lambda args: carry_out(_read(args)), "change a file's scales and codes so that it diverges"
         " less from its base", DETAIL, epilog=EPILOG, json=False,
     )  # fmt: skip
     sub.add_argument("file", type=Path, metavar="FILE", help="a GGUF file, or any file of a split set")
@@ -79,14 +81,14 @@ def add_to(commands: command.Subcommands) -> None:
         type=command.number(NATURAL),
         default=0,
         metavar="N",
-        help="skip N chunks, those of a calibration say",
+        help="skip the first N chunks, such as those of a calibration",
     )
     length = what.add_mutually_exclusive_group()
     length.add_argument(
         "--minutes",
         type=command.number(MINUTES),
         metavar="M",
-        help="make as many steps as take about M minutes here",
+        help="make as many steps as this machine can in about M minutes",
     )
     length.add_argument(
         "--steps",
@@ -95,16 +97,16 @@ def add_to(commands: command.Subcommands) -> None:
         help="make N steps (default: once through the text)",
     )
     what.add_argument(
-        "--batch", type=command.number(COUNT), default=2, metavar="N", help="chunks of a step (default: 2)"
+        "--batch", type=command.number(COUNT), default=2, metavar="N", help="chunks per step (default: 2)"
     )
     what.add_argument(
         "--codes", type=command.number(NATURAL), default=0, metavar="N", dest="passes",
-        help="move codes first, layer by layer, N times through the text (default: 0, codes stay)",
+        help="first change codes, layer by layer, N times through the text (default: 0: none)",
     )  # fmt: skip
     what.add_argument(
         "--rate", type=command.number(RATE), default=0.004, metavar="R",
-        help="about how far a scale moves in a step, relative to itself, at 2.5 bits per weight; it falls to"
-        " zero (default: 0.004)",
+        help="about how much a scale changes in a step, relative to itself, at 2.5 bits per weight; the rate"
+        " falls to zero by the last step (default: 0.004)",
     )  # fmt: skip
     what.add_argument(
         "--seed",
@@ -154,7 +156,7 @@ def _foresee(request: RefineRequest, base: Path) -> None:
         open_refinement(file, base, text, output, request.options, report) as planned,
     ):
         if not request.options.force and was_refined(output) == planned.digest:
-            say(f"{output}: is already there, as asked; --force makes it anew")
+            say(f"{output}: exists already, and is what you asked for; --force makes it anew")
             return
         refuse_to_replace([output], force=request.options.force)
         say(*foresee_refinement(planned).lines())

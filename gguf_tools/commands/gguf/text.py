@@ -24,7 +24,7 @@ summaries and calls of tools. The bytes are those of this version of the package
 
 Without -o the texts are listed, with size, licence and source. With -o they are written to a folder, beside
 manifest.yaml, which has the source of each, and LICENCES.md; SHA-256 of each and of the folder are printed.
-The folder may be there already, with nothing else in it: all that it holds would be calibrated on."""
+An existing folder must hold nothing else, because calibration uses every file in it."""
 
 _EXAMPLES = """\
 examples:

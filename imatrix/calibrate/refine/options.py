@@ -91,7 +91,7 @@ class Refinement:
     def lines(self) -> Iterator[str]:
         """Tell what was done."""
         if self.is_found or self.before is None or self.after is None:
-            yield spoken(f"{self.path}: is already there, as asked; --force makes it anew")
+            yield spoken(f"{self.path}: exists already, and is what you asked for; --force makes it anew")
             return
         yield (
             f"divergence from the original on chunks held back: KLD {self.before.value:.5f} +/-"

@@ -143,7 +143,7 @@ def test_what_has_the_chart_s_name_stays_and_is_told(
     before = (tmp_path / "report.svg").lstat()
     assert make(["card", str(tmp_path / "a.gguf"), "--report", str(measured)]) == 0
     assert (tmp_path / "report.svg").lstat() == before
-    assert "report.svg is no chart of ours: the card has none" in capsys.readouterr().err
+    assert "report.svg: not a chart of gguf-tools, so it stays" in capsys.readouterr().err
     assert "report.svg" not in (tmp_path / "README.md").read_text()
 
 

@@ -49,11 +49,11 @@ def test_what_a_run_has_left_is_listed_and_removed(
         assert main(["clean", str(tmp_path), "--remove"]) == 0
         said = capsys.readouterr().out
         assert said.count("in use by a run") == 2
-        assert said.endswith("nothing is left of runs that are gone\n")
+        assert said.endswith("found no leftovers of ended runs\n")
     assert listed(tmp_path, capsys, "--remove") == ours
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [*strangers]
     assert main(["clean", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "nothing is left of runs that are gone\n"
+    assert capsys.readouterr().out == "found no leftovers of ended runs\n"
 
 
 def test_a_path_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

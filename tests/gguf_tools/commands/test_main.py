@@ -373,8 +373,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["quantize", "a.gguf"], "gguf-tools quantize: error: no TYPE is given"),
-        (["--verbose", "quantize", "a.gguf"], "gguf-tools quantize: error: no TYPE is given"),
+        (["quantize", "a.gguf"], "gguf-tools quantize: error: TYPE is missing"),
+        (["--verbose", "quantize", "a.gguf"], "gguf-tools quantize: error: TYPE is missing"),
         (["quantize", "lint", "Q4_K"], "gguf-tools quantize lint: error: "),
         (["lint", "Q4_K_M", "none.gguf"], "gguf-tools lint: error: none.gguf: "),
         (["imatrix", "show", "none.gguf"], "gguf-tools imatrix: error: none.gguf: "),

@@ -100,7 +100,7 @@ def test_nearest_name(word: str, near: str | None) -> None:
         (["quantize", "--output", "b", "a", "Q4_0"], "OUTPUT is the second word"),  # not --output-tensor-type
         (["quantize", "-o", "b", "a", "Q4_0"], "OUTPUT is the second word"),
         (["quantize", "-j", "4", "a", "b", "Q4_0"], "say -t N"),
-        (["quantize", "--overwrite", "a", "b", "Q4_0"], "--force replaces what is there"),
+        (["quantize", "--overwrite", "a", "b", "Q4_0"], "--force replaces existing outputs"),
         (["cook", "m", "--bits", "4"], "say --types 3.4bpw"),
         (["convert", "m", "--type", "q8_0"], "say --outtype Q4_K_M"),
         (["imatrix", "--num_threads", "4"], "say -t N"),

@@ -115,7 +115,7 @@ def test_what_does_not_go_together_is_refused(
     for words, code, message in (
         ([quant, "--kl-divergence"], 2, "--kl-divergence-base FILE is missing"),
         ([quant, quant], 2, "-f TEXT or --suite is missing"),
-        ([quant, "-f", str(text)], 2, "no model to compare with this one, the base"),
+        ([quant, "-f", str(text)], 2, "is taken for BASE, and no QUANT to compare with it is given"),
         ([quant, *read, "-c", "128"], 1, "base.kld: chunks of 64 tokens, and -c 128"),
         ([quant, *read, "--keep", str(tmp_path / "k")], 1, "nothing is written or kept"),
     ):

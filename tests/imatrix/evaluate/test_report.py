@@ -272,7 +272,7 @@ def test_the_command_writes_the_page(
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert f"wrote {page}" in capsys.readouterr().out
     assert main([*words, "--compare-with", str(stock)]) == 2
-    assert "--compare-with is for the page: --html is missing" in capsys.readouterr().err
+    assert "--compare-with is for the page of --html, which is missing" in capsys.readouterr().err
     assert main([*words, "--html", str(page)]) == 1
     assert f"{page}: exists already; --force replaces it" in capsys.readouterr().err
     assert main([*words[:-3], "32", "--html", str(page), "--compare-with", str(stock), "--force"]) == 1

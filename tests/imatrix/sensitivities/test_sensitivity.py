@@ -312,7 +312,7 @@ def test_a_folder_of_texts_is_one_text(
     said = json.loads((tmp_path / "a.json").read_text())["text"]
     assert (said["path"], said["chunks"]) == ("texts", 2)
     assert main(words) == 0
-    assert "is already there, as asked" in capsys.readouterr().out
+    assert "exists already, and is what you asked for" in capsys.readouterr().out
 
 
 def test_bad_input_is_one_line(

@@ -257,7 +257,7 @@ def test_a_dry_run_writes_nothing_but_what_is_asked_for(
     [
         (1, ["--size", "1bpw", "--losses", "LOSSES"], "the smallest possible is"),
         (2, ["--size", "3.4", "--losses", "LOSSES"], "is 3.4bpw (bits per weight) or 3.4GiB meant?"),
-        (2, ["--size", "3bpw"], "--losses FILE.json, or --sensitivity-text TEXT"),
+        (2, ["--size", "3bpw"], "--losses FILE.json, or a text to measure it on with --sensitivity-text"),
         (2, ["--vram", "3GiB", "--losses", "LOSSES"], "--vram and --ram go together"),
         (2, ["--vram", "Q4_K_M", "--ram", "3GiB", "--losses", "L"], "'Q4_K_M': expected bytes"),
         (2, ["--size", "3bpw", "--vram", "3GiB", "--losses", "LOSSES"], "can't be used together"),

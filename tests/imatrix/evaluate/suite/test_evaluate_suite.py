@@ -232,7 +232,7 @@ def test_what_is_for_one_text_is_refused(made: Made, suite: Path, tmp_path: Path
         with pytest.raises(BadRequest, match=match):
             gguf_tools.evaluate_suite(base or made("F32"), given, [made("F32")], **choices)
 
-    refused("classes of a suite have contexts of their own", chunk_size=64)
+    refused("each class of a suite has its own context", chunk_size=64)
     refused(r"b\.kld: a file of log probabilities is of one text", logits=tmp_path / "b.kld")
     refused(r"b\.kld: a file of log probabilities is of one text", gguf_tools.LogitsFile(tmp_path / "b.kld"))
     refused("class 'all': figures over all", given=write(tmp_path, "context: 16", all="What? " * 50))
@@ -258,10 +258,10 @@ def test_the_command_measures_a_suite(
     ("words", "said"),
     [
         ("--suite x -f t.txt", "not allowed with argument --suite"),
-        ("--suite x -c 64", "-c is for -f: the classes of a suite have contexts of their own"),
+        ("--suite x -c 64", "-c is for -f: each class of a suite has its own context and chunks"),
         ("--suite x --chunks 3", "--chunks is for -f"),
         ("--suite x --kl-divergence-base b.kld", "--kl-divergence-base is for one text, given with -f"),
-        ("-f t.txt --quick", "--quick is for a suite: --suite is missing"),
+        ("-f t.txt --quick", "--quick is for --suite, which is missing"),
         ("", "-f TEXT or --suite is missing"),
     ],
 )
