@@ -138,7 +138,7 @@ class CancelToken:
     def check(self) -> None:
         """Raise Cancelled if `cancel` has been called."""
         if self.is_cancelled:
-            raise Cancelled("cancelled; what is finished stays, and the same call goes on from there")
+            raise Cancelled("cancelled; finished work is kept, and the same call resumes from there")
 
 
 _Shown = bool | Callable[[ProgressState], object] | TqdmBar | RichBars | None

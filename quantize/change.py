@@ -66,7 +66,7 @@ class Changed(Generic[AnyChange]):
             return
         if self.written.n_resumed:
             done, n_chunks = self.written.n_resumed, self.written.n_chunks
-            yield f"went on from an interrupted run: {done} of {n_chunks} chunks were done"
+            yield f"resumed an interrupted run: {done} of {n_chunks} chunks were done"
         yield f"wrote {paths_text(self.paths)} in {self.seconds:.1f} s"
 
     def describe(self) -> dict[str, Any]:

@@ -111,13 +111,13 @@ def result_lines(result: Result) -> Iterator[str]:
     yield from note_lines(preparation.plan, is_done=True)
     written = result.written
     if written.n_resumed:
-        yield f"went on from an interrupted run: {written.n_resumed} of {written.n_chunks} chunks were done"
+        yield f"resumed an interrupted run: {written.n_resumed} of {written.n_chunks} chunks were done"
     for path, count in written.reused.items():
         yield f"reused {count} of {len(preparation.plan.tensors)} tensors from {path}"
     for note in written.notes:
         yield f"note: {note}"
     if result.replaced:
-        yield f"replaced {paths_text(result.replaced)}, which was there before"
+        yield f"replaced {paths_text(result.replaced)}, which existed before"
     if written.verification is not None:
         yield str(written.verification)
     yield from written.calibration

@@ -240,7 +240,8 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
     paths = [path for run in runs for path in run.output_paths]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise BadArgument(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
+        remedy = "put {ftype} into the name of the output"
+        raise BadArgument(f"{twice}: two types would go to this file; {remedy}")
     found = [not how.force and run.is_finished for run in runs]
     missing = [run for run, is_found in zip(runs, found, strict=True) if not is_found]
     for run in missing:

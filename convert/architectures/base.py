@@ -200,8 +200,8 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
 
 
 _TIED_NOTE = (
-    "no lm_head.weight: the checkpoint is that of a model without an output matrix, as models of embeddings"
-    " are; llama.cpp takes the matrix of embeddings in its place"
+    "no lm_head.weight: the model has no output matrix, like embedding models; llama.cpp uses the token"
+    " embeddings instead"
 )
 
 

@@ -188,7 +188,7 @@ class V4Config(DecoderConfig):
 
 def _read_rotation(read: ConfigReader, context: int) -> RopeConfig:
     """Return the rotation of layers that compress, as published; the others are not stretched."""
-    read.fixed("original_max_position_embeddings", None, "transformers reads it in rope_scaling alone")
+    read.fixed("original_max_position_embeddings", None, "transformers reads it only in rope_scaling")
     if {*(read.raw.get("rope_parameters") or ())} & {"main", "compress"}:
         raise read.bad("rope_parameters", "none, or one rotation as in rope_scaling of published models")
     rope = read_rope(read, context, kinds=("default", "yarn"))

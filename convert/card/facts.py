@@ -369,7 +369,7 @@ def read_report(path: Path, *, for_card: bool = False) -> Report:
         if suite is None:
             texts = [ReportText.of(content["text"], content["base"], is_class=False)]
         elif for_card:
-            raise ValueError("it is of a suite, and a card tells of one text")
+            raise ValueError("it measures a suite, but a card describes one text")
         else:
             texts = [ReportText.of(each, each, is_class=True) for each in suite["classes"]]
         files = tuple(_measures(model, of_suite=suite is not None) for model in content["models"])

@@ -186,7 +186,7 @@ def _calibration_text(calibration: CalibrationFacts) -> str:
     how = "" if calibration.method is None else f": {as_markdown(calibration.method)}"
     return (
         f"Calibrated on {text}{chunks}{how}. SHA-256 of the text: {as_code(calibration.sha256)}. The bytes of"
-        " every tensor were chosen so that the model errs little on it."
+        " every tensor were chosen so that predictions on it stay close to the original's."
     )
 
 

@@ -96,8 +96,8 @@ def refuse_foreign(path: Path) -> None:
     """Raise BadRequest for a card that was written by somebody else, which a new one would replace."""
     if path.exists() and not _is_ours(path):
         raise BadRequest(
-            f"{path}: is no card of gguf-tools, and a card would replace it; write the files to a folder of"
-            " their own, or replace it with gguf-tools card --force"
+            f"{path}: is not a card of gguf-tools, and the new card would replace it; write the files to"
+            " another folder, or replace it with gguf-tools card --force"
         )
 
 

@@ -361,7 +361,7 @@ def _route(files: Iterable[SafetensorsFile]) -> Mapping[str, RawTensor]:
         for name in sorted(file.tensors):
             if name in tensors:
                 other = tensors[name].path.name
-                raise CheckpointError(f"{file.path}: {shown(name)}: stands in {other} as well")
+                raise CheckpointError(f"{file.path}: {shown(name)}: is also in {other}")
             tensors[name] = file.tensors[name]
     return MappingProxyType(tensors)
 
@@ -383,8 +383,8 @@ def _check_index(index: Path, places: Mapping[str, str], tensors: Mapping[str, R
     for name, tensor in tensors.items():
         if name not in places:
             raise CheckpointError(
-                f"{tensor.path}: {shown(name)}: not in {index.name}, which is that of another save; remove it"
-                " if the shards are whole"
+                f"{tensor.path}: {shown(name)}: not in {index.name}, which belongs to another save;"
+                " remove it if the shards are complete"
             )
 
 

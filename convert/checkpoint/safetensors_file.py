@@ -239,7 +239,7 @@ class SafetensorsFile(Closing):
         try:
             header = parse_json(text, _without_duplicates)
         except _DuplicateKeyError as error:
-            raise CheckpointError(f"{self.path}: {shown(str(error))} stands twice in the header") from None
+            raise CheckpointError(f"{self.path}: {shown(str(error))} appears twice in the header") from None
         except ValueError as error:
             raise CheckpointError(f"{self.path}: the header is not JSON ({error})") from error
         if not text.startswith(b"{") or not isinstance(header, dict):

@@ -199,6 +199,6 @@ class StreamedFolder:
         if self.quiet or n_checked == len(read) or multiprocessing.parent_process() is not None:
             return
         remark(
-            f"{self.repo}: SHA-256 checked of {n_checked} of {len(read)} shards; the others did not come as a"
-            " whole, or not in order"
+            f"{self.repo}: SHA-256 checked of {n_checked} of {len(read)} shards; the others were not read"
+            " completely, or not in order"
         )

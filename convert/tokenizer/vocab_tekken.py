@@ -109,7 +109,7 @@ def _ranks(path: Path, entries: Any, n_tokens: int) -> Iterator[bytes]:
 def _merges(path: Path, ranks: Sequence[bytes]) -> Iterator[str]:
     rank_of = {token: rank for rank, token in enumerate(ranks)}
     if len(rank_of) < len(ranks):
-        raise BadTokenizer(f"{path}: {len(ranks) - len(rank_of)} tokens stand there twice")
+        raise BadTokenizer(f"{path}: {len(ranks) - len(rank_of)} tokens appear twice")
     for number, token in enumerate(ranks):
         if number < 256:  # the single bytes
             continue

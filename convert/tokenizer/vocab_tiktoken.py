@@ -107,9 +107,7 @@ def read_ranks(path: Path) -> tuple[bytes, ...]:
         if bytes([byte]) not in known:
             raise BadTokenizer(f"{path}: no token for the byte 0x{byte:02x}; the file is damaged")
     if len(known) < len(tokens):
-        raise BadTokenizer(
-            f"{path}: {len(tokens) - len(known)} tokens stand there twice; the file is damaged"
-        )
+        raise BadTokenizer(f"{path}: {len(tokens) - len(known)} tokens appear twice; the file is damaged")
     return tuple(tokens)
 
 

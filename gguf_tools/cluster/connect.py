@@ -92,7 +92,7 @@ class Cluster:
 
     def lost(self) -> ClusterError:
         """Return the error for a scheduler that no longer answers."""
-        return ClusterError(f"{self.address}: the scheduler is gone; start it, and workers")
+        return ClusterError(f"{self.address}: the scheduler has stopped; start it and its workers again")
 
     def _ask_all(self, function: Callable[..., str], *arguments: Any) -> dict[str, str]:
         """Call a function in every worker and return its answers; an exception there becomes a line.

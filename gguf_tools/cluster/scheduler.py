@@ -165,7 +165,7 @@ class Farm(Generic[Item]):
             return
         batch.n_lost += 1
         if batch.n_lost > self._pace.lost_batches:
-            raise ItemFailed(batch.items[0], "workers that were at work near it died, again and again")
+            raise ItemFailed(batch.items[0], "workers that worked on it or near it died repeatedly")
         if not batch.futures:
             self._give_out(batch)
 
@@ -215,7 +215,7 @@ class Farm(Generic[Item]):
         if self._slots:
             self._seen_workers = now
         elif now - self._seen_workers > self._pace.idle_seconds:
-            raise ClusterError(f"{self._cluster.address}: all workers are gone")
+            raise ClusterError(f"{self._cluster.address}: all workers have stopped")
 
     def _look_for_lost(self) -> None:
         """Give out again what is waited for much longer than anything before."""

@@ -288,7 +288,7 @@ def _type_name(metadata: Metadata, assignment: Assignment) -> str:
 
 def _refuse_split_key(key: str) -> None:
     if key in SPLIT_KEYS:
-        raise BadRequest(f"key {key!r} is for split and merge alone: it holds a split set together")
+        raise BadRequest(f"key {key!r} is only for split and merge: it holds a split set together")
 
 
 def _refuse_other_kind(metadata: Metadata, key: str, value: Value) -> None:
@@ -311,7 +311,7 @@ def _refuse_other_architecture(metadata: Metadata, key: str, value: Value) -> No
     unread = next((name for name in metadata if name.startswith(old + ".")), None)
     if unread is not None:
         raise BadRequest(
-            f"key {key!r}: with {value_text(value)} nobody would read keys like {unread!r}; "
+            f"key {key!r}: with {value_text(value)} no program would read keys like {unread!r}; "
             "use --force if you mean it"
         )
 

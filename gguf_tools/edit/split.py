@@ -83,7 +83,7 @@ def merged_file(source: GGUFSet, path: Path, *, replace: bool = False) -> NewFil
     raises  BadRequest if the source isn't part of a set, OutputError if there is a file at `path`
     """
     if not any(key in source.shards[0].metadata for key in SPLIT_KEYS):
-        raise BadRequest(f"{source.path}: is a whole model, no part of a split set; nothing to merge")
+        raise BadRequest(f"{source.path}: is a complete model, not part of a split set; nothing to merge")
     refuse_to_replace([path], force=replace)
     metadata = {key: value for key, value in source.metadata.items() if key not in SPLIT_KEYS}
     return _new_file(source, path, metadata, source.tensors.values())

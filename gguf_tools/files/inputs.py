@@ -170,8 +170,8 @@ class InputWatch:
             difference = self._digests[path].difference(digest)
             if difference is not None:
                 raise ChangedInput(
-                    f"{path}: was changed while it was read ({difference}); nothing more is made of it:"
-                    " run the command again when nobody writes to this file"
+                    f"{path}: was changed while it was read ({difference}), so the run stops:"
+                    " run the command again when no program writes to this file"
                 )
             self._seen[path] = status
         self._looked_at = now
@@ -200,7 +200,7 @@ def _look_at(file: InputFile) -> tuple[Status, Digest]:
     with ChangedInput.from_os(f"{file.path}: can't be read:"):
         digest = known(file, status, len(file.places))
     if _status_of(file) != status:
-        raise ChangedInput(f"{file.path}: is being changed; run the command again when that is over")
+        raise ChangedInput(f"{file.path}: is being changed; run the command again after the change")
     return status, digest
 
 

@@ -63,7 +63,7 @@ def leftovers(place: Path, *, remove: bool = False) -> Iterator[Leftover]:
     elif place.parent.is_dir():
         found = list(_in_folder(place.parent, only=place.name, remove=remove))
         if not found and not place.exists():
-            raise MissingFile(f"{place}: no such file or folder, and nothing of a run beside it")
+            raise MissingFile(f"{place}: no such file or folder, and no leftovers of a run beside it")
         yield from found
     else:
         raise MissingFile(f"{place}: no such file or folder")

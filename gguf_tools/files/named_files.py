@@ -75,7 +75,7 @@ def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) ->
     if may_be_folder and stat.S_ISDIR(mode):
         return found
     if found.name in ("", "..") or (not mode and text.endswith(files.SLASHES)):
-        raise BadArgument(f"{text!r} names no file, expected one to write")
+        raise BadArgument(f"{text!r} names no file, expected a file to write")
     if stat.S_ISDIR(mode):
         raise OutputError(f"{found}: is a folder, expected a file to write")
     if mode and not stat.S_ISREG(mode):
@@ -97,7 +97,7 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
     raises  BadArgument for an empty name, OutputError where something else has the name
     """
     if not os.fspath(path):
-        raise BadArgument("'' names no folder, expected one to write to")
+        raise BadArgument("'' names no folder, expected a folder to write to")
     found = Path(path)
     try:
         is_other = not stat.S_ISDIR(found.stat().st_mode)

@@ -203,7 +203,7 @@ def _reason(error: BaseException) -> str | None:
         if isinstance(cause, errors.RepositoryNotFoundError):
             return f"not found at {endpoint()}; check the name, and if it is private, {login}"
         if isinstance(cause, errors.OfflineModeIsEnabled):
-            return "not whole in the cache, and HF_HUB_OFFLINE forbids to ask the Hub"
+            return "not complete in the cache, and HF_HUB_OFFLINE forbids asking the Hub"
         if isinstance(cause, errors.HFValidationError):
             return "not a name that the Hub accepts, expected OWNER/NAME"
         if (status := _status(cause)) is not None:
@@ -213,7 +213,7 @@ def _reason(error: BaseException) -> str | None:
         if isinstance(cause, errors.FileMetadataError):
             return f"the Hub's answer lacks what it says of a file ({_first_line(cause)})"
     if isinstance(causes[0], errors.LocalEntryNotFoundError):
-        return "not whole in the cache, and the Hub is not asked (HF_HUB_OFFLINE) or can't be reached"
+        return "not complete in the cache, and the Hub is not asked (HF_HUB_OFFLINE) or can't be reached"
     if isinstance(causes[0], errors.EntryNotFoundError):
         return f"the Hub has no such file ({_first_line(causes[0])})"
     return None

@@ -162,7 +162,7 @@ def plan_upload(
             taken = _parts_of(path)
         for each in taken:
             if files.setdefault(each.name, each).absolute() != each.absolute():
-                raise BadRequest(f"{each}: {files[each.name]} has the same name, and is to be uploaded too")
+                raise BadRequest(f"{each}: {files[each.name]} has the same name, and would be uploaded, too")
     uploads = [Upload(path, name, path.stat().st_size) for name, path in files.items()]
     uploads.sort(key=lambda each: (each.name in _LAST, each.n_bytes, each.name))
     return tuple(uploads), tuple(left_out)
@@ -183,7 +183,7 @@ def upload(
     force    replace files that are there with another content
     done     called with each file, and whether it was not there already
     raises   HubError, after which files that are done stay there, and the same call goes on with the others;
-             OutputError, before anything is sent, for a file that is there with another content
+             OutputError, before anything is sent, for a file that exists with other content
     """
     from gguf_tools.hub.library import HfApi
 
@@ -199,7 +199,7 @@ def upload(
         if other:
             more = f" (and {len(other) - 1} other files)" if len(other) > 1 else ""
             raise OutputError(
-                f"{name}: {other[0]} is there with another content{more}; --force replaces it, and the"
+                f"{name}: {other[0]} exists with other content{more}; --force replaces it, and the"
                 " repository's history keeps the old one"
             )
         for each in uploads:
@@ -230,7 +230,7 @@ def _parts_of(path: Path) -> list[Path]:
     if not path.is_file():
         raise MissingFile(f"{path}: no such file or folder")
     if path.name.endswith(UNFINISHED):
-        raise BadRequest(f"{path}: is unfinished; the command that was writing it goes on with it")
+        raise BadRequest(f"{path}: is unfinished; the command that was writing it resumes it")
     if path.suffix == ".gguf":
         with open_gguf(path) as file:
             return list(file.paths)

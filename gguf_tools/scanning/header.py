@@ -278,7 +278,7 @@ def check_vocabulary(metadata: Metadata) -> Iterator[Finding]:
     known = frozenset(tokens)
     if len(known) < len(tokens):
         twice = [text for text, count in Counter(tokens).items() if count > 1]
-        text = f"{len(twice):,} tokens are there twice, on which llama.cpp stops: {listed(twice)}"
+        text = f"{len(twice):,} tokens appear twice, at which llama.cpp stops: {listed(twice)}"
         yield Finding("vocabulary", text, Level.BAD, (keys.TOKENIZER_TOKENS,))
     yield from _check_lists(metadata, len(tokens))
     yield from _check_ids(metadata, len(tokens))
@@ -331,5 +331,5 @@ def _check_merges(metadata: Metadata, known: frozenset[str]) -> Iterator[Finding
         text = f"{len(malformed):,} merges are not two texts with a space between: {listed(malformed)}"
         yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_MERGES,))
     if missing:
-        text = f"{len(missing):,} merges join, or make, what is no token: {listed(missing)}"
+        text = f"{len(missing):,} merges join or make something that is no token: {listed(missing)}"
         yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_MERGES,))

@@ -130,7 +130,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
         raise MissingFile(f"{os.fspath(path) or '.'}: {WORKING_FOLDER_IS_GONE}") from error
 
 
-WORKING_FOLDER_IS_GONE = "the working directory is gone; change to one that is there"
+WORKING_FOLDER_IS_GONE = "the working directory was removed; change to an existing one"
 
 
 def name_key(path: str | os.PathLike[str]) -> str:

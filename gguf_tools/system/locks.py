@@ -301,7 +301,7 @@ def _refuse_living(path: Path) -> None:
             raise Taken
         return
     if host != socket.gethostname():
-        raise Taken(f"process {pid} on {host}; if that is gone, remove {path.name}")
+        raise Taken(f"process {pid} on {host}; if that process has ended, remove {path.name}")
     if boot == boot_id() and isinstance(pid, int) and _is_running(pid, started):
         raise Taken(f"process {pid}")
 

@@ -307,8 +307,8 @@ class _ClusterDealer:
         """Raise ClusterError unless this process has read from a file what a worker says that it wrote."""
         if _digest(rows) != digests[path]:
             raise ClusterError(
-                f"{self.cluster.address}: what a worker says that it wrote to {path} is not there; do all"
-                " workers see the same files?"
+                f"{self.cluster.address}: a worker says that it wrote rows to {path}, but they are not in the"
+                " file here; do all workers see the same files?"
             )
 
     def _compute(

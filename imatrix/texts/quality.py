@@ -151,7 +151,7 @@ def admit(text: Text, name: str, tell: Tell, *, any_text: bool) -> TextQuality:
             raise BadRequest(
                 f"{name}: {finding.text}; expected a text of the kind that the model is for (--force uses it)"
             )
-        doubt = "; what is made with it can be worse than without it" if finding.is_bad else ""
+        doubt = "; a file made with it can be worse than a file made without it" if finding.is_bad else ""
         tell(Finding(finding.kind, f"{name}: {finding.text}{doubt}", finding.level))
     return quality
 

@@ -83,9 +83,7 @@ class OldFiles(Closing):
                 self.paths += file.paths
                 numbers = read_provenance(file)
                 if numbers is None:
-                    self.notes.append(
-                        f"{path}: says nothing of what its tensors were made of; none is reused"
-                    )
+                    self.notes.append(f"{path}: doesn't say what its tensors were made of; none is reused")
                 elif file.endian != endian:
                     self.notes.append(f"{path}: is {file.endian} endian, unlike the output; none is reused")
                 else:

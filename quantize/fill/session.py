@@ -180,7 +180,7 @@ class Session:
 
     def finish(self) -> None:
         """Publish what is whole and has no name yet; first fill in the provenance, now that all is done."""
-        assert not any(self._n_left.values()), "an output is not whole"
+        assert not any(self._n_left.values()), "an output is not complete"
         for output, writer in self._open.items():
             if writer.is_open and not self._has_to_wait(output):
                 self._publish(output)

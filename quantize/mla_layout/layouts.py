@@ -161,7 +161,7 @@ def tensors_by_layer(tensors: Iterable[TensorInfo], sizes: HeadSizes, path: Path
         layers.setdefault(layer, {})[role] = info
     if not layers:
         names = ", ".join(role.value for role in _ROLES["both"])
-        raise BadRequest(f"{path}: none of {names} is there, so there is no latent attention to lay out anew")
+        raise BadRequest(f"{path}: has none of {names}, so there is no latent attention to change")
     for layer, present in layers.items():
         if len(present) == 1 and Role.ATTN_KV_B not in present:
             missing = Role.ATTN_V_B if Role.ATTN_K_B in present else Role.ATTN_K_B

@@ -291,7 +291,7 @@ def _decide_without_rules(
 
 def _default(recipe: Recipe) -> GGMLType:
     if recipe.default is None:
-        raise BadRequest(f"{recipe.name}: copies every tensor and has no type of its own")
+        raise BadRequest(f"{recipe.name}: copies every tensor and has no type to give")
     return by_name(recipe.default)
 
 

@@ -138,7 +138,9 @@ class Sensitivities:
         fitted: dict[str, TensorSensitivity] = {}
         for name, each in self._joined(shapes).items():
             if name not in shapes:
-                raise BadRequest(f"{name}: has losses and is not in the model; losses of another model?")
+                raise BadRequest(
+                    f"{name}: has losses, but the model lacks this tensor; are they of another model?"
+                )
             shape = shapes[name]
             if (math.prod(shape), shape[-1]) != (math.prod(each.shape), each.shape[-1]):
                 raise BadRequest(

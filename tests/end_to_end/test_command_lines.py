@@ -188,7 +188,7 @@ def test_what_quantize_replaces(
     """llama-quantize's habit where only its options are used, said aloud; --force with any of ours."""
     source, out = str(tiny_gguf("bf16")), tmp_path / "out.gguf"
     assert gguf_tools.commands.quantize.main([source, str(out), "Q8_0"]) == 0
-    assert "which was there before" not in capsys.readouterr().out
+    assert "which existed before" not in capsys.readouterr().out
     first = out.stat()
     assert gguf_tools.commands.quantize.main([source, str(out), "Q8_0"]) == 0
     said = capsys.readouterr().out
@@ -196,14 +196,14 @@ def test_what_quantize_replaces(
     assert (out.stat().st_ino, out.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
     assert gguf_tools.commands.quantize.main([source, str(out), "Q4_0"]) == 0
     said = capsys.readouterr().out
-    assert f"replaced {out}, which was there before\n" in said
+    assert f"replaced {out}, which existed before\n" in said
     assert "note: replaced the existing file without asking, as llama-quantize does; with any" in said
     ours = ["--fallback", "attn_k_b=Q8_0", source, str(out), "Q4_K_M"]
     assert gguf_tools.commands.quantize.main(ours) == 1
     assert f"{out}: exists already; --force replaces it\n" in capsys.readouterr().err
     assert gguf_tools.commands.quantize.main(["--force", *ours]) == 0
     said = capsys.readouterr().out
-    assert f"replaced {out}, which was there before\n" in said
+    assert f"replaced {out}, which existed before\n" in said
     assert "without asking" not in said
 
 

@@ -112,7 +112,7 @@ def test_llama_cpp_loads_the_file(name: str, tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(recorded("qwen3.5"), tmp_path / "Qwen3.5-9B")
     assert command_line.main([str(folder), "--mmproj", "--outtype", "q8_0"]) == 0
-    assert "text part; the file holds the tower alone" in capsys.readouterr().out
+    assert "text part; the file holds only the tower" in capsys.readouterr().out
     (made,) = folder.glob("*.gguf")
     assert made.name == "mmproj-Qwen3.5-9b-Q8_0.gguf"
     assert main(["audit", str(made), str(folder)]) == 0

@@ -250,7 +250,7 @@ def test_ctrl_c(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     with trial.watched():
         assert made.run(command, trial.folder) == 0
     said = capsys.readouterr().out
-    assert f"went on from an interrupted run: {n_done} of {N_CHUNKS} chunks were done\n" in said
+    assert f"resumed an interrupted run: {n_done} of {N_CHUNKS} chunks were done\n" in said
     trial.check_all_are_there()
 
 
@@ -290,7 +290,7 @@ def test_a_chunk_that_fails(
     assert n_done == 90 if n_threads == 1 else n_done >= 89
     with trial.watched():
         assert made.run(command, trial.folder, 3 - n_threads) == 0
-    assert f"went on from an interrupted run: {n_done} of {N_CHUNKS}" in capsys.readouterr().out
+    assert f"resumed an interrupted run: {n_done} of {N_CHUNKS}" in capsys.readouterr().out
     trial.check_all_are_there()
 
 
@@ -348,7 +348,7 @@ def test_another_run_is_refused_and_the_interrupted_one_can_go_on(
     assert said.endswith("; --restart starts over, or give the output another name\n")
     with trial.watched():
         assert made.run("quantize", trial.folder) == 0
-    assert "went on from an interrupted run: 70 of" in capsys.readouterr().out
+    assert "resumed an interrupted run: 70 of" in capsys.readouterr().out
     trial.check_all_are_there()
 
 
@@ -431,7 +431,7 @@ def test_a_disk_that_fills_up_meanwhile(
         grow(32 << 20)
         with trial.watched():
             assert made.run("quantize", trial.folder) == 0
-        assert f"went on from an interrupted run: {n_done} of" in capsys.readouterr().out
+        assert f"resumed an interrupted run: {n_done} of" in capsys.readouterr().out
         trial.check_all_are_there()
 
 
@@ -460,7 +460,7 @@ def test_a_write_that_fails(
     assert f"out.gguf.{suffix}: can't be written: No space left on device; 80 of" in said
     with trial.watched():
         assert made.run(command, trial.folder) == 0
-    assert "went on from an interrupted run: 80 of" in capsys.readouterr().out
+    assert "resumed an interrupted run: 80 of" in capsys.readouterr().out
     trial.check_all_are_there()
 
 
@@ -506,10 +506,7 @@ def test_permission_that_is_lost(
     assert "Permission denied" in said
     with trial.watched():
         assert made.run("quantize", trial.folder) == 0
-    assert (
-        f"went on from an interrupted run: {N_CHUNKS if call == 'rename' else 30} of"
-        in capsys.readouterr().out
-    )
+    assert f"resumed an interrupted run: {N_CHUNKS if call == 'rename' else 30} of" in capsys.readouterr().out
     trial.check_all_are_there()
 
 
@@ -545,7 +542,7 @@ def test_a_source_that_is_cut_meanwhile(
     source.write_bytes(data)  # at a later time
     with trial.watched():
         assert own.run(command, trial.folder) == 0
-    assert "went on from an interrupted run: 40 of" in capsys.readouterr().out
+    assert "resumed an interrupted run: 40 of" in capsys.readouterr().out
     trial.check_all_are_there()
 
 
@@ -587,5 +584,5 @@ def test_a_source_that_has_become_another_is_refused(
     source.write_bytes(data)
     with trial.watched():
         assert own.run(command, trial.folder) == 0
-    assert "went on from an interrupted run: 40 of" in capsys.readouterr().out
+    assert "resumed an interrupted run: 40 of" in capsys.readouterr().out
     trial.check_all_are_there()

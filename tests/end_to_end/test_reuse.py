@@ -116,7 +116,7 @@ def test_no_provenance(
         )
         == 0
     )
-    assert f"note: {plain}: says nothing of what its tensors were made of" in capsys.readouterr().out
+    assert f"note: {plain}: doesn't say what its tensors were made of" in capsys.readouterr().out
     assert new.read_bytes() == old.read_bytes()
 
 

@@ -161,7 +161,7 @@ def test_a_scheduler_that_dies(
         assert quantize_main(command) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"quantize: error: {processes.address}: the scheduler is gone; start it, and workers; "
+        f"quantize: error: {processes.address}: the scheduler has stopped; start it and its workers again; "
     )
     assert line.endswith(" chunks are done and kept: the same command resumes from there")
     assert partial.exists()

@@ -271,7 +271,7 @@ def test_a_token_ends_a_call_and_the_next_one_goes_on(here: Path, tmp_path: Path
     token = gt.CancelToken(lambda state: state.done > state.total / 2 and token.cancel())
     for out in (tmp_path / "whole", tmp_path / "cut"):
         out.mkdir()
-    with pytest.raises(gt.Cancelled, match="the same call goes on from there"):
+    with pytest.raises(gt.Cancelled, match="the same call resumes from there"):
         INTERRUPTED[name](here, tmp_path / "cut", token)
     left = {path.name for path in (tmp_path / "cut").iterdir()}
     assert left or name == "evaluate"

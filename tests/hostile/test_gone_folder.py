@@ -19,7 +19,7 @@ from gguf_tools.errors import ToolkitError
 from tests.quantize.model_files import write_mixture_model
 from tests.support.trained_model import EXAMPLE
 
-GONE = "the working directory is gone; change to one that is there"
+GONE = "the working directory was removed; change to an existing one"
 
 
 @pytest.fixture(scope="module")

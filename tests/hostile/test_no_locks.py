@@ -78,7 +78,7 @@ def test_a_lock_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
 def test_a_lock_of_another_machine_holds(tmp_path: Path) -> None:
     path = tmp_path / "run"
     file = written(path, host="elsewhere", pid=12)
-    with pytest.raises(Taken, match=r"process 12 on elsewhere; if that is gone, remove run\.lock"):
+    with pytest.raises(Taken, match=r"process 12 on elsewhere; if that process has ended, remove run\.lock"):
         lock(path)
     assert file.exists()
 

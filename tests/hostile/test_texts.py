@@ -89,7 +89,7 @@ def test_forced_importances_are_told_even_quietly(
     assert imatrix_main(words) == 0
     shown = capsys.readouterr()
     assert "warning: " in shown.err
-    assert "can be worse than without it" in shown.err
+    assert "can be worse than a file made without it" in shown.err
     assert left(tmp_path) == ["out.gguf"]
 
 

@@ -67,8 +67,8 @@ def rope_notes(rope: RopeConfig, says: frozenset[str] = frozenset()) -> tuple[st
     """Return a note for a rotation that llama.cpp computes otherwise; `says` as in `decoder`."""
     if rope.kind == "dynamic":
         return (
-            "RoPE of type dynamic: the file says nothing of it, so beyond max_position_embeddings llama.cpp"
-            " rotates otherwise",
+            "RoPE of type dynamic: a GGUF file can't say this, so beyond max_position_embeddings llama.cpp"
+            " rotates differently",
         )
     if rope.kind == "longrope":
         return ("RoPE of type longrope: the file names it without its factors, and llama.cpp uses none",)

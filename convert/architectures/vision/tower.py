@@ -57,7 +57,7 @@ def tower(
 
     left_out  weights with a prefix that the file does without
     """
-    text = Drop(lambda name: not name.startswith(prefixes), "text part; the file holds the tower alone")
+    text = Drop(lambda name: not name.startswith(prefixes), "text part; the file holds only the tower")
     return Tower(
         hf_names,
         CLIP,

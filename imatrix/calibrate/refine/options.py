@@ -99,5 +99,5 @@ class Refinement:
             f" {self.best} of {self.n_steps} steps"
         )
         if not self.best:
-            yield "note: no step was of use on chunks held back, so scales are as they were"
+            yield "note: no step improved the chunks held back, so the scales are unchanged"
         yield f"wrote {self.path} in {self.seconds:.1f} s"

@@ -283,8 +283,8 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
         if kept.damaged is not None:
             if not base.exists():
                 raise BadRequest(
-                    f"{kept.damaged}: missing, or not as it was written, and {base}, which it can be computed"
-                    " from, is not there"
+                    f"{kept.damaged}: missing, or not as it was written, and {base}, from which it could"
+                    " be computed, doesn't exist"
                 )
             remark(f"{kept.damaged}: missing, or not as it was written; computing the base again")
         elif kept.about is not None:
@@ -323,7 +323,7 @@ def noise_entrants(base: OpenBase) -> tuple[Entrant, ...]:
     """
     source = base.source
     if source is None:
-        raise BadRequest(f"{base.path}: --noise-floor computes the base, whose weights are not there")
+        raise BadRequest(f"{base.path}: --noise-floor computes the base, but the base's weights don't exist")
     load = source.loader_for(replace(base.options.forward, rounded="weights"))
     loses = any(map(load.loses_bits, source.tensors.values()))
     return (Entrant(source, "activations"), *([Entrant(source, "weights")] if loses else []))

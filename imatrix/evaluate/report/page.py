@@ -246,8 +246,8 @@ def _token_charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
     if any(model.layers for model in models):
         yield chart_html(
             "drift", "Drift by layer",
-            "Norm of the change of the hidden states over the norm of the base's. A leap shows in which layer"
-            " a file loses.",
+            "Norm of the change of the hidden states over the norm of the base's. A jump shows the layer"
+            " where a file loses most.",
             lambda prefix, canvas: drift_chart(models, prefix, canvas),
         )  # fmt: skip
     if any(layer.routing_changed is not None for model in models for layer in model.layers):
@@ -266,8 +266,8 @@ def _class_charts(evaluation: Evaluation) -> Iterator[str]:
         yield _class_figure(
             "ratios", f"Against {printable(evaluation.comparisons[0].stock.name)}",
             "Mean KLD over that of the stock file, with the 95 % interval from paired chunks: left of 1 is"
-            " better. Intervals by class are corrected for the number of classes. Hollow marks can't be told"
-            " apart from it.",
+            " better. Intervals by class are corrected for the number of classes. Hollow marks show"
+            " no significant difference from it.",
             _ratios(evaluation),
         )  # fmt: skip
     yield _class_figure(

@@ -171,7 +171,9 @@ def prices_of(tensors: Sequence[TensorInfo], losses: Sensitivities) -> dict[str,
     here = {tensor.name for tensor in tensors}
     for name in losses.tensors:
         if name not in here:
-            raise BadRequest(f"{name}: has losses and is not in the file; losses of another model?")
+            raise BadRequest(
+                f"{name}: has losses, but the file lacks this tensor; were they measured on another model?"
+            )
     return {
         tensor.name: _price(tensor, measured)
         for tensor in tensors

@@ -186,7 +186,7 @@ def test_somebody_else_s_card_is_not_replaced(tmp_path: Path, capsys: pytest.Cap
     folder = shutil.copytree(EXAMPLE, tmp_path / "model")
     before = sorted(path.name for path in folder.iterdir())
     assert make(["--card", str(folder)], gguf_tools.commands.convert.main) == 1
-    assert "is no card of gguf-tools" in capsys.readouterr().err
+    assert "is not a card of gguf-tools" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == before
 
 

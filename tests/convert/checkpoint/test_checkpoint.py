@@ -198,7 +198,7 @@ def _repeat_tensor(folder: Path) -> None:
         (_edit_index(lambda places: places.update(x=3)), r"index\.json: x: found file 3"),
         (_edit_index(lambda places: places.clear()), r"index\.json: no weight_map"),
         (_repeat_tensor,
-         r"model-00002-of-00003\.safetensors: twice: stands in model-00001-of-00003\.safetensors as well"),
+         r"model-00002-of-00003\.safetensors: twice: is also in model-00001-of-00003\.safetensors"),
         (lambda folder: write_safetensors(folder / "model.safetensors", TENSORS), "remove one of them"),
         (lambda folder: (folder / INDEX_NAME).write_text("{"), r"index\.json: not JSON"),
     ],
@@ -269,7 +269,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         (b"\xff\xff", 0, "the header is not JSON"),
         (b"[" * 100_000, 0, "the header is not JSON"),
         (b'{"x": ' + b"1" * 5000 + b"}", 0, "the header is not JSON"),
-        (b'{"x": 1, "x": 2}', 0, "x stands twice in the header"),
+        (b'{"x": 1, "x": 2}', 0, "x appears twice in the header"),
     ],
 )  # fmt: skip
 def test_a_broken_file_is_named_in_one_line(header: Any, data: int, words: str, tmp_path: Path) -> None:

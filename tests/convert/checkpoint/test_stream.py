@@ -141,7 +141,7 @@ def test_a_run_that_failed_goes_on(
     hub.troubles.clear()
     hub.sent_bytes = 0
     assert gguf_tools.commands.convert.main(words) == 0
-    assert "went on from an interrupted run" in capsys.readouterr().out
+    assert "resumed an interrupted run" in capsys.readouterr().out
     assert hub.sent_bytes < 0.8 * (folder / "model.safetensors").stat().st_size
     assert (
         gguf_tools.commands.convert.main(["-q", str(folder), "--outtype", "Q8_0", "--outfile", "local.gguf"])

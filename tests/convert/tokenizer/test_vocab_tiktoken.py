@@ -105,7 +105,7 @@ def test_a_damaged_file_is_refused(data: bytes, words: str, tmp_path: Path) -> N
 
 
 def test_tokens_that_stand_twice_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadTokenizer, match="1 tokens stand there twice"):
+    with pytest.raises(BadTokenizer, match="1 tokens appear twice"):
         read_tiktoken_vocab(write(tmp_path, [*BYTES, b"a"]), files(tmp_path))
 
 

@@ -187,7 +187,7 @@ def test_nobody_waits_for_workers_that_never_come(cluster: Cluster, tmp_path: Pa
             pass
 
     deserted = Deserted(cluster.client, "here:1")
-    with pytest.raises(ClusterError, match=r"^here:1: all workers are gone$"):
+    with pytest.raises(ClusterError, match=r"^here:1: all workers have stopped$"):
         do_all(deserted, Doubling(tmp_path / "log"), tmp_path / "out", 3, Pace(idle_seconds=1.0))
 
 

@@ -156,14 +156,14 @@ def test_arguments_that_make_no_sense(
         (["set", "nope.gguf", "k=u8:1"], "nope.gguf: No such file or directory"),
         (["set", "a.gguf", "k=1"], "a.gguf: key 'k' is new: say its type, as in k=str:1"),
         (["set", "a.gguf", "a.u8=256"], "a.gguf: key 'a.u8': '256' is not a number that uint8 can hold"),
-        (["set", "a.gguf", "split.no=u16:1"], "a.gguf: key 'split.no' is for split and merge alone"),
+        (["set", "a.gguf", "split.no=u16:1"], "a.gguf: key 'split.no' is only for split and merge"),
         (["set", "a.gguf", "a.u8=1", "-o", "a.gguf"], "a.gguf: is an input of this run"),
         (["remove-key", "a.gguf", "general.architecture"], "a.gguf: key 'general.architecture' can't be"),
         (["rename", "a.gguf", "nope=x"], "a.gguf: no tensor 'nope'"),
         (["rename", "a.gguf", "--regex", "(=x"], "a.gguf: '(' is not a regular expression"),
         (["split", "nope.gguf", "m"], "nope.gguf: No such file or directory"),
         (["split", "a.gguf", "no/m"], "no/m-00001-of-00001.gguf.partial: can't be created: No such file"),
-        (["merge", "a.gguf", "b.gguf"], "a.gguf: is a whole model, no part of a split set"),
+        (["merge", "a.gguf", "b.gguf"], "a.gguf: is a complete model, not part of a split set"),
     ],
 )
 def test_errors_are_one_line(

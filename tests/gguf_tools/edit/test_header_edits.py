@@ -145,8 +145,8 @@ def test_input_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("split.no=u16:1", "'split.no' is for split and merge alone"),
-        ("split.count=2", "is for split and merge alone"),
+        ("split.no=u16:1", "'split.no' is only for split and merge"),
+        ("split.count=2", "is only for split and merge"),
         ("new=1", "'new' is new: say its type, as in new=str:1"),
         ("llama.block_count=1", "is new: say its type"),
         ("own.number=40000", "'40000' is not a number that int16 can hold"),
@@ -154,7 +154,7 @@ def test_input_is_left_alone() -> None:
         ("deepseek2.block_count=i32:3", "3 is int32, llama.cpp reads uint32; use force=True"),
         ("deepseek2.attention.head_count=f32:3", "reads uint32 or array of int32 or array of uint32"),
         ("own.number=i32:5", "5 is int32, the file has int16; use force=True"),
-        ("general.architecture=llama", r"nobody would read keys like 'deepseek2\.block_count'; use force"),
+        ("general.architecture=llama", r"no program would read keys like 'deepseek2\.block_count'"),
     ],
 )
 def test_what_would_break_the_file_is_refused(argument: str, message: str) -> None:

@@ -88,7 +88,7 @@ def test_what_is_there_is_replaced_by_force_alone(
     hub.requests.clear()
     assert run(folder, REPO, "-q") == 1
     err = capsys.readouterr().err
-    assert "large.safetensors is there with another content (and 1 other files); --force replaces it" in err
+    assert "large.safetensors exists with other content (and 1 other files); --force replaces it" in err
     assert (err.count("\n"), hub.asked("/commit/"), large.read_bytes() == changed) == (1, [], False)
     assert run(folder, REPO, "--force") == 0
     assert large.read_bytes() == changed

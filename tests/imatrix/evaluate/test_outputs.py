@@ -115,7 +115,7 @@ def test_losses_are_looked_at_first(
     write_sensitivities(Sensitivities(other, model={}, text={}), tmp_path / "losses.json")
     page = ["--html", str(tmp_path / "e.html"), "--losses", str(tmp_path / "losses.json")]
     assert main([*words, *page]) == 1
-    assert "has losses and is not in the file; losses of another model?" in capsys.readouterr().err
+    assert "has losses, but the file lacks this tensor; were they measured on" in capsys.readouterr().err
 
 
 def test_a_page_is_made_without_an_evaluation_of_another_base(

@@ -215,7 +215,7 @@ def test_the_page_says_what_more_bytes_would_save(evaluation: Evaluation) -> Non
     [
         (
             {"blk.9.x.weight": TensorSensitivity((1, 256), {"Q2_K": 1.0})},
-            "blk.9.x.weight: has losses and is not",
+            "blk.9.x.weight: has losses, but the file lacks",
         ),
         (
             {"token_embd.weight": TensorSensitivity((1, 256), {"Q2_K": 1.0})},

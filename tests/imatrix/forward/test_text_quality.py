@@ -92,7 +92,7 @@ def test_forced_nonsense_is_told(encode: Encode) -> None:
     admit(_text(encode(NONSENSE["newlines"])), "x.txt", told.append, any_text=True)
     (finding,) = told
     assert finding.level is Level.BAD
-    assert "can be worse than without it" in finding.text
+    assert "can be worse than a file made without it" in finding.text
 
 
 @pytest.mark.parametrize("kind", ["tokens", "bytes", "base64", "digits"])

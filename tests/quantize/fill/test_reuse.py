@@ -260,7 +260,7 @@ def test_a_file_without_provenance(tmp_path: Path, encoded: list[str]) -> None:
     replace(SETUP, provenance=False).write(old)
     encoded.clear()
     written = SETUP.write(tmp_path / "new.gguf", [old])
-    assert written.notes == (f"{old}: says nothing of what its tensors were made of; none is reused",)
+    assert written.notes == (f"{old}: doesn't say what its tensors were made of; none is reused",)
     assert written.reused == {}
     assert set(encoded) == {*NAMES}
 

@@ -80,7 +80,7 @@ def test_damages_add_up() -> None:
 def test_losses_of_another_model_are_refused() -> None:
     losses = Sensitivities({"a": TensorSensitivity((1, 256), {"Q4_K": 0.25})})
     assert losses.fitted_to([TensorInfo("a", (1, 256), F32), TensorInfo("b", (2, 2), F32)]) == losses
-    with pytest.raises(BadRequest, match="a: has losses and is not in the model"):
+    with pytest.raises(BadRequest, match="a: has losses, but the model lacks this tensor"):
         losses.fitted_to([TensorInfo("b", (1, 256), F32)])
     with pytest.raises(BadRequest, match="a: shape 2 x 256, and the losses have 1 x 256"):
         losses.fitted_to([TensorInfo("a", (2, 256), F32)])

@@ -205,7 +205,7 @@ def test_scales_stay_where_no_step_is_of_use(
     args += ["-o", str(tmp_path / "out.gguf"), "-c", "64", "--chunks", "16"]
     args += ["--steps", "2", "--rate", "1", "-t", "1"]
     assert main(["refine", str(made / "file.gguf"), *args]) == 0
-    assert "note: no step was of use on chunks held back" in capsys.readouterr().out
+    assert "note: no step improved the chunks held back" in capsys.readouterr().out
     with open_gguf(made / "file.gguf") as before, open_gguf(tmp_path / "out.gguf") as after:
         for name in before.tensors:
             np.testing.assert_array_equal(before.raw(name), after.raw(name))
