@@ -120,7 +120,7 @@ def _pooling(path: Path) -> tuple[int | None, list[str]]:
         notes.append(f"{name}: llama.cpp has no pooling {listed(modes)}: left out, each token has its vector")
     elif len(modes) > 1:
         used = next(mode for mode in _NUMBERS if mode in modes)
-        notes.append(f"{name}: pooling {listed(modes)} are put together; llama.cpp does {used} alone")
+        notes.append(f"{name}: pooling {listed(modes)} are put together; llama.cpp does only {used}")
     if config.get("include_prompt") is False:
         notes.append(f"{name}: include_prompt is false; llama.cpp pools the tokens of a prompt, too")
     return number, notes

@@ -188,7 +188,7 @@ _CONSTANTS = re.compile(
 def _word(name: str) -> Word:
     name = name.replace("__builtin__.", "builtins.")
     if not (name in _CALLS or name in _STORAGES or _CONSTANTS.fullmatch(name)):
-        raise ValueError(f"names {shown(name)}, expected tensors and plain values alone")
+        raise ValueError(f"names {shown(name)}, expected only tensors and plain values")
     return Word(name)
 
 

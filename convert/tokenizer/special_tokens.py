@@ -266,7 +266,7 @@ def _ids(
             if 0 <= token_id < n_tokens:
                 ids[kind] = token_id
                 if others and kind != "eos":
-                    notes.append(f"{file_name}: {kind}_token_id has {len(others) + 1} ids: the first counts")
+                    notes.append(f"{file_name}: {kind}_token_id has {len(others) + 1} ids: the first is used")
             else:
                 notes.append(f"{file_name}: {kind} token id {token_id} is none of {n_tokens}: left out")
     notes += [f"no {kind} token found in {folder}" for kind in ("bos", "eos") if kind not in ids]

@@ -92,7 +92,7 @@ def _disagreements(
             n_same = sum(other.get(text) == token_id for text, token_id in pieces.items())
             yield (
                 f"{theirs} has {len(other)} tokens and {ours} {len(pieces)}, {n_same} of them alike: {ours}"
-                " counts"
+                " is used"
             )
     rows = dict(enumerate(text.replace("▁", " ") for text in vocab.tokens))
     lost = [text for text, token_id in added if rows.get(token_id) != text.replace("▁", " ")]

@@ -289,7 +289,7 @@ def _rename_rounds(source: GGUFSet, new_names: Mapping[str, str]) -> list[dict[s
             old, new = next(iter(pending.items()))
             raise BadRequest(
                 f"{source.path}: tensor {old!r} can't become {new!r} while there is one in {home[new].name};"
-                " rename that one first, to a name that is free, in a run of its own"
+                " rename that one first, to an unused name, in a separate run"
             )
         rounds.append(ready)
         files = {old: home.pop(old) for old in ready}

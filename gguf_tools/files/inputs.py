@@ -118,7 +118,7 @@ class Digest:
         if changed:
             more = f" and {len(changed) - 1} more tensors hold" if len(changed) > 1 else " holds"
             return f"{shown(changed[0])}{more} other numbers"
-        return None if self.start == other.start else "its header is another"
+        return None if self.start == other.start else "its header is different"
 
 
 class InputWatch:

@@ -179,7 +179,7 @@ def read_corpus(path: str | os.PathLike[str]) -> str:
     half = MAX_RUN // 2  # of a run of that length, a part that begins at a multiple of the half is whole
     parts = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
     if any(part.isspace() or part.split(None, 1)[0] == part for part in parts):
-        raise BadRequest(f"{path}: {half:,} characters without a space, or of spaces alone; expected a text")
+        raise BadRequest(f"{path}: {half:,} characters without a space, or only spaces; expected a text")
     return text
 
 

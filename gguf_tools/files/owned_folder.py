@@ -285,7 +285,7 @@ class FolderKind:
         beginning of the mark, and its lock.
         """
         if folder.is_symlink():
-            raise OutputError(f"{folder}: is a link, expected a folder of this command's own; remove it")
+            raise OutputError(f"{folder}: is a link, expected a folder made by this command; remove it")
         if self.is_ours(folder):
             return
         for path in files_of(folder):

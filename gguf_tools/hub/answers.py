@@ -253,7 +253,7 @@ def _check_encoding(subject: str, response: Any) -> None:
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise HubError(
-            f"{subject}: the server packed its answer ({shown(encoding)}), which was asked for as it is"
+            f"{subject}: the server packed its answer ({shown(encoding)}), expected an unpacked answer"
         )
 
 

@@ -221,9 +221,9 @@ def _reason(error: BaseException) -> str | None:
 
 def _of_status(status: int, error: BaseException, login: str) -> str:
     if status == 401:
-        return f"the Hub wants to know who asks (401); {login}"
+        return f"the Hub asks for a login (401); {login}"
     if status == 403:
-        return f"the token has no right to this (403): {_first_line(error)}"
+        return f"the token lacks permission for this (403): {_first_line(error)}"
     if status == 404:
         return f"the Hub has no such file (404): {_first_line(error)}"
     if status == 429:

@@ -124,7 +124,7 @@ def estimate_lines(plan: CalibrationPlan, n_threads: int, scheduler: str | None 
     yield from cost_lines("calibration", text.chunks, cost, n_threads)
     faster = seconds_in_bfloat16(plan, n_threads)
     if faster is not None and faster < _WORTH * cost.seconds:
-        yield f"          about {time_text(faster)} with --dtype bfloat16; the bytes are others then"
+        yield f"          about {time_text(faster)} with --dtype bfloat16; the bytes then differ"
     if scheduler is not None:
         share = encoding_seconds(plan.options, plan.probe, text) / planned_work(plan, text).seconds
         yield f"          without the workers of {scheduler}; rounding, {share:.0%} of the work, is for them"

@@ -159,7 +159,7 @@ def _compared(chosen: PaddedPlan, found: Sequence[PaddedPlan]) -> PaddedPlan:
     plain = next((each for each in found if not each.padding.pads), None)
     if not chosen.padding.pads:
         others = [each for each in found if each.padding.pads]
-        notes = [f"{_what(each)} was tried and left: {_difference(chosen, each)}" for each in others]
+        notes = [f"{_what(each)} was tried and not chosen: {_difference(chosen, each)}" for each in others]
         return _noted(chosen, *notes)
     note = _what(chosen)
     if plain is not None:

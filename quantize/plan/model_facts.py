@@ -93,8 +93,8 @@ class ModelFacts:
         """
         if not self.n_layers:
             raise BadRequest(
-                f"this file type asks how many heads share a key, which {self.architecture} files do not say"
-                " (llama-quantize stops here too); --pure asks nothing"
+                f"this file type depends on how many heads share a key, which {self.architecture} files do"
+                " not say (llama-quantize stops here too); --pure does not need this"
             )
         if not self.n_heads or not self.n_kv_heads:
             return 0

@@ -52,7 +52,7 @@ def test_a_change_in_any_tensor_is_noticed_and_the_tensor_is_named(file: InputFi
 def test_a_change_of_the_header_is_noticed(file: InputFile) -> None:
     watch = InputWatch([file])
     flip(file.path, 100)
-    with pytest.raises(ChangedInput, match="its header is another"):
+    with pytest.raises(ChangedInput, match="its header is different"):
         watch.refuse_changed()
 
 

@@ -229,8 +229,8 @@ class Report:
         if unseen:
             yield Finding(
                 "unreached experts",
-                f"no token reached {len(unseen)} matrices; what others of their layer see took the place of"
-                f" their own: {_names(unseen)}",
+                f"no token reached {len(unseen)} matrices; activations of other matrices of their layer"
+                f" were used instead: {_names(unseen)}",
                 about=tuple(dict.fromkeys(part.tensor for part in unseen)),
             )
         alone = [part for part in self.parts if part.n_seen == 0 and not part.has_factor]

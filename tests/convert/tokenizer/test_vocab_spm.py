@@ -151,5 +151,5 @@ def test_a_tokenizer_json_beside_it_that_disagrees(tmp_path: Path) -> None:
     model = {**alike["model"], "vocab": {**alike["model"]["vocab"], "moreover": n_pieces}}
     assert notes({**alike, "model": model}) == [
         f"tokenizer.json has {n_pieces + 1} tokens and tokenizer.model {n_pieces}, {n_pieces} of them alike:"
-        " tokenizer.model counts"
+        " tokenizer.model is used"
     ]

@@ -38,7 +38,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize(
     ("gain", "dtype", "told"),
     [
-        (3.0, "float32", "          about 30 seconds with --dtype bfloat16; the bytes are others then"),
+        (3.0, "float32", "          about 30 seconds with --dtype bfloat16; the bytes then differ"),
         (0.125, "float32", None),
         (3.0, "bfloat16", None),
         (0.125, "bfloat16", f"note: {EMULATED}"),
