@@ -94,7 +94,7 @@ def test_nearest_name(word: str, near: str | None) -> None:
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [
-        (["quantize", "--resume", "a", "b", "Q4_0"], "the same command goes on"),
+        (["quantize", "--resume", "a", "b", "Q4_0"], "the same command resumes"),
         (["quantize", "--target-bpw", "3", "a", "b"], "say --size 3.4bpw"),
         (["quantize", "--bpw=3", "a", "b"], "say --size 3.4bpw"),
         (["quantize", "--output", "b", "a", "Q4_0"], "OUTPUT is the second word"),  # not --output-tensor-type
