@@ -17,24 +17,32 @@ from gguf_tools.text import html_text
 
 LIGHT = """\
 --ink: #0b0b0b; --muted: #6d6c66; --grid: #e1e0d9; --surface: #fcfcfb; --ring: #8a8983; --panel: #f3f2ee;
---heat: 226 72 40;
+--heat: 226 72 40; --stock: #8c5a00; --calibrated: #0969da; --chosen: #1a7f37;
 --series-0: #1b76ef; --series-1: #fd4470; --series-2: #254f13; --series-3: #210784; --series-4: #9e5f04;
 --series-5: #2f9c8b; --series-6: #aa2db6; --series-7: #491a35; --series-8: #a780cf; --series-9: #305d83;
 --series-10: #a30c49; --series-11: #4412ef;"""
 
 DARK = """\
 --ink: #f4f4f2; --muted: #a3a29a; --grid: #33322f; --surface: #1a1a19; --ring: #6d6c66; --panel: #252523;
---heat: 235 96 52;
+--heat: 235 96 52; --stock: #e3a24a; --calibrated: #58a6ff; --chosen: #4ac26b;
 --series-0: #75b4f9; --series-1: #f9f66a; --series-2: #d02e1e; --series-3: #60aa7d; --series-4: #ff7ac3;
 --series-5: #72fbf6; --series-6: #d08321; --series-7: #ac73fe; --series-8: #83d702; --series-9: #f4b99b;
 --series-10: #1e767e; --series-11: #d50eb8;"""
 
-STYLE = f"""\
+THEME = f"""\
 :root {{ color-scheme: light dark; {LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
-* {{ box-sizing: border-box; }}
+"""
+
+FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif'
+
+OVER_LINES = "paint-order: stroke; stroke: var(--surface); stroke-width: 3px;"
+"""The look of a chart's text, which lines may run behind."""
+
+STYLE = f"""\
+{THEME}* {{ box-sizing: border-box; }}
 body {{ margin: 0 auto; max-width: 1160px; padding: 16px; background: var(--surface); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }}
+  font: 15px/1.5 {FONTS}; }}
 h1 {{ font-size: 1.5rem; margin: 0 0 .25rem; overflow-wrap: anywhere; }}
 h2 {{ font-size: 1.1rem; margin: 2rem 0 .25rem; }}
 p, figcaption {{ margin: .25rem 0 .75rem; max-width: 46rem; overflow-wrap: anywhere; }}
@@ -48,7 +56,7 @@ th {{ color: var(--muted); font-weight: 600; }}
 figure {{ margin: 0; min-width: 0; }}
 figure svg {{ display: block; width: 100%; height: auto; }}
 svg text {{ font-family: inherit !important; }}
-.charts svg text {{ paint-order: stroke; stroke: var(--surface); stroke-width: 3px; }}
+.charts svg text {{ {OVER_LINES} }}
 .charts {{ display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px 32px; }}
 .narrow {{ display: none; }}
 details {{ margin: .5rem 0; }}

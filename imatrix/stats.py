@@ -20,14 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguf_tools.errors import BadRequest
-from gguf_tools.files.named_files import whole_file
+from gguf_tools.drawing import Canvas, drawn_file, heat_colours, require_matplotlib
 from gguf_tools.text import printable, table
 from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
 from quantize.roles import layer_of
@@ -35,7 +33,6 @@ from quantize.roles import layer_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 ACTIVE_ABOVE = 1e-5
 """Mean squared activation above which a column counts as active."""
@@ -186,6 +183,9 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 _MOST_LABELS = 40
 """Layers whose numbers stand beside a heat map."""
 
+_NOTHING = "#8a898340"
+"""What a heat map has where there is no number: a grey that can be seen on light and on dark."""
+
 _HEAD = (
     "layer", "tensor", "total", "min", "max", "mean", "sd", "active", "values", "entropy", "equal",
     "outliers", "similar",
@@ -297,51 +297,51 @@ def description_lines(contents: ImportanceFile) -> Iterator[str]:
 
 
 def plot(contents: ImportanceFile, path: Path) -> None:
-    """Write a picture, PNG or SVG, with one heat map, or two for a model with experts.
+    """Write an SVG, or what else the path's ending says: a heat map, or two for a model with experts.
 
     The first has the mean squared activation of each tensor's input, with powers of ten as plain numbers. The
     second has, for every layer with experts, each expert's count as a multiple of what an even spread would
-    give it.
+    give it. Grey is what there is not.
     raises  BadRequest without matplotlib or for another kind of picture, OutputError when the file can't be
             written
     """
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("png", "svg"):
-        raise BadRequest(f"{path}: the picture is a PNG or an SVG; expected a name that ends in .png or .svg")
-    if find_spec("matplotlib") is None:
-        raise BadRequest("--plot needs matplotlib: pip install 'gguf-tools[plot]', or '.[plot]' in a clone")
+    require_matplotlib("--plot")
     from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
 
     means, kinds, layers = _means([entry for entry in entry_stats(contents) if entry.layer is not None])
     coverage = expert_coverage(contents)
-    width = 3 + 0.5 * len(kinds)
-    height = 2.2 + 0.2 * max(8, len(layers))
-    figure = Figure(figsize=(width + 8 * bool(coverage), height), layout="constrained")
-    ratios = [width, 8] if coverage else [width]
-    (left, *right) = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
-    norm = LogNorm() if np.isfinite(means).any() else None
-    image = left.imshow(means, aspect="auto", cmap="viridis", interpolation="nearest", norm=norm)
-    left.set_xticks(range(len(kinds)), map(printable, kinds), rotation=90, parse_math=False)
-    _label(figure, left, image, "mean squared activation", layers)
-    if coverage:
-        table = np.full((len(coverage), max(map(len, coverage.values()))), np.nan)
-        for row, counts in enumerate(coverage.values()):
-            table[row, : len(counts)] = counts
-        image = right[0].imshow(table, aspect="auto", cmap="magma", interpolation="nearest", vmin=0)
-        right[0].set_xlabel("expert")
-        _label(figure, right[0], image, "times seen, 1 = evenly spread", list(coverage))
-    with whole_file(path) as file:
-        figure.savefig(file, format=kind, dpi=120)
+    heights = [190 + 15 * max(8, len(layers)), *([90 + 15 * max(4, len(coverage))] if coverage else ())]
+    canvas = Canvas("", 150 + max(390, 19 * len(kinds)), sum(heights))
+    with drawn_file(path, canvas, "Mean squared activations, and how often experts were seen") as figure:
+        (above, *below) = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        above.set_xticks(range(len(kinds)), map(printable, kinds), rotation=90)
+        norm = LogNorm() if np.isfinite(means).any() else None
+        _draw_heat(figure, above, means, "mean squared activation", layers, norm=norm)
+        if coverage:
+            table = np.full((len(coverage), max(map(len, coverage.values()))), np.nan)
+            for row, counts in enumerate(coverage.values()):
+                table[row, : len(counts)] = counts
+            below[0].set_xlabel("expert")
+            below[0].xaxis.get_major_locator().set_params(integer=True)
+            _draw_heat(figure, below[0], table, "times seen, 1 = evenly spread", list(coverage), vmin=0)
 
 
-def _label(figure: Figure, axes: Axes, image: AxesImage, title: str, layers: list[int]) -> None:
-    """Write a title, the numbers of layers where there is room, and what colours mean in plain numbers."""
+def _draw_heat(
+    figure: Figure, axes: Axes, table: np.ndarray, title: str, layers: list[int], **scale: Any
+) -> None:
+    """Draw a heat map, with numbers of layers where there is room, and what colours mean in plain numbers."""
+    from matplotlib.colors import ListedColormap
+
+    colours = ListedColormap(heat_colours(256)).with_extremes(bad=_NOTHING)
+    image = axes.imshow(table, aspect="auto", cmap=colours, interpolation="nearest", **scale)
     step = -(-len(layers) // _MOST_LABELS) or 1
     axes.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
     axes.set_ylabel("layer")
     axes.set_title(title)
+    axes.tick_params(length=0, pad=6)
+    axes.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes)
+    bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")
     bar.ax.yaxis.set_minor_formatter(lambda value, _: "")
 

@@ -145,7 +145,7 @@ def _add_stats(add_parser: _AddParser) -> None:
     stats.add_argument("--json", action="store_true", help="as one JSON object")
     stats.add_argument(
         "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
-        help="also draw the statistics, as PNG or SVG; needs matplotlib",
+        help="also draw the statistics, as PNG, SVG or PDF; needs matplotlib",
     )  # fmt: skip
     stats.set_defaults(answers=True, body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
 

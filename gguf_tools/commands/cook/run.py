@@ -21,6 +21,7 @@ from gguf_tools.commands.cook.files import make_files, plans
 from gguf_tools.commands.cook.record import Record
 from gguf_tools.commands.cook.request import CookRequest
 from gguf_tools.commands.cook.steps import CARD, Cooking, Step, costs_of, steps_of, work_of_evaluation
+from gguf_tools.drawing import require_matplotlib
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.early_checks import nearest_folder, refuse_early, refuse_shared
 from gguf_tools.files.leftovers import forget
@@ -134,9 +135,7 @@ def refuse(request: CookRequest) -> None:
     refuse_early([nearest_folder(request.folder)], [request.held_out])
     refuse_early(texts=[request.text], folders=True)
     if request.held_out is not None:
-        from imatrix.evaluate.report.charts import require_matplotlib
-
-        require_matplotlib()
+        require_matplotlib("--held-out")
 
 
 def _refuse_shared(request: CookRequest, steps: Sequence[Step]) -> None:

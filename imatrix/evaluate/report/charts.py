@@ -11,20 +11,17 @@ points nor each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.drawing import GRID, INK, MUTED, SERIES, SURFACE, Canvas, drawing, svg_text
 from gguf_tools.text import printable, size_text
 from imatrix.evaluate.evaluation import EvaluatedModel
 from imatrix.evaluate.report.points import Point, pareto_front, short_names
-from imatrix.evaluate.report.svg import GRID, INK, MUTED, SERIES, SETTINGS, SURFACE, svg_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,22 +51,7 @@ BESIDE_AXES, BELOW_AXES, _A_LAYER = 70, 90, 45
 """About what labels and legend take beside and below the axes, and the least width of a layer's label."""
 
 
-@dataclass(frozen=True)
-class Canvas:
-    """The size that a chart is drawn at, in the page's pixels; `name` is a class of the style sheet."""
-
-    name: str
-    width: int
-    height: int
-
-
 WIDE, NARROW = Canvas("wide", 540, 400), Canvas("narrow", 356, 380)
-
-
-def require_matplotlib() -> None:
-    """Raise BadRequest saying what to install where matplotlib is missing."""
-    if find_spec("matplotlib") is None:
-        raise BadRequest("--html needs matplotlib: pip install 'gguf-tools[report]'")
 
 
 def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas, floor: float | None = None) -> str:
@@ -100,7 +82,8 @@ def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas, floor: floa
             drawn.set_gid(f"point{place}")
             what = f"{size_text(point.n_bytes)}, KLD {point.kld:.6f}"
             titles[f"point{place}"] = f"{printable(point.name)}: {what}"
-        label_points(figure, axes, [(point.n_bytes, point.kld, names[id(point)]) for point in shown])
+        places = [(point.n_bytes, point.kld, names[id(point)]) for point in shown]
+        label_points(figure, axes, places, [[*zip(sizes, klds, strict=True)]])
         return svg_text(figure, prefix, "Mean KLD against size of each file, logarithmic", titles)
 
 
@@ -189,16 +172,6 @@ class Style:
 
     def line(self, axes: Axes, x: Any, y: Any, name: str, **more: Any) -> None:
         axes.plot(x, y, color=self.colour, linestyle=self.dashes, linewidth=2, label=name, **more)
-
-
-@contextmanager
-def drawing(canvas: Canvas) -> Iterator[Figure]:
-    """Give an empty figure, and the settings that it has to be drawn under."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(SETTINGS):
-        yield Figure((canvas.width / 72, canvas.height / 72), layout="constrained")
 
 
 def named(models: Sequence[EvaluatedModel]) -> list[tuple[EvaluatedModel, str]]:
@@ -339,27 +312,38 @@ _ANGLES = (0, 90, 180, 270, 45, 225, 315, 135, 22, 67, 112, 157, 202, 247, 292, 
 """Directions in which a name may lie from its point, in degrees, the best first."""
 
 
-def label_points(figure: Figure, axes: Axes, places: Sequence[tuple[float, float, str]]) -> None:
+def label_points(
+    figure: Figure,
+    axes: Axes,
+    places: Sequence[tuple[float, float, str]],
+    lines: Iterable[Sequence[tuple[float, float]]] = (),
+) -> None:
     """Write names beside points, once the limits of the axes are final.
 
     places  x, y and name of each point. A name that fits nowhere is left out
+    lines   what names keep clear of where they can
     """
     from matplotlib.transforms import Bbox
 
     figure.draw_without_rendering()
     middles = axes.transData.transform([(x, y) for x, y, _ in places] or np.empty((0, 2)))
     points = [Bbox.from_extents(x, y, x, y).padded(_AROUND_POINT) for x, y in middles]
+    corners = [axes.transData.transform(line) for line in lines if len(line) > 1]
+    parts = [part for line in corners for ends in pairwise(line) for part in _along(*ends)]
     written: list[Bbox] = []
-    left = [place for place in places if not _label_point(axes, place, _NEAR, points, written)]
-    for place in left:
-        any(_label_point(axes, place, distance, points, written) for distance in _FAR)
+    left = list(places)
+    for distance, behind in ((_NEAR, parts), *((distance, []) for distance in (_NEAR, *_FAR))):
+        left = [
+            place for place in left if not _label_point(axes, place, distance, [*points, *behind], written)
+        ]
 
 
 def _label_point(
-    axes: Axes, place: tuple[float, float, str], distance: float, points: list[Bbox], written: list[Bbox]
+    axes: Axes, place: tuple[float, float, str], distance: float, others: list[Bbox], written: list[Bbox]
 ) -> bool:
     """Write a name at a distance from its point, unless it would hide something in every direction.
 
+    others   boxes that the name may not hide
     written  names and lines so far; gets those of this point
     """
     x, y, name = place
@@ -375,7 +359,7 @@ def _label_point(
         box = text.get_window_extent().padded(_AROUND_NAME)
         line = _along(middle, middle + offset) if distance > _NEAR else []
         is_inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-        is_free = not box.count_overlaps([*points, *written])
+        is_free = not box.count_overlaps([*others, *written])
         if is_inside and is_free and not any(part.count_overlaps(written) for part in line):
             written += [box, *line]
             if line:

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from gguf_tools.drawing import GRID, MUTED, SURFACE, Canvas, drawing, svg_text
 from gguf_tools.text import printable
-from imatrix.evaluate.report.charts import (
-    BESIDE_AXES,
-    SMALLEST_KLD,
-    Canvas,
-    Style,
-    drawing,
-    label_numbers,
-    legend,
-)
+from imatrix.evaluate.report.charts import BESIDE_AXES, SMALLEST_KLD, Style, label_numbers, legend
 from imatrix.evaluate.report.points import short_names
-from imatrix.evaluate.report.svg import GRID, MUTED, SURFACE, svg_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

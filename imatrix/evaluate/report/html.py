@@ -6,10 +6,11 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
+from gguf_tools.drawing import Canvas
 from gguf_tools.hub.names import folder_name
 from gguf_tools.text import counted, html_text
 from imatrix.evaluate.divergence import Estimate
-from imatrix.evaluate.report.charts import NARROW, WIDE, Canvas
+from imatrix.evaluate.report.charts import NARROW, WIDE
 
 
 def page_title(base: Path, n_files: int) -> str:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gguf_tools.drawing import RING, SERIES, SURFACE, Canvas, drawing, heat_colours, svg_text
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import html_text, printable, size_text
 from imatrix.evaluate.evaluation import EvaluatedModel
-from imatrix.evaluate.report.charts import Canvas, drawing
 from imatrix.evaluate.report.points import Price, prices_of
-from imatrix.evaluate.report.svg import RING, SERIES, SURFACE, svg_text
 from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import layer_of
 
@@ -119,7 +118,7 @@ def price_chart(map_: TensorMap, prices: Mapping[str, Price], prefix: str, name:
     """
     saved = [price.per_mib for price in prices.values() if price.per_mib > 0]
     highest = max(saved, default=1.0)
-    colours = _price_colours()
+    colours = heat_colours(1 + round(-2 * math.log10(_LEAST_SHARE)))  # two to each power of ten
     legend = {
         f"{_LEAST_SHARE * highest * 10 ** (step / 2):.1g} per MiB": _Fill(colour)
         for step, colour in enumerate(colours)
@@ -190,15 +189,6 @@ def _drawn(
         if handles:
             figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), n_columns))
         return svg_text(figure, prefix, label, titles)
-
-
-def _price_colours() -> list[str]:
-    """Return the colours of prices, the lowest first: two to each power of ten."""
-    import matplotlib
-
-    scale, n_steps = matplotlib.colormaps["magma"], round(-2 * math.log10(_LEAST_SHARE))
-    colours = (scale(0.92 - 0.8 * step / n_steps) for step in range(n_steps + 1))
-    return ["#" + "".join(f"{round(255 * part):02x}" for part in colour[:3]) for colour in colours]
 
 
 def _side(n_bytes: int, largest: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convert.card.facts import Report, read_report
+from gguf_tools.drawing import Canvas, require_matplotlib
 from gguf_tools.files.named_files import AnyPath, Paths, paths_of
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import html_text, printable, size_text
@@ -22,9 +23,7 @@ from imatrix.evaluate.figures import ALL
 from imatrix.evaluate.noise_floor import NOISE_HEADINGS, mean_floor, noise_by_class_rows, noise_rows
 from imatrix.evaluate.report.charts import (
     SMALLEST_KLD,
-    Canvas,
     drift_chart,
-    require_matplotlib,
     routing_chart,
     size_chart,
     tokens_chart,
@@ -64,7 +63,7 @@ class PageInputs:
     @classmethod
     def read(cls, earlier: Paths, losses: AnyPath | Sensitivities | None) -> PageInputs:
         """Read them; raises BadRequest for a file that is something else, and where matplotlib is missing."""
-        require_matplotlib()
+        require_matplotlib("--html")
         if losses is not None and not isinstance(losses, Sensitivities):
             losses = read_sensitivities(Path(losses))
         return cls(tuple(map(read_report, paths_of("earlier", earlier, least=0))), losses)

@@ -1,22 +1,31 @@
-"""Charts that stand alone: files for a README, in colours of their own, light and dark; choices of types."""
+"""Charts that stand alone: files for a README, and predicted divergence for choices of types."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convert.card.facts import read_report
-from gguf_tools.errors import BadRequest
-from gguf_tools.files.named_files import whole_file
-from gguf_tools.web_page import DARK, LIGHT
-from imatrix.evaluate.report.charts import WIDE, label_numbers, label_sizes, require_matplotlib, size_chart
+from gguf_tools.drawing import CHOSEN, MARK, Canvas, drawn_file, require_matplotlib, standalone_svg
+from gguf_tools.text import printable
+from imatrix.evaluate.report.charts import (
+    BELOW_AXES,
+    BESIDE_AXES,
+    WIDE,
+    label_numbers,
+    label_points,
+    label_sizes,
+    legend,
+    size_chart,
+)
 from imatrix.evaluate.report.points import report_points
 from quantize.size.solve import Sized
 
-MARK = "<!-- gguf-tools chart -->"
-"""How our charts are told from others."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def size_chart_file(report: Path) -> str:
@@ -25,16 +34,9 @@ def size_chart_file(report: Path) -> str:
     report  what `evaluate --json` has written
     raises  BadRequest for a file that is something else, and without matplotlib
     """
-    require_matplotlib()
+    require_matplotlib("a chart")
     points = sorted(report_points(read_report(report), 0), key=lambda point: point.n_bytes)
-    svg = size_chart(points, "", WIDE)
-    style = (
-        f"<style>:root {{ {LIGHT} }} svg {{ background: var(--surface); }}"
-        f" text {{ font-family: system-ui, sans-serif !important; }}"
-        f" @media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}</style>"
-    )
-    begin = svg.index(">") + 1
-    return f"{MARK}\n{svg[:begin]}{style}{svg[begin:]}\n"
+    return standalone_svg(size_chart(points, "", WIDE))
 
 
 def may_be_written(path: Path) -> bool:
@@ -45,8 +47,39 @@ def may_be_written(path: Path) -> bool:
         return file.read(len(MARK.encode())) == MARK.encode()
 
 
-_POINTS = 504, 324
-"""Width and height of the picture, in points."""
+@dataclass(frozen=True)
+class Curve:
+    """Files by size in bytes and divergence, joined by a line; names stand beside their points.
+
+    colour  one that the settings of `drawing` know
+    """
+
+    label: str
+    colour: str
+    marker: str
+    marker_size: float
+    points: Sequence[tuple[float, float]]
+    names: Sequence[str] = ()
+
+
+def draw_curves(figure: Figure, curves: Sequence[Curve], canvas: Canvas, labels: tuple[str, str]) -> None:
+    """Draw curves over logarithmic axes; `labels` are those of sizes and of divergences."""
+    axes = figure.subplots()
+    for each in curves:
+        axes.plot(
+            *zip(*each.points, strict=True), label=each.label, color=each.colour, linewidth=2,
+            marker=each.marker, markersize=each.marker_size,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    label_sizes(axes.xaxis, canvas.width - BESIDE_AXES)
+    label_numbers(axes.yaxis, canvas.height - BELOW_AXES)
+    axes.grid(visible=True, linewidth=0.8)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    legend(figure, axes, canvas)
+    named = [(*at, name) for each in curves for at, name in zip(each.points, each.names, strict=False)]
+    label_points(figure, axes, named, [each.points for each in curves])
 
 
 def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) -> None:
@@ -55,28 +88,12 @@ def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) ->
     points  (bytes of the file, predicted divergence)
     raises  BadRequest without matplotlib or for an unknown ending, OutputError when it can't be written
     """
-    if find_spec("matplotlib") is None:
-        raise BadRequest("--curve needs matplotlib: pip install matplotlib")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_POINTS[0] / 72, _POINTS[1] / 72), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(*zip(*points, strict=True), marker="o", label="best predicted")
-    axes.plot(
-        [sized.total_bytes], [sized.chosen.predicted], marker="*", markersize=14,
-        linestyle="", label=sized.mixture.name,
-    )  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("size of the file")
-    axes.set_ylabel("predicted divergence, nats a token")
-    label_sizes(axes.xaxis, 0.85 * _POINTS[0])
-    label_numbers(axes.yaxis, 0.85 * _POINTS[1])
-    axes.grid(alpha=0.3)
-    axes.legend()
-    form = path.suffix.removeprefix(".") or "svg"
-    known = figure.canvas.get_supported_filetypes()
-    if form not in known:
-        raise BadRequest(f"{path}: a picture can't be {form!r}, expected one of {', '.join(sorted(known))}")
-    with whole_file(path) as file:
-        figure.savefig(file, format=form)
+    require_matplotlib("--curve")
+    here = [(sized.total_bytes, sized.chosen.predicted)]
+    curves = [
+        Curve("best predicted", CHOSEN, "o", 6, points),
+        Curve(printable(sized.mixture.name), CHOSEN, "*", 18, here),
+    ]
+    labels = "size of the file", "predicted divergence, nats a token"
+    with drawn_file(path, WIDE, "Predicted divergence against size") as figure:
+        draw_curves(figure, curves, WIDE, labels)

@@ -16,14 +16,13 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from gguf_tools.drawing import SERIES, Canvas, drawing
 from gguf_tools.web_page import DARK, LIGHT
 from imatrix.evaluate.drift import LayerDrift
 from imatrix.evaluate.evaluation import EvaluatedModel
 from imatrix.evaluate.report.charts import (
     NARROW,
     WIDE,
-    Canvas,
-    drawing,
     drift_chart,
     label_numbers,
     label_points,
@@ -35,7 +34,6 @@ from imatrix.evaluate.report.charts import (
 )
 from imatrix.evaluate.report.class_charts import ClassRows, Mark, class_chart, floor_text
 from imatrix.evaluate.report.points import Point
-from imatrix.evaluate.report.svg import SERIES
 from tests.imatrix.evaluate.token_values import token_values
 
 FILES = {

@@ -278,7 +278,7 @@ def test_the_command_writes_the_page(
     assert main([*words[:-3], "32", "--html", str(page), "--compare-with", str(stock), "--force"]) == 1
     assert "measured on another context (tokens 64, here 32)" in capsys.readouterr().err
     monkeypatch.setattr(
-        "imatrix.evaluate.report.charts.find_spec",
+        "gguf_tools.drawing.find_spec",
         lambda name: None if name == "matplotlib" else find_spec(name),
     )
     assert main([*words, "--html", str(page), "--force"]) == 1

@@ -249,7 +249,10 @@ def test_a_dry_run_writes_nothing_but_what_is_asked_for(
     assert re.search(r"expected divergence \d\.\d{5} \(\d\.\d{5} to \d\.\d{5}\) nats a token", out)
     assert "types by layer: 1 " in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.svg", "losses.json"]
-    assert "predicted divergence" in (tmp_path / "curve.svg").read_text()
+    svg = (tmp_path / "curve.svg").read_text()
+    assert "predicted divergence" in svg
+    assert "var(--chosen)" in svg
+    assert "prefers-color-scheme: dark" in svg
 
 
 @pytest.mark.parametrize(
