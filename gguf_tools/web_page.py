@@ -18,6 +18,7 @@ from gguf_tools.text import html_text
 LIGHT = """\
 --ink: #0b0b0b; --muted: #6d6c66; --grid: #e1e0d9; --surface: #fcfcfb; --ring: #8a8983; --panel: #f3f2ee;
 --heat: 226 72 40; --stock: #8c5a00; --calibrated: #0969da; --chosen: #1a7f37;
+--bad: #b3261e; --warning: #8c5a00;
 --series-0: #1b76ef; --series-1: #fd4470; --series-2: #254f13; --series-3: #210784; --series-4: #9e5f04;
 --series-5: #2f9c8b; --series-6: #aa2db6; --series-7: #491a35; --series-8: #a780cf; --series-9: #305d83;
 --series-10: #a30c49; --series-11: #4412ef;"""
@@ -25,6 +26,7 @@ LIGHT = """\
 DARK = """\
 --ink: #f4f4f2; --muted: #a3a29a; --grid: #33322f; --surface: #1a1a19; --ring: #6d6c66; --panel: #252523;
 --heat: 235 96 52; --stock: #e3a24a; --calibrated: #58a6ff; --chosen: #4ac26b;
+--bad: #ff8a73; --warning: #e3a24a;
 --series-0: #75b4f9; --series-1: #f9f66a; --series-2: #d02e1e; --series-3: #60aa7d; --series-4: #ff7ac3;
 --series-5: #72fbf6; --series-6: #d08321; --series-7: #ac73fe; --series-8: #83d702; --series-9: #f4b99b;
 --series-10: #1e767e; --series-11: #d50eb8;"""

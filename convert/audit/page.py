@@ -14,9 +14,9 @@ td.text { white-space: normal; min-width: 18rem; max-width: 46rem; text-align: l
   overflow-wrap: anywhere; }
 td.name, th.name { text-align: left; }
 .level { display: inline-block; min-width: 5.5em; font-weight: 600; }
-.bad { color: var(--series-7); } .warning { color: var(--series-3); } .note { color: var(--muted); }
+.bad { color: var(--bad); } .warning { color: var(--warning); } .note { color: var(--muted); }
 .bar { display: inline-block; height: .6em; background: var(--series-0); border-radius: 2px; }
-.bar.bad { background: var(--series-7); }
+.bar.bad { background: var(--bad); }
 """
 
 _WIDEST = 8.0
@@ -24,7 +24,7 @@ _WIDEST = 8.0
 
 
 def audit_page(report: AuditReport) -> str:
-    """Return the page: the outcome, what was found, and every tensor's error beside what its type makes."""
+    """Return the page: the outcome, what was found, and every tensor's error, those of bad ones first."""
     outcome = "something is wrong" if report.is_wrong else "nothing is wrong"
     title = f"{report.file.name}: {outcome}"
     sections = [
@@ -69,7 +69,7 @@ def _tensors(tensors: Sequence[TensorAudit]) -> Iterator[str]:
     )
     longest = max((_ratio(each) for each in tensors), default=1.0)
     rows = []
-    for each in tensors:
+    for each in sorted(tensors, key=lambda each: not each.diagnoses):
         kind = "bar bad" if each.diagnoses else "bar"
         width = _WIDEST * _ratio(each) / longest if longest else 0.0
         rows.append(

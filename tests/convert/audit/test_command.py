@@ -53,6 +53,9 @@ def test_what_is_wrong_is_printed_and_written(
     assert wrong == {name: ["swapped-tensor"] for name in report["findings"][1]["about"]}
     page = (tmp_path / "r.html").read_text()
     assert "something is wrong" in page
+    names = re.findall(r'<tr><td class="name">([^<]+)', page)
+    assert set(names[:2]) == set(wrong), "bad tensors come first"
+    assert len(names) == len(report["tensors"])
     assert "each holds the other&#x27;s weights" in page
     assert re.findall(r'(?:src|href)="', page) == []
     assert main(words) == 1
