@@ -49,7 +49,7 @@ h1 {{ font-size: 1.5rem; margin: 0 0 .25rem; overflow-wrap: anywhere; }}
 h2 {{ font-size: 1.1rem; margin: 2rem 0 .25rem; }}
 p, figcaption {{ margin: .25rem 0 .75rem; max-width: 46rem; overflow-wrap: anywhere; }}
 .note, figcaption {{ color: var(--muted); font-size: .9rem; }}
-.scroll {{ overflow-x: auto; }}
+.scroll {{ overflow-x: auto; margin-bottom: 1rem; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }}
 th, td {{ padding: .3rem .7rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--grid); }}

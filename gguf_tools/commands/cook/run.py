@@ -135,7 +135,7 @@ def refuse(request: CookRequest) -> None:
     refuse_early([nearest_folder(request.folder)], [request.held_out])
     refuse_early(texts=[request.text], folders=True)
     if request.held_out is not None:
-        require_matplotlib("--held-out")
+        require_matplotlib("--evaluate")
 
 
 def _refuse_shared(request: CookRequest, steps: Sequence[Step]) -> None:

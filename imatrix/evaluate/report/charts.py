@@ -205,8 +205,8 @@ def legend(figure: Figure, axes: Axes, canvas: Canvas) -> None:
     _, names = axes.get_legend_handles_labels()
     if names:
         letters = max(map(len, names))
-        columns = max(1, min(len(names), canvas.width // (52 + 7 * letters)))
-        figure.legend(loc="outside lower center", ncols=columns)
+        rows = -(-len(names) // max(1, canvas.width // (52 + 7 * letters)))
+        figure.legend(loc="outside lower center", ncols=-(-len(names) // rows))
 
 
 _ENOUGH = 3
@@ -216,8 +216,8 @@ _IN_A_DECADE = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3),
 _IN_A_DOUBLING = ((1, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875), (1, 1.25, 1.5, 1.75), (1, 1.5), (1,))
 """Numbers to label between a power of the base and the next one, from many to few."""
 
-_POINTS_A_NUMBER_ACROSS, _POINTS_A_SIZE_ACROSS, _POINTS_UP = 56, 58, 36
-"""The least distance of two labels, in points."""
+_POINTS_A_NUMBER_ACROSS, _POINTS_A_SIZE_ACROSS, _POINTS_UP, _A_DIGIT = 56, 58, 36, 7
+"""The least distance of two labels, and the width of a digit, in points."""
 
 
 def label_numbers(axis: Axis, length: float) -> None:
@@ -227,8 +227,11 @@ def label_numbers(axis: Axis, length: float) -> None:
     """
     from matplotlib.axis import XAxis
 
-    gap = (_POINTS_A_NUMBER_ACROSS if isinstance(axis, XAxis) else _POINTS_UP) / length
-    _label_axis(axis, log_ticks(*_limits(axis), 10, _IN_A_DECADE, gap), number_text)
+    limits, gap = _limits(axis), _POINTS_UP
+    if isinstance(axis, XAxis):
+        powers = (number_text(10.0 ** math.floor(math.log10(limit))) for limit in limits)
+        gap = max(_POINTS_A_NUMBER_ACROSS, _A_DIGIT * (1 + max(map(len, powers))))
+    _label_axis(axis, log_ticks(*limits, 10, _IN_A_DECADE, gap / length), number_text)
 
 
 def label_sizes(axis: Axis, length: float) -> None:
@@ -254,7 +257,7 @@ def log_ticks(
         inside = [tick for tick in ticks if lowest <= tick <= highest]
         if _nearest(inside, lowest, highest) >= gap:
             break
-    return inside if len(inside) >= _ENOUGH else _even_ticks(lowest, highest, gap)
+    return inside if len(inside) >= _ENOUGH else max(inside, _even_ticks(lowest, highest, gap), key=len)
 
 
 def _nearest(ticks: Sequence[float], lowest: float, highest: float) -> float:
@@ -264,15 +267,15 @@ def _nearest(ticks: Sequence[float], lowest: float, highest: float) -> float:
 
 
 def _even_ticks(lowest: float, highest: float, gap: float) -> list[float]:
-    """Return round numbers at equal steps, for an axis so short that it is nearly linear."""
+    """Return round numbers at equal steps, for an axis so short that it is nearly linear; else nothing."""
     from matplotlib.ticker import MaxNLocator
 
     for most in range(8, 1, -1):
         steps = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(lowest, highest)
         ticks = [float(tick) for tick in steps if lowest <= tick <= highest]
         if _nearest(ticks, lowest, highest) >= gap:
-            break
-    return ticks
+            return ticks
+    return []
 
 
 def _limits(axis: Axis) -> tuple[float, float]:

@@ -152,7 +152,7 @@ def _note(evaluation: Evaluation) -> str:
     )
 
 
-_HEADINGS = ("file", "size", "bpw", "PPL", "KLD", "median", "99%", "max", "same top", "flips", "RMS dp")
+_HEADINGS = ("file", "KLD", "size", "bpw", "PPL", "median", "99%", "max", "same top", "flips", "RMS dp")
 
 
 def _tables(evaluation: Evaluation) -> Iterator[str]:
@@ -170,10 +170,10 @@ def _measures(model: EvaluatedModel) -> Sequence[str]:
     kld = found.kld.percentiles
     return (
         printable(model.path.name),
+        estimate_text(found.kld.mean, 5),
         size_text(model.n_bytes),
         f"{model.bits_per_weight:.2f}",
         estimate_text(found.ppl, 3),
-        estimate_text(found.kld.mean, 5),
         *(f"{kld[name]:.5f}" for name in ("median", "p99", "max")),
         f"{found.same_top.value:.2%}",
         f"{found.flips.value:.2%}",
@@ -181,7 +181,7 @@ def _measures(model: EvaluatedModel) -> Sequence[str]:
     )
 
 
-_OVERALL = ("file", "size", "bpw", "KLD", "99.9%", "same top", "flips", "flips of the confident")
+_OVERALL = ("file", "KLD", "size", "bpw", "99.9%", "same top", "flips", "flips of the confident")
 
 
 def _overall(evaluation: Evaluation) -> Iterator[Sequence[str]]:
@@ -189,9 +189,9 @@ def _overall(evaluation: Evaluation) -> Iterator[Sequence[str]]:
         found = figures[ALL]
         yield (
             file.path.name,
+            f"{found.kld.value:.5f} \u00b1 {found.kld.error:.5f}",
             size_text(file.n_bytes),
             f"{file.bits_per_weight:.2f}",
-            f"{found.kld.value:.5f} \u00b1 {found.kld.error:.5f}",
             f"{found.p99_9:.4f}",
             f"{found.same_top.value:.2%}",
             f"{found.flips.value:.2%}",

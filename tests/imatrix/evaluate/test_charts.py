@@ -103,6 +103,11 @@ def test_sizes_and_divergences_are_readable(n_files: int, canvas: Canvas) -> Non
         assert len(set(found)) == len(found)
 
 
+def test_long_axes_get_no_steps_of_equal_size() -> None:
+    """Those would all stand at the right end, over each other."""
+    assert log_ticks(1e-7, 9e4, 10, ((1, 2, 5), (1,)), 0.4) == [1e-5, 1]
+
+
 @pytest.mark.parametrize("highest", [1.01, 1.3, 3, 11, 1e3, 1e9])
 def test_ticks_are_as_near_as_they_may_be(highest: float) -> None:
     ticks = log_ticks(1, highest, 10, ((1, 2, 5), (1,)), 0.1)

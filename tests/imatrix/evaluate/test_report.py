@@ -332,6 +332,20 @@ def test_a_browser_shows_the_page(width: int, scheme: str, browser: Any, page_fi
     shown = [part for part in drawn if part]
     assert len(shown) == 4, "each chart is there once"
     assert all(0.35 * width < part < width for part in shown)
+    overlaps, smallest = page.evaluate(
+        """() => {
+            const boxes = [...document.querySelectorAll('.charts svg')].flatMap(svg => ['x', 'y'].map(
+                axis => [...svg.querySelectorAll(`[id*="-${axis}tick_"] text`)]
+                    .map(text => text.getBoundingClientRect()).filter(box => box.width)));
+            const meet = (a, b) =>
+                a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+            const overlaps = axis => axis.some((a, i) => axis.slice(i + 1).some(b => meet(a, b)));
+            return [boxes.filter(overlaps).length,
+                    Math.min(...boxes.flat().map(box => box.height))];
+        }"""
+    )
+    assert overlaps == 0, "labels of an axis stand side by side"
+    assert smallest > 11, "labels are not scaled down to what can't be read"
     light = page.evaluate(
         """() => {
             const sum = colour => colour.match(/\\d+/g).slice(0, 3).map(Number).reduce((a, b) => a + b);
