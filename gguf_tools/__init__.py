@@ -27,6 +27,7 @@ To look at files and measure them
     verify           faults of a file
     scan             suspicious content in a stranger's file
     audit            whether a file is what its base makes of it
+    rederive         whether a file has the bytes that its source gives
     lint             what a file type would do to a model
     evaluate         perplexity, and divergence from a base on a text
     evaluate_suite   the same by class of text

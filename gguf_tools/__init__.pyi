@@ -6,6 +6,9 @@ from convert.audit.pipeline import audit as audit
 from convert.audit.report import AuditReport as AuditReport
 from convert.options import ConvertOptions as ConvertOptions
 from convert.pipeline import convert as convert
+from convert.rederive.options import RederiveOptions as RederiveOptions
+from convert.rederive.pipeline import rederive as rederive
+from convert.rederive.report import Rederivation as Rederivation
 from convert.sources import SourceOptions as SourceOptions
 from convert.weights import open_checkpoint as open_checkpoint
 from convert.weights.model_weights import ModelWeights as ModelWeights

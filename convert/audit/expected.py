@@ -27,6 +27,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from quantize.fill.same_bytes import differing_blocks
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, consecutive_runs
 from quantize.formats import encodable, get_format
 from quantize.formats.codecs import ErrorRange, codec_of, requires_importances
@@ -266,6 +267,8 @@ def expect(
         return Expected(min(limits.relative, 1.0), 0.0, LEAST_COSINE_SHARE, 1.0, measured, False, limits)
     plain = Sums.of(wanted, encoded[1]).over()
     slope = float(plain.slope) if plain.found else 1.0
-    same, (usual, cosine) = np.array_equal(encoded[1], found), usual_of(info.type.name)
+    raw = np.concatenate([stored.raw_rows(*run) for run in consecutive_runs(rows)])
+    same = not differing_blocks(info.type, encoded[0], raw, len(rows)).any()
+    usual, cosine = usual_of(info.type.name)
     least = min(float(plain.cosine), cosine)
     return Expected(float(plain.relative), usual, least, slope, measured, same, limits)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from gguf_tools.commands import command
-from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, refine, text
+from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, rederive, refine, text
 from gguf_tools.commands.parser import SHELLS, completion_script, subparsers_of
 from gguf_tools.commands.roof import COMMANDS
 from gguf_tools.text import json_text, say
@@ -26,6 +26,7 @@ examples:
   gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
   gguf-tools verify model-Q4_K_M.gguf --against model-bf16.gguf     and values that are not the source's
   gguf-tools audit model-Q4_K_M.gguf DeepSeek-V2-Lite   is it what its base makes of it, and what is wrong
+  gguf-tools rederive model-Q4_K_M.gguf --source model-bf16.gguf     is it that, byte for byte
   gguf-tools scan model.gguf                 a stranger's file: hidden bytes, hostile chat templates
   gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
   gguf-tools set model.gguf "general.name=DeepSeek V3"
@@ -78,6 +79,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     look.add_to(commands)
     look.add_scan(commands)
     audit.add_to(commands)
+    rederive.add_to(commands)
     edit.add_to(commands)
     change.add_mla_layout(commands)
     change.add_repack(commands)

@@ -10,6 +10,7 @@ import pytest
 
 from convert.audit.options import AuditChoices, AuditOptions
 from convert.options import ConvertChoices, ConvertOptions
+from convert.rederive.options import RederiveChoices, RederiveOptions
 from convert.sources import SourceChoices, SourceOptions
 from gguf_tools.commands.functions import CalibrateChoices
 from imatrix.calibrate.options import CalibrationChoices, CalibrationOptions
@@ -34,6 +35,7 @@ CHOICES: dict[Any, tuple[Any, ...]] = {
     RepackChoices: (RepackOptions, RunOptions),
     CollectChoices: (CollectOptions, Cut, ForwardOptions),
     AuditChoices: (AuditOptions,),
+    RederiveChoices: (RederiveOptions,),
     EvaluateChoices: (EvaluateOptions, Cut, ForwardOptions),
     SensitivityChoices: (SensitivityOptions, Cut, ForwardOptions),
     RefineChoices: (RefineOptions, Cut, ForwardOptions),

@@ -29,10 +29,10 @@ LISTS = {
 EXAMPLES = {
     "quantize": 13, "quantize lint": 4, "convert-hf-to-gguf": 8, "imatrix": 10, "imatrix show": 1,
     "imatrix convert": 2, "imatrix merge": 1, "imatrix stats": 2, "imatrix check": 1, "imatrix repair": 1,
-    "evaluate": 7, "sensitivity": 2, "gguf-tools": 25, "gguf-tools clean": 2,
+    "evaluate": 7, "sensitivity": 2, "gguf-tools": 26, "gguf-tools clean": 2,
     "gguf-tools show": 3, "gguf-tools diff": 2,
     "gguf-tools verify": 3, "gguf-tools hash": 2, "gguf-tools scan": 2,
-    "gguf-tools audit": 5, "gguf-tools refine": 2, "gguf-tools set": 3,
+    "gguf-tools audit": 5, "gguf-tools rederive": 4, "gguf-tools refine": 2, "gguf-tools set": 3,
     "gguf-tools remove-key": 2, "gguf-tools rename": 3, "gguf-tools split": 2, "gguf-tools merge": 1,
     "gguf-tools mla-layout": 3, "gguf-tools repack": 4, "gguf-tools card": 3, "gguf-tools cook": 3,
     "gguf-tools upload": 2, "gguf-tools checkpoint": 2, "gguf-tools completion": 2, "gguf-tools text": 3,

@@ -63,6 +63,7 @@ CALLS: dict[str, Callable[[Path, Path], object]] = {
         out / "i.dat", gt.imatrix.ImportanceFile({}, (), 1, 32)
     ),
     "audit": lambda here, out: gt.audit(here / "q.gguf", here / "m.gguf", n_threads=1),
+    "rederive": lambda here, out: gt.rederive(here / "q.gguf", here / "m.gguf", n_threads=1),
     "cook": lambda here, out: gt.cook(
         here / "m", here / "t", "Q8_0", out / "c", cut=gt.Cut(32, 1), forward=gt.ForwardOptions(n_threads=1)
     ),

@@ -40,7 +40,7 @@ SHORT = {
 
 WRITING_NOTHING = {
     "audit", "decode", "diff", "encode", "lint", "load", "open_checkpoint", "open_gguf", "parse_overrides",
-    "read_suite", "read_values", "scan", "show", "verify", *OF_A_HEADER,
+    "read_suite", "read_values", "rederive", "scan", "show", "verify", *OF_A_HEADER,
 }  # fmt: skip
 
 

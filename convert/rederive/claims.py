@@ -1,0 +1,166 @@
+"""Claims of a file's header: its file type, its importances, a calibration. What can't be true is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gguf_tools.errors import BadArgument, BadRequest, ToolkitError
+from gguf_tools.findings import Finding, Level
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
+from quantize.importances.entries import ImportanceFile
+from quantize.options import METHOD_KEY, REFINED_KEY
+from quantize.plan.decide import PlanOptions, decide, draft
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.plan import in_file_order
+from quantize.plan.recipe import Recipe
+from quantize.plan.recipes import FILE_TYPES, find_recipe
+from quantize.prepare import TYPES_CHOSEN_KEY
+from quantize.roles import Role, layer_of, tensor_role
+
+_IMATRIX_KEYS = (
+    keys.QUANTIZE_IMATRIX_ENTRIES_COUNT, keys.QUANTIZE_IMATRIX_CHUNKS_COUNT,
+    keys.QUANTIZE_IMATRIX_FILE, keys.QUANTIZE_IMATRIX_DATASET,
+)  # fmt: skip
+
+
+def says_importances(metadata: Metadata) -> bool:
+    """Whether a file says that it was made with importances."""
+    return any(key in metadata for key in _IMATRIX_KEYS)
+
+
+def refuse_what_lacks(file: GGUFSource, matrix: ImportanceFile | None) -> None:
+    """Raise BadRequest for a calibrated file, BadArgument for importances that are missing."""
+    for key in (METHOD_KEY, REFINED_KEY):
+        if key in file.metadata:
+            raise BadRequest(
+                f"{file.path}: was calibrated or refined ({key}), and such bytes can't be made again by this"
+                " version; gguf-tools audit compares its values"
+            )
+    if matrix is None and says_importances(file.metadata):
+        named = file.metadata.get(keys.QUANTIZE_IMATRIX_FILE)
+        which = f" {named.data}" if named is not None else ""
+        raise BadArgument(
+            f"{file.path}: was made with importances{which}; name the file that they are in with --imatrix"
+        )
+
+
+def importance_findings(metadata: Metadata, matrix: ImportanceFile | None) -> Iterator[Finding]:
+    """Yield what a file says of its importances that does not fit those that are given."""
+    if matrix is None:
+        return
+    if not says_importances(metadata):
+        yield Finding("importances", "the file does not say that it was made with importances", Level.NOTE)
+    found = {
+        keys.QUANTIZE_IMATRIX_ENTRIES_COUNT: len(matrix.entries),
+        keys.QUANTIZE_IMATRIX_CHUNKS_COUNT: matrix.chunk_count,
+    }
+    for key, number in found.items():
+        said = metadata.get(key)
+        if said is not None and number and said.data != number:
+            text = f"the file says {said.data}, the importances have {number}: another file of importances"
+            yield Finding("importances", text, Level.WARNING, (key,))
+
+
+Types = Mapping[str, GGMLType]
+
+
+def file_type_finding(
+    file: GGUFSource, sources: Sequence[TensorInfo], *, as_if: GGMLType | None
+) -> tuple[str, Finding | None]:
+    """Find the words that give a file's types: "Q4_K_M --pure"; and what its file type says that can't be so.
+
+    sources  tensors that it is made of, by the file's names
+    as_if    the type that they count as, as `build_plan` takes it
+    """
+    said = file.metadata.get(keys.FILE_TYPE)
+    recipe = None if said is None else _recipe(str(said.data))
+    if recipe is None or recipe.default is None or TYPES_CHOSEN_KEY in file.metadata:
+        return "", None
+    types = {info.name: file.tensor(info.name).type for info in sources}
+    planner = _Planner(file.metadata, sources, types, as_if)
+    misfits, words = planner.nearest(recipe)
+    if not misfits:
+        return words, None
+    others = (each for name in FILE_TYPES if (each := find_recipe(name)) != recipe and each.default)
+    fitting = next(
+        (words for each in others if not (found := planner.nearest(each))[0] for words in found[1:]), ""
+    )
+    n_types = sum(planner.may_change(name) for name in types)
+    about = (keys.FILE_TYPE,)
+    if fitting:
+        text = f"says {recipe.name}, and the types are those of {fitting}"
+        return fitting, Finding("file-type", text, Level.BAD, about)
+    text = f"says {recipe.name}, by which {len(misfits)} of {n_types} matrices would have another type"
+    if len(misfits) == n_types:
+        return "", Finding("file-type", text, Level.BAD, about)
+    level = Level.WARNING if 2 * len(misfits) > n_types else Level.NOTE
+    return f"{recipe.name} with types by hand", Finding("file-type", text, level, about)
+
+
+def _recipe(number: str) -> Recipe | None:
+    try:
+        return find_recipe(number)
+    except BadArgument:
+        return None
+
+
+class _Planner:
+    """Plans types for the tensors of a file, in the words that its types leave open."""
+
+    def __init__(
+        self, metadata: Metadata, sources: Sequence[TensorInfo], types: Types, as_if: GGMLType | None
+    ) -> None:
+        self._types, self._as_if = types, as_if
+        self._sources = in_file_order(sources)
+        has_layers = any(layer_of(info.name) is not None for info in sources)
+        self._facts = ModelFacts.from_metadata(metadata, has_layers=has_layers)
+        self._is_weighed = says_importances(metadata)
+
+    def may_change(self, name: str) -> bool:
+        """Whether a file type decides about a tensor, as far as its type tells."""
+        return self._types[name].is_quantized
+
+    def nearest(self, recipe: Recipe) -> tuple[list[str], str]:
+        """Find the options under which a recipe gives the file's types, or nearly: misfits, and the words."""
+        found = []
+        for pure in (False, True):
+            for output, embedding in ((False, False), (True, False), (False, True), (True, True)):
+                options, words = self._options(recipe, pure, output, embedding)
+                misfits = self._misfits(recipe, options)
+                if not misfits:
+                    return misfits, words
+                found.append((misfits, words))
+        return min(found, key=lambda each: len(each[0]))
+
+    def _options(self, recipe: Recipe, pure: bool, output: bool, embedding: bool) -> tuple[PlanOptions, str]:
+        of_output = self._types.get("output.weight") or self._types.get("token_embd.weight")
+        of_embedding = self._types.get("token_embd.weight")
+        words = [recipe.name, *(["--pure"] * pure)]
+        options = PlanOptions(pure=pure, allow_requantize=True)
+        if output and of_output is not None:
+            options = replace(options, output_type=of_output)
+            words.append(f"--output-tensor-type {of_output}")
+        if embedding and of_embedding is not None:
+            options = replace(options, embedding_type=of_embedding)
+            words.append(f"--token-embedding-type {of_embedding}")
+        return options, " ".join(words)
+
+    def _misfits(self, recipe: Recipe, options: PlanOptions) -> list[str]:
+        """List the tensors to which a recipe gives another type; all where it can't be planned."""
+
+        def role_of(info: TensorInfo) -> Role:
+            return tensor_role(info.name, info.shape, self._facts.architecture, recipe.program).role
+
+        drafts = [draft(info, info.name, role_of(info), self._as_if) for info in self._sources]
+        try:
+            decided = decide(drafts, recipe, self._facts, self._is_weighed, options)
+        except ToolkitError:
+            return list(self._types)
+        return [
+            each.name for each in decided if self._types.get(each.name, each.target_type) != each.target_type
+        ]

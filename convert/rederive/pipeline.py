@@ -1,0 +1,213 @@
+"""Make every tensor of a file again and compare it, without writing a model.
+
+What decides the bytes of a tensor is its type, the rows of its source and its importances, so these are taken
+from the file, from the source and from the importance matrix, whatever else the file says of itself. What it
+says of its types is checked apart; see claims.py.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Unpack
+
+from convert.audit.base import AuditBase, open_audit_base
+from convert.rederive.claims import (
+    file_type_finding,
+    importance_findings,
+    refuse_what_lacks,
+)
+from convert.rederive.compare import Compared, chance_to_slip, compare, sampled, whole
+from convert.rederive.faults import Case, name_fault
+from convert.rederive.options import RederiveChoices, RederiveOptions
+from convert.rederive.report import Rederivation, TensorVerdict
+from convert.rederive.ways import Way, ways_of
+from gguf_tools.argument_types import checked
+from gguf_tools.choices import with_choices
+from gguf_tools.errors import BadArgument, QuantError
+from gguf_tools.files.named_files import AnyPath
+from gguf_tools.findings import Finding, Level
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.progress import BYTES, Bar, Shown
+from quantize.fill.encode import RowSources
+from quantize.fill.precompile import Encoding, compile_all
+from quantize.fill.provenance import read_provenance
+from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.importances.entries import ImportanceFile, Importances, ResolvedImportance, resolve
+from quantize.importances.files import importance_file
+from quantize.padding.counterparts import fit_importances
+from quantize.plan.model_facts import ModelFacts
+
+CHANGED_ROWS = (1, 100, 10_000)
+"""Numbers of changed rows for which a sample tells the chance that they slip through."""
+
+
+@checked
+def rederive(
+    file: AnyPath,
+    source: AnyPath | None = None,
+    options: RederiveOptions | None = None,
+    progress: Shown = None,
+    **choices: Unpack[RederiveChoices],
+) -> Rederivation:
+    """Make every tensor of a GGUF file again, and compare it byte for byte with what the file has.
+
+        rederive("lite-Q4_K_M.gguf", "lite-bf16.gguf", importances="lite.imatrix.gguf").is_same
+
+    file      any file of a split set
+    source    the GGUF file or the folder that it was made of
+    progress  True, a function, a bar of tqdm or rich, or a CancelToken
+    choices   fields of RederiveOptions as keyword arguments; they replace those of `options`
+    raises    BadArgument for a file that was made with importances where none are given, BadRequest for one
+              that was calibrated, and ToolkitError for what can't be read. What differs is in the result
+    """
+    options = with_choices(choices, options or RederiveOptions())
+    if options.seed is not None and options.sample is None:
+        raise BadArgument("a seed chooses the rows of a sample: --sample is missing")
+    with open_gguf(file) as opened:
+        if source is None:
+            raise BadArgument(f"{opened.path}: name what it was made of with --source{_hint(opened)}")
+        matrix = None if options.importances is None else importance_file(options.importances)
+        refuse_what_lacks(opened, matrix)
+        with open_audit_base(source, opened, allow_pickle=options.allow_pickle) as base:
+            job = _Job(opened, base, options, matrix, rounded=Path(source).is_dir())
+            with Bar("making again", BYTES, show=progress) as bar:
+                return job.run(bar)
+
+
+def _hint(file: GGUFSource) -> str:
+    """Say in parentheses which model the file names as its base, if it does."""
+    named = file.metadata.get("general.base_model.0.repo_url")
+    return "" if named is None else f" (its header names {named.data})"
+
+
+@dataclass
+class _Job:
+    """A file to be made again.
+
+    matrix   the importances that are given, None for none
+    rounded  whether a file of another float type may lie between the source and the file
+    """
+
+    file: GGUFSource
+    base: AuditBase
+    options: RederiveOptions
+    matrix: ImportanceFile | None
+    rounded: bool
+    _likely: tuple[str, bool] = field(default=("", True), init=False)
+
+    def run(self, bar: Bar) -> Rederivation:
+        infos = tuple(self.file.tensors.values())
+        known = [info for info in infos if self._has_source(info)]
+        sources = self._sources(known)
+        findings = [*importance_findings(self.file.metadata, self.matrix), *self._left_out()]
+        described = [TensorInfo(each.name, each.shape, each.type) for each in sources.tensors.values()]
+        as_if = F32 if self.rounded else None
+        file_type, finding = file_type_finding(self.file, described, as_if=as_if)
+        findings += [finding] if finding is not None else []
+        n_threads = self.options.n_threads or os.cpu_count() or 1
+        encoded = [info for info in known if sources.is_encoded(info.name, info.type)]
+        compile_all((Encoding.of(sources, info.name, info.type) for info in encoded), n_threads)
+        sample, seed = self.options.sample, self.options.seed
+        seed = secrets.randbits(32) if sample is not None and seed is None else seed
+        verdicts: list[TensorVerdict] = []
+        bar.start(sum(info.n_bytes for info in infos), 0)
+        with ThreadPoolExecutor(n_threads) as pool:
+            for info in infos:
+                verdicts.append(self._verdict(info, sources, pool, seed))
+                bar.advance(info.n_bytes)
+                if self.options.stop and verdicts[-1].verdict != "same":
+                    break
+        chances = {}
+        if sample is not None:
+            chances = {rows: chance_to_slip(iter(infos), sample, rows) for rows in CHANGED_ROWS}
+        return Rederivation(
+            Path(self.file.path), self.base.path, file_type, tuple(verdicts), tuple(findings),
+            sample, seed, chances, len(infos) - len(verdicts),
+        )  # fmt: skip
+
+    def _has_source(self, info: TensorInfo) -> bool:
+        source = self.base.find(info.name)
+        return source is not None and _shape(source.shape) == _shape(info.shape)
+
+    def _left_out(self) -> Iterator[Finding]:
+        """Yield a finding about tensors that the source has and the file has not."""
+        missing = tuple(name for name in self.base.tensors if name not in self.file.tensors)
+        if missing:
+            yield Finding("left-out", "only the source has it", Level.WARNING, missing)
+
+    def _sources(self, known: Sequence[TensorInfo]) -> RowSources:
+        tensors: dict[str, SourceTensor] = {}
+        for info in known:
+            source = self.base.find(info.name)
+            assert source is not None
+            tensors[info.name] = source
+        return RowSources(tensors, self._importances(known))
+
+    def _importances(self, known: Sequence[TensorInfo]) -> Mapping[str, ResolvedImportance]:
+        if self.matrix is None:
+            return {}
+        infos = list(self.file.tensors.values())
+        entries: Importances = fit_importances(self.matrix.entries, self.file.metadata, infos)
+        n_heads = ModelFacts.from_metadata(self.file.metadata, has_layers=False).n_heads
+        found = ((info.name, resolve(info, entries, n_heads)) for info in known if len(info.shape) > 1)
+        return {name: resolved for name, resolved in found if resolved is not None}
+
+    def _verdict(
+        self, info: TensorInfo, sources: RowSources, pool: Executor, seed: int | None
+    ) -> TensorVerdict:
+        if info.name not in sources.tensors:
+            found = self.base.find(info.name)
+            text = "the source has no such tensor" if found is None else f"the source's is {found.shape}"
+            return TensorVerdict(info.name, info.type.name, "not made", kind="no-source", text=text)
+        stored = GGUFTensor(self.file, info.name)
+        span, sample = sources.rows_per_weights().get(info.name), self.options.sample
+        is_whole = seed is None or sample is None
+        ranges = whole(info, span) if is_whole else sampled(info, span, sample or 0, seed or 0)
+        ways = sorted(
+            ways_of(info, sources, rounded=self.rounded),
+            key=lambda way: (way.through, way.is_weighed) != self._likely,
+        )
+        first: Compared | None = None
+        try:
+            for way in ways:
+                give_up = first is not None
+                compared = compare(info, stored, way, ranges, pool, is_whole=is_whole, give_up=give_up)
+                if compared.is_same:
+                    return self._fitting(info, way, compared)
+                first = first or compared
+        except QuantError as error:
+            if first is None:
+                return TensorVerdict(info.name, info.type.name, "not made", kind="not-made", text=str(error))
+        assert first is not None
+        numbers = read_provenance(self.file) or {}
+        case = Case(info, stored, ways[0], first, numbers.get(info.name), self.matrix is not None)
+        kind, text = name_fault(case)
+        return TensorVerdict(
+            info.name, info.type.name, "differs", ways[0].through, first.n_rows, first.n_blocks,
+            first.n_differ, kind, text,
+        )  # fmt: skip
+
+    def _fitting(self, info: TensorInfo, way: Way, compared: Compared) -> TensorVerdict:
+        """Tell of a tensor that one way gives; a file with importances must have used them."""
+        self._likely = way.through, way.is_weighed
+        counts = compared.n_rows, compared.n_blocks, compared.n_differ
+        if way.is_weighed:
+            return TensorVerdict(info.name, info.type.name, "same", way.through, *counts)
+        text = "it was made without the importances that are given for it"
+        kind = "without-importances"
+        return TensorVerdict(info.name, info.type.name, "differs", way.through, *counts, kind, text)
+
+
+def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Leave out leading dimensions of 1, which no file tells from none."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape

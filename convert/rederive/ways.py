@@ -1,0 +1,71 @@
+"""Ways in which a tensor may have been made of its source: through 16 bits or not, with importances or not.
+
+A file that was quantized from a folder came through a file of F32, F16 or BF16, which nothing in it names.
+Rounding to a type that holds the source's weights changes none, so it is not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.format.ggml_types import BF16, F16, GGMLType
+from gguf_tools.format.tensors import TensorInfo
+from quantize.fill.encode import RowSources
+from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, SourceTensor, rows_dtype
+from quantize.formats.codecs import ignores_importances
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to make a tensor.
+
+    through     type of 16 bits that its source was rounded to before, "" for none
+    is_weighed  whether the importances that are known for it are used; True where there are none
+    sources     from which it is made so
+    """
+
+    through: str
+    is_weighed: bool
+    sources: RowSources
+
+
+@dataclass(frozen=True)
+class Rounded(MadeOfTensor):
+    """A tensor whose rows were rounded to a float type."""
+
+    tensor: SourceTensor
+    type: GGMLType
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[np.float16]:
+        with np.errstate(over="ignore"):  # what overflows is refused where rows are encoded
+            return self.tensor.read_rows(start, stop).astype(FLOAT_DTYPES[self.type])
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
+
+
+def ways_of(info: TensorInfo, sources: RowSources, *, rounded: bool) -> Iterator[Way]:
+    """Yield the ways of a tensor, the likeliest first.
+
+    sources  where its rows come from, with its importances if it has some
+    rounded  whether a file of another float type may lie between
+    """
+    through = [""]
+    if rounded and sources.is_encoded(info.name, info.type):
+        dtype = rows_dtype(sources.tensors[info.name].type)
+        through += [type_.name for type_ in (BF16, F16) if FLOAT_DTYPES[type_] != dtype]
+    is_weighed = info.name in sources.importances and not ignores_importances(info.type.name)
+    for weighed in (True, False) if is_weighed else (True,):
+        for name in through:
+            yield Way(name, weighed, _changed(info.name, sources, name, weighed))
+
+
+def _changed(tensor: str, sources: RowSources, through: str, weighed: bool) -> RowSources:
+    types = {type_.name: type_ for type_ in (BF16, F16)}
+    source = sources.tensors[tensor]
+    made_of = Rounded(source, types[through]) if through else source
+    return replace(sources, tensors={tensor: made_of}, importances=sources.importances if weighed else {})
