@@ -162,11 +162,11 @@ def _notes(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
     return (*notes, *rope_notes(config.rope))
 
 
-def _gate_up_sizes(weight: Weight) -> str:
+def _gate_up_sizes(weight: Weight, config: DecoderConfig) -> str:
     return f"num_experts {'gate_up_rows hidden_size' if is_packed(weight) else 'hidden_size gate_up_rows'}"
 
 
-def _down_sizes(weight: Weight) -> str:
+def _down_sizes(weight: Weight, config: DecoderConfig) -> str:
     sizes = ("hidden_size", "moe_intermediate_size")
     return " ".join(("num_experts", *(sizes if is_packed(weight) else reversed(sizes))))
 

@@ -200,13 +200,13 @@ class Output:
     name     in the file, with {layer}
     source   logical weight it is made of, with {layer} and possibly {expert}; "" for none
     sizes    shape of (each) source as attributes of the configuration, separated by spaces; or what says so
-             for a weight that may be stored in several ways
+             of (weight, configuration), where a weight may be stored in several ways
     arrange  how the tensor is made of its weights
     """
 
     name: str
     source: str
-    sizes: str | Callable[[Weight], str]
+    sizes: str | Callable[[Weight, Any], str]
     arrange: Arrange = renamed
 
 
@@ -347,7 +347,7 @@ def _build(place: _Placed, model: Weights, config: Any) -> Iterator[OutputTensor
     weights: dict[str, Weight] = {}
     for source, output in place.sources.items():
         weights[source] = model.weight(source)
-        sizes = output.sizes if isinstance(output.sizes, str) else output.sizes(weights[source])
+        sizes = output.sizes if isinstance(output.sizes, str) else output.sizes(weights[source], config)
         _check_shape(weights[source], sizes, model, config)
     for output, name, inputs in place.outputs:
         yield output.arrange(name, [weights[source] for source in inputs], config)

@@ -74,6 +74,12 @@ _ORDINARY = ("llama", "qwen2", "qwen3", "seed_oss", "smollm3")
 _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     **dict.fromkeys(_ORDINARY, (_EPS, ())),
     "deepseek": (_EPS | _SHARED_EXPERTS, {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_WEIGHTS_SCALE}),
+    "qwen2vl": ({keys.ROPE_DIMENSION_SECTIONS}, ()),
+    "qwen3vl": (_EPS | {keys.ROPE_DIMENSION_SECTIONS}, {keys.N_DEEPSTACK_LAYERS}),
+    "qwen3vlmoe": (
+        _EPS | {keys.ROPE_DIMENSION_SECTIONS},
+        {keys.N_DEEPSTACK_LAYERS, keys.EXPERT_FEED_FORWARD_LENGTH},
+    ),
     "qwen3moe": (_EPS, {keys.EXPERT_FEED_FORWARD_LENGTH}),
     "glm4moe": (
         _EPS | _SHARED_EXPERTS,

@@ -30,6 +30,7 @@ PRE = {
     "granite-3": "dbrx", "granite-3-moe": "dbrx", "granite-4": "dbrx", "granite-4-h": "dbrx",
     "nemotron-h": "llama-bpe", "nemotron-3-nano": "llama-bpe", "nemotron-3-super": "llama-bpe",
     "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35",
+    "qwen2.5-vl": "qwen2", "qwen3-vl": "qwen2", "qwen3-vl-moe": "qwen2",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

@@ -12,7 +12,7 @@ from gguf_tools import open_gguf
 from gguf_tools.format import keys
 from gguf_tools.format.loaders import LOADERS
 from tests.support import oracle
-from tests.support.decoder_models import MODELS, decoder_model
+from tests.support.decoder_models import CASES, decoder_model
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -27,7 +27,7 @@ rounded: transformers in float64 is as far from each of the two. llama.cpp looks
 IDS = np.random.RandomState(0).randint(3, 550, 60).tolist()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gelu = torch.nn.functional.gelu
     monkeypatch.setattr(

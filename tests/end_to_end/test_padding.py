@@ -18,7 +18,7 @@ from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
 from tests.end_to_end import arch_models
 from tests.support import oracle
-from tests.support.decoder_models import MODELS, decoder_model
+from tests.support.decoder_models import CASES, decoder_model
 
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
@@ -57,7 +57,7 @@ def test_logits_are_the_model_s(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_logits_of_other_decoders(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     decoder_model(name, tmp_path / name)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch" / "models"
 
 _SIZES: dict[str, Any] = {
@@ -40,6 +42,13 @@ _GEMMA4: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
     "layer_types": ["sliding_attention", "full_attention"] * 3,
 }  # fmt: skip
+_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 64, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
+    "out_hidden_size": 64, "num_position_embeddings": 16,
+}  # fmt: skip
+_MROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+_NO_EPSILON = {"rms_norm_eps": 1e-20}
+"""As llama.cpp computes where it reads none."""
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -168,8 +177,29 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 6}),
     "qwen35-ungrouped": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 2, "tie_word_embeddings": True}),
     "qwen35moe": ("Qwen3_5Moe", {**_DELTA_NET, **_QWEN_EXPERTS}),
+    "qwen2vl": (
+        "Qwen2VL",
+        {**_NO_EPSILON, "vision_config": {**_VISION, "embed_dim": 32}, "rope_parameters": _MROPE},
+    ),
+    "qwen2.5vl": ("Qwen2_5_VL", {**_NO_EPSILON, "vision_config": _VISION, "rope_parameters": _MROPE}),
+    "qwen3vl": (
+        "Qwen3VL",
+        {"head_dim": 32, "rope_parameters": {**_MROPE, "mrope_section": [6, 5, 5]},
+         "vision_config": {**_VISION, "deepstack_visual_indexes": [0]}},
+    ),
+    "qwen3vlmoe": (
+        "Qwen3VLMoe",
+        {"head_dim": 32, "rope_parameters": {**_MROPE, "mrope_section": [6, 5, 5]},
+         "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+         "vision_config": {**_VISION, "deepstack_visual_indexes": []}},
+    ),
 }  # fmt: skip
 """Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
+
+COMPUTED_ONCE = ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe")
+"""Models that every run computes once, against transformers. The rest that is compared is slow."""
+
+CASES = [pytest.param(name, marks=pytest.mark.slow) if name in COMPUTED_ONCE else name for name in MODELS]
 
 _WITHOUT_TRUNCATE = {"rope_type": "yarn", "factor": 32.0, "rope_theta": 150000.0, "truncate": False,
                      "original_max_position_embeddings": 4096}  # fmt: skip
@@ -209,9 +239,14 @@ def decoder_model(name: str, folder: Path, **others: Any) -> Any:
     kind, changes = {**MODELS, **OUR_MODELS}[name]
     torch.manual_seed(len(name))
     text = "Text" if hasattr(transformers, f"{kind}TextConfig") else ""
-    config = getattr(transformers, f"{kind}{text}Config")(**{**_SIZES, **changes, **others})
+    sizes, head = {**_SIZES, **changes, **others}, "CausalLM"
+    if "vision_config" in sizes:
+        text, head, vision = "", "ConditionalGeneration", sizes.pop("vision_config")
+        tied = sizes.pop("tie_word_embeddings")
+        sizes = {"text_config": sizes, "vision_config": vision, "tie_word_embeddings": tied}
+    config = getattr(transformers, f"{kind}{text}Config")(**sizes)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    model = getattr(transformers, f"{kind}For{head}")(config).float().eval()
     with torch.no_grad():
         for parameter_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "bias" in parameter_name:

@@ -30,6 +30,7 @@ from tests.support.published_shapes import (
     nemotron,
     olmo,
     phi,
+    qwen,
 )
 
 MODELS = Path(__file__).parents[1] / "golden" / "arch" / "models"
@@ -370,6 +371,35 @@ PUBLISHED: Mapping[str, Published] = {
         around={"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
                 "vision_config": {"model_type": "qwen3_5_moe"}, "tie_word_embeddings": False},
         extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
+    ),
+    "qwen2.5-vl": Published(
+        {**_QWEN_TOKENS, "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+         "num_key_value_heads": 2, "attention_bias": True, "use_sliding_window": False,
+         "sliding_window": 32768, "max_window_layers": 3, "rope_theta": 1000000.0, "rms_norm_eps": 1e-20,
+         "vision_config": {"model_type": "qwen2_5_vl", "depth": 1}, "image_token_id": 600,
+         "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}},
+        qwen, "qwen3moe", extra={"visual.patch_embed.proj.weight": (4, 4)},
+    ),
+    "qwen3-vl": Published(
+        {**_QWEN_TOKENS, "model_type": "qwen3_vl_text", "head_dim": 32, "num_key_value_heads": 2,
+         "rope_theta": 5000000,
+         "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"}},
+        qwen, "qwen3moe", _beside_vision,
+        around={"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+                "vision_config": {"model_type": "qwen3_vl", "deepstack_visual_indexes": [1, 2, 3]},
+                "tie_word_embeddings": False},
+        extra={"model.visual.patch_embed.proj.weight": (4, 4)},
+    ),
+    "qwen3-vl-moe": Published(
+        {**_QWEN_TOKENS, "model_type": "qwen3_vl_moe_text", "head_dim": 32, "num_key_value_heads": 2,
+         "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "num_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 48, "rope_theta": 5000000,
+         "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"}},
+        qwen, "qwen3moe", _beside_vision,
+        around={"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe",
+                "vision_config": {"model_type": "qwen3_vl_moe", "deepstack_visual_indexes": [1, 2, 3]},
+                "tie_word_embeddings": False},
+        extra={"model.visual.patch_embed.proj.weight": (4, 4)},
     ),
     "mistral": Published(
         {**_COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32,

@@ -115,6 +115,21 @@ def decoder(config: Config) -> Shapes:
             yield from _mtp(prefix, hidden)
 
 
+def qwen(config: Config) -> Shapes:
+    """Yield the tensors of a Qwen: Qwen 3 norms per head; Qwen3-VL has experts as stacks, columns first."""
+    for name, shape in decoder(
+        config | {"use_qk_norm": "head_dim" in config, "head_dim": config.get("head_dim")}
+    ):
+        n_experts, hidden = config.get("num_experts"), config["hidden_size"]
+        if not n_experts or ".mlp." not in name:
+            yield name, shape
+        elif ".gate_proj." in name:
+            width, block = config["moe_intermediate_size"], name.partition(".mlp.")[0] + ".mlp"
+            yield f"{block}.gate.weight", (n_experts, hidden)
+            yield f"{block}.experts.gate_up_proj", (n_experts, hidden, 2 * width)
+            yield f"{block}.experts.down_proj", (n_experts, width, hidden)
+
+
 def gemma(config: Config) -> Shapes:
     """Yield the tensors of a Gemma 3: an ordinary decoder with norms behind attention and block."""
     for name, shape in decoder(config):

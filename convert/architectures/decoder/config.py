@@ -32,6 +32,7 @@ class DecoderConfig:
     sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
     sliding_theta          base of their rotation, which is not stretched; None where it is the model's
     unrotated_layers       layers that rotate nothing
+    mrope_section          pairs of columns that time, height and width rotate; None for plain RoPE
     attention_scale        what scores are multiplied by; None: one over the root of head_dim
     sharpness              s and n: the scores of the token at position p are multiplied by
                            1 + s ln(1 + floor(p / n)); None for nothing
@@ -72,6 +73,7 @@ class DecoderConfig:
     sliding_layers: tuple[int, ...] = ()
     sliding_theta: float | None = None
     unrotated_layers: tuple[int, ...] = ()
+    mrope_section: tuple[int, ...] | None = None
     attention_scale: float | None = None
     sharpness: tuple[float, int] | None = None
     embedding_scale: float | None = None
@@ -187,6 +189,23 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
         "num_experts": n_experts,
         "num_experts_per_tok": read.size("num_experts_per_tok", most=n_experts),
     }
+
+
+def read_mrope_section(read: ConfigReader, head_dim: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the pairs of columns that time, height and width rotate; `default` where nothing says so."""
+    rope = read.raw.get("rope_scaling") or read.raw.get("rope_parameters") or {}
+    section = rope.get("mrope_section") or list(default)
+    if (
+        not isinstance(section, list)
+        or not 0 < len(section) <= 4
+        or any(n not in range(2**15) for n in section)
+    ):
+        raise ConfigReader(rope, read.path, "rope_parameters.").bad(
+            "mrope_section", "up to four whole numbers"
+        )
+    if sum(section) > head_dim:
+        raise read.bad("head_dim", f"{sum(section)} at least, the sum of mrope_section")
+    return tuple(section)
 
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

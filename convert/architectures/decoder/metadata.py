@@ -100,6 +100,12 @@ SLIDING_PATTERN = Key(
     ),
 )
 SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
+MROPE_SECTIONS = Key(
+    keys.ROPE_DIMENSION_SECTIONS,
+    Value.i32s,
+    lambda c, o: c.mrope_section and (*c.mrope_section, 0, 0, 0, 0)[:4],
+)
+"""Sections of M-RoPE, padded to four."""
 VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from convert.architectures.decoder.config import (
 from convert.architectures.decoder.metadata import (
     COMMON,
     EXPERT_WIDTH,
+    MROPE_SECTIONS,
     ROTATED_COLS,
     inserted,
     read_decoder,
@@ -47,8 +48,7 @@ class DeltaNetConfig(DecoderConfig):
     linear_num_key_heads    heads of queries and keys of a delta net
     linear_num_value_heads  heads of its values, states and gates
     linear_conv_kernel_dim  tokens that its convolution sees
-    mrope_section           pairs of columns that time, height and width rotate; None for plain RoPE
-    states_section          whether config.json says so
+    states_section          whether config.json has the mrope_section
     """
 
     linear_layers: tuple[int, ...] = ()
@@ -58,7 +58,6 @@ class DeltaNetConfig(DecoderConfig):
     linear_key_head_dim: int = 128
     linear_value_head_dim: int = 128
     linear_conv_kernel_dim: int = 4
-    mrope_section: tuple[int, ...] | None = None
     states_section: bool = False
 
     @property
@@ -141,14 +140,9 @@ _u32 = Value.u32
 
 
 def _sections(stated: bool) -> Key:
-    """Return the key of MRoPE's sections, padded to four; `stated`: for a config.json that has them."""
-    return Key(
-        keys.ROPE_DIMENSION_SECTIONS,
-        Value.i32s,
-        lambda c, o: (
-            (*c.mrope_section, 0, 0, 0, 0)[:4] if c.mrope_section and c.states_section == stated else None
-        ),
-    )
+    """Return the key of M-RoPE's sections; `stated`: for a config.json that has them."""
+    value = MROPE_SECTIONS.value
+    return replace(MROPE_SECTIONS, value=lambda c, o: value(c, o) if c.states_section == stated else None)
 
 
 METADATA: tuple[Key, ...] = (

@@ -14,6 +14,7 @@ from typing import Any
 
 from convert.architectures.base import Architecture
 from convert.architectures.config_reader import ConfigReader
+from convert.architectures.decoder.config import read_mrope_section
 from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.rules import (
     INV_FREQ,
@@ -240,17 +241,8 @@ def read_qwen35(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
     """Return the configuration of a Qwen 3.5, with experts or without."""
     config = read_delta_net(raw, path)
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    section = rope.get("mrope_section")
-    if section is None:
-        section, states = list(MROPE_SECTION), False
-    elif isinstance(section, list) and 0 < len(section) <= 4 and all(n in range(2**15) for n in section):
-        states = True
-    else:
-        inside = ConfigReader(rope, path, prefix="rope_parameters.")
-        raise inside.bad("mrope_section", "up to four whole numbers")
-    if sum(section) > config.head_dim:
-        raise ConfigReader(raw, path).bad("head_dim", f"{sum(section)} at least, the sum of mrope_section")
-    return replace(config, mrope_section=tuple(section), states_section=states)
+    section = read_mrope_section(ConfigReader(raw, path), config.head_dim, MROPE_SECTION)
+    return replace(config, mrope_section=section, states_section=rope.get("mrope_section") is not None)
 
 
 _TILED = (

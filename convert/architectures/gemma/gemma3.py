@@ -100,7 +100,7 @@ def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
 
 _OTHER_PARTS = (
     "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "audio_tower.",
-    "embed_audio.",
+    "embed_audio.", "visual.",
 )  # fmt: skip
 """Beginnings of names of weights that read images and sound."""
 

@@ -89,6 +89,13 @@ def _recorded(name: str) -> dict[str, Any]:
     return {**SIZES, **MODELS[name][1], **_STATED.get(name, {}), "max_position_embeddings": CONTEXT}
 
 
+def _beside(name: str, **others: Any) -> Base:
+    """Return a model whose class has a vision part."""
+    kind, vision = MODELS[name][0], {"vision_config": MODELS[name][1]["vision_config"]}
+    text = {key: value for key, value in _recorded(name).items() if key != "vision_config"}
+    return Base(f"{kind}ForConditionalGeneration", {"text_config": text, **vision, **others}, wrapped=True)
+
+
 def _text(name: str, model_type: str, **others: Any) -> dict[str, Any]:
     return {"text_config": {**_recorded(name), "model_type": model_type}, **others}
 
@@ -141,6 +148,10 @@ BASES: Mapping[str, Base] = {
         _text("qwen35moe", "qwen3_5_moe_text", vision_config=_QWEN_VISION, tie_word_embeddings=False),
         wrapped=True,
     ),
+    **{
+        name: _beside(name, tie_word_embeddings=False)
+        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe")
+    },
     "mistral3-wrapped": Base(
         "Mistral3ForConditionalGeneration",
         _text("ministral3", "ministral3", tie_word_embeddings=False,
