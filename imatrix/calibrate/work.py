@@ -184,7 +184,7 @@ class _RunWork:
 
 
 def is_summed_through(info: TensorInfo) -> bool:
-    """Whether drift is summed up through the rows of a matrix: wide downs of blocks, see `Moments.through`."""
+    """Whether drift is summed up through a matrix' rows: wide downs of blocks, see `Moments.through`."""
     return ".ffn_down" in info.name and info.n_mats == 1 and is_wide(info.n_rows, info.n_cols)
 
 

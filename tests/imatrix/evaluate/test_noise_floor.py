@@ -114,7 +114,5 @@ def test_kept_states_have_a_floor_while_the_base_is_there(made: Made, text: Path
 def test_logits_alone_have_no_floor(made: Made, text: Path, tmp_path: Path) -> None:
     logits = tmp_path / "base.kld"
     gguf_tools.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS, logits=logits)
-    with pytest.raises(
-        BadRequest, match=r"base\.kld: noise_floor=True computes the base, but"
-    ):
+    with pytest.raises(BadRequest, match=r"base\.kld: noise_floor=True computes the base, but"):
         gguf_tools.evaluate(gguf_tools.LogitsFile(logits), None, [made("Q2_K")], OPTIONS, noise_floor=True)
