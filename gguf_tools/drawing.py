@@ -127,8 +127,10 @@ def drawn_file(path: Path, canvas: Canvas, label: str) -> Iterator[Figure]:
             if form == "svg":
                 file.write(standalone_svg(svg_text(figure, "", label, {})).encode())
             else:
-                look = {"facecolor": _LIGHT["--surface"], "bbox_inches": "tight", "pad_inches": _MARGIN / 72}
-                figure.savefig(file, format=form, **look)
+                figure.savefig(
+                    file, format=form, facecolor=_LIGHT["--surface"], bbox_inches="tight",
+                    pad_inches=_MARGIN / 72,
+                )  # fmt: skip
 
 
 def standalone_svg(svg: str) -> str:

@@ -335,10 +335,9 @@ def label_points(
     parts = [part for line in corners for ends in pairwise(line) for part in _along(*ends)]
     written: list[Bbox] = []
     left = list(places)
-    for distance, behind in ((_NEAR, parts), *((distance, []) for distance in (_NEAR, *_FAR))):
-        left = [
-            place for place in left if not _label_point(axes, place, distance, [*points, *behind], written)
-        ]
+    for number, distance in enumerate((_NEAR, _NEAR, *_FAR)):
+        others = [*points, *parts] if number == 0 else points
+        left = [place for place in left if not _label_point(axes, place, distance, others, written)]
 
 
 def _label_point(
