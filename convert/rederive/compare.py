@@ -102,8 +102,13 @@ def compare(
     if is_whole and way.sources.is_encoded(info.name, info.type):
         importance = digest_importance(way.sources.importances.get(info.name), info.type.name)
         number = tensor_provenance(info, way.sources.tensors[info.name].type, digests, importance)
-    counts = (sum(getattr(part, name) for part in parts) for name in ("n_rows", "n_blocks", "n_differ"))
-    return Compared(*counts, tuple(row for part in parts for row in part.rows), number)
+    return Compared(
+        sum(part.n_rows for part in parts),
+        sum(part.n_blocks for part in parts),
+        sum(part.n_differ for part in parts),
+        tuple(row for part in parts for row in part.rows),
+        number,
+    )
 
 
 def _compare_rows(info: TensorInfo, stored: SourceTensor, way: Way, rows: RowRange) -> tuple[Compared, int]:

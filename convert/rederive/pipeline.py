@@ -40,6 +40,7 @@ from quantize.fill.encode import RowSources
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import read_provenance
 from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.formats.codecs import ignores_importances
 from quantize.importances.entries import ImportanceFile, Importances, ResolvedImportance, resolve
 from quantize.importances.files import importance_file
 from quantize.padding.counterparts import fit_importances
@@ -157,7 +158,8 @@ class _Job:
         infos = list(self.file.tensors.values())
         entries: Importances = fit_importances(self.matrix.entries, self.file.metadata, infos)
         n_heads = ModelFacts.from_metadata(self.file.metadata, has_layers=False).n_heads
-        found = ((info.name, resolve(info, entries, n_heads)) for info in known if len(info.shape) > 1)
+        weighed = (info for info in known if not ignores_importances(info.type.name))
+        found = ((info.name, resolve(info, entries, n_heads)) for info in weighed)
         return {name: resolved for name, resolved in found if resolved is not None}
 
     def _verdict(

@@ -16,7 +16,6 @@ from gguf_tools.format.ggml_types import BF16, F16, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.encode import RowSources
 from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, SourceTensor, rows_dtype
-from quantize.formats.codecs import ignores_importances
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ def ways_of(info: TensorInfo, sources: RowSources, *, rounded: bool) -> Iterator
     if rounded and sources.is_encoded(info.name, info.type):
         dtype = rows_dtype(sources.tensors[info.name].type)
         through += [type_.name for type_ in (BF16, F16) if FLOAT_DTYPES[type_] != dtype]
-    is_weighed = info.name in sources.importances and not ignores_importances(info.type.name)
-    for weighed in (True, False) if is_weighed else (True,):
+    for weighed in (True, False) if info.name in sources.importances else (True,):
         for name in through:
             yield Way(name, weighed, _changed(info.name, sources, name, weighed))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from gguf_tools.commands import command
-from gguf_tools.commands.gguf import audit, change, clean, edit, look, publish, rederive, refine, text
+from gguf_tools.commands.gguf import attest, audit, change, clean, edit, look, publish, rederive, refine, text
 from gguf_tools.commands.parser import SHELLS, completion_script, subparsers_of
 from gguf_tools.commands.roof import COMMANDS
 from gguf_tools.text import json_text, say
@@ -80,6 +80,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     look.add_scan(commands)
     audit.add_to(commands)
     rederive.add_to(commands)
+    attest.add_to(commands)
     edit.add_to(commands)
     change.add_mla_layout(commands)
     change.add_repack(commands)

@@ -57,6 +57,7 @@ COMMANDS = {
     "gguf-tools scan": ["ODD", "ODD --data", "ODD --json"],
     "gguf-tools audit": ["ODD GOOD --html OUT.html", "GOOD HF"],
     "gguf-tools rederive": ["ODD --source GOOD", "GOOD --source ODD --sample 2 --json"],
+    "gguf-tools attest": ["ODD --source GOOD -o OUT.json"],
     "gguf-tools refine": [f"ODD --base HF -o OUT {TEXT}", f"GOOD --base ODD -o OUT {TEXT}"],
     "gguf-tools set": ["COPY new.EVIL=str:EVIL", "COPY general.name=EVIL --dry-run", "COPY EVIL=i8:EVIL"],
     "gguf-tools remove-key": ["COPY EVIL", "COPY no.EVIL"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -156,7 +157,7 @@ def test_a_calibrated_file_is_refused(source: Path, made: Path, tmp_path: Path) 
         gguf_tools.rederive(edited(made, tmp_path / "c.gguf", METHOD_KEY, "str:x"), source)
 
 
-@pytest.mark.parametrize("seed", [11, 16, 18])
+@pytest.mark.parametrize("seed", [11, 16, 18, 27])
 def test_llama_cpps_files_are_the_same(tmp_path: Path, seed: int) -> None:
     """Files with the bytes of llama_model_quantize, see tests/golden/whole_files.json."""
     case = draw_case(seed)
@@ -194,3 +195,16 @@ def test_the_command(source: Path, made: Path, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["same"] is True
     assert main(["rederive", str(made), "-q"]) == 2
     assert "--source" in capsys.readouterr().err
+
+
+def test_an_attestation_names_all_by_digest(source: Path, made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    assert main(["attest", str(made), "--source", str(source), "-o", str(out)]) == 0
+    said = json.loads(out.read_text())
+    assert said["predicateType"] == "https://slsa.dev/provenance/v1"
+    build = said["predicate"]["buildDefinition"]
+    for path, found in ((made, said["subject"]), (source, build["resolvedDependencies"])):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert found == [{"name": path.name, "digest": {"sha256": digest}}]
+    assert build["externalParameters"]["files"] == {made.name: {keys.FILE_TYPE: 15}}
+    assert main(["attest", str(made), "-o", str(out)]) == 1
