@@ -35,46 +35,51 @@ MAINS: dict[str, Callable[[list[str]], int]] = {
 HEAD = """\
 # The first ten minutes
 
-From a clone to a quantized file and its measured quality, with the small trained model in the repository.
-All output is real (`scripts/record/first_ten_minutes.py` writes this page). The times are those of a busy
-machine with two cores; the first run of a recipe also compiles its kernels.
+This page leads from a clone of the repository to a quantized file and its measured quality. It uses the
+small trained model that the repository contains. All output is real: `scripts/record/first_ten_minutes.py`
+writes this page. The times are from a busy machine with two cores. The first run of a recipe also compiles
+its kernels, the parts of the program that process weights.
 
-From `git clone` to the first Q4_K_M took 19 s on 2026-11-22, on a quiet machine with two cores (AMD EPYC,
-virtual) and a nearby mirror of the packages: 15 s for cloning, an environment and `pip install .` without
-torch, and 4 s for converting and quantizing in one pass, 3 of them for compiling kernels.
+On 2026-11-22, everything from `git clone` to the first Q4_K_M file took 19 s, on a quiet machine with two
+cores (AMD EPYC, virtual) and a nearby mirror of the packages. Cloning, making an environment and
+`pip install .` without torch took 15 s. Converting and quantizing in one pass took 4 s, of which compiling
+kernels took 3 s.
 
     pip install .
 
-`imatrix` and `evaluate` below compute the model, so they need torch too. Its CPU build is enough here;
-[installation](install.md#torch-on-a-cpu) has the other one.
+`imatrix` and `evaluate` below compute the model, so they also need torch. The build for CPUs is enough here;
+[installation](install.md#torch-on-a-cpu) describes the build for GPUs, too.
 
     pip install torch --index-url https://download.pytorch.org/whl/cpu
 """
 
 STEPS: tuple[tuple[str, str, int], ...] = (
-    ("One pass from the checkpoint to a file for llama.cpp.",
+    ("This command makes a quantized file for llama.cpp from the checkpoint, in one pass.",
      "convert-hf-to-gguf examples/tiny-deepseek-v3 --outtype Q4_K_M --outfile tiny-Q4_K_M.gguf", 0),
-    ("What is in the file? `show` prints metadata, tensors and totals; these are its last lines.",
+    ("What is in the file? `show` prints metadata, tensors and totals. These are the last lines:",
      "gguf-tools show tiny-Q4_K_M.gguf", 12),
-    ("To make several types, keep a file in BF16.",
+    ("To make several types, first make a file in BF16. The other files are then made from it.",
      "convert-hf-to-gguf examples/tiny-deepseek-v3 --outfile tiny-bf16.gguf", 0),
-    ("An importance matrix tells which columns matter. Collecting it needs torch and a text."
-     " (For a model of yours,\n`gguf-tools text -o texts` writes texts of nine kinds.)",
+    ("An importance matrix says which columns of the weights matter most."
+     " Collecting it needs torch and a text.\n"
+     "(For a model of yours, `gguf-tools text -o texts` writes texts of nine kinds.)",
      "imatrix -m examples/tiny-deepseek-v3 -f examples/tiny-deepseek-v3/calibration.txt -o tiny.imatrix.gguf"
      " --chunks 8 --threads 2", 0),
-    ("What would a type do? A dry run reads no weights and writes nothing.",
+    ("What would another type give? `--dry-run` prints the plan. It reads no weights and writes nothing.",
      "quantize --dry-run --summary --imatrix tiny.imatrix.gguf tiny-bf16.gguf IQ3_XXS", 0),
-    ("Two types from one walk over the source.",
+    ("Two types can be made in one run, which reads the source only once.",
      "quantize --imatrix tiny.imatrix.gguf tiny-bf16.gguf tiny-{FTYPE}.gguf IQ3_XXS,Q5_K_M", 0),
-    ("How good are they? (Measure real models on a text that the calibration has not seen.)",
+    ("How good are the files? `evaluate` compares their predictions with those of the BF16 file."
+     " (Measure real\nmodels on a text that the calibration has not seen.)",
      "evaluate tiny-bf16.gguf -f examples/tiny-deepseek-v3/calibration.txt --chunks 4 --threads 2 -c 128"
      " tiny-Q5_K_M.gguf tiny-Q4_K_M.gguf tiny-IQ3_XXS.gguf", 0),
-    ("A typo gets its answer in one line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
+    ("A typo gets an error of one line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
 )  # fmt: skip
 """What is said, the command, and how many last lines of what it prints are shown; 0: all."""
 
 TAIL = """
-The files load in llama.cpp. [Commands](commands.md) shows what else there is, and each `--help` has examples.
+All these model files load in llama.cpp. [Your first real model](first-real-model.md) is the next step.
+[Commands](commands.md) lists all commands, and each has a `--help` with examples.
 """
 
 
