@@ -124,8 +124,8 @@ _NAMES = {
     "--model-name": "model_name", "--only": "only", "--outfile": "outfile",
     "--output-tensor-type": "output_type", "--outtype": "outtype", "--override-kv": "kv_overrides",
     "--pad": "pad", "--plot": "a plot", "--pre-tokenizer": "pre_tokenizer",
-    "--prune-layers": "prune_layers", "--ram": "ram", "--scheduler": "scheduler",
-    "--tensor-type": "overrides", "--timeout": "the longest wait", "--to": "to",
+    "--prune-layers": "prune_layers", "--ram": "ram", "--sample": "sample", "--scheduler": "scheduler",
+    "--seed": "seed", "--source": "source", "--tensor-type": "overrides", "--timeout": "the longest wait", "--to": "to",
     "--token-embedding-type": "embedding_type", "--vram": "vram", "--work": "work",
 }  # fmt: skip
 

@@ -184,7 +184,7 @@ _MOST_LABELS = 40
 """Layers whose numbers stand beside a heat map."""
 
 _NOTHING = "#8a898340"
-"""What a heat map has where there is no number: a grey that can be seen on light and on dark."""
+"""Colour of a heat map where there is no number: a grey that can be seen on light and on dark."""
 
 _HEAD = (
     "layer", "tensor", "total", "min", "max", "mean", "sd", "active", "values", "entropy", "equal",

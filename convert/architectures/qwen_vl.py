@@ -174,7 +174,7 @@ def _turned(weight: Weight, rows: int) -> Any:
 
 
 def _stored_sizes(rows: str, cols: str) -> Any:
-    """Return what says the shape of a stack: as published, with rows as columns, else as in transformers."""
+    """Make the rule for a stack's shape: as published, with rows as columns, or as transformers saves it."""
 
     def sizes(weight: Weight, config: DecoderConfig) -> str:
         is_published = weight.shape[-1] == getattr(config, rows)

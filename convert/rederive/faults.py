@@ -1,4 +1,4 @@
-"""What a tensor with other bytes would be: a few changed blocks, other importances, other weights."""
+"""Names of faults of tensors with other bytes: a few changed blocks, other importances, other weights."""
 
 from __future__ import annotations
 

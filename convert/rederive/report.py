@@ -16,7 +16,7 @@ Verdict = Literal["same", "differs", "not made"]
 
 @dataclass(frozen=True)
 class TensorVerdict:
-    """What making a tensor again has shown.
+    """Result of making a tensor again.
 
     verdict    "same", "differs", or "not made" where something is missing for it
     through    type of 16 bits that its source went through, "" for none

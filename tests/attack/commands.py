@@ -105,6 +105,7 @@ COMMANDS = (
     Command("imatrix-model-classes", f"imatrix -m model -f texts -o o.gguf -t 1 {FORWARD}"),
     Command("imatrix-mtp", f"imatrix -m mtp -f text.txt -o o.gguf -t 1 {FORWARD}", seldom=True),
     Command("imatrix-repair", "imatrix repair m.imatrix.gguf -o o.gguf --model in.gguf"),
+    Command("attest", "gguf-tools attest q4.gguf --source in.gguf -o o.json"),
     Command("imatrix-merge", "imatrix merge m.imatrix.gguf n.imatrix.gguf -o o.gguf"),
     Command("imatrix-convert", "imatrix convert m.imatrix.gguf o.dat"),
     Command(
@@ -183,6 +184,7 @@ READERS = (
     Command("diff", "gguf-tools diff q4.gguf q4.gguf", finds=True),
     Command("diff-values", "gguf-tools diff --values q4.gguf q4.gguf", finds=True),
     Command("verify", "gguf-tools verify q4.gguf --against in.gguf", finds=True),
+    Command("rederive", "gguf-tools rederive q4.gguf --source in.gguf -t 1", finds=True),
     Command("hash", "gguf-tools hash q4.gguf"),
     Command("scan", "gguf-tools scan q4.gguf", finds=True),
     Command("audit-text", f"gguf-tools audit q8.gguf in.gguf -f text.txt --threads 1 {FORWARD}", finds=True),

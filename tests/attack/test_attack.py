@@ -64,8 +64,8 @@ def test_every_command_is_in_the_campaign() -> None:
     attacked = {odd_numbers.program_of(command) for command in COMMANDS}
     assert odd_numbers.registry().keys() - attacked - ELSEWHERE.keys() == {
         "gguf-tools checkpoint", "gguf-tools completion", "gguf-tools diff", "gguf-tools hash",
-        "gguf-tools scan", "gguf-tools show", "gguf-tools verify", "imatrix check", "imatrix show",
-        "imatrix stats", "quantize lint",
+        "gguf-tools rederive", "gguf-tools scan", "gguf-tools show", "gguf-tools verify", "imatrix check",
+        "imatrix show", "imatrix stats", "quantize lint",
     }  # fmt: skip
     attacked |= {odd_numbers.program_of(command) for command in READERS}
     assert odd_numbers.registry().keys() <= attacked

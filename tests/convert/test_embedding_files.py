@@ -65,9 +65,9 @@ OTHERS: dict[str, tuple[dict[str, Any], int | None, str]] = {
     "max, old": (old("pooling_mode_max_tokens"), None, "llama.cpp has no pooling 'max': left out"),
     "two": (
         old("pooling_mode_cls_token", "pooling_mode_mean_tokens"), 1,
-        "pooling 'cls', 'mean' are put together; llama.cpp does mean alone",
+        "pooling 'cls', 'mean' are put together; llama.cpp does only mean",
     ),
-    "a known and an unknown": ({"pooling_mode": ["max", "cls"]}, 2, "llama.cpp does cls alone"),
+    "a known and an unknown": ({"pooling_mode": ["max", "cls"]}, 2, "llama.cpp does only cls"),
     "without the prompt": ({"pooling_mode": "mean", "include_prompt": False}, 1, "include_prompt is false"),
 }  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_a_scheduler_that_dies_while_workers_are_asked_is_one_line(
 
         asked = Cluster._ask_all
         monkeypatch.setattr(Cluster, "_ask_all", die_and_ask)
-        with pytest.raises(ToolkitError, match=f"{processes.address}: the scheduler is gone"):
+        with pytest.raises(ToolkitError, match=f"{processes.address}: the scheduler has stopped"):
             quantize.quantize(source, tmp_path / "out.gguf", "Q8_0", scheduler=processes.address)
     assert capfd.readouterr().err == ""
 
@@ -70,7 +70,7 @@ def test_a_scheduler_that_dies_is_one_line(
 ) -> None:
     with dask_cluster(tmp_path / "dask", 1, "--no-nanny") as processes:
         die = after_chunks(2, lambda: os.killpg(processes.scheduler.pid, signal.SIGKILL))
-        with pytest.raises(ToolkitError, match=f"{processes.address}: the scheduler is gone") as caught:
+        with pytest.raises(ToolkitError, match=f"{processes.address}: the scheduler has stopped") as caught:
             quantize.quantize(
                 source, tmp_path / "out.gguf", "Q8_0", scheduler=processes.address, progress=die
             )

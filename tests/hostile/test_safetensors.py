@@ -54,10 +54,10 @@ CASES: dict[str, tuple[bytes, str]] = {
     "end behind the file": (file({"x": entry("U8", [HUGE - 1], (0, HUGE - 1))}), "x: cut off"),
     "name twice": (
         file(b'{"x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"x":{"dtype":"U8"}}'),
-        "x stands twice",
+        "x appears twice",
     ),
-    "long name twice": (file(b'{"%b":1,"%b":1}' % (b"n" * 10**6, b"n" * 10**6)), r"'n+'\.\.\. stands"),
-    "metadata twice": (file(b'{"__metadata__":{},"__metadata__":{"a":"b"}}', b""), "__metadata__ stands"),
+    "long name twice": (file(b'{"%b":1,"%b":1}' % (b"n" * 10**6, b"n" * 10**6)), r"'n+'\.\.\. appears"),
+    "metadata twice": (file(b'{"__metadata__":{},"__metadata__":{"a":"b"}}', b""), "__metadata__ appears"),
     "metadata that are numbers": (file({"__metadata__": {"a": 1}}, b""), "not a mapping of strings"),
     "hole before the data": (file({"x": entry(offsets=(8, 16))}, bytes(16)), "a hole after the header"),
     "hole between": (file({"x": entry(), "y": entry(offsets=(9, 17))}, bytes(17)), "y: .* a hole after x"),

@@ -19,7 +19,8 @@ from tests.gguf_tools.sample_files import write_file
 
 OTHERS = {
     "--depth", "--ink", "--muted", "--grid", "--surface", "--ring", "--panel", "--heat", "--heat-share",
-    "--series-", "--shade", "--width", "--share",  # of style sheets
+    "--series-", "--shade", "--width", "--share", "--stock", "--calibrated", "--chosen", "--bad",
+    "--warning",  # of style sheets
     "--yarn-beta-fast", "--yarn-beta-slow", "--local-dir", "--include",  # of other programs
 }  # fmt: skip
 

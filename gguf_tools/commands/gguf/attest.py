@@ -56,7 +56,7 @@ def add_to(commands: command.Subcommands) -> None:
     sub.add_argument(
         "--source", type=Path, metavar="MODEL", help="the file or the folder that they were made of"
     )
-    sub.add_argument("--imatrix", type=Path, metavar="M", help="the importances that they were made with")
+    sub.add_argument("--imatrix", type=Path, metavar="FILE", help="the importances that they were made with")
     sub.add_argument(
         "-o", "--output", type=command.output_file, action=StoreOutput, required=True,
         metavar="OUT.json", help="where to write the statement",

@@ -59,7 +59,7 @@ def add_to(commands: command.Subcommands) -> None:
         " the Hub",
     )  # fmt: skip
     sub.add_argument(
-        "--imatrix", dest="importances", metavar="M", help="the importances that FILE was made with"
+        "--imatrix", dest="importances", metavar="FILE", help="the importances that FILE was made with"
     )
     sub.add_argument(
         "--sample", type=command.number(COUNT), metavar="N",

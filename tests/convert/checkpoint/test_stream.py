@@ -198,7 +198,11 @@ REFUSALS: list[tuple[list[str], Callable[[HubServer], object], str]] = [
     (["owner/none"], lambda hub: None, "not found at"),
     ([NAME], lambda hub: hub.gated.add(NAME), "gated"),
     ([NAME], lambda hub: setattr(hub, "ignores_ranges", True), "the server sent no range"),
-    ([NAME], lambda hub: hub.troubles.append(Trouble("GET /cdn", status=403)), "no right to this (403)"),
+    (
+        [NAME],
+        lambda hub: hub.troubles.append(Trouble("GET /cdn", status=403)),
+        "lacks permission for this (403)",
+    ),
     ([NAME], lambda hub: hub.troubles.append(Trouble("GET /cdn", broken_at=0)), "broke off"),
 ]
 

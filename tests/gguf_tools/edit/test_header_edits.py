@@ -166,7 +166,7 @@ def test_force_allows_kinds_and_architectures() -> None:
     edited = set_("general.file_type=str:7", "own.number=str:x", "general.architecture=llama", force=True)
     assert edited.metadata["general.file_type"] == Value.string("7")
     assert [change.as_text() for change in edited.changes][1] == "own.number: int16 -1 -> string 'x'"
-    with pytest.raises(BadRequest, match="split and merge alone"):
+    with pytest.raises(BadRequest, match="only for split and merge"):
         set_("split.no=u16:1", force=True)
 
 
@@ -197,7 +197,7 @@ def test_keys_are_removed() -> None:
     [
         ("nope", "no key 'nope'"),
         (keys.ARCHITECTURE, "can't be removed"),
-        (keys.SPLIT_COUNT, "split and merge alone"),
+        (keys.SPLIT_COUNT, "only for split and merge"),
     ],
 )
 def test_needed_and_missing_keys_are_not_removed(key: str, message: str) -> None:
@@ -234,7 +234,7 @@ def test_keys_are_renamed_where_they_are() -> None:
         ("own.number", "general.file_type", "-1 is int16, llama.cpp reads uint32"),
         (keys.ARCHITECTURE, "x", "can't become 'x': use set and remove-key for general.architecture"),
         ("own.number", keys.ALIGNMENT, "use set and remove-key for general.alignment"),
-        ("own.number", "split.no", "split and merge alone"),
+        ("own.number", "split.no", "only for split and merge"),
     ],
 )
 def test_bad_new_keys_are_refused(old: str, new: str, message: str) -> None:

@@ -132,7 +132,7 @@ def test_a_set_with_an_alignment_in_its_first_file_alone_is_merged(tmp_path: Pat
 
 def test_merging_what_is_whole_is_refused(tmp_path: Path) -> None:
     write_file(tmp_path / "model.gguf")
-    with pytest.raises(BadRequest, match="no part of a split set; nothing to merge"):
+    with pytest.raises(BadRequest, match="not part of a split set; nothing to merge"):
         merge(tmp_path / "model.gguf", tmp_path / "out.gguf")
 
 

@@ -155,5 +155,5 @@ def test_what_a_worker_says_that_it_wrote_and_did_not_is_missed(
             write(states, start, rows)
 
     monkeypatch.setattr(FileStates, "write", lose)
-    with pytest.raises(ClusterError, match=rf"here:1: what a worker says .* wrote to .*\.{what} is not"):
+    with pytest.raises(ClusterError, match=rf"here:1: a worker says that it wrote rows to .*\.{what}, but"):
         compute(tmp_path / "out", ForwardOptions(scheduler="here:1"))

@@ -74,7 +74,7 @@ def test_a_shape_that_the_metadata_contradict_is_named() -> None:
 
 
 def test_a_file_without_latent_attention_is_refused() -> None:
-    with pytest.raises(BadRequest, match=r"none of attn_kv_b, attn_k_b, attn_v_b is there"):
+    with pytest.raises(BadRequest, match=r"has none of attn_kv_b, attn_k_b, attn_v_b"):
         tensors_by_layer([TensorInfo("blk.0.attn_k.weight", (3, 256), F32)], SIZES, PATH)
 
 
