@@ -125,8 +125,8 @@ _NAMES = {
     "--output-tensor-type": "output_type", "--outtype": "outtype", "--override-kv": "kv_overrides",
     "--pad": "pad", "--plot": "a plot", "--pre-tokenizer": "pre_tokenizer",
     "--prune-layers": "prune_layers", "--ram": "ram", "--sample": "sample", "--scheduler": "scheduler",
-    "--seed": "seed", "--source": "source", "--tensor-type": "overrides", "--timeout": "the longest wait", "--to": "to",
-    "--token-embedding-type": "embedding_type", "--vram": "vram", "--work": "work",
+    "--seed": "seed", "--source": "source", "--tensor-type": "overrides", "--timeout": "the longest wait",
+    "--to": "to", "--token-embedding-type": "embedding_type", "--vram": "vram", "--work": "work",
 }  # fmt: skip
 
 FLAGS = frozenset({*_SWITCHES, *_NAMES})

@@ -263,8 +263,8 @@ def test_a_batch_system_s_sigterm_is_like_a_kill(
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
     with trial.watched():
         assert made.run("one pass", trial.folder) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("went on")]
-    assert int(line.split()[6]) >= 99
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed")]
+    assert int(line.split()[4]) >= 99
     trial.check_all_are_there()
 
 
