@@ -364,7 +364,7 @@ def test_restart_forgets_what_another_run_has_left(
     assert in_child(work) == -signal.SIGKILL
     assert made.run("quantize", trial.folder) == 1
     assert made.run(COMMANDS["quantize"] + " --restart", trial.folder) == 0
-    assert "went on" not in capsys.readouterr().out
+    assert "resumed" not in capsys.readouterr().out
     trial.check_all_are_there()
 
 
