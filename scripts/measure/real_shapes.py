@@ -76,14 +76,14 @@ def _product(shape: tuple[int, ...]) -> int:
 def steps(model: Path, text: Path, n_threads: int) -> Iterator[list[str]]:
     """Yield the commands that are tried on a checkpoint, with the GGUF file that it becomes beside it."""
     base = make_gguf(model, model.with_suffix(".gguf"))
-    out, threads = model.with_name("out.gguf"), ["-t", n_threads]
+    out, threads, cut = model.with_name("out.gguf"), ["-t", n_threads], ["--chunks", 64]
     yield command("convert", model, "--outtype", "bf16", "--outfile", out, "--dry-run", "--summary")
-    yield command("imatrix", "-m", base, "-f", text, "-o", out, "--dry-run", *threads)
+    yield command("imatrix", "-m", base, "-f", text, *cut, "-o", out, "--dry-run", *threads)
     for type_ in ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"):
         yield command("quantize", "--dry-run", "--summary", base, out, type_)
     for type_ in ("IQ3_XXS", "Q4_K_M"):
-        cut = ["--chunks", 64, "-t", n_threads]
-        yield command("quantize", "--dry-run", "--summary", "--calibrate", text, *cut, base, out, type_)
+        calibrated = ["--calibrate", text, *cut, *threads]
+        yield command("quantize", "--dry-run", "--summary", *calibrated, base, out, type_)
     yield command("evaluate", base, "--suite", "default", "--quick", base, "--dry-run", *threads)
 
 
