@@ -1,4 +1,4 @@
-"""Draw docs/front.svg, a picture of the notes on gains: divergence against size of figures in docs/front.json.
+"""Draw docs/front.svg, a picture of the notes: divergence against size of the figures in docs/front.json.
 
     python scripts/record/front_picture.py
 
