@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -584,5 +585,6 @@ def test_a_source_that_has_become_another_is_refused(
     source.write_bytes(data)
     with trial.watched():
         assert own.run(command, trial.folder) == 0
-    assert "resumed an interrupted run: 40 of" in capsys.readouterr().out
+    # On a busy machine the signal may arrive while the next chunk is made.
+    assert re.search("resumed an interrupted run: 4[01] of", capsys.readouterr().out)
     trial.check_all_are_there()
