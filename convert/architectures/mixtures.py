@@ -39,6 +39,7 @@ from convert.architectures.decoder.rules import (
     in_layer,
     keep_mtp_of,
     layers,
+    mixture_decoder,
     moe_layers,
     mtp,
     n_mtp_layers,
@@ -88,13 +89,7 @@ _QWEN3MOE = decoder(
     "Qwen3MoeForCausalLM",
     gguf_name="qwen3moe",
     read_config=_read_qwen3moe,
-    rules=(
-        *ends(),
-        *attention(),
-        norm_of_blocks(),
-        in_layer(layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        *expert_stacks(layers),
-    ),
+    rules=mixture_decoder(expert_stacks(layers)),
     metadata=(*COMMON, EXPERT_WIDTH),
     notes=_qwen3moe_notes,
 )

@@ -6,7 +6,7 @@ Without images the three positions of a token are one, and M-RoPE is plain RoPE.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,11 @@ from convert.architectures.decoder.metadata import (
     read_decoder,
 )
 from convert.architectures.decoder.rules import (
-    attention,
     dense_decoder,
-    ends,
     expert_stacks,
     gate_rows,
-    in_layer,
     layers,
-    norm_of_blocks,
+    mixture_decoder,
     up_rows,
 )
 from convert.architectures.gemma.gemma3 import vision_drops
@@ -139,14 +136,15 @@ def _read_qwen3vl(raw: Mapping[str, Any], path: str | Path) -> QwenVLConfig:
     return QwenVLConfig(**fields, qk_norm=True, mrope_section=section, n_deepstack=len(added))
 
 
-def _notes(config: QwenVLConfig, options: NoOptions) -> Iterator[str]:
-    yield from decoder_notes(config)
-    if config.unrotated_pairs:
-        numbers = ", ".join(map(str, config.unrotated_pairs))
-        yield (
-            f"mrope_section is {list(config.mrope_section or ())}: llama.cpp does not rotate pairs {numbers}"
-            f" of {config.head_dim // 2} columns, which the original rotates by the position"
-        )
+def _qwen3vl_notes(config: QwenVLConfig, options: NoOptions) -> tuple[str, ...]:
+    if not config.unrotated_pairs:
+        return decoder_notes(config)
+    numbers = ", ".join(map(str, config.unrotated_pairs))
+    return (
+        *decoder_notes(config),
+        f"mrope_section is {list(config.mrope_section or ())}: llama.cpp does not rotate pairs {numbers}"
+        f" of {config.head_dim // 2} columns, which the original rotates by the position",
+    )
 
 
 _DEEPSTACK = Key(keys.N_DEEPSTACK_LAYERS, Value.u32, lambda c, o: c.n_deepstack)
@@ -205,24 +203,17 @@ _QWEN3VL = decoder(
     rules=dense_decoder(),
     metadata=(*_METADATA, _DEEPSTACK),
     drops=vision_drops,
-    notes=lambda config, options: tuple(_notes(config, options)),
+    notes=_qwen3vl_notes,
 )
 
 _QWEN3VL_MOE = decoder(
     "Qwen3VLMoeForConditionalGeneration",
     gguf_name="qwen3vlmoe",
     read_config=_read_qwen3vl,
-    rules=(
-        *ends(),
-        *attention(),
-        norm_of_blocks(),
-        in_layer(layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        *(rule for rule in expert_stacks(layers) if _BOTH not in rule.when),
-        *_TURNED,
-    ),
+    rules=mixture_decoder((*(rule for rule in expert_stacks(layers) if _BOTH not in rule.when), *_TURNED)),
     metadata=(*_METADATA, EXPERT_WIDTH, _DEEPSTACK),
     drops=vision_drops,
-    notes=lambda config, options: tuple(_notes(config, options)),
+    notes=_qwen3vl_notes,
 )
 
 FAMILIES = (_QWEN2VL, _QWEN3VL, _QWEN3VL_MOE)

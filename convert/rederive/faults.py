@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from convert.audit.measure import Sums
-from convert.rederive.compare import Compared
+from convert.rederive.compare import MOST_ROWS, Compared
 from convert.rederive.ways import Way
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import UNKNOWN, RowRange
@@ -22,8 +22,6 @@ other bytes in 0.2 %."""
 RAISED = 1.6
 """Error above which a tensor has other weights, in units of what encoding makes of the source's: importances
 raise it by up to 1.37, see convert/audit/expected.py."""
-
-MOST_ROWS = 32
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from quantize.importances.entries import ImportanceFile, Importances, ResolvedIm
 from quantize.importances.files import importance_file
 from quantize.padding.counterparts import fit_importances
 from quantize.plan.model_facts import ModelFacts
+from quantize.roles import n_dims
 
 CHANGED_ROWS = (1, 100, 10_000)
 """Numbers of changed rows for which a sample tells the chance that they slip through."""
@@ -210,6 +211,4 @@ class _Job:
 
 def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Leave out leading dimensions of 1, which no file tells from none."""
-    while len(shape) > 1 and shape[0] == 1:
-        shape = shape[1:]
-    return shape
+    return shape[-n_dims(shape) :]

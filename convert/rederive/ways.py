@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.format.ggml_types import BF16, F16, GGMLType
+from gguf_tools.format.ggml_types import BF16, F16, GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.encode import RowSources
 from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, SourceTensor, rows_dtype
@@ -63,7 +63,6 @@ def ways_of(info: TensorInfo, sources: RowSources, *, rounded: bool) -> Iterator
 
 
 def _changed(tensor: str, sources: RowSources, through: str, weighed: bool) -> RowSources:
-    types = {type_.name: type_ for type_ in (BF16, F16)}
     source = sources.tensors[tensor]
-    made_of = Rounded(source, types[through]) if through else source
+    made_of = Rounded(source, by_name(through)) if through else source
     return replace(sources, tensors={tensor: made_of}, importances=sources.importances if weighed else {})

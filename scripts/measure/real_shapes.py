@@ -14,6 +14,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,9 @@ def make_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
     copy_tokenizer("deepseek-v3", folder)
     written = {key: value for key, value in config.items() if key != "use_qk_norm"}  # for `decoder` alone
     (folder / "config.json").write_text(json.dumps(written))
-    stored = {name: ("BF16", shape, 2 * _product(shape)) for name, shape in shapes(config)}
+    stored = {name: ("BF16", shape, 2 * prod(shape)) for name, shape in shapes(config)}
     write_sparse_shard(folder / "model.safetensors", stored)
     return folder
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    return shape[0] * shape[1] if len(shape) == 2 else shape[0]
 
 
 def steps(model: Path, text: Path, n_threads: int) -> Iterator[list[str]]:

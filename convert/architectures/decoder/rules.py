@@ -186,6 +186,20 @@ def dense_decoder(
     )
 
 
+def mixture_decoder(experts: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Return all rules of a decoder of attention and routed experts, each with a norm before it.
+
+    experts  those of the experts' matrices, such as `expert_stacks`
+    """
+    return (
+        *ends(),
+        *attention(),
+        norm_of_blocks(),
+        in_layer(layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
+        *experts,
+    )
+
+
 _EXPERTS = "blk.{{layer}}.ffn_{}_exps.weight"
 _EXPERT_SIZES = {
     "down": "hidden_size moe_intermediate_size",

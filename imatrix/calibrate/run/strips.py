@@ -186,13 +186,13 @@ def encode_strips(
     """
     info, factor = strips[0].info, strips[0].conditions.factor
     read = [sources.tensors[strip.info.name].read_rows(strip.start, strip.stop) for strip in strips]
-    rows = [own.astype(np.float32) for own in read]
 
     def stock() -> list[Bytes]:
         return [_stock(strip, sources, own) for strip, own in zip(strips, read, strict=True)]
 
     if factor is None or not method.can_encode(info.type):
         return [EncodedStrip(None, bytes_) for bytes_ in stock()]
+    rows = [own.astype(np.float32) for own in read]
     matrices: list[Matrix] = []
 
     def encode(which: int) -> list[Bytes]:
