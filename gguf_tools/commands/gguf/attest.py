@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from gguf_tools import __version__
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.command import StoreOutput, add_force
-from gguf_tools.errors import UnreadableInput
+from gguf_tools.commands.cook.record import sha256
+from gguf_tools.errors import BadRequest, UnreadableInput
 from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.text import json_text, say
@@ -76,12 +76,15 @@ def carry_out(request: _Request) -> None:
 
 
 def statement(files: Iterable[Path], made_of: Iterable[Path]) -> dict[str, Any]:
-    """Make the statement; raises GGUFError or UnreadableInput for a file that can't be read."""
+    """Make the statement; raises GGUFError or UnreadableInput for a file that can't be read, and
+    BadRequest for two files of one name, which a statement can't have."""
     subjects: dict[str, Path] = {}
     stated: dict[str, dict[str, Any]] = {}
     for path in files:
         with open_gguf(path) as file:
-            subjects |= {each.name: each for each in map(Path, file.paths)}
+            for part in map(Path, file.paths):
+                if subjects.setdefault(part.name, part) != part:
+                    raise BadRequest(f"{part}: another file has this name; make a statement for each")
             stated[path.name] = {key: file.metadata[key].data for key in _STATED if key in file.metadata}
     return {
         "_type": "https://in-toto.io/Statement/v1",
@@ -109,8 +112,5 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _digested(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return {"name": path.name, "digest": {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}}
-    except OSError as error:
-        raise UnreadableInput(f"{path}: can't be read ({error.strerror or error})") from error
+    with UnreadableInput.from_os(f"{path}: can't be read"):
+        return {"name": path.name, "digest": {"sha256": sha256(path)}}

@@ -208,3 +208,12 @@ def test_an_attestation_names_all_by_digest(source: Path, made: Path, tmp_path: 
         assert found == [{"name": path.name, "digest": {"sha256": digest}}]
     assert build["externalParameters"]["files"] == {made.name: {keys.FILE_TYPE: 15}}
     assert main(["attest", str(made), "-o", str(out)]) == 1
+
+
+def test_files_of_one_name_have_no_statement_together(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, other = tmp_path / "a.json", Path(shutil.copy(made, tmp_path / made.name))
+    assert main(["attest", str(made), str(other), "-o", str(out)]) == 1
+    assert f"{other}: another file has this name" in capsys.readouterr().err
+    assert not out.exists()
