@@ -90,7 +90,7 @@ def _help(waiting: Iterator[Encoding], stop: Event, advance: Advance = NO_REPORT
     """Have another process compile some of `waiting`, if compiling takes long."""
     if stop.wait(_PATIENCE_SECONDS):
         return
-    command = [sys.executable, "-c", _SERVE, str(Path(__file__).parents[2])]
+    command = [sys.executable, "-P", "-c", _SERVE, str(Path(__file__).parents[2])]
     with (
         suppress(OSError),
         subprocess.Popen(

@@ -90,6 +90,18 @@ def test_another_process_leaves_kernels_in_the_cache(tmp_path: Path, monkeypatch
     assert next(waiting, None) is None
 
 
+def test_another_process_runs_nothing_of_the_folder_that_the_user_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "subprocess.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(precompile, "_PATIENCE_SECONDS", 0)
+    waiting = iter([Encoding("F32", "Q8_0", False)])
+    precompile._help(waiting, Event())
+    assert not (tmp_path / "it ran").exists()
+    assert next(waiting, None) is None
+
+
 @pytest.fixture
 def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[Encoding]:
     """Return what this process is asked to compile, which it doesn't do."""
