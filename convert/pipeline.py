@@ -208,6 +208,8 @@ def _metadata(
     tokenizer  None for a tower, which has no text
     """
     number = {keys.FILE_TYPE: Value.u32(_file_type(file_type))}
+    of_tokens = {key: value for key, value in family.items() if key.startswith("tokenizer.")}
+    family = {key: value for key, value in family.items() if key not in of_tokens}
     return {
         keys.ARCHITECTURE: Value.string(architecture),
         **general.metadata(),
@@ -215,6 +217,7 @@ def _metadata(
         **({**family, **number} if tokenizer else {**number, **family}),
         **embedding,
         keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
+        **of_tokens,
         **(tokenizer.metadata() if tokenizer else {}),
     }
 

@@ -33,6 +33,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.granite",
     "convert.architectures.nemotron_h",
     "convert.architectures.gpt_oss",
+    "convert.architectures.encoders",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

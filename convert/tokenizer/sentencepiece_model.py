@@ -29,7 +29,8 @@ from gguf_tools.files.named_files import read_input
 from gguf_tools.text import quoted
 
 MAX_BYTES = 8 << 20
-MAX_PIECES = 1 << 17
+MAX_PIECES = 1 << 18
+"""XLM-RoBERTa has 250,000."""
 MAX_PIECE_BYTES = 1 << 16
 
 

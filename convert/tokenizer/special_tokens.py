@@ -21,6 +21,7 @@ from typing import Any
 from convert.checkpoint.checkpoint import read_json_object_if_there
 from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
+from convert.tokenizer.vocab_wordpiece import is_wordpiece
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import first_of, quoted
 
@@ -92,6 +93,9 @@ def read_special_tokens(
             named = _after_template(named, processor)
         elif kind == "BertProcessing":
             cls, sep = ((processor.get(name) or [None])[0] for name in ("cls", "sep"))
+            if is_wordpiece(files.tokenizer_json):
+                named = named.called(cls=cls, sep=sep)
+                continue
             around = f"{quoted(cls)} before and {quoted(sep)} behind a text"
             named = named.noting(f"tokenizer.json puts {around}: left out")
     adds, add_notes = _adds(named, tokenizer_config, byte_level)

@@ -4,6 +4,8 @@
     tiktoken.model of Kimi               -> the same, with merges made of its ranks
     tekken.json of Mistral               -> the same
     tokenizer.model, a SentencePiece BPE -> tokenizer.ggml.model "llama", scores
+    tokenizer.json, a WordPiece          -> tokenizer.ggml.model "bert"
+    sentencepiece.bpe.model, a unigram   -> tokenizer.ggml.model "t5", scores, a table of characters
 
 Everything is read as data (JSON, protocol buffer); no code of the checkpoint's is ever run.
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.checkpoint import config_path, read_json_object
-from convert.tokenizer import vocab_tekken, vocab_tiktoken
+from convert.tokenizer import vocab_tekken, vocab_tiktoken, vocab_unigram
 from convert.tokenizer.added_tokens import attribute_notes, name_note
 from convert.tokenizer.cuttings import CUTTINGS
 from convert.tokenizer.files import (
@@ -39,6 +41,7 @@ from convert.tokenizer.vocab_spm import (
     read_spm_json_vocab,
     read_spm_vocab,
 )
+from convert.tokenizer.vocab_wordpiece import cutting_name, is_wordpiece, read_wordpiece_vocab
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
@@ -76,11 +79,14 @@ _SAVE = "save the tokenizer as tokenizer.json first (AutoTokenizer.from_pretrain
 class Tokenizer:
     """A tokenizer, as the keys tokenizer.* of a GGUF file describe it.
 
-    model             "gpt2" (byte-level BPE), "llama" (SentencePiece) or "gemma4" (its pieces with merges)
+    model             "gpt2" (byte-level BPE), "llama" (SentencePiece), "gemma4" (its pieces with merges) or
+                      "bert" (WordPiece) or "t5" (unigram)
     pre               name of the pre-tokenizer; "default" for SentencePiece, "" where the model says it
     add_space_prefix  False when a SentencePiece text gets no leading space; None: llama.cpp's default
     prefix_first      whether add_space_prefix stands before all others, as tokenizer_config.json states it
     tokens_last       whether tokens stand behind merges and special ids, as in files made of tekken.json
+    drops_spaces      whether all but one of several spaces are left out; None where the model says it
+    charsmap          a table of characters and what takes their place; empty for none
     normalizer        the two settings that have keys: lowercase, strip_accents
     notes             one line for each thing that is not carried over as it stands, or had to be decided
     """
@@ -93,6 +99,8 @@ class Tokenizer:
     add_space_prefix: bool | None = None
     prefix_first: bool = False
     tokens_last: bool = False
+    drops_spaces: bool | None = None
+    charsmap: bytes = b""
     normalizer: Mapping[str, bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -129,6 +137,10 @@ class Tokenizer:
             yield _NORMALIZER_KEY.format(name=name), Value.bool_(value)
         if self.add_space_prefix is not None:
             yield keys.TOKENIZER_ADD_PREFIX, Value.bool_(self.add_space_prefix)
+        if self.drops_spaces is not None:
+            yield keys.TOKENIZER_REMOVE_EXTRA_WS, Value.bool_(self.drops_spaces)
+        if self.charsmap:
+            yield keys.TOKENIZER_PRECOMPILED_CHARSMAP, Value.u8s(self.charsmap)
 
     def _tokens(self) -> Iterator[tuple[str, Value]]:
         yield keys.TOKENIZER_TOKENS, Value.strings(self.vocab.tokens)
@@ -196,6 +208,13 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     if is_sentencepiece_bpe(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
         return _read_pieces(files)
+    if is_wordpiece(tokenizer_json):
+        _refuse_pre_tokenizer(pre_tokenizer, files.json_path, "WordPiece")
+        return _read_wordpiece(files)
+    unigram_path = folder / vocab_unigram.FILE_NAME
+    if unigram_path.is_file() or vocab_unigram.is_unigram(tokenizer_json):
+        _refuse_pre_tokenizer(pre_tokenizer, folder)
+        return _read_unigram(unigram_path, files)
     if quirks.tiktoken and not tokenizer_json and tiktoken_path.is_file():
         return _read_tiktoken(tiktoken_path, files, pre_tokenizer)
     if tokenizer_json:
@@ -204,8 +223,8 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
         if isinstance(model, Mapping):
             kind = f"{model.get('type')}{' with byte_fallback' if model.get('byte_fallback') else ''}"
         raise BadTokenizer(
-            f"{files.json_path}: model is {shown(kind)}, expected a byte-level BPE, or a tokenizer.model"
-            " beside it"
+            f"{files.json_path}: model is {shown(kind)}, expected a byte-level BPE, a WordPiece or a"
+            " Unigram, or a tokenizer.model beside it"
         )
     others = [name for name in _OTHER_TOKENIZER_FILES if (folder / name).is_file()]
     raise BadTokenizer(
@@ -214,9 +233,9 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     )
 
 
-def _refuse_pre_tokenizer(name: str | None, path: Path) -> None:
+def _refuse_pre_tokenizer(name: str | None, path: Path, kind: str = "SentencePiece") -> None:
     if name is not None:
-        raise BadRequest(f"--pre-tokenizer {name}: {path} (SentencePiece) has none")
+        raise BadRequest(f"--pre-tokenizer {name}: {path} ({kind}) has none")
 
 
 def _assembled(
@@ -264,6 +283,22 @@ def _merges_note(pre: str, ignore_merges: bool) -> str:
         f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
         " opposite: a word that is a token itself may be cut otherwise"
     )
+
+
+def _read_wordpiece(files: TokenizerFiles) -> Tokenizer:
+    vocab = read_wordpiece_vocab(files)
+    return _assembled(files, "bert", cutting_name(vocab), vocab)
+
+
+def _read_unigram(path: Path, files: TokenizerFiles) -> Tokenizer:
+    if path.is_file():
+        vocab, normalizer = vocab_unigram.read_fairseq_vocab(path, files)
+    else:
+        vocab, normalizer = vocab_unigram.read_unigram_vocab(files)
+    return _assembled(
+        files, "t5", "default", vocab, add_space_prefix=normalizer.add_space_prefix,
+        drops_spaces=normalizer.drops_extra_spaces, charsmap=normalizer.charsmap,
+    )  # fmt: skip
 
 
 def _read_merged_pieces(files: TokenizerFiles, visible: Container[str]) -> Tokenizer:

@@ -7,6 +7,7 @@ of tokenizer_config.json that tokenizer.json lacks, and the `special` flags it o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,22 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
 
     raises  BadTokenizer for what llama.cpp's BPE can't do, contradicting ids, or ids past the embedding
     """
-    path, tokenizer_json, vocab_size = files.json_path, files.tokenizer_json, files.vocab_size
-    check_affixes(path, tokenizer_json["model"])  # first: the library panics, and prints, at some
+    path, model = files.json_path, files.tokenizer_json["model"]
+    check_affixes(path, model)  # first: the library panics, and prints, at some
     library = files.load()
-    _check_model(path, tokenizer_json["model"])
+    # Without a type, what looks like a BPE may be another model to the library.
+    if not isinstance(model.get("vocab"), Mapping) or not isinstance(model["merges"], list):
+        raise BadTokenizer(f"{path}: model.vocab and model.merges are no object and list, as a BPE has them")
+    return replace(read_library_vocab(files, library), merges=read_merges(path, model["merges"]))
+
+
+def read_library_vocab(files: TokenizerFiles, library: Any) -> Vocab:
+    """Return the tokens of a library that has read tokenizer.json, padded to the rows of the embedding.
+
+    raises  BadTokenizer for contradicting ids, or ids past the embedding
+    """
+    path, tokenizer_json, vocab_size = files.json_path, files.tokenizer_json, files.vocab_size
+    _check_ids(path, tokenizer_json["model"]["vocab"])
     _check_added_ids(path, tokenizer_json, library)
     notes = list(add_tokens_of_config(library, files))
 
@@ -64,8 +77,7 @@ def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
     if n_rows > len(text_of):
         notes.append(f"{n_rows - len(text_of)} rows of the embedding have no token: written as [PADn]")
     notes += [*attribute_notes(library, files), *unused_added_tokens(files, text_of)]
-    merges = read_merges(path, tokenizer_json["model"]["merges"])
-    return Vocab(tuple(tokens), tuple(types), merges, notes=tuple(notes))
+    return Vocab(tuple(tokens), tuple(types), notes=tuple(notes))
 
 
 def check_affixes(path: Path, model: Mapping[str, Any]) -> None:
@@ -76,12 +88,9 @@ def check_affixes(path: Path, model: Mapping[str, Any]) -> None:
             raise BadTokenizer(f"{path}: model.{key} is {found}; llama.cpp's BPE has none")
 
 
-def _check_model(path: Path, model: Mapping[str, Any]) -> None:
-    # Without a type, what looks like a BPE may be another model to the library.
-    if not isinstance(model.get("vocab"), Mapping) or not isinstance(model["merges"], list):
-        raise BadTokenizer(f"{path}: model.vocab and model.merges are no object and list, as a BPE has them")
+def _check_ids(path: Path, vocab: Mapping[str, int]) -> None:
     seen: dict[int, str] = {}
-    for text, token_id in model["vocab"].items():
+    for text, token_id in vocab.items():
         if token_id in seen:
             both = f"{quoted(seen[token_id])} and {quoted(text)}"
             raise BadTokenizer(f"{path}: tokens {both} have the same id {token_id}")

@@ -249,7 +249,7 @@ TOKENIZER_PAD_ID = _loaded("tokenizer.ggml.padding_token_id", _U32)
 TOKENIZER_MASK_ID = _loaded("tokenizer.ggml.mask_token_id", _U32)
 for _name in ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "cls"):
     _loaded(f"tokenizer.ggml.{_name}_token_id", _U32)
-_loaded("tokenizer.ggml.token_type_count", _U32)
+TOKENIZER_TYPE_COUNT = _loaded("tokenizer.ggml.token_type_count", _U32)
 _loaded("tokenizer.ggml.normalizer.lowercase", _BOOL)
 _loaded("tokenizer.ggml.normalizer.strip_accents", _BOOL)
 _shown("tokenizer.huggingface.json", _STRING)

@@ -249,7 +249,7 @@ def kv_cache(source: GGUFSource) -> KVCache:
         return KVCache(None, None)
     hparams = known_hparams(source.metadata, architecture)
     n_blocks = _positive(hparams.block_count)
-    if n_blocks is None:
+    if n_blocks is None or hparams.attention_causal is False:  # an encoder sees a text at once
         return KVCache(None, None)
     n_layers = max(0, n_blocks - (_positive(hparams.nextn_predict_layers) or 0))
     n_layers -= sum((hparams.flags("recurrent_layers", n_layers) or ())[:n_layers])

@@ -51,6 +51,10 @@ class Calibration(CalibrationOptions):
         return BegunCalibration(self)
 
 
+_MODEL = Path("the model")
+"""Stands for the path of a model of which only keys and tensors are known."""
+
+
 class BegunCalibration:
     """A calibration at work. Plans and runs of one model share the text, and what follows from it.
 
@@ -74,7 +78,7 @@ class BegunCalibration:
         """See `quantize.options.BegunCalibrating`."""
         require_torch("calibrating")
         path = Path(self._options.text)
-        network = network_of_model(path, metadata, tensors)
+        network = network_of_model(_MODEL, metadata, tensors)
         entries = {
             tensor.name: PromisedImportance.of(tensor) for tensor in tensors if promises(network, tensor)
         }

@@ -53,6 +53,7 @@ _GRANITE_EXPERTS = {**_MIXTRAL, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWA
 _MINIMAX = {"routed": SizeRule(keys.FEED_FORWARD_LENGTH, also=keys.EXPERT_FEED_FORWARD_LENGTH)}
 
 _RULES: Mapping[str, Mapping[str, SizeRule]] = {
+    "bert": _DENSE,
     "gemma": _DENSE,
     "gemma2": _DENSE,
     "granite": _DENSE,

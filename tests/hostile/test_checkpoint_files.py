@@ -338,7 +338,7 @@ MODEL_FILES = {
     "field longer than the file": (b"\x0a" + b"\xff" * 8 + b"\x7f", "a field of 9223372036854775807"),
     "piece of a megabyte": (pieces(1, 10**6), "a piece of 1000000 bytes, expected at most 65536"),
     "pieces that are the same": (pieces(1) * 2, "pieces 0 and 1 are both '000'"),
-    "too many pieces": (b"\x0a\x00" * (2**17 + 1), "more than 131072 pieces"),
+    "too many pieces": (b"\x0a\x00" * (2**18 + 1), "more than 262144 pieces"),
     "piece that is not UTF-8": (
         b"".join(tokenizer_model.piece(b"\xff", 0, 2)), "can't decode byte 0xff in position 0"
     ),

@@ -34,7 +34,12 @@ OWN: Mapping[str, Callable[[Any], Network]] = {
 def find_family(path: Path, name: object) -> Architecture:
     """Find the family that GGUF files call `name`; UnsupportedCheckpoint if it can't be computed."""
     family = find_by_gguf_name(name) if isinstance(name, str) else None
-    if family is None or family.reader is None:
+    if family is not None and family.reader is None:
+        raise UnsupportedCheckpoint(
+            f"{path}: general.architecture is {quoted(name)}, an encoder, which predicts no next token:"
+            " convert-hf-to-gguf and quantize take it, commands that compute predictions do not"
+        )
+    if family is None:
         computed = dict.fromkeys(each.gguf_name for each in families() if each.reader is not None)
         known = " or ".join(map(repr, computed))
         raise UnsupportedCheckpoint(f"{path}: general.architecture is {quoted(name)}, expected {known}")

@@ -18,8 +18,10 @@ BY_MODULE: tuple[tuple[Architecture, ...], ...] = tuple(import_module(name).FAMI
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family.gguf_name}-{family.hf_names[0]}")
 def test_every_family_is_told_everywhere(family: Architecture) -> None:
-    assert family.reader is not None
-    assert family.gguf_name in LOADERS, "a row of gguf_tools/format/loaders.py"
+    if family.reader is None:  # an encoder, which no forward pass computes
+        assert family.gguf_name not in LOADERS
+    else:
+        assert family.gguf_name in LOADERS, "a row of gguf_tools/format/loaders.py"
     assert rules_of(family.gguf_name)
     found = find_by_gguf_name(family.gguf_name)
     assert found is not None

@@ -77,7 +77,7 @@ def test_tokens_of_tokenizer_config_are_added_as_transformers_does(tmp_path: Pat
 BAD_FILES: dict[str, tuple[Any, str]] = {
     "not JSON": ("{", r"tokenizer\.json: not JSON"),
     "an array": ([], r"tokenizer\.json: holds list, expected a JSON object"),
-    "unigram": (with_model(type="Unigram"), r"model is Unigram, expected a byte-level BPE"),
+    "word level": (with_model(type="WordLevel"), r"model is WordLevel, expected a byte-level BPE"),
     "SentencePiece": (with_model(byte_fallback=True), r"model is BPE with byte_fallback, expected"),
     "a vocabulary that is a number": (with_model(byte_fallback=True, vocab=3), "expected a byte-level BPE"),
     "not the library's form": (with_model(vocab=[]), r"the tokenizers library can't read it"),

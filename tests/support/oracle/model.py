@@ -99,6 +99,9 @@ class Batch(c.Structure):
     )
 
 
+_POOLINGS = {"mean": 1, "cls": 2, "rank": 4}
+
+
 class Model:
     """A GGUF model loaded by llama.cpp on the CPU; a context manager."""
 
@@ -168,6 +171,19 @@ class Model:
             refuse_failure("llama_decode", lib.llama_decode(context, batch))
             return self.logits_of(context, n_tokens)
 
+    def pooled(self, token_ids: Sequence[int], pooling: str, size: int) -> npt.NDArray[np.float32]:
+        """Return the vector of a text, float32 (size,): pooled by "mean" or "cls", or what a classifier says
+        by "rank". Options that make llama.cpp exact are as in `logits`."""
+        lib, n_tokens = library(), len(token_ids)
+        with self.context(n_tokens, pooling=_POOLINGS[pooling]) as context:
+            batch = Batch(
+                n_tokens=n_tokens,
+                token=(c.c_int32 * n_tokens)(*token_ids),
+                logits=(c.c_int8 * n_tokens)(*[1] * n_tokens),
+            )
+            refuse_failure("llama_encode", lib.llama_encode(context, batch))
+            return np.ctypeslib.as_array(lib.llama_get_embeddings_seq(context, 0), (size,)).copy()
+
     def logits_of(self, context: Any, n_tokens: int) -> npt.NDArray[np.float32]:
         """Return the logits of the tokens that a context has just decoded, (n_tokens, n_vocab)."""
         return np.ctypeslib.as_array(library().llama_get_logits(context), (n_tokens, self.n_vocab)).copy()
@@ -182,10 +198,12 @@ class Model:
         as_shipped: bool = False,
         observe: Any = None,
         kind: int = 0,
+        pooling: int | None = None,
     ) -> Iterator[Any]:
         """Give a context for so many tokens; options as in `logits`.
 
-        kind  LLAMA_CONTEXT_TYPE: 0 runs the model, 1 its MTP layer
+        kind     LLAMA_CONTEXT_TYPE: 0 runs the model, 1 its MTP layer
+        pooling  LLAMA_POOLING_TYPE, for vectors of texts; None: for logits
         """
         lib = library()
         params = lib.llama_context_default_params()
@@ -197,6 +215,8 @@ class Model:
             params.type_k = params.type_v = 0
         if yarn_beta_fast is not None:
             params.yarn_beta_fast = yarn_beta_fast
+        if pooling is not None:
+            params.embeddings, params.pooling_type = True, pooling
         if observe is not None:
             params.cb_eval = c.cast(observe, c.c_void_p)
         context = lib.llama_init_from_model(self._model, params)
@@ -234,6 +254,8 @@ SIGNATURES: Signatures = {
     "llama_init_from_model": (c.c_void_p, [c.c_void_p, ContextParams]),
     "llama_free": (None, [c.c_void_p]),
     "llama_decode": (c.c_int32, [c.c_void_p, Batch]),
+    "llama_encode": (c.c_int32, [c.c_void_p, Batch]),
+    "llama_get_embeddings_seq": (c.POINTER(c.c_float), [c.c_void_p, c.c_int32]),
     "llama_get_logits": (c.POINTER(c.c_float), [c.c_void_p]),
     "llama_tokenize": (
         c.c_int32,

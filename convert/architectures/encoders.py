@@ -1,0 +1,234 @@
+"""BERT, RoBERTa and XLM-RoBERTa: encoders, which make a vector of a text, or rank texts by a classifier.
+
+llama.cpp computes the layers of all three as `bert`. What predicts masked words is left out. A classifier
+takes the first token's vector through a matrix, tanh and a second matrix. BERT calls the first matrix its
+pooler. llama.cpp's converter leaves the pooler out, and its files rank without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.base import Architecture, Key
+from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
+from convert.architectures.decoder.config import with_defaults
+from convert.architectures.decoder.metadata import SIZES
+from convert.architectures.decoder.rules import layers_if, once, one
+from convert.architectures.options import NoOptions
+from convert.architectures.rules import Drop, OutputTensor, Rule, renamed
+from convert.tokenizer.files import Quirks
+from convert.weights.base import Weight
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import F32, GGMLType
+from gguf_tools.format.values import Value
+from quantize.fill.sources import HeadRows
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Configuration of an encoder.
+
+    stored_positions         rows of the matrix of positions
+    max_position_embeddings  those that tokens have, the last ones; others are those of padding
+    labels                   names of classes that config.json states; () for none
+    is_classifier            whether the model ranks or classifies texts
+    has_pooler               whether the classifier's first matrix is called pooler
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    stored_positions: int
+    max_position_embeddings: int
+    type_vocab_size: int
+    layer_norm_eps: float
+    labels: tuple[str, ...]
+    is_classifier: bool
+    has_pooler: bool
+
+    tie_word_embeddings = True
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the classifier's first matrix is its own."""
+        return self.is_classifier and not self.has_pooler
+
+
+_CLASSIFIER = "ForSequenceClassification"
+
+
+def _read_encoder(raw: Mapping[str, Any], path: str | Path) -> EncoderConfig:
+    """Return the configuration of a BERT, RoBERTa or XLM-RoBERTa."""
+    read = with_defaults(raw, path)
+    name = str(raw["architectures"][0])
+    is_classifier = name.endswith(_CLASSIFIER)
+    for key, value, what in (
+        ("is_decoder", False, "is no decoder"),
+        ("add_cross_attention", False, "has no cross-attention"),
+        ("position_embedding_type", "absolute", "adds the embeddings of positions"),
+        ("hidden_act", "gelu", "has no other activation"),
+    ):
+        read.fixed(key, value, f"llama.cpp's bert {what}")
+    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    if hidden % heads:
+        raise read.bad("num_attention_heads", f"a divisor of hidden_size ({hidden})")
+    positions = read.size("max_position_embeddings")
+    padding = 0 if name.startswith("Bert") else read.size("pad_token_id", least=0) + 1
+    if positions <= padding:
+        raise read.bad("max_position_embeddings", f"more than {padding}, which are those of padding")
+    return EncoderConfig(
+        architecture=name,
+        vocab_size=read.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=read.size("intermediate_size"),
+        num_hidden_layers=read.size("num_hidden_layers", most=MAX_LAYERS),
+        num_attention_heads=heads,
+        stored_positions=positions,
+        max_position_embeddings=positions - padding,
+        type_vocab_size=read.size("type_vocab_size"),
+        layer_norm_eps=read.number("layer_norm_eps", 1e-12),
+        labels=_labels(read, is_classifier=is_classifier),
+        is_classifier=is_classifier,
+        has_pooler=name == f"Bert{_CLASSIFIER}",
+    )
+
+
+_UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}
+
+
+def _labels(read: ConfigReader, *, is_classifier: bool) -> tuple[str, ...]:
+    """Return the names of the classes by their numbers. transformers has two where nothing is said."""
+    labels = read.raw.get("id2label") or _UNNAMED
+    if not isinstance(labels, Mapping):
+        raise read.bad("id2label", "an object with a name for each number from 0 on")
+    if not is_classifier and labels == _UNNAMED:
+        return ()
+    numbers = [str(number) for number in range(len(labels))]
+    if {*labels} != {*numbers} or not all(isinstance(label, str) for label in labels.values()):
+        raise read.bad("id2label", "an object with a name for each number from 0 on")
+    return tuple(labels[number] for number in numbers)
+
+
+# ---- tensors
+
+
+def _every_layer(config: EncoderConfig, options: NoOptions) -> Iterable[int]:
+    return range(config.num_hidden_layers)
+
+
+def _pair(name: str, source: str, rows: str, cols: str = "", where: Any = once) -> tuple[Rule, ...]:
+    """Return the rules of a matrix, or of a norm where `cols` is "", and of its bias."""
+    return (
+        one(where, f"{name}.weight", f"{source}.weight", f"{rows} {cols}".strip()),
+        one(where, f"{name}.bias", f"{source}.bias", rows),
+    )
+
+
+def _in_layer(name: str, source: str, rows: str, cols: str = "") -> tuple[Rule, ...]:
+    return _pair(f"blk.{{layer}}.{name}", f"encoder.layer.{{layer}}.{source}", rows, cols, _every_layer)
+
+
+def _positions(name: str, weights: Sequence[Weight], config: EncoderConfig) -> OutputTensor:
+    """Return the rows of the positions that tokens have."""
+    (weight,) = weights
+    if config.stored_positions == config.max_position_embeddings:
+        return renamed(name, weights, config)
+    first, count = config.stored_positions - config.max_position_embeddings, config.max_position_embeddings
+    return HeadRows(name, (count, config.hidden_size), weight, config.stored_positions, first, count)
+
+
+_WIDTH, _INNER = "hidden_size", "intermediate_size"
+
+_RULES: tuple[Rule, ...] = (
+    one(once, "token_embd.weight", "embeddings.word_embeddings.weight", f"vocab_size {_WIDTH}"),
+    one(once, "position_embd.weight", "embeddings.position_embeddings.weight", f"stored_positions {_WIDTH}",
+        _positions),
+    one(once, "token_types.weight", "embeddings.token_type_embeddings.weight", f"type_vocab_size {_WIDTH}"),
+    *_pair("token_embd_norm", "embeddings.LayerNorm", _WIDTH),
+    *_in_layer("attn_q", "attention.self.query", _WIDTH, _WIDTH),
+    *_in_layer("attn_k", "attention.self.key", _WIDTH, _WIDTH),
+    *_in_layer("attn_v", "attention.self.value", _WIDTH, _WIDTH),
+    *_in_layer("attn_output", "attention.output.dense", _WIDTH, _WIDTH),
+    *_in_layer("attn_output_norm", "attention.output.LayerNorm", _WIDTH),
+    *_in_layer("ffn_up", "intermediate.dense", _INNER, _WIDTH),
+    *_in_layer("ffn_down", "output.dense", _WIDTH, _INNER),
+    *_in_layer("layer_output_norm", "output.LayerNorm", _WIDTH),
+    *_pair("cls", "pooler.dense", _WIDTH, _WIDTH, layers_if("has_pooler", once)),
+    *_pair("cls.output", "classifier", "num_labels", _WIDTH, layers_if("has_pooler", once)),
+    *_pair("cls", "classifier.dense", _WIDTH, _WIDTH, layers_if("has_head", once)),
+    *_pair("cls.output", "classifier.out_proj", "num_labels", _WIDTH, layers_if("has_head", once)),
+)  # fmt: skip
+
+_OUTER = re.compile(r"^(?:bert|roberta)\.(?=embeddings\.|encoder\.|pooler\.)")
+_OLD_NORM = {"gamma": "weight", "beta": "bias"}
+
+
+def _canonical_name(name: str) -> str:
+    """Return the name in the base class, with the names that norms have today."""
+    stem, _, last = _OUTER.sub("", name).rpartition(".")
+    return f"{stem}.{_OLD_NORM.get(last, last)}" if stem else last
+
+
+_HEADS = re.compile(r"^(?:cls\.(?:predictions|seq_relationship)|lm_head)\.")
+
+
+def _drops(config: EncoderConfig, options: NoOptions) -> tuple[Drop, ...]:
+    return (
+        Drop(lambda name: name.endswith("embeddings.position_ids"), "the numbers from 0 on"),
+        Drop(lambda name: bool(_HEADS.match(name)), "predicts masked words; a vector of a text needs it not"),
+        Drop(lambda name: name.startswith("pooler.dense."), "vectors of texts are pooled without it"),
+    )
+
+
+def _in_full(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
+    """Return F32 for what is added to embeddings."""
+    return F32 if tensor.name in ("position_embd.weight", "token_types.weight") else None
+
+
+def _notes(config: EncoderConfig, options: NoOptions) -> tuple[str, ...]:
+    if not config.has_pooler:
+        return ()
+    return (
+        "pooler.dense is the first matrix of the classifier (cls.weight), as in transformers; llama.cpp's"
+        " converter leaves it out",
+    )
+
+
+_METADATA: tuple[Key, ...] = (
+    Key(keys.BLOCK_COUNT, Value.u32, lambda c, o: c.num_hidden_layers),
+    *SIZES,
+    Key(keys.LAYERNORM_EPS, Value.f32, lambda c, o: c.layer_norm_eps),
+    Key(keys.ATTENTION_CAUSAL, Value.bool_, lambda c, o: False),
+    Key(keys.CLASSIFIER_OUTPUT_LABELS, Value.strings, lambda c, o: c.labels or None),
+    Key(keys.TOKENIZER_TYPE_COUNT, Value.u32, lambda c, o: c.type_vocab_size),
+)
+
+_ENCODER = Architecture(
+    (
+        "BertModel", "BertForMaskedLM", f"Bert{_CLASSIFIER}",
+        "RobertaModel", f"Roberta{_CLASSIFIER}",
+        "XLMRobertaModel", "XLMRobertaForMaskedLM", f"XLMRoberta{_CLASSIFIER}",
+    ),
+    "bert",
+    _read_encoder,
+    _RULES,
+    _METADATA,
+    canonical_name=_canonical_name,
+    drops=_drops,
+    notes=_notes,
+    forced_type=_in_full,
+    quirks=Quirks(pre_tokenizers={"gpt-2": "roberta-bpe"}),
+)  # fmt: skip
+
+FAMILIES = (_ENCODER,)

@@ -1,0 +1,44 @@
+"""Record what llama.cpp's own converter makes of small encoders: tests/golden/arch/encoders.json.
+
+    python scripts/record/encoder_golden.py LLAMA_CPP_SOURCE
+
+For each model of PRE what `published_golden.py` records, which says what the source is. Needs torch,
+transformers and, for the SentencePiece model, protobuf.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PRE = {"bert": "default", "roberta": "roberta-bpe", "roberta-rank": "roberta-bpe", "xlm-roberta-model": ""}
+"""Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
+
+OUT = ROOT / "tests" / "golden" / "arch" / "encoders.json"
+
+
+def main() -> None:
+    source = Path(sys.argv[1]).resolve()
+    # The source has a package "tests" too, so ours is imported before the source is on the path.
+    sys.path.insert(0, str(ROOT))
+    from scripts.record.published_golden import convert, facts
+    from tests.support.encoder_models import write
+
+    sys.path[:0] = [str(source / "gguf-py"), str(source)]
+    recorded = {}
+    for name, pre in PRE.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            outfile = Path(temporary) / "out.gguf"
+            convert(write(name, Path(temporary) / "model"), outfile, pre)
+            recorded[name] = facts(outfile, [])
+    entries = (
+        f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in recorded.items()
+    )
+    OUT.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

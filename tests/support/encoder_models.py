@@ -1,0 +1,198 @@
+"""Small encoders: BERT, RoBERTa and XLM-RoBERTa, with and without a classifier.
+
+`write(name, folder)` makes one. Weights are a formula on integers, the same bits everywhere. Vocabularies are
+made of a text of the repository; those of WordPiece and of a SentencePiece model need no training.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests.support.checkpoints import formula, write_checkpoint
+
+_TEXT = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3" / "calibration.txt"
+_WIDTH, _INNER, _LAYERS, _POSITIONS = 64, 96, 2, 130
+_BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_XLM_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def _words(most: int) -> list[str]:
+    text = _TEXT.read_text(encoding="utf-8")[:20000].lower()
+    return [word for word, _ in Counter(word for word in text.split() if word.isalpha()).most_common(most)]
+
+
+def _of_texts(cls: str, sep: str, ids: Mapping[str, int]) -> dict[str, Any]:
+    """Return the post-processor that puts tokens around one text, and between two."""
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    start, end = ({"SpecialToken": {"id": text, "type_id": 0}} for text in (cls, sep))
+    tokens = {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in (cls, sep)}
+    pair = [start, first, end, second, end]
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, first, end],
+        "pair": pair,
+        "special_tokens": tokens,
+    }
+
+
+def _added(tokens: tuple[str, ...], ids: Mapping[str, int]) -> list[dict[str, Any]]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return [{"id": ids[text], "content": text, **flags} for text in tokens]
+
+
+def _wordpiece(folder: Path) -> int:
+    letters = [chr(code) for code in range(33, 127)] + ["é", "ü", "界"]
+    pieces = [*_BERT_TOKENS, *letters, *(f"##{letter}" for letter in letters), *_words(300), "##ing", "##ed"]
+    ids = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    content = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(_BERT_TOKENS, ids),
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                       "strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _of_texts("[CLS]", "[SEP]", ids),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100, "vocab": ids},
+    }  # fmt: skip
+    _save(
+        folder, content, "BertTokenizer", zip(("pad", "unk", "cls", "sep", "mask"), _BERT_TOKENS, strict=True)
+    )
+    return len(ids) + 3
+
+
+def _piece(text: bytes, score: float, kind: int) -> bytes:
+    """Return a piece of a SentencePiece model, a protocol buffer; all lengths are below 128."""
+    fields = (
+        b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
+    )
+    return b"\x0a" + bytes([len(fields)]) + fields
+
+
+def _unigram(folder: Path, table: bytes = b"", *, has_model: bool) -> int:
+    """Write tokenizer.json, and the SentencePiece model that it is made of if there is one.
+
+    table  of characters that are replaced first
+    """
+    letters = [*map(chr, range(33, 127)), "é", "ü", "界", "▁"]
+    scored = [(letter, -9.0 - number / 64) for number, letter in enumerate(letters)]
+    scored += [(f"▁{word}", -3.0 - number / 64) for number, word in enumerate(_words(300))]
+    scores = dict(scored)
+    vocab = [*((text, 0.0) for text in _XLM_TOKENS[:4]), *scores.items(), ("<mask>", 0.0)]
+    ids = {text: number for number, (text, _) in enumerate(vocab)}
+    steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]
+    if table:
+        steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": b64encode(table).decode()})
+    spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    content = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(_XLM_TOKENS, ids),
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, spaces]},
+        "post_processor": _of_texts("<s>", "</s>", ids),
+        "decoder": spaces,
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab},
+    }  # fmt: skip
+    if has_model:
+        pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+        pieces += [(text, score, 1) for text, score in scores.items()]
+        model = b"".join(_piece(text.encode(), score, kind) for text, score, kind in pieces)
+        (folder / "sentencepiece.bpe.model").write_bytes(model)
+    named = zip(("bos", "pad", "eos", "unk", "mask"), _XLM_TOKENS, strict=True)
+    _save(folder, content, "XLMRobertaTokenizer", [*named, ("cls", "<s>"), ("sep", "</s>")])
+    return len(vocab)
+
+
+def _byte_level(folder: Path) -> int:
+    from tokenizers.implementations import ByteLevelBPETokenizer
+    from tokenizers.processors import RobertaProcessing
+
+    library = ByteLevelBPETokenizer()
+    text = _TEXT.read_text(encoding="utf-8")[:20000]
+    library.train_from_iterator([text], 400, special_tokens=list(_XLM_TOKENS), show_progress=False)
+    library._tokenizer.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    named = zip(("bos", "pad", "eos", "unk", "mask"), _XLM_TOKENS, strict=True)
+    content = json.loads(library._tokenizer.to_str())
+    _save(folder, content, "RobertaTokenizer", [*named, ("cls", "<s>"), ("sep", "</s>")])
+    return int(library.get_vocab_size())
+
+
+def _save(folder: Path, content: Any, kind: str, named: Any) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    settings = {"tokenizer_class": kind, **{f"{name}_token": text for name, text in named}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _shapes(prefix: str, n_tokens: int, n_types: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of what all three have, in the order of transformers."""
+    for name, rows in (("word", n_tokens), ("position", _POSITIONS), ("token_type", n_types)):
+        yield f"{prefix}embeddings.{name}_embeddings.weight", (rows, _WIDTH)
+    yield from _pair(f"{prefix}embeddings.LayerNorm", _WIDTH)
+    for layer in range(_LAYERS):
+        inside = f"{prefix}encoder.layer.{layer}."
+        for name in ("attention.self.query", "attention.self.key", "attention.self.value"):
+            yield from _pair(inside + name, _WIDTH, _WIDTH)
+        yield from _pair(f"{inside}attention.output.dense", _WIDTH, _WIDTH)
+        yield from _pair(f"{inside}attention.output.LayerNorm", _WIDTH)
+        yield from _pair(f"{inside}intermediate.dense", _INNER, _WIDTH)
+        yield from _pair(f"{inside}output.dense", _WIDTH, _INNER)
+        yield from _pair(f"{inside}output.LayerNorm", _WIDTH)
+
+
+def _pair(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", shape
+    yield f"{name}.bias", shape[:1]
+
+
+TOKENIZERS: Mapping[str, Callable[..., int]] = {
+    "bert": _wordpiece,
+    "roberta": _byte_level,
+    "xlm-roberta": partial(_unigram, has_model=False),
+    "xlm-roberta-model": partial(_unigram, has_model=True),
+}
+"""Kind of encoder -> what writes its tokenizer and returns the number of its tokens."""
+
+ENCODERS = (*TOKENIZERS, *(f"{kind}-rank" for kind in ("bert", "roberta", "xlm-roberta")))
+
+
+def write(name: str, folder: Path, *table: bytes) -> Path:
+    """Write the encoder called `name` in ENCODERS to a folder, and return that.
+
+    table  for a tokenizer with a table of characters
+    """
+    kind, is_ranking = name.removesuffix("-rank"), name.endswith("-rank")
+    folder.mkdir(parents=True, exist_ok=True)
+    n_tokens = TOKENIZERS[kind](folder, *table)
+    class_name = {"bert": "Bert", "roberta": "Roberta"}.get(kind, "XLMRoberta")
+    is_bert = kind == "bert"
+    prefix = {True: "bert.", False: "roberta."}[is_bert] if is_ranking else ""
+    shapes = [*_shapes(prefix, n_tokens, 2 if is_bert else 1)]
+    if is_bert:
+        shapes += _pair(f"{prefix}pooler.dense", _WIDTH, _WIDTH)
+    if is_ranking:
+        shapes += _pair("classifier" if is_bert else "classifier.out_proj", 1, _WIDTH)
+    if is_ranking and not is_bert:
+        shapes += _pair("classifier.dense", _WIDTH, _WIDTH)
+    config = {
+        "architectures": [f"{class_name}{'ForSequenceClassification' if is_ranking else 'Model'}"],
+        "model_type": {"Bert": "bert", "Roberta": "roberta"}.get(class_name, "xlm-roberta"),
+        "hidden_act": "gelu", "hidden_size": _WIDTH, "intermediate_size": _INNER,
+        "num_hidden_layers": _LAYERS, "num_attention_heads": 4, "max_position_embeddings": _POSITIONS,
+        "layer_norm_eps": 1e-12 if is_bert else 1e-5, "type_vocab_size": 2 if is_bert else 1,
+        "vocab_size": n_tokens, "pad_token_id": 0 if is_bert else 1, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    if is_ranking:
+        config["id2label"] = {"0": "LABEL_0"}
+    tensors = {}
+    for seed, (tensor, shape) in enumerate(shapes):
+        values = formula(shape, seed) - np.float32(tensor.endswith("bias"))
+        tensors[tensor] = values.astype(ml_dtypes.bfloat16)
+    return write_checkpoint(folder, config, tensors)
