@@ -358,6 +358,7 @@ def test_model_file_is_refused_in_one_line(warden: Warden, tmp_path: Path, name:
     assert outcome.text.isprintable()
 
 
+@pytest.mark.slow
 def test_as_many_pieces_as_are_allowed(warden: Warden, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 131072}')
     unknown = b"".join(tokenizer_model.piece(b"<unk>", 0, 2))

@@ -161,6 +161,7 @@ def test_threads_and_where_hidden_states_live_change_nothing(
     assert collect(tiny_folder, calibration, tmp_path / "c.gguf", *options, *in_file) == expected
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near_float32(tiny_folder: Path, calibration: Path, tmp_path: Path) -> None:
     options = ["--threads", "1", "-c", "256", "--chunks", "4", "--no-ppl"]
     for dtype in ("float32", "bfloat16"):

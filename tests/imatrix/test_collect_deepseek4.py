@@ -30,6 +30,7 @@ def collect(model: Path, text: Path, out: Path, *options: str) -> bytes:
     return out.read_bytes()
 
 
+@pytest.mark.slow
 def test_threads_and_where_hidden_states_live_change_nothing(
     folder: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

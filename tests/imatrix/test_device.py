@@ -34,6 +34,7 @@ def test_another_device_gives_the_same(
     assert_same_elsewhere(words, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_another_device_computes_deepseek_v4(calibration: Path, tmp_path: Path) -> None:
     folder = v4_model(tmp_path / "model")

@@ -54,7 +54,7 @@ def peak_bytes(model: Path, text: Path, out: Path, *options: str) -> int:
     "options",
     [
         pytest.param((), id="in memory", marks=pytest.mark.slow),
-        pytest.param(("--memory", "0"), id="in a file"),
+        pytest.param(("--memory", "0"), id="in a file", marks=pytest.mark.slow),
     ],
 )
 def test_ten_times_the_layers_take_the_same_memory(

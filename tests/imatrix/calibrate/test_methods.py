@@ -58,6 +58,7 @@ def test_the_method_of_the_page_goes_all_the_way(
     assert all(name.startswith("blk.") or name == "output.weight" for name in changed)
 
 
+@pytest.mark.slow
 def test_a_run_is_estimated_and_verified_under_any_method(
     powers: Method, base: Path, text: Path, tmp_path: Path
 ) -> None:

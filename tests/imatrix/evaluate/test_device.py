@@ -44,10 +44,9 @@ def same(found: Evaluation, expected: Evaluation) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    "memory", [4 << 30, pytest.param(0, marks=pytest.mark.slow)], ids=["memory", "files"]
-)
+@pytest.mark.parametrize("memory", [4 << 30, 0], ids=["memory", "files"])
 def test_another_device_gives_the_same(memory: int, made: Made, text: Path, tmp_path: Path) -> None:
     from tests.imatrix.forward.pretended_device import pretended
 

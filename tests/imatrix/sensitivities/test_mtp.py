@@ -25,6 +25,7 @@ from imatrix.sensitivities import run  # noqa: E402
 from tests.naive.mtp import WholeDraft  # noqa: E402
 
 
+@pytest.mark.slow
 def test_damages_are_those_of_the_drafts_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(run, "read_text", lambda *_: Text(CHUNKS, CHUNKS))

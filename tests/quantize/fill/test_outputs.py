@@ -136,7 +136,11 @@ class Trial(WatchedOutputs):
 
 @pytest.mark.parametrize(
     ("n_parts", "mode"),
-    [(1, "before"), (1, "torn"), (N_PARTS, "before"), pytest.param(N_PARTS, "torn", marks=pytest.mark.slow)],
+    [
+        (1, "before"),
+        (1, "torn"),
+        *(pytest.param(N_PARTS, mode, marks=pytest.mark.slow) for mode in ("before", "torn")),
+    ],
 )
 def test_killed_at_any_call_the_next_run_ends_it(
     expected: dict[int, dict[str, bytes]], tmp_path: Path, n_parts: int, mode: Mode
@@ -211,6 +215,7 @@ def kill_again_and_again(
         shutil.rmtree(trial.folder)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(expected: dict[int, dict[str, bytes]], tmp_path: Path) -> None:
     kill_again_and_again(expected, tmp_path, 60, seed=1)
 

@@ -313,7 +313,11 @@ def test_the_partial_of_the_output_is_no_older_file(old: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("n_parts", "mode"),
-    [(1, "before"), (1, "torn"), (3, "before"), pytest.param(3, "torn", marks=pytest.mark.slow)],
+    [
+        (1, "before"),
+        (1, "torn"),
+        *(pytest.param(3, mode, marks=pytest.mark.slow) for mode in ("before", "torn")),
+    ],
 )
 def test_killed_at_any_call_the_next_run_ends_it(old: Path, tmp_path: Path, n_parts: int, mode: Mode) -> None:
     """With an older file in the first run, in the second, or in both: it is the same run."""

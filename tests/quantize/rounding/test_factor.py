@@ -12,7 +12,7 @@ from quantize.rounding.factor import Factor, damped_inverse
 from tests.quantize.rounding.moments import correlated
 
 
-@pytest.mark.parametrize("n", [1, 2, 96, 300, 1500])
+@pytest.mark.parametrize("n", [1, 2, 96, 300, pytest.param(1500, marks=pytest.mark.slow)])
 def test_the_upper_factor_is_that_of_the_inverse(n: int) -> None:
     factor = Factor.of(correlated(n), damp=0.02)
     hessian, upper = factor.hessian.astype(float), factor.upper.astype(float)
@@ -24,7 +24,7 @@ def test_the_upper_factor_is_that_of_the_inverse(n: int) -> None:
     assert factor.size == n
 
 
-@pytest.mark.parametrize("n", [1, 300, 1500])
+@pytest.mark.parametrize("n", [1, 300, pytest.param(1500, marks=pytest.mark.slow)])
 def test_the_inverse_is_the_product_of_its_roots(n: int) -> None:
     inverse, mean = damped_inverse(correlated(n), 0.3)
     damped = correlated(n) / mean + 0.3 * np.eye(n)

@@ -403,7 +403,9 @@ def test_a_change_of_what_a_kernel_is_made_of_makes_it_stale(
 
 INSTRUCTION_SETS = [
     "",
-    pytest.param("+fma,+avx2", marks=pytest.mark.skipif(not HAS_AVX2, reason="needs AVX2")),
+    pytest.param(
+        "+fma,+avx2", marks=[pytest.mark.slow, pytest.mark.skipif(not HAS_AVX2, reason="needs AVX2")]
+    ),
 ]
 
 

@@ -92,7 +92,10 @@ def models(tmp_path: Path, name: str) -> Path:
     return write_f32(folder, tmp_path / "base.gguf")
 
 
-@pytest.mark.parametrize("name", ["v3", "qwen2-tied", "qwen3moe", "gemma4"])
+@pytest.mark.parametrize(
+    "name",
+    ["v3", "qwen2-tied", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3moe", "gemma4"))],
+)
 def test_gradients_are_those_of_differences(name: str, tmp_path: Path) -> None:
     base = models(tmp_path, name)
     quantize(base, tmp_path / "file.gguf", "Q4_0")
@@ -227,7 +230,7 @@ def test_of_a_folder_of_texts_a_chunk_of_each_class_is_held_back(
     assert [split.classes for split in splits] == [("a", "b") * 4]
 
 
-@pytest.mark.parametrize("passes", [0, 1])
+@pytest.mark.parametrize("passes", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_steps_have_all_threads(
     passes: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

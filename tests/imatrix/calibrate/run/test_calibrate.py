@@ -293,6 +293,7 @@ def test_killed_at_any_moment_the_next_run_gives_the_same_bytes(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf"]
 
 
+@pytest.mark.slow
 def test_several_types_share_the_gradients(
     base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,9 +395,8 @@ def test_a_type_that_is_done_shares_nothing_and_leaves_nothing(
     assert_same_files(tmp_path, alone)
 
 
-@pytest.mark.parametrize(
-    "n_done", [190, pytest.param(150, marks=pytest.mark.slow), pytest.param(230, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("n_done", [150, 190, 230])
 def test_types_that_were_interrupted_in_step_go_on(
     base: Path, text: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_done: int
 ) -> None:

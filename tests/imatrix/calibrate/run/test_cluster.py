@@ -118,6 +118,7 @@ def test_a_worker_that_does_not_see_what_it_needs_is_one_line(
         calibrated(folder, "qwen3", tmp_path / "out.gguf", plain=True, scheduler="here:1")
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_what_workers_do(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_no_text_shares_twelve_words_with_the_suite() -> None:
     assert shared == {}
 
 
+@pytest.mark.slow
 def test_evaluate_finds_no_passage_of_the_suite_in_it() -> None:
     vocab = vocabulary()
     sketch = TextSketch.of(read_text(CALIBRATION, vocab, 10_000, Cut(512)).tokens.ravel(), "")
