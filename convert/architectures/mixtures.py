@@ -13,6 +13,7 @@ from convert.architectures.decoder.config import (
     decoder_fields,
     expert_fields,
     fix_head_dim,
+    window_fields,
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder, decoder_notes
@@ -25,6 +26,7 @@ from convert.architectures.decoder.metadata import (
     GATING,
     ROTATED_COLS,
     SHARED_EXPERTS,
+    SHARED_WIDTH,
     VOCAB_SIZE,
 )
 from convert.architectures.decoder.rope import paired
@@ -92,6 +94,85 @@ _QWEN3MOE = decoder(
     rules=mixture_decoder(expert_stacks(layers)),
     metadata=(*COMMON, EXPERT_WIDTH),
     notes=_qwen3moe_notes,
+)
+
+
+# ---- Qwen 2 with experts in every layer, and a shared one with a gate of its own
+
+
+def _read_qwen2moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a Qwen 2 with experts."""
+    read = with_defaults(raw, path)
+    read.fixed("decoder_sparse_step", 1, "llama.cpp's qwen2moe has experts in every layer")
+    read.fixed("mlp_only_layers", [], "llama.cpp's qwen2moe has experts in every layer")
+    read.fixed("qkv_bias", True, "the model is published with no other")
+    fields = decoder_fields(read)
+    fix_head_dim(read, fields, "qwen2moe")
+    return DecoderConfig(
+        **fields,
+        **expert_fields(read),
+        **window_fields(read),
+        moe_intermediate_size=read.size("moe_intermediate_size"),
+        shared_expert_intermediate_size=read.size("shared_expert_intermediate_size"),
+        norm_topk_prob=read.flag("norm_topk_prob", False),
+        attention_bias=True,
+    )
+
+
+def _notes_of_unnormalised(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
+    """Return the notes of a family for which llama.cpp takes the weights of experts as they are."""
+    if not config.norm_topk_prob:
+        return decoder_notes(config)
+    return (
+        *decoder_notes(config),
+        "norm_topk_prob is true: llama.cpp doesn't normalise the weights of experts of this architecture",
+    )
+
+
+_QWEN2MOE = decoder(
+    "Qwen2MoeForCausalLM",
+    gguf_name="qwen2moe",
+    read_config=_read_qwen2moe,
+    rules=(
+        *mixture_decoder(expert_stacks(layers), needs_output=True),
+        *shared_experts(layers, "shared_expert"),
+        in_layer(layers, "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "one hidden_size"),
+    ),
+    metadata=(*COMMON, EXPERT_WIDTH, SHARED_WIDTH),
+    notes=_notes_of_unnormalised,
+    says_norm=True,
+)
+
+
+# ---- OLMoE: queries and keys normed over all heads, experts of the width of a dense block in every layer
+
+
+def _read_olmoe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of an OLMoE."""
+    read = with_defaults(raw, path)
+    read.fixed("attention_bias", False, "llama.cpp's olmoe has none")
+    read.fixed("clip_qkv", None, "llama.cpp's olmoe clips nothing")
+    fields = decoder_fields(read)
+    fix_head_dim(read, fields, "olmoe")
+    heads = fields["num_attention_heads"]
+    read.fixed("num_key_value_heads", heads, "llama.cpp's olmoe has keys of its own for every head")
+    return DecoderConfig(
+        **fields,
+        **expert_fields(read),
+        moe_intermediate_size=fields["intermediate_size"],
+        norm_topk_prob=read.flag("norm_topk_prob", False),
+        qk_norm=True,
+        norms_all_heads=True,
+    )
+
+
+_OLMOE = decoder(
+    "OlmoeForCausalLM",
+    gguf_name="olmoe",
+    read_config=_read_olmoe,
+    rules=mixture_decoder(expert_stacks(layers), needs_output=True),
+    notes=_notes_of_unnormalised,
+    says_norm=True,
 )
 
 
@@ -268,4 +349,4 @@ _DEEPSEEK = decoder(
 )  # fmt: skip
 
 
-FAMILIES = (_QWEN3MOE, _MINIMAX_M2, _GLM4MOE, _DEEPSEEK)
+FAMILIES = (_QWEN3MOE, _QWEN2MOE, _OLMOE, _MINIMAX_M2, _GLM4MOE, _DEEPSEEK)

@@ -68,12 +68,13 @@ _NEMOTRON = (
     _EPS | _WEIGHTS | _SHARED_EXPERTS | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.MOE_LATENT_SIZE},
 )
 
-_ORDINARY = ("llama", "qwen2", "qwen3", "seed_oss", "smollm3")
+_ORDINARY = ("llama", "qwen2", "qwen3", "seed_oss", "smollm3", "olmoe")
 """Architectures that read nothing besides but the epsilon of their norms."""
 
 _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     **dict.fromkeys(_ORDINARY, (_EPS, ())),
     "deepseek": (_EPS | _SHARED_EXPERTS, {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_WEIGHTS_SCALE}),
+    "qwen2moe": (_EPS, {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH}),
     "qwen2vl": ({keys.ROPE_DIMENSION_SECTIONS}, ()),
     "qwen3vl": (_EPS | {keys.ROPE_DIMENSION_SECTIONS}, {keys.N_DEEPSTACK_LAYERS}),
     "qwen3vlmoe": (

@@ -31,6 +31,7 @@ PRE = {
     "nemotron-h": "llama-bpe", "nemotron-3-nano": "llama-bpe", "nemotron-3-super": "llama-bpe",
     "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35",
     "qwen2.5-vl": "qwen2", "qwen3-vl": "qwen2", "qwen3-vl-moe": "qwen2",
+    "qwen2-moe": "qwen2", "olmoe": "dbrx",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

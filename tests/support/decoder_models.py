@@ -89,6 +89,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16,
          "norm_topk_prob": True},
     ),
+    "qwen2moe": ("Qwen2Moe", {**_QWEN_EXPERTS, "norm_topk_prob": False}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "glm4moe-normed": (
         "Glm4Moe",
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32,
@@ -196,7 +198,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
 
-COMPUTED_ONCE = ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe")
+COMPUTED_ONCE = ("qwen2moe", "olmoe", "qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe")
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 
 CASES = [pytest.param(name, marks=pytest.mark.slow) if name in COMPUTED_ONCE else name for name in MODELS]

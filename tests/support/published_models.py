@@ -27,6 +27,7 @@ from tests.support.published_shapes import (
     gemma4,
     granite,
     latent,
+    mixture,
     nemotron,
     olmo,
     phi,
@@ -400,6 +401,19 @@ PUBLISHED: Mapping[str, Published] = {
                 "vision_config": {"model_type": "qwen3_vl_moe", "deepstack_visual_indexes": [1, 2, 3]},
                 "tie_word_embeddings": False},
         extra={"model.visual.patch_embed.proj.weight": (4, 4)},
+    ),
+    "qwen2-moe": Published(
+        {**_QWEN_TOKENS, **_QWEN_EXPERTS, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe",
+         "num_key_value_heads": 2, "attention_bias": True, "decoder_sparse_step": 1, "norm_topk_prob": False,
+         "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 3,
+         "rope_theta": 1000000.0, "head_dim": None},
+        mixture, "qwen3moe",
+    ),
+    "olmoe": Published(
+        {**_QWEN_TOKENS, "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "num_experts": 6,
+         "num_experts_per_tok": 2, "norm_topk_prob": False, "clip_qkv": None, "rms_norm_eps": 1e-5,
+         "use_qk_norm": True, "qk_norm_type": "per_layer", "head_dim": None},
+        mixture, "qwen3moe", cutting="dbrx",
     ),
     "mistral": Published(
         {**_COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32,

@@ -130,6 +130,23 @@ def qwen(config: Config) -> Shapes:
             yield f"{block}.experts.down_proj", (n_experts, width, hidden)
 
 
+def mixture(config: Config) -> Shapes:
+    """Yield the tensors of a Qwen2-MoE or OLMoE: experts one by one, and a shared one with a gate."""
+    hidden, shared = config["hidden_size"], config.get("shared_expert_intermediate_size")
+    width = config.get("moe_intermediate_size", config["intermediate_size"])
+    for name, shape in decoder(config):
+        if ".mlp." not in name:
+            yield name, shape
+        elif ".gate_proj." in name:
+            block = name.partition(".mlp.")[0] + ".mlp"
+            yield f"{block}.gate.weight", (config["num_experts"], hidden)
+            for expert in range(config["num_experts"]):
+                yield from _mlp(f"{block}.experts.{expert}", width, hidden, _PROJ)
+            if shared:
+                yield from _mlp(f"{block}.shared_expert", shared, hidden, _PROJ)
+                yield f"{block}.shared_expert_gate.weight", (1, hidden)
+
+
 def gemma(config: Config) -> Shapes:
     """Yield the tensors of a Gemma 3: an ordinary decoder with norms behind attention and block."""
     for name, shape in decoder(config):

@@ -282,8 +282,9 @@ def rotations_by_kind(
 
 def window_fields(read: ConfigReader) -> dict[str, Any]:
     """Return sliding_window and sliding_layers: by layer_types, else those from max_window_layers on."""
-    window, first = read.size_or_null("sliding_window", 4096), read.size("max_window_layers", 28, least=0)
+    first = read.size("max_window_layers", 28, least=0)
     layers = layers_of_kind(read, read.size("num_hidden_layers"), lambda layer: layer >= first)
     if not read.flag("use_sliding_window", False):
+        read.overruled("sliding_window")  # which is 0 there in a Qwen2-MoE of transformers
         return {}
-    return {"sliding_window": window, "sliding_layers": layers}
+    return {"sliding_window": read.size_or_null("sliding_window", 4096), "sliding_layers": layers}

@@ -85,6 +85,9 @@ COMMON: tuple[Key, ...] = (
 )  # fmt: skip
 
 EXPERT_WIDTH = Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size or None)
+SHARED_WIDTH = Key(
+    keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.shared_intermediate_size or None
+)
 ROTATED_COLS = Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.rotated_cols)
 DENSE_LAYERS = Key(keys.LEADING_DENSE_BLOCK_COUNT, _u32, lambda c, o: c.first_k_dense_replace)
 SHARED_EXPERTS = Key(keys.EXPERT_SHARED_COUNT, _u32, lambda c, o: c.num_shared_experts)

@@ -186,13 +186,14 @@ def dense_decoder(
     )
 
 
-def mixture_decoder(experts: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def mixture_decoder(experts: tuple[Rule, ...], *, needs_output: bool = False) -> tuple[Rule, ...]:
     """Return all rules of a decoder of attention and routed experts, each with a norm before it.
 
-    experts  those of the experts' matrices, such as `expert_stacks`
+    experts       those of the experts' matrices, such as `expert_stacks`
+    needs_output  see `ends`
     """
     return (
-        *ends(),
+        *ends(needs_output=needs_output),
         *attention(),
         norm_of_blocks(),
         in_layer(layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),

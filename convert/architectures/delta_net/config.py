@@ -23,6 +23,7 @@ from convert.architectures.decoder.metadata import (
     EXPERT_WIDTH,
     MROPE_SECTIONS,
     ROTATED_COLS,
+    SHARED_WIDTH,
     inserted,
     read_decoder,
 )
@@ -148,7 +149,7 @@ def _sections(stated: bool) -> Key:
 METADATA: tuple[Key, ...] = (
     *inserted(COMMON, _sections(True), after=keys.HEAD_COUNT_KV),
     EXPERT_WIDTH,
-    Key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.shared_intermediate_size or None),
+    SHARED_WIDTH,
     Key(keys.NEXTN_PREDICT_LAYERS, _u32, lambda c, o: n_mtp_layers(c, o) or None),
     Key(keys.SSM_CONV_KERNEL, _u32, lambda c, o: c.linear_conv_kernel_dim),
     Key(keys.SSM_STATE_SIZE, _u32, lambda c, o: c.linear_key_head_dim),

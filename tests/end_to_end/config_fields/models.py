@@ -104,7 +104,7 @@ _RECORDED = (
     "smollm3", "mistral", "mixtral", "qwen2-tied", "qwen3", "qwen3moe", "glm4moe-normed", "gpt-oss",
     "minimax-m2", "seed-oss", "olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "granite4",
     "granite4-h", "nemotron-h", "nemotron-3", "phi4", "ministral3", "gemma3", "gemma4", "gemma4-experts",
-    "gemma4-small", "qwen3next", "qwen35", "qwen35moe",
+    "gemma4-small", "qwen3next", "qwen35", "qwen35moe", "qwen2moe", "olmoe",
 )  # fmt: skip
 """Models of tests/support/decoder_models.py that are bases: one of each way to be built."""
 
