@@ -34,6 +34,8 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.nemotron_h",
     "convert.architectures.gpt_oss",
     "convert.architectures.encoders",
+    "convert.architectures.hunyuan",
+    "convert.architectures.ernie4_5",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

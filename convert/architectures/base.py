@@ -80,8 +80,10 @@ class Architecture:
     unset_gating  the router's scoring function where no key names one
     says_norm     whether the weights of experts are normalised where a key says so; else they always are
     windows       how layers with a window rotate: "stretched" as the others, with a theta of their own;
-                  "unstretched"; "plain", with the theta of the others, too. "" where none has a window
+                  "unstretched"; "plain", with the theta of the others, too; "alike", as others would. ""
+                  where none has a window
     window_theta  theta of those layers where no key says it; None for that of the others
+    norms_rotated whether queries and keys are normed after they are rotated
     gelu          whether dense blocks have GELU
     clamped       whether experts have gpt-oss's gate
     tiled         how heads of delta nets share keys: tiled, or grouped
@@ -107,8 +109,9 @@ class Architecture:
     rotation: Literal["pairs", "halves"] = "halves"
     unset_gating: str = "softmax"
     says_norm: bool = False
-    windows: Literal["", "stretched", "unstretched", "plain"] = ""
+    windows: Literal["", "stretched", "unstretched", "plain", "alike"] = ""
     window_theta: float | None = None
+    norms_rotated: bool = False
     gelu: bool = False
     clamped: bool = False
     tiled: bool = False

@@ -32,24 +32,30 @@ from convert.architectures.decoder.metadata import (
     VOCAB_SIZE,
     inserted,
     read_decoder,
+    sliding_layers,
 )
 from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
 from convert.architectures.decoder.rules import (
     attention,
-    dense_blocks,
     dense_decoder,
     ends,
+    fused_blocks,
     in_layer,
     layers,
     moe_layers,
+    norm_of_blocks,
+    normed_behind,
     sparse_moe_experts,
     sparse_moe_name,
 )
 from convert.architectures.gemma.gemma3 import vision_drops
+from convert.tokenizer.files import GLM as GLM_QUIRKS
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
+from convert.tokenizer.files import Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.loaders import WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import quoted
 
@@ -286,13 +292,7 @@ _OLMO2 = decoder(
     "Olmo3ForCausalLM",
     gguf_name="olmo2",
     read_config=_read_olmo2,
-    rules=(
-        *ends(needs_output=True),
-        *(rule for rule in attention() if "attn_norm" not in rule.outputs[0].name),
-        in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
-        in_layer(layers, "post_ffw_norm.weight", "post_feedforward_layernorm.weight", "hidden_size"),
-        *dense_blocks(),
-    ),
+    rules=normed_behind(needs_output=True),
     metadata=(
         *inserted(COMMON, SLIDING_THETA, after=keys.ROPE_FREQ_BASE), SLIDING_WINDOW, SLIDING_PATTERN,
     ),
@@ -301,4 +301,98 @@ _OLMO2 = decoder(
 )  # fmt: skip
 
 
-FAMILIES = (_LLAMA, _SMOLLM3, _MINISTRAL3, _QWEN2, _QWEN3, _SEED_OSS, _OLMO2)
+# ---- GLM-4: neighbouring columns are rotated, norms around attention and block, gate and up in one matrix
+
+
+def _read_glm4(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a GLM-4."""
+    read = with_defaults(raw, path)
+    return DecoderConfig(**decoder_fields(read), attention_bias=read.flag("attention_bias", True))
+
+
+_GLM4 = decoder(
+    "Glm4ForCausalLM",
+    gguf_name="glm4",
+    read_config=_read_glm4,
+    rules=(
+        *ends(),
+        *attention(),
+        in_layer(layers, "post_attention_norm.weight", "post_self_attn_layernorm.weight", "hidden_size"),
+        norm_of_blocks(),
+        *fused_blocks(),
+        in_layer(layers, "post_ffw_norm.weight", "post_mlp_layernorm.weight", "hidden_size"),
+    ),
+    metadata=(*COMMON, ROTATED_COLS),
+    rotation="pairs",
+    quirks=Quirks(
+        pre_tokenizers=GLM_QUIRKS.pre_tokenizers,
+        special_tokens={
+            "eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>", "bos": "<|endoftext|>",
+        },
+    ),
+)  # fmt: skip
+
+
+# ---- EXAONE 4: norms behind attention and block, and over the queries and keys of each head. Where some
+# layers have a window, the others rotate nothing.
+
+_HYBRID_LAYERS, _HYBRID_WINDOW = 64, 4096
+"""Layers of the one model that llama.cpp computes with windows, and their window where no key says it."""
+
+
+def _read_exaone4(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of an EXAONE 4."""
+    read = with_defaults(raw, path)
+    fields = decoder_fields(read)
+    fix_head_dim(read, fields, "exaone4")
+    n_layers, window = fields["num_hidden_layers"], read.size_or_null("sliding_window", None)
+    if (window is None) == (n_layers == _HYBRID_LAYERS):
+        raise UnsupportedCheckpoint(
+            f"{path}: {n_layers} layers with a sliding_window of {window}: llama.cpp's exaone4 computes"
+            f" windows in models of {_HYBRID_LAYERS} layers, and in these alone"
+        )
+    windows: dict[str, Any] = {}
+    pattern = raw.get("sliding_window_pattern")
+    if window is not None:
+        if not isinstance(pattern, str) or not pattern:
+            pattern = "L" * (read.size("sliding_window_pattern", 4) - 1) + "G"
+        sliding = layers_of_kind(read, n_layers, lambda layer: pattern[layer % len(pattern)] == "L")
+        windows = {"sliding_window": window, **_hybrid(n_layers, sliding)}
+    return DecoderConfig(**fields, **windows, qk_norm=True)
+
+
+def _hybrid(n_layers: int, sliding: tuple[int, ...]) -> dict[str, Any]:
+    others = tuple(layer for layer in range(n_layers) if layer not in sliding)
+    return {"sliding_layers": sliding, "unrotated_layers": others}
+
+
+def _read_exaone4_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DecoderConfig:
+    """Return the configuration in a file, see `read_decoder`, with windows where llama.cpp has some."""
+    config, hparams = (
+        read_decoder(family, metadata, shapes, path),
+        read_hparams(metadata, family.gguf_name, path),
+    )
+    n_layers = config.num_hidden_layers
+    if n_layers != _HYBRID_LAYERS:
+        return replace(config, sliding_window=None, sliding_layers=())
+    window = hparams.size("sliding_window", _HYBRID_WINDOW)
+    sliding = sliding_layers(hparams, n_layers, WINDOW_PERIODS[family.gguf_name])
+    return replace(config, sliding_window=window, **_hybrid(n_layers, sliding))
+
+
+_EXAONE4 = decoder(
+    "Exaone4ForCausalLM",
+    gguf_name="exaone4",
+    read_config=_read_exaone4,
+    rules=(LLAMA3_ROTATION, *normed_behind()),
+    metadata=(*COMMON, VOCAB_SIZE, SLIDING_WINDOW, SLIDING_PATTERN),
+    says=frozenset({LLAMA3, WINDOWS}),
+    reader=_read_exaone4_file,
+    windows="alike",
+    quirks=Quirks(pre_tokenizers={"gpt-2": "exaone4"}),
+)
+
+
+FAMILIES = (_LLAMA, _SMOLLM3, _MINISTRAL3, _QWEN2, _QWEN3, _SEED_OSS, _OLMO2, _GLM4, _EXAONE4)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.config_reader import ConfigReader
+from convert.architectures.config_reader import ConfigReader, merged
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
     expert_fields,
     fix_head_dim,
-    window_fields,
+    layers_of_kind,
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder, decoder_notes
@@ -31,19 +32,18 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rope import paired
 from convert.architectures.decoder.rules import (
-    INV_FREQ,
     attention,
     check_mtp,
     dense_decoder,
-    drop_mtp,
     ends,
     expert_stacks,
     in_layer,
-    keep_mtp_of,
+    keep_last_mtp,
     layers,
     mixture_decoder,
     moe_layers,
     mtp,
+    mtp_drops,
     n_mtp_layers,
     norm_of_blocks,
     shared_experts,
@@ -51,7 +51,6 @@ from convert.architectures.decoder.rules import (
     sparse_moe_name,
 )
 from convert.architectures.options import MTPOptions, NoOptions
-from convert.architectures.rules import Drop
 from convert.tokenizer.files import GLM, Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
@@ -97,7 +96,7 @@ _QWEN3MOE = decoder(
 )
 
 
-# ---- Qwen 2 with experts in every layer, and a shared one with a gate of its own
+# ---- Qwen2-MoE: experts in every layer, and a shared one with a gate of its own
 
 
 def _read_qwen2moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
@@ -111,12 +110,27 @@ def _read_qwen2moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return DecoderConfig(
         **fields,
         **expert_fields(read),
-        **window_fields(read),
+        **_qwen2moe_windows(read),
         moe_intermediate_size=read.size("moe_intermediate_size"),
         shared_expert_intermediate_size=read.size("shared_expert_intermediate_size"),
         norm_topk_prob=read.flag("norm_topk_prob", False),
         attention_bias=True,
     )
+
+
+def _qwen2moe_windows(read: ConfigReader) -> dict[str, Any]:
+    """Return the fields about windows: every other layer has one, up to max_window_layers."""
+    used = read.flag("use_sliding_window", False)
+    first_without = read.size("max_window_layers", least=0) if used else 0
+    sliding = layers_of_kind(
+        read, read.size("num_hidden_layers"), lambda layer: layer % 2 == 0 and layer < first_without
+    )
+    if used:
+        return {"sliding_window": read.size("sliding_window"), "sliding_layers": sliding}
+    if sliding:
+        raise read.bad("layer_types", "no window where use_sliding_window is false: it would be empty")
+    read.overruled("sliding_window", "max_window_layers")
+    return {}
 
 
 def _notes_of_unnormalised(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
@@ -155,7 +169,7 @@ def _read_olmoe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     fields = decoder_fields(read)
     fix_head_dim(read, fields, "olmoe")
     heads = fields["num_attention_heads"]
-    read.fixed("num_key_value_heads", heads, "llama.cpp's olmoe has keys of its own for every head")
+    read.fixed("num_key_value_heads", heads, "llama.cpp's olmoe has as many as num_attention_heads")
     return DecoderConfig(
         **fields,
         **expert_fields(read),
@@ -247,12 +261,6 @@ def _read_glm4moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     )
 
 
-def _glm4moe_drops(config: DecoderConfig, options: MTPOptions) -> tuple[Drop, ...]:
-    if options.mtp is not False:
-        return (INV_FREQ,)
-    return INV_FREQ, drop_mtp(config, "without --no-mtp")
-
-
 def _glm4moe_mtp(config: DecoderConfig, options: MTPOptions) -> int | None:
     """Return how many MTP layers the file has; None, to leave the key out, where they are not kept."""
     if options.mtp is False or config.num_nextn_predict_layers is None:
@@ -273,19 +281,39 @@ _GLM4MOE = decoder(
         *shared_experts(moe_layers),
         *mtp(),
     ),
-    drops=_glm4moe_drops,
+    drops=mtp_drops,
     metadata=(
         *(key for key in COMMON if key is not GATING),
         ROTATED_COLS, EXPERT_WIDTH, SHARED_EXPERTS, DENSE_LAYERS, GATING, EXPERT_SCALE, EXPERT_NORM,
         Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, _glm4moe_mtp),
     ),
     check=check_mtp,
-    resolve_options=lambda config, options, names: keep_mtp_of(
-        f"model.layers.{config.num_hidden_layers}.eh_proj.weight", config, options, names
-    ),
+    resolve_options=keep_last_mtp,
     quirks=GLM,
     unset_gating="sigmoid",
     says_norm=True,
+)  # fmt: skip
+
+
+# ---- Solar Open: a GLM-4.5 with experts in every layer, and without norms of queries and keys
+
+
+def _read_solar(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a Solar Open."""
+    ConfigReader(raw, path).fixed("use_qk_norm", False, "the model computes without them")
+    return _read_glm4moe(merged({"first_k_dense_replace": 0, "rope_theta": 1e6}, raw), path)
+
+
+_SOLAR = replace(
+    _GLM4MOE,
+    hf_names=("SolarOpenForCausalLM",),
+    read_config=_read_solar,
+    quirks=Quirks(
+        pre_tokenizers={"qwen2": "solar-open"},
+        special_tokens={
+            "eos": "<|endoftext|>", "eot": "<|endoftext|>", "unk": "<unk>", "bos": "<|startoftext|>",
+        },
+    ),
 )  # fmt: skip
 
 
@@ -349,4 +377,4 @@ _DEEPSEEK = decoder(
 )  # fmt: skip
 
 
-FAMILIES = (_QWEN3MOE, _QWEN2MOE, _OLMOE, _MINIMAX_M2, _GLM4MOE, _DEEPSEEK)
+FAMILIES = (_QWEN3MOE, _QWEN2MOE, _OLMOE, _MINIMAX_M2, _GLM4MOE, _DEEPSEEK, _SOLAR)

@@ -19,7 +19,7 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, fix_head_dim, with_defaults
 from convert.architectures.decoder.family import decoder, window_notes
 from convert.architectures.decoder.metadata import CONTEXT, EMBEDDING, HEADS, WIDTH
-from convert.architectures.decoder.rules import ends, in_layer, layers, layers_if, once
+from convert.architectures.decoder.rules import ends, fused_blocks, in_layer, layers, layers_if, once
 from convert.architectures.rules import Arrange, Computed, Output, OutputTensor, Rule
 from convert.weights.base import Weight
 from gguf_tools.format import keys
@@ -40,11 +40,6 @@ class Phi3Config(DecoderConfig):
     def qkv_rows(self) -> int:
         """Rows of qkv_proj: those of queries, of keys, of values."""
         return self.q_rows + 2 * self.kv_rows
-
-    @property
-    def both_rows(self) -> int:
-        """Rows of gate_up_proj: those of gate, then those of up."""
-        return 2 * self.intermediate_size
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Phi3Config:
@@ -108,8 +103,7 @@ _PHI3 = decoder(
         in_layer(layers, "attn_qkv.weight", "self_attn.qkv_proj.weight", "qkv_rows hidden_size"),
         in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
-        in_layer(layers, "ffn_up.weight", "mlp.gate_up_proj.weight", "both_rows hidden_size"),
-        in_layer(layers, "ffn_down.weight", "mlp.down_proj.weight", "hidden_size intermediate_size"),
+        *fused_blocks(),
     ),
     metadata=(
         Key(keys.ROPE_SCALING_ATTN_FACTOR, _f32, lambda c, o: c.rope.attention_factor),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from convert.checkpoint.checkpoint import read_json_object_if_there
 from convert.tokenizer.vocab import MAX_VOCAB
@@ -32,12 +32,14 @@ class Quirks:
     adds_bos         whether text begins with the bos token, whatever the files say
     tiktoken         whether the family's tiktoken.model is read; see vocab_tiktoken
     sentencepiece    whether a tokenizer.model counts before tokenizer.json
-    states_prefix    whether add_prefix_space of tokenizer_config.json is written
+    states_prefix    where add_prefix_space of tokenizer_config.json stands among the keys; "": not written
     space_prefix     what add_space_prefix of a SentencePiece vocabulary is; None: not said
     of_size          number of tokens -> kind -> id: special tokens of vocabularies known by their size
     merged_pieces    control tokens that programs print, where a tokenizer.json with the tokens of a
                      SentencePiece model is Gemma 4's, whose merges count; None: it is not
     no_bos_sizes     numbers of tokens of vocabularies whose texts begin without the bos token
+    eod              whether eod_token_id of config.json ends a text, and the first of several ends in
+                     generation_config.json a turn
     """
 
     pre_tokenizers: Mapping[str, str] = field(default_factory=dict)
@@ -45,10 +47,11 @@ class Quirks:
     adds_bos: bool = False
     tiktoken: bool = False
     sentencepiece: bool = False
-    states_prefix: bool = False
+    states_prefix: Literal["", "first", "last"] = ""
     space_prefix: bool | None = None
     of_size: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     no_bos_sizes: tuple[int, ...] = ()
+    eod: bool = False
     merged_pieces: tuple[str, ...] | None = None
 
 
@@ -56,7 +59,7 @@ NO_QUIRKS = Quirks()
 
 LLAMA = Quirks(
     sentencepiece=True,
-    states_prefix=True,
+    states_prefix="first",
     of_size={32016: {"prefix": 32007, "suffix": 32008, "middle": 32009, "eot": 32010}},
     no_bos_sizes=(49152,),
 )

@@ -35,11 +35,13 @@ class SpecialTokens:
 
     ids   kind ("bos", "eos" ...) -> token id
     adds  kind -> whether encoding a text adds it
+    last  kinds whose ids stand behind all other keys of the tokenizer
     """
 
     ids: Mapping[str, int]
     adds: Mapping[str, bool]
     notes: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,11 @@ def read_special_tokens(
     named_tokens = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))} if by_name else {}
     candidates = _candidates(files, named, named_tokens, default_ids or {})
     ids, id_notes = _ids(files.folder, candidates, len(tokens))
+    if quirks.eod:
+        ids |= {kind: found for kind, found in _by_end_of_document(files) if found in range(len(tokens))}
     ends = _unknown_ends(files, tokens, set(ids.values()))
-    return SpecialTokens(ids, adds, (*named.notes, *add_notes, *id_notes, *ends))
+    notes = (*named.notes, *add_notes, *id_notes, *ends)
+    return SpecialTokens(ids, adds, notes, last=("eot",) if quirks.eod else ())
 
 
 def _text(source: Mapping[str, Any], kind: str) -> str | None:
@@ -275,6 +280,14 @@ def _ids(
                 notes.append(f"{file_name}: {kind} token id {token_id} is none of {n_tokens}: left out")
     notes += [f"no {kind} token found in {folder}" for kind in ("bos", "eos") if kind not in ids]
     return ids, notes
+
+
+def _by_end_of_document(files: TokenizerFiles) -> Iterator[tuple[str, Any]]:
+    """Yield the kinds that `Quirks.eod` is about, with what the files say of them."""
+    yield "eos", files.config.get("eod_token_id")
+    ends = _generation_config(files).get("eos_token_id")
+    if isinstance(ends, list) and len(ends) > 1:
+        yield "eot", ends[0]
 
 
 _KNOWN_ENDS = frozenset((

@@ -119,7 +119,7 @@ class Tokenizer:
         if self.vocab.merges:
             yield keys.TOKENIZER_MERGES, Value.strings(self.vocab.merges)
         for kind, token_id in self.special.ids.items():
-            if kind in _ID_KEYS:
+            if kind in _ID_KEYS and kind not in self.special.last:
                 yield _ID_KEYS[kind], Value.u32(token_id)
         if self.tokens_last:
             yield from self._tokens()
@@ -141,6 +141,9 @@ class Tokenizer:
             yield keys.TOKENIZER_REMOVE_EXTRA_WS, Value.bool_(self.drops_spaces)
         if self.charsmap:
             yield keys.TOKENIZER_PRECOMPILED_CHARSMAP, Value.u8s(self.charsmap)
+        for kind in self.special.last:
+            if kind in self.special.ids:
+                yield _ID_KEYS[kind], Value.u32(self.special.ids[kind])
 
     def _tokens(self) -> Iterator[tuple[str, Value]]:
         yield keys.TOKENIZER_TOKENS, Value.strings(self.vocab.tokens)
@@ -179,7 +182,7 @@ def _with_stated_prefix(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenize
         return replace(tokenizer, add_space_prefix=files.quirks.space_prefix)
     if not files.quirks.states_prefix or not isinstance(stated, bool):
         return tokenizer
-    return replace(tokenizer, add_space_prefix=stated, prefix_first=True)
+    return replace(tokenizer, add_space_prefix=stated, prefix_first=files.quirks.states_prefix == "first")
 
 
 def _with_quirks_of_size(tokenizer: Tokenizer, quirks: Quirks) -> Tokenizer:

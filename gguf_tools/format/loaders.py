@@ -90,8 +90,8 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "gpt-oss": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW}, _WINDOW),
     "minimax-m2": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH}, {keys.EXPERT_GATING_FUNC}),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
-    # The loader reads rope.freq_base_swa, too, but the graph rotates all layers with the one base.
-    "olmo2": (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW}),
+    # The loaders read rope.freq_base_swa, too, but the graphs rotate all layers with the one base.
+    **dict.fromkeys(("olmo2", "exaone4"), (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW})),
     "mistral3": (
         _EPS,
         {keys.TEMPERATURE_SCALE, keys.ROPE_SCALING_YARN_BETA_FAST, keys.ROPE_SCALING_YARN_BETA_SLOW,
@@ -118,6 +118,19 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
+    "glm4": (_EPS, {keys.ROPE_DIMENSION_SECTIONS}),
+    "hunyuan-dense": (_EPS, {keys.ROPE_DIMENSION_SECTIONS}),
+    "hunyuan-moe": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH}, {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH}),
+    "hy_v3": (
+        _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH},
+        _WEIGHTS | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},
+    ),
+    "ernie4_5": (_EPS, {keys.ROPE_DIMENSION_SECTIONS}),
+    "ernie4_5-moe": (
+        _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.INTERLEAVE_MOE_LAYER_STEP},
+        {keys.ROPE_DIMENSION_SECTIONS, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH,
+         keys.LEADING_DENSE_BLOCK_COUNT},
+    ),
     "gemma4": (
         _EPS
         | {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW, keys.EMBEDDING_LENGTH_PER_LAYER_INPUT,
@@ -177,6 +190,7 @@ _SCALED: Mapping[str, Iterable[str]] = {
     "gemma4": _blocks() | _blocks("_exps"),
     "deepseek32": _blocks() | _EXPERTS,
     "glm-dsa": _blocks() | _EXPERTS,
+    "hy_v3": _blocks() | _EXPERTS,
 }
 """Weights besides those of attention that build_arch_graph multiplies by a scale."""
 

@@ -52,6 +52,8 @@ _MIXTRAL = {**_DENSE, "routed": SizeRule(keys.FEED_FORWARD_LENGTH)}
 _GRANITE_EXPERTS = {**_MIXTRAL, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH)}
 _MINIMAX = {"routed": SizeRule(keys.FEED_FORWARD_LENGTH, also=keys.EXPERT_FEED_FORWARD_LENGTH)}
 
+_HUNYUAN = {**_MINIMAX, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH)}
+
 _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "bert": _DENSE,
     "gemma": _DENSE,
@@ -59,6 +61,7 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "granite": _DENSE,
     "granitehybrid": _GRANITE_EXPERTS,
     "granitemoe": _GRANITE_EXPERTS,
+    "hunyuan-moe": _HUNYUAN,
     "llama": _MIXTRAL,
     "minimax-m2": _MINIMAX,
     "nemotron_h": _DENSE,

@@ -31,7 +31,9 @@ PRE = {
     "nemotron-h": "llama-bpe", "nemotron-3-nano": "llama-bpe", "nemotron-3-super": "llama-bpe",
     "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35",
     "qwen2.5-vl": "qwen2", "qwen3-vl": "qwen2", "qwen3-vl-moe": "qwen2",
-    "qwen2-moe": "qwen2", "olmoe": "dbrx",
+    "qwen2-moe": "qwen2", "olmoe": "dbrx", "hunyuan": "hunyuan-dense", "hunyuan-moe": "hunyuan",
+    "hy-v3": "hunyuan-dense", "solar-open": "solar-open", "glm-4": "glm4", "exaone-4": "exaone4",
+    "exaone-4-32b": "exaone4", "ernie-4.5": "", "ernie-4.5-moe": "",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 
@@ -52,6 +54,9 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
     if config["model_type"] == "nemotron_h":
         # The release of transformers that the converter asks for doesn't know this model.
         ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
+    if config["model_type"] == "hunyuan_v1_moe":
+        # The published tokenizer is code, which the converter runs; this one is a tokenizer.json.
+        get_model_class("HunYuanMoEV1ForCausalLM").set_vocab = TextModel._set_vocab_gpt2
     name = config["architectures"][0]
     with torch.inference_mode():
         get_model_class(name)(folder, gguf.LlamaFileType.MOSTLY_BF16, outfile).write()

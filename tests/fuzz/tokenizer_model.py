@@ -19,20 +19,22 @@ def _varint(number: int) -> bytes:
     return data + bytes([number])
 
 
-def _nested(number: int, fields: Fields) -> Fields:
+def nested(number: int, fields: Fields) -> Fields:
     return _varint(number << 3 | 2), _varint(len(b"".join(fields))), *fields
 
 
-def _number(number: int, value: int) -> Fields:
-    return _varint(number << 3), _varint(value)
+def number(field: int, value: int) -> Fields:
+    return _varint(field << 3), _varint(value)
 
 
 def piece(text: bytes, score: float, kind: int) -> Fields:
-    fields = (*_nested(1, (text,)), _varint(2 << 3 | 5), struct.pack("<f", score), *_number(3, kind))
-    return _nested(1, fields)
+    fields = (*nested(1, (text,)), _varint(2 << 3 | 5), struct.pack("<f", score), *number(3, kind))
+    return nested(1, fields)
 
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+TRAINED = nested(2, (*number(3, 2), *number(35, 1), *number(40, 0), *number(41, 1), *number(42, 2)))
+"""A BPE model that falls back to bytes, and the ids of its first three pieces."""
 MODEL = (
     *piece(b"<unk>", 0, UNKNOWN),
     *piece(b"<s>", 0, CONTROL),
@@ -40,8 +42,8 @@ MODEL = (
     *piece("▁a".encode(), -1.5, NORMAL),
     *piece(b"b", -2.5, NORMAL),
     *piece(b"<x>", 0, USER_DEFINED),
-    *_nested(2, (*_number(3, 2), *_number(40, 0), *_number(41, 1), *_number(42, 2))),
-    *_nested(3, (*_nested(1, (b"identity",)), *_number(3, 1), *_number(4, 0))),
+    *nested(2, (*number(3, 2), *number(40, 0), *number(41, 1), *number(42, 2))),
+    *nested(3, (*nested(1, (b"identity",)), *number(3, 1), *number(4, 0))),
 )
 
 

@@ -51,6 +51,12 @@ _NO_EPSILON = {"rms_norm_eps": 1e-20}
 """As llama.cpp computes where it reads none."""
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
+_ALPHA: dict[str, Any] = {"rope_type": "dynamic", "factor": 1.0, "rope_theta": 1e4, "alpha": 1000.0}
+_LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {"attention_bias": True}),
     "llama-linear": (
@@ -75,9 +81,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "olmo2-tied": ("Olmo2", {"tie_word_embeddings": True}),
     "granite-llama3": (
         "Granite",
-        {**_GRANITE, "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4,
-                                         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                         "original_max_position_embeddings": 32}},
+        {**_GRANITE, "rope_parameters": _LLAMA3},
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"head_dim": 32, "sliding_window": None}),
@@ -91,6 +95,36 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2moe": ("Qwen2Moe", {**_QWEN_EXPERTS, "norm_topk_prob": False}),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 32, "rope_parameters": _ALPHA}),
+    "hunyuanmoe": (
+        "HunYuanMoEV1", {"head_dim": 16, "num_experts": 6, "moe_topk": 2, "rope_parameters": _ALPHA},
+    ),
+    "hy-v3": (
+        "HYV3", {"num_hidden_layers": 3, "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2,
+                 "moe_intermediate_size": 32, "num_shared_experts": 1, "router_scaling_factor": 2.5},
+    ),
+    "solar-open": (
+        "SolarOpen",
+        {"head_dim": 32, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "n_shared_experts": 1, "routed_scaling_factor": 1.5, "intermediate_size": 96},
+    ),
+    "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
+    "exaone4": (
+        "Exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True,
+         "rope_parameters": _LLAMA3},
+    ),
+    "exaone4-windows": (
+        "Exaone4",
+        {"num_hidden_layers": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
+         "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 16, "rope_parameters": _LLAMA3},
+    ),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 32, "tie_word_embeddings": True}),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 3, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32,
+         "moe_num_shared_experts": 2},
+    ),
     "glm4moe-normed": (
         "Glm4Moe",
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32,
@@ -198,7 +232,10 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
 
-COMPUTED_ONCE = ("qwen2moe", "olmoe", "qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe")
+COMPUTED_ONCE = (
+    "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "exaone4", "exaone4-windows",
+    "ernie4.5", "ernie4.5-moe", "qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe",
+)  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 
 CASES = [pytest.param(name, marks=pytest.mark.slow) if name in COMPUTED_ONCE else name for name in MODELS]

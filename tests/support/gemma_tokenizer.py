@@ -1,4 +1,7 @@
-"""A small tokenizer in Gemma 4's form: pieces of a SentencePiece model, with merges, and single bytes."""
+"""A small tokenizer in Gemma 4's form: pieces of a SentencePiece model, with merges, and single bytes.
+
+The same pieces are a tokenizer.model of SentencePiece, too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from tests.fuzz.tokenizer_model import BYTE, CONTROL, NORMAL, TRAINED, UNKNOWN, piece
 
 _SPECIAL = (
     "<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool_call>", "<tool_call|>", "<|turn>", "<turn|>",
@@ -18,13 +23,14 @@ _NAMED = {
 }  # fmt: skip
 _TEXT = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3" / "calibration.txt"
 _N_MERGES = 150
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_SINGLE = [*(chr(code) for code in range(33, 127)), "▁", "é", "ü"]
 
 
 def write_gemma_tokenizer(folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json to a folder."""
     merges = _merges(_TEXT.read_text(encoding="utf-8")[:20000])
-    single = [chr(code) for code in range(33, 127)] + ["▁", "é", "ü"]
-    pieces = [*_SPECIAL, "\n", "\n\n", *(f"<0x{byte:02X}>" for byte in range(256)), *single]
+    pieces = [*_SPECIAL, "\n", "\n\n", *_BYTES, *_SINGLE]
     pieces += ["".join(pair) for pair in merges]
     vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     bos = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
@@ -55,6 +61,20 @@ def write_gemma_tokenizer(folder: Path) -> None:
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     config = {**_NAMED, "tokenizer_class": "GemmaTokenizer", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def write_sentencepiece_model(folder: Path) -> None:
+    """Write a tokenizer.model of 506 pieces and tokenizer_config.json to a folder."""
+    joined = ["".join(pair) for pair in _merges(_TEXT.read_text(encoding="utf-8")[:20000])]
+    pieces = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL), *((text, BYTE) for text in _BYTES)]
+    pieces += [(text, NORMAL) for text in (*dict.fromkeys(joined), *_SINGLE)]
+    data = [
+        *TRAINED,
+        *(part for at, (text, kind) in enumerate(pieces) for part in piece(text.encode(), -at, kind)),
+    ]
+    (folder / "tokenizer.model").write_bytes(b"".join(data))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_prefix_space": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 

@@ -16,16 +16,21 @@ import ml_dtypes
 import numpy as np
 
 from tests.support.checkpoints import Tensors, formula, write_checkpoint
-from tests.support.gemma_tokenizer import write_gemma_tokenizer
+from tests.support.gemma_tokenizer import write_gemma_tokenizer, write_sentencepiece_model
 from tests.support.packers import pack_low_first
 from tests.support.published_shapes import (
     Config,
     Shapes,
     decoder,
     delta_net,
+    ernie,
+    exaone4,
     gemma,
     gemma4,
+    glm4,
     granite,
+    hunyuan,
+    hy_v3,
     latent,
     mixture,
     nemotron,
@@ -95,6 +100,15 @@ _QWEN_EXPERTS: Config = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }  # fmt: skip
+_ALPHA = {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+          "mscale_all_dim": 1.0, "type": "dynamic"}  # fmt: skip
+_LLAMA3 = {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+           "original_max_position_embeddings": 64, "rope_type": "llama3"}  # fmt: skip
+_ERNIE: Config = {
+    "vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0, "tie_word_embeddings": True, "use_bias": False,
+}  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
           "mrope_interleaved": True, "mrope_section": [2, 1, 1]}  # fmt: skip
 _YARN = {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -114,13 +128,15 @@ class Published:
 
     config     config.json, or the part of it that is about the text
     shapes     config -> name and shape of every tensor
-    tokenizer  name of the recorded model whose tokenizer it gets; "" for one in Gemma 4's form
+    tokenizer  name of the recorded model whose tokenizer it gets; "" for one in Gemma 4's form,
+               "sentencepiece" for a tokenizer.model
     edit       what is done to the tensors before they are written
     around     the rest of a config.json whose text_config is `config`; None: `config` is all of it
     prefix     of all names
     extra      name and shape of tensors that have no prefix
     cutting    pre-tokenizer that takes the place of the recorded one's; "" for none
     generation generation_config.json
+    renamed    text of a token of the recorded tokenizer -> the text that it has here
     tokenizer_class  that of the recorded one in tokenizer_config.json is replaced; "" for as it is
     """
 
@@ -134,6 +150,7 @@ class Published:
     cutting: str = ""
     generation: Config | None = None
     tokenizer_class: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def _beside_vision(tensors: Tensors) -> Tensors:
@@ -415,6 +432,72 @@ PUBLISHED: Mapping[str, Published] = {
          "use_qk_norm": True, "qk_norm_type": "per_layer", "head_dim": None},
         mixture, "qwen3moe", cutting="dbrx",
     ),
+    "hunyuan": Published(
+        {**_COMMON, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",
+         "head_dim": 32, "num_key_value_heads": 2, "max_position_embeddings": 32768, "eod_token_id": 560,
+         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 10000.0, "rope_scaling": _ALPHA},
+        hunyuan, "deepseek-v3.2", generation={"eos_token_id": [562, 560]},
+    ),
+    "hunyuan-moe": Published(
+        {**_QWEN_TOKENS, "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe",
+         "hidden_size": 512, "head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+         "num_hidden_layers": 2, "num_experts": 6, "moe_topk": [2, 2], "moe_intermediate_size": [96, 96],
+         "num_shared_expert": [1, 1], "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+         "rope_theta": 10000.0, "rope_scaling": _ALPHA},
+        hunyuan, "qwen3moe",
+    ),
+    "glm-4": Published(
+        {**_COMMON, **_GLM, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 32,
+         "num_key_value_heads": 2, "attention_bias": True, "partial_rotary_factor": 0.5},
+        glm4, "glm4moe-air",
+    ),
+    "hy-v3": Published(
+        {**_COMMON, "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "head_dim": 32,
+         "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "num_experts": 6,
+         "num_experts_per_tok": 2, "num_shared_experts": 1, "moe_intermediate_size": 32,
+         "expert_hidden_dim": 32, "route_norm": True, "router_scaling_factor": 2.826,
+         "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True, "qk_norm": True,
+         "num_nextn_predict_layers": 1,
+         "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"}},
+        hy_v3, "deepseek-v3.2",
+    ),
+    "solar-open": Published(
+        {**_QWEN_TOKENS, "architectures": ["SolarOpenForCausalLM"], "model_type": "solar_open",
+         "head_dim": 32, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "first_k_dense_replace": 0,
+         "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+         "use_qk_norm": False, "partial_rotary_factor": 1.0, "rope_theta": 1000000.0,
+         "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048}},
+        decoder, "qwen3moe",
+        renamed={"<|im_start|>": "<|startoftext|>", "<tool_call>": "<unk>"},
+    ),
+    "exaone-4": Published(
+        {**_QWEN_TOKENS, "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "head_dim": 16,
+         "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "sliding_window": None,
+         "sliding_window_pattern": None, "layer_types": ["full_attention"] * 3, "rope_theta": 1000000.0,
+         "rope_scaling": _LLAMA3},
+        exaone4, "qwen3moe", cutting="gpt-2",
+    ),
+    "exaone-4-32b": Published(
+        {**_QWEN_TOKENS, "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 32,
+         "intermediate_size": 32, "num_hidden_layers": 64, "num_attention_heads": 2, "head_dim": 16,
+         "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "sliding_window": 16,
+         "sliding_window_pattern": "LLLG", "rope_theta": 1000000.0, "rope_scaling": _LLAMA3,
+         "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16},
+        exaone4, "qwen3moe", cutting="gpt-2",
+    ),
+    "ernie-4.5": Published(
+        {**_COMMON, **_ERNIE, "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5",
+         "head_dim": 32},
+        decoder, "sentencepiece",
+    ),
+    "ernie-4.5-moe": Published(
+        {**_COMMON, **_ERNIE, "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe",
+         "intermediate_size": 128, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32,
+         "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2,
+         "moe_layer_interval": 1, "moe_use_aux_free": True, "head_dim": None},
+        ernie, "sentencepiece", extra={"model.mtp_emb_norm.0.weight": (4,)},
+    ),
     "mistral": Published(
         {**_COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32,
          "num_key_value_heads": 2, "sliding_window": None, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
@@ -424,8 +507,8 @@ PUBLISHED: Mapping[str, Published] = {
 """Models by name: what the recorded ones lack."""
 
 
-_STAY_NULL = ("q_lora_rank", "num_global_key_value_heads", "moe_intermediate_size")
-"""Keys that config.json says null for; llama.cpp's converter asks for them."""
+_STAY_NULL = ("q_lora_rank", "num_global_key_value_heads", "moe_intermediate_size", "sliding_window")
+"""Keys that config.json says null for: the converter asks for them, or a class has another default."""
 
 
 def write(name: str, folder: Path) -> Path:
@@ -448,9 +531,15 @@ def write(name: str, folder: Path) -> Path:
     if not model.tokenizer:
         write_gemma_tokenizer(folder)
         return folder
+    if model.tokenizer == "sentencepiece":
+        write_sentencepiece_model(folder)
+        return folder
     for path in (MODELS / model.tokenizer).iterdir():
-        if path.name not in ("config.json", "model.safetensors"):
+        if path.name not in ("config.json", "model.safetensors") and not (folder / path.name).exists():
             shutil.copy(path, folder / path.name)
+            for old, new in model.renamed.items():
+                text = (folder / path.name).read_text(encoding="utf-8").replace(old, new)
+                (folder / path.name).write_text(text, encoding="utf-8")
     if model.tokenizer_class:
         path = folder / "tokenizer_config.json"
         settings = json.loads(path.read_text()) | {"tokenizer_class": model.tokenizer_class}
@@ -469,6 +558,7 @@ def _cut_as(name: str, path: Path) -> None:
 
 
 CUTS = {
+    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "dbrx": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "seed-coder": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"

@@ -170,6 +170,64 @@ def olmo(config: Config) -> Shapes:
                 yield name.replace("post_attention_layernorm", f"self_attn.{part}_norm"), (rows,)
 
 
+def glm4(config: Config) -> Shapes:
+    """Yield the tensors of a GLM-4: norms around attention and block, gate and up as one."""
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    for name, shape in decoder(config):
+        if name.endswith(".gate_proj.weight"):
+            yield name.replace("gate_proj", "gate_up_proj"), (2 * width, hidden)
+        elif not name.endswith(".up_proj.weight"):
+            yield name, shape
+        if name.endswith(".input_layernorm.weight"):
+            for norm in ("post_self_attn", "post_mlp"):
+                yield name.replace("input", norm), shape
+
+
+def hunyuan(config: Config) -> Shapes:
+    """Yield the tensors of a Hunyuan: norms of queries and keys, and experts as in `mixture`."""
+    width = config["intermediate_size"]
+    widths = {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
+    tensors = mixture if "moe_topk" in config else decoder
+    for name, shape in tensors({**config, "use_qk_norm": True, **widths}):
+        if "shared_expert_gate" in name:
+            continue
+        name = name.replace("q_norm", "query_layernorm").replace("k_norm", "key_layernorm")
+        yield name.replace("mlp.gate.", "mlp.gate.wg.").replace("shared_expert.", "shared_mlp."), shape
+
+
+def hy_v3(config: Config) -> Shapes:
+    """Yield the tensors of a Hy V3, which has an MTP layer."""
+    sizes = {"use_qk_norm": True, "n_routed_experts": config["num_experts"], "n_shared_experts": 1}
+    for name, shape in decoder({**config, **sizes}):
+        name = name.replace("mlp.gate.weight", "mlp.router.gate.weight")
+        name = name.replace("mlp.gate.e_score_correction_bias", "mlp.expert_bias")
+        name = name.replace("shared_experts", "shared_mlp").replace("shared_head.norm", "final_layernorm")
+        yield name, shape
+
+
+def exaone4(config: Config) -> Shapes:
+    """Yield the tensors of an EXAONE 4: norms behind attention and block, none before."""
+    for name, shape in decoder({**config, "use_qk_norm": True}):
+        yield name.replace("input_layernorm", "post_feedforward_layernorm"), shape
+
+
+def ernie(config: Config) -> Shapes:
+    """Yield the tensors of an Ernie 4.5 with experts: a dense layer, then experts, chosen with a bias."""
+    n_experts, hidden = config["moe_num_experts"], config["hidden_size"]
+    width = config["moe_intermediate_size"]
+    for name, shape in decoder(config):
+        if ".layers.0." in name or ".mlp." not in name:
+            yield name, shape
+        elif ".gate_proj." in name:
+            block = name.partition(".mlp.")[0] + ".mlp"
+            yield f"{block}.gate.weight", (n_experts, hidden)
+            yield f"{block}.moe_statics.e_score_correction_bias", (1, n_experts)
+            for expert in range(n_experts):
+                yield from _mlp(f"{block}.experts.{expert}", width, hidden, _PROJ)
+            shared = width * config["moe_num_shared_experts"]
+            yield from _mlp(f"{block}.shared_experts", shared, hidden, _PROJ)
+
+
 def gemma4(config: Config) -> Shapes:
     """Yield the tensors of a Gemma 4, large or small, dense or with experts."""
     yield from _ends(config)

@@ -119,6 +119,11 @@ class DecoderConfig:
         return 2 * self.moe_intermediate_size
 
     @property
+    def both_rows(self) -> int:
+        """Rows of a dense block's gate and up stored as one: those of gate, then those of up."""
+        return 2 * self.intermediate_size
+
+    @property
     def shared_intermediate_size(self) -> int:
         """Width of the shared experts, which are stored as one."""
         by_count = (self.num_shared_experts or 0) * self.moe_intermediate_size
@@ -179,6 +184,11 @@ def fix_head_dim(read: ConfigReader, fields: Mapping[str, Any], architecture: st
     read.fixed("head_dim", cols, f"llama.cpp's {architecture} divides hidden_size by the heads")
 
 
+def stated_as(raw: Mapping[str, Any], *names: str) -> str:
+    """Return the first of a field's names that config.json has a value for; the first where it has none."""
+    return next((name for name in names if raw.get(name) is not None), names[0])
+
+
 def expert_fields(read: ConfigReader) -> dict[str, Any]:
     """Return the fields of DecoderConfig about routed experts."""
     stated = [key for key in _EXPERT_COUNTS if read.raw.get(key) is not None]
@@ -189,6 +199,19 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
         "num_experts": n_experts,
         "num_experts_per_tok": read.size("num_experts_per_tok", most=n_experts),
     }
+
+
+def leading_dense_layers(read: ConfigReader, n_layers: int, default: int) -> int:
+    """Return how many leading layers are dense; mlp_layer_types counts where both spellings are there."""
+    kinds = read.raw.get("mlp_layer_types")
+    if kinds is None:
+        return read.size("first_k_dense_replace", default, least=0)
+    read.overruled("first_k_dense_replace")
+    n_dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    total = f"num_hidden_layers ({n_layers}) in all"
+    if kinds != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
+        raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {total}")
+    return n_dense
 
 
 def read_mrope_section(read: ConfigReader, head_dim: int, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -282,9 +305,8 @@ def rotations_by_kind(
 
 def window_fields(read: ConfigReader) -> dict[str, Any]:
     """Return sliding_window and sliding_layers: by layer_types, else those from max_window_layers on."""
-    first = read.size("max_window_layers", 28, least=0)
+    window, first = read.size_or_null("sliding_window", 4096), read.size("max_window_layers", 28, least=0)
     layers = layers_of_kind(read, read.size("num_hidden_layers"), lambda layer: layer >= first)
     if not read.flag("use_sliding_window", False):
-        read.overruled("sliding_window")  # which is 0 there in a Qwen2-MoE of transformers
         return {}
-    return {"sliding_window": read.size_or_null("sliding_window", 4096), "sliding_layers": layers}
+    return {"sliding_window": window, "sliding_layers": layers}

@@ -87,13 +87,23 @@ def drop_mtp(config: Any, kept: str) -> Drop:
     )
 
 
+INV_FREQ = Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed from rope_theta")
+
+
+def mtp_drops(config: Any, options: MTPOptions) -> tuple[Drop, ...]:
+    """Return what a family leaves out that keeps its MTP layers unless it is told not to."""
+    return (INV_FREQ,) if options.mtp is not False else (INV_FREQ, drop_mtp(config, "without --no-mtp"))
+
+
+def keep_last_mtp(config: Any, options: MTPOptions, names: Container[str] | None) -> MTPOptions:
+    """Keep the MTP layers where the checkpoint has that behind the last layer; see `keep_mtp_of`."""
+    return keep_mtp_of(f"model.layers.{config.num_hidden_layers}.eh_proj.weight", config, options, names)
+
+
 def _layer_of(name: str) -> int:
     """Return the layer that a weight belongs to, -1 for none."""
     match = re.match(r"model\.layers\.(\d{1,9})\.", name)
     return int(match[1]) if match else -1
-
-
-INV_FREQ = Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed from rope_theta")
 
 
 def one(where: Where, name: str, source: str, sizes: str, arrange: Arrange = renamed) -> Rule:
@@ -163,6 +173,14 @@ def dense_blocks(bias: str = "") -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def fused_blocks() -> tuple[Rule, ...]:
+    """Return the rules of dense blocks whose gate and up are one matrix, which the file calls up."""
+    return (
+        in_layer(layers, "ffn_up.weight", "mlp.gate_up_proj.weight", "both_rows hidden_size"),
+        in_layer(layers, "ffn_down.weight", "mlp.down_proj.weight", "hidden_size intermediate_size"),
+    )
+
+
 def norm_of_blocks(name: str = "ffn_norm", arrange: Arrange = renamed) -> Rule:
     """Return the rule of the norm before feed-forward blocks, which the file has under a `name`."""
     return in_layer(layers, f"{name}.weight", "post_attention_layernorm.weight", "hidden_size", arrange)
@@ -183,6 +201,20 @@ def dense_decoder(
         *attention(rotated),
         norm_of_blocks(norm),
         *dense_blocks(bias),
+    )
+
+
+def normed_behind(*, needs_output: bool = False) -> tuple[Rule, ...]:
+    """Return all rules of a decoder whose attention and blocks have a norm behind them, and none before.
+
+    needs_output  see `ends`
+    """
+    return (
+        *ends(needs_output=needs_output),
+        *(rule for rule in attention() if "attn_norm" not in rule.outputs[0].name),
+        in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        in_layer(layers, "post_ffw_norm.weight", "post_feedforward_layernorm.weight", "hidden_size"),
+        *dense_blocks(),
     )
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
-from convert.architectures.decoder.config import DecoderConfig
+from convert.architectures.decoder.config import DecoderConfig, leading_dense_layers
 from convert.architectures.decoder.rope import RopeConfig, Yarn, read_rope
 
 V2 = "DeepseekV2ForCausalLM"
@@ -251,25 +251,12 @@ def _expert_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
         "num_shared_experts": read.size("n_shared_experts"),
         "num_experts_per_tok": read.size("num_experts_per_tok", most=n_experts),
         "moe_intermediate_size": read.size("moe_intermediate_size"),
-        "first_k_dense_replace": _n_dense(read, n_layers, defaults),
+        "first_k_dense_replace": leading_dense_layers(read, n_layers, defaults.dense),
         "n_group": n_group,
         "topk_group": topk_group,
         "norm_topk_prob": defaults.normalises and norm_requested,
         "norm_requested": norm_requested,
     }
-
-
-def _n_dense(read: ConfigReader, n_layers: int, defaults: Defaults) -> int:
-    """Return how many leading layers are dense; mlp_layer_types counts where both spellings are there."""
-    kinds = read.raw.get("mlp_layer_types")
-    if kinds is None:
-        return read.size("first_k_dense_replace", defaults.dense, least=0)
-    read.overruled("first_k_dense_replace")
-    n_dense = kinds.count("dense") if isinstance(kinds, list) else 0
-    total = f"num_hidden_layers ({n_layers}) in all"
-    if kinds != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
-        raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {total}")
-    return n_dense
 
 
 def _read_groups(

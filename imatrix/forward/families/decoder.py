@@ -43,7 +43,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
-        if number in sliding:
+        if number in sliding and family.windows != "alike":
             return local.rotation(len(rotate.turns), load.device)
         if number in config.unrotated_layers:
             return None
@@ -133,13 +133,9 @@ def _head_sizes(family: Architecture, config: DecoderConfig) -> HeadSizes:
         gated=isinstance(config, DeltaNetConfig),
         scale=config.attention_scale,
         normed=bool(_norm_of_blocks(family)),
-        fused=_is_fused(family),
+        fused=not family.makes("blk.{layer}.attn_q.weight"),
+        norms_rotated=family.norms_rotated,
     )
-
-
-def _is_fused(family: Architecture) -> bool:
-    """Return whether queries, keys and values are one matrix, gate and up another."""
-    return not family.makes("blk.{layer}.attn_q.weight")
 
 
 def _feed_forwards(family: Architecture, config: DecoderConfig) -> FeedForwards:
@@ -150,7 +146,7 @@ def _feed_forwards(family: Architecture, config: DecoderConfig) -> FeedForwards:
         clamped=family.clamped,
         post_norm_eps=config.rms_norm_eps if family.makes(_POST_NORM) else None,
         gelu=family.gelu,
-        fused=_is_fused(family),
+        fused=not family.makes("blk.{layer}.ffn_gate.weight"),
     )
 
 

@@ -201,7 +201,8 @@ def load_experts(
 
     raises  FormatError for a table of other experts
     """
-    name, bias = f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b.bias"
+    name, bias = f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b"  # so in Hy V3's files
+    bias = bias if load.has(bias) else f"{bias}.bias"
     weight = load.float32(name, n_experts, hidden_size)
     offset, table = f"blk.{layer}.ffn_gate_inp.bias", f"blk.{layer}.ffn_gate_tid2eid.weight"
     router = Router(

@@ -1,8 +1,9 @@
 """Attention with keys and values of its own, which several heads of queries may share.
 
-Queries and keys may be normed before they are rotated, per head or all heads together. A layer may see the
-last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no value. It
-may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of its query.
+Queries and keys may be normed before they are rotated or after, per head or all heads together. A layer may
+see the last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no
+value. It may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of
+its query.
 
 A layer may hand its keys and values on, beside the hidden states, and later ones attend to these.
 
@@ -37,6 +38,7 @@ class HeadSizes:
     normed               whether the hidden states are normed before
     fused                whether one matrix has the rows of queries, keys and values
     unit_values          whether values are normed, without a weight
+    norms_rotated        whether queries and keys are normed after they are rotated
     """
 
     hidden: int
@@ -50,6 +52,7 @@ class HeadSizes:
     normed: bool = True
     unit_values: bool = False
     fused: bool = False
+    norms_rotated: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ class SharedKeyAttention:
 
     rotate          queries and keys by their positions; None: not at all
     norm            of the hidden states
-    q_norm, k_norm  of queries and keys before rotation; None for none. Their weights have the columns of a
-                    head, or of all heads together
+    q_norm, k_norm  of queries and keys; None for none. Their weights have the columns of a head, or of all
+                    heads together
     sinks           float32 (n_heads,), None for none
     window          positions that are seen, the token's own with them; None for all
     post_norm       of what the layer adds; None for none
@@ -147,7 +150,7 @@ class SharedKeyAttention:
         dtype = value.dtype
         if self.sizes.unit_values:
             value = unit_rows(value, self.sizes.eps).to(dtype)
-        key = self._rotated(_normed(key, self.k_norm)).to(dtype)
+        key = self._placed(key, self.k_norm).to(dtype)
         return (round_f16(key), round_f16(value)) if self.half_cache else (key, value)
 
     def attend(
@@ -159,7 +162,7 @@ class SharedKeyAttention:
         """
         sizes, dtype = self.sizes, value.dtype
         gate = query[..., sizes.head_dim :].flatten(1)
-        query = self._rotated(_normed(query[..., : sizes.head_dim], self.q_norm))
+        query = self._placed(query[..., : sizes.head_dim], self.q_norm)
         if self.sharpness is not None:
             query = query * self.sharpness[: len(query), None, None]
         query = query.to(dtype)
@@ -169,6 +172,12 @@ class SharedKeyAttention:
         observer.rows((self.output.name,), values)
         output = self.output(values, observer).float()
         return output if self.post_norm is None else self.post_norm(output)
+
+    def _placed(self, heads: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        """Return queries or keys, (n_tokens, n_heads, head_dim), normed and rotated."""
+        if self.sizes.norms_rotated:
+            return _normed(self._rotated(heads), norm)
+        return self._rotated(_normed(heads, norm))
 
     def _rotated(self, heads: torch.Tensor) -> torch.Tensor:
         rotated = self.sizes.rotated
