@@ -27,6 +27,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.deepseek4",
     "convert.architectures.delta_net.family",
     "convert.architectures.qwen_vl",
+    "convert.architectures.gemma.gemma2",
     "convert.architectures.gemma.gemma3",
     "convert.architectures.gemma.gemma4",
     "convert.architectures.phi3",

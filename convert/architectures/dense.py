@@ -5,10 +5,12 @@ Mixtral stands here, too: to llama.cpp, it is a Llama.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
@@ -18,6 +20,7 @@ from convert.architectures.decoder.config import (
     expert_fields,
     fix_head_dim,
     layers_of_kind,
+    read_mrope_section,
     rotations_by_kind,
     window_fields,
     with_defaults,
@@ -25,6 +28,7 @@ from convert.architectures.decoder.config import (
 from convert.architectures.decoder.family import LLAMA3, RAMP, WINDOWS, decoder, decoder_notes
 from convert.architectures.decoder.metadata import (
     COMMON,
+    MROPE_SECTIONS,
     ROTATED_COLS,
     SLIDING_PATTERN,
     SLIDING_THETA,
@@ -48,16 +52,20 @@ from convert.architectures.decoder.rules import (
     sparse_moe_experts,
     sparse_moe_name,
 )
+from convert.architectures.delta_net.arrange import ColumnsMoved, RowsMoved
 from convert.architectures.gemma.gemma3 import vision_drops
+from convert.architectures.rules import Arrange, OutputTensor, Rule, renamed
 from convert.tokenizer.files import GLM as GLM_QUIRKS
 from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from convert.tokenizer.files import Quirks
+from convert.weights.base import Weight
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.loaders import WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import quoted
+from quantize.fill.sources import float_type
 
 # ---- Llama, Mistral and Mixtral: rows of queries and keys change places, and Llama 3's RoPE becomes a tensor
 
@@ -310,18 +318,22 @@ def _read_glm4(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return DecoderConfig(**decoder_fields(read), attention_bias=read.flag("attention_bias", True))
 
 
-_GLM4 = decoder(
-    "Glm4ForCausalLM",
-    gguf_name="glm4",
-    read_config=_read_glm4,
-    rules=(
+def _glm4_rules(rotated: Arrange) -> tuple[Rule, ...]:
+    return (
         *ends(),
-        *attention(),
+        *attention(rotated),
         in_layer(layers, "post_attention_norm.weight", "post_self_attn_layernorm.weight", "hidden_size"),
         norm_of_blocks(),
         *fused_blocks(),
         in_layer(layers, "post_ffw_norm.weight", "post_mlp_layernorm.weight", "hidden_size"),
-    ),
+    )
+
+
+_GLM4 = decoder(
+    "Glm4ForCausalLM",
+    gguf_name="glm4",
+    read_config=_read_glm4,
+    rules=_glm4_rules(renamed),
     metadata=(*COMMON, ROTATED_COLS),
     rotation="pairs",
     quirks=Quirks(
@@ -331,6 +343,40 @@ _GLM4 = decoder(
         },
     ),
 )  # fmt: skip
+
+
+# ---- GLM-4V, the text part: a GLM-4 whose files have rotated rows half of these apart, as M-RoPE needs them
+
+
+def _read_glm4v(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of the text part of a GLM-4V."""
+    read = with_defaults(raw, path)
+    fields = decoder_fields(read)
+    fix_head_dim(read, fields, "glm4v")
+    section = read_mrope_section(read, fields["rotated_cols"] // 2, (8, 12, 12))
+    return DecoderConfig(**fields, attention_bias=True, mrope_section=section)
+
+
+def _halved(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
+    """Return the one weight, a matrix or a vector, with neighbours that are rotated half of these apart."""
+    (weight,) = weights
+    rotated = np.arange(config.rotated_cols).reshape(-1, 2).T.reshape(-1)
+    head = np.concatenate((rotated, np.arange(config.rotated_cols, config.head_dim)))
+    order = (np.arange(0, weight.shape[0], config.head_dim)[:, None] + head).reshape(-1)
+    if len(weight.shape) == 1:
+        return ColumnsMoved(name, weight.shape, float_type(weight), weight, order)
+    return RowsMoved(name, weight.shape, weight.type, weight, order)
+
+
+_GLM4V = decoder(
+    "Glm4vForConditionalGeneration",
+    gguf_name="glm4",
+    read_config=_read_glm4v,
+    rules=_glm4_rules(_halved),
+    metadata=(*inserted(COMMON, MROPE_SECTIONS, after=keys.HEAD_COUNT_KV), ROTATED_COLS),
+    drops=vision_drops,
+    quirks=_GLM4.quirks,
+)
 
 
 # ---- EXAONE 4: norms behind attention and block, and over the queries and keys of each head. Where some
@@ -395,4 +441,4 @@ _EXAONE4 = decoder(
 )
 
 
-FAMILIES = (_LLAMA, _SMOLLM3, _MINISTRAL3, _QWEN2, _QWEN3, _SEED_OSS, _OLMO2, _GLM4, _EXAONE4)
+FAMILIES = (_LLAMA, _SMOLLM3, _MINISTRAL3, _QWEN2, _QWEN3, _SEED_OSS, _OLMO2, _GLM4, _GLM4V, _EXAONE4)

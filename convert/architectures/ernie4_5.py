@@ -76,7 +76,7 @@ def _read_mixture(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("moe_layer_interval", 1, "llama.cpp's ernie4_5-moe has experts in every layer but the first")
     last = fields["num_hidden_layers"] - 1
     if raw.get("moe_layer_end_index") != -1:
-        read.fixed("moe_layer_end_index", last, "llama.cpp's ernie4_5-moe has experts in the last layer, too")
+        read.fixed("moe_layer_end_index", last, "llama.cpp has experts up to the last of num_hidden_layers")
     counts = {
         "num_experts": read.size(stated_as(raw, "moe_num_experts", "num_experts", "num_local_experts")),
         "num_experts_per_tok": read.size(stated_as(raw, "moe_k", "num_experts_per_tok")),

@@ -89,6 +89,10 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     ),
     "gpt-oss": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW}, _WINDOW),
     "minimax-m2": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH}, {keys.EXPERT_GATING_FUNC}),
+    "gemma2": (
+        _EPS,
+        _WINDOW | {keys.SLIDING_WINDOW, keys.ATTN_LOGIT_SOFTCAPPING, keys.FINAL_LOGIT_SOFTCAPPING},
+    ),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
     # The loaders read rope.freq_base_swa, too, but the graphs rotate all layers with the one base.
     **dict.fromkeys(("olmo2", "exaone4"), (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW})),

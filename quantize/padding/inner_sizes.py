@@ -57,7 +57,6 @@ _HUNYUAN = {**_MINIMAX, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWARD_LENGT
 _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "bert": _DENSE,
     "gemma": _DENSE,
-    "gemma2": _DENSE,
     "granite": _DENSE,
     "granitehybrid": _GRANITE_EXPERTS,
     "granitemoe": _GRANITE_EXPERTS,

@@ -32,8 +32,8 @@ PRE = {
     "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35",
     "qwen2.5-vl": "qwen2", "qwen3-vl": "qwen2", "qwen3-vl-moe": "qwen2",
     "qwen2-moe": "qwen2", "olmoe": "dbrx", "hunyuan": "hunyuan-dense", "hunyuan-moe": "hunyuan",
-    "hy-v3": "hunyuan-dense", "solar-open": "solar-open", "glm-4": "glm4", "exaone-4": "exaone4",
-    "exaone-4-32b": "exaone4", "ernie-4.5": "", "ernie-4.5-moe": "",
+    "hy-v3": "hunyuan-dense", "solar-open": "solar-open", "glm-4": "glm4", "glm-4v": "glm4",
+    "exaone-4": "exaone4", "exaone-4-32b": "exaone4", "ernie-4.5": "", "ernie-4.5-moe": "", "gemma-2": "",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

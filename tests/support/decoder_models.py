@@ -109,6 +109,11 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "n_shared_experts": 1, "routed_scaling_factor": 1.5, "intermediate_size": 96},
     ),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
+    "glm4v": (
+        "Glm4v",
+        {"vision_config": _VISION,
+         "rope_parameters": {**_MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+    ),
     "exaone4": (
         "Exaone4",
         {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True,
@@ -193,6 +198,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
                              "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
                              "llama_4_scaling_beta": 0.1}},
     ),
+    "gemma2": (
+        "Gemma2",
+        {"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
+         "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+         "eos_token_id": 1, "bos_token_id": 2},
+    ),
     "gemma3": (
         "Gemma3",
         {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
@@ -233,8 +244,9 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
 
 COMPUTED_ONCE = (
-    "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "exaone4", "exaone4-windows",
-    "ernie4.5", "ernie4.5-moe", "qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe",
+    "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
+    "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "qwen2vl", "qwen2.5vl", "qwen3vl",
+    "qwen3vlmoe",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

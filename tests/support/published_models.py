@@ -265,6 +265,17 @@ PUBLISHED: Mapping[str, Published] = {
          "attention_bias": False, "use_sliding_window": False},
         decoder, "llama-r1-distill",
     ),
+    "gemma-2": Published(
+        {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 512, "hidden_size": 64,
+         "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16, "sliding_window_size": 16,
+         "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+         "tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_pytorch_tanh",
+         "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0,
+         "final_logit_softcapping": 30.0, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
+         "unk_token_id": 0},
+        gemma, "sentencepiece",
+    ),
     "gemma-3": Published(
         {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "query_pre_attn_scalar": 32,
@@ -470,6 +481,15 @@ PUBLISHED: Mapping[str, Published] = {
          "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048}},
         decoder, "qwen3moe",
         renamed={"<|im_start|>": "<|startoftext|>", "<tool_call>": "<unk>"},
+    ),
+    "glm-4v": Published(
+        {**_COMMON, **_GLM, "model_type": "glm4v_text", "num_key_value_heads": 2, "attention_bias": True,
+         "head_dim": None, "partial_rotary_factor": 0.5,
+         "rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]}},
+        glm4, "glm4moe-air", _beside_vision,
+        around={"architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v",
+                "vision_config": {"model_type": "glm4v", "depth": 1}, "tie_word_embeddings": False},
+        extra={"model.visual.patch_embed.proj.weight": (4, 4)},
     ),
     "exaone-4": Published(
         {**_QWEN_TOKENS, "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "head_dim": 16,

@@ -39,7 +39,8 @@ class DecoderConfig:
     embedding_scale        what embeddings are multiplied by; None for nothing
     residual_scale         what attention and block are multiplied by before they are added; None for nothing
     logit_scale            what logits are divided by; None for nothing
-    final_logit_softcapping  the size that logits can't reach; None for no bound
+    attention_softcapping  the size that scores can't reach; None for no bound
+    final_logit_softcapping  the same of logits
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
@@ -79,6 +80,7 @@ class DecoderConfig:
     embedding_scale: float | None = None
     residual_scale: float | None = None
     logit_scale: float | None = None
+    attention_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     num_experts: int = 0
     num_experts_per_tok: int = 0

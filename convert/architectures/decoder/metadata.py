@@ -169,6 +169,7 @@ def read_decoder(
         rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
+        mrope_section=_sections(hparams),
         **_window_fields(family, hparams, n_layers, rope),
         **expert_fields_of(family, hparams),
         attention_scale=hparams.attention_scale or None,
@@ -178,6 +179,12 @@ def read_decoder(
         final_logit_softcapping=hparams.final_logit_softcapping or None,
         num_nextn_predict_layers=n_mtp,
     )
+
+
+def _sections(hparams: HParams) -> tuple[int, ...] | None:
+    """Return the sections of M-RoPE; None where llama.cpp takes RoPE for plain (use_mrope)."""
+    sections = hparams.rope_dimension_sections
+    return sections if isinstance(sections, tuple) and min(sections[:2]) > 0 else None
 
 
 def refuse_unlike(hparams: HParams, by_layer: Container[str] = ()) -> None:

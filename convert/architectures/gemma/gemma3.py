@@ -109,23 +109,30 @@ def _norm(name: str, source: str) -> Rule:
     return in_layer(layers, f"{name}.weight", f"{source}.weight", "hidden_size", plus_one)
 
 
-_GEMMA3 = decoder(
-    "Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration",
-    gguf_name="gemma3",
-    read_config=read_config,
-    rules=(
-        *ends(plus_one),
+def layer_rules() -> tuple[Rule, ...]:
+    """Return the rules of the layers: norms around attention and dense blocks, stored less one."""
+    return (
         *attention(norm=plus_one),
         _norm("post_attention_norm", "post_attention_layernorm"),
         _norm("ffn_norm", "pre_feedforward_layernorm"),
         _norm("post_ffw_norm", "post_feedforward_layernorm"),
         *dense_blocks(),
-    ),
+    )
+
+
+QUIRKS = Quirks(sentencepiece=True, space_prefix=False)
+
+
+_GEMMA3 = decoder(
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    gguf_name="gemma3",
+    read_config=read_config,
+    rules=(*ends(plus_one), *layer_rules()),
     metadata=(*inserted(COMMON, SLIDING_THETA, after=keys.ROPE_FREQ_BASE), SLIDING_WINDOW),
     drops=vision_drops,
     says=frozenset({WINDOWS}),
-    quirks=Quirks(sentencepiece=True, space_prefix=False),
+    quirks=QUIRKS,
     reader=_read_file,
     windows="unstretched",
     window_theta=10000.0,

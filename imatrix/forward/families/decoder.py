@@ -35,7 +35,9 @@ _CONTEXT_STEP = 256
 def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     """Build the network of an ordinary decoder."""
     heads, feed_forwards = _head_sizes(family, config), _feed_forwards(family, config)
-    rope = rope_of(config.rope, config.rotated_cols, halves=family.rotation == "halves")
+    # M-RoPE rotates halves in every architecture.
+    halves = family.rotation == "halves" or config.mrope_section is not None
+    rope = rope_of(config.rope, config.rotated_cols, halves=halves)
     sliding = frozenset(config.sliding_layers)
     local = _local_rope(family, config, rope)
     norm_name, has_post_norms = _norm_of_blocks(family), family.makes(_POST_NORM)
@@ -132,6 +134,7 @@ def _head_sizes(family: Architecture, config: DecoderConfig) -> HeadSizes:
         eps=config.rms_norm_eps,
         gated=isinstance(config, DeltaNetConfig),
         scale=config.attention_scale,
+        softcap=config.attention_softcapping,
         normed=bool(_norm_of_blocks(family)),
         fused=not family.makes("blk.{layer}.attn_q.weight"),
         norms_rotated=family.norms_rotated,

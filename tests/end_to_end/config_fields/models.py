@@ -105,7 +105,7 @@ _RECORDED = (
     "minimax-m2", "seed-oss", "olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "granite4",
     "granite4-h", "nemotron-h", "nemotron-3", "phi4", "ministral3", "gemma3", "gemma4", "gemma4-experts",
     "gemma4-small", "qwen3next", "qwen35", "qwen35moe", "qwen2moe", "olmoe",
-    "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe",
+    "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2",
 )  # fmt: skip
 """Models of tests/support/decoder_models.py that are bases: one of each way to be built."""
 
@@ -151,7 +151,7 @@ BASES: Mapping[str, Base] = {
     ),
     **{
         name: _beside(name, tie_word_embeddings=False)
-        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe")
+        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v")
     },
     "mistral3-wrapped": Base(
         "Mistral3ForConditionalGeneration",

@@ -41,7 +41,19 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("ffn_up_exps", "ffn_down_exps", "ffn_up_shexp", "ffn_down_shexp"),
     ),
     "olmo2": ({}, ("attn_q", "ffn_gate", "ffn_down")),
+    "gemma2": ({"query_pre_attn_scalar": 64}, ("attn_q", "ffn_down")),
     "gemma3": ({"query_pre_attn_scalar": 64}, ("attn_q", "ffn_down")),
+    "glm4": ({}, ("attn_k", "ffn_up", "ffn_down")),
+    "hunyuanmoe": ({}, ("attn_k", "ffn_up_exps", "ffn_up_shexp")),
+    "exaone4": ({}, ("attn_q", "ffn_gate")),
+    "qwen2moe": (
+        {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256},
+        ("attn_q", "ffn_up_exps", "ffn_down_shexp"),
+    ),
+    "ernie4.5-moe": (
+        {"moe_intermediate_size": 256, "moe_num_shared_experts": 1, "moe_layer_start_index": 0},
+        ("attn_q", "ffn_down_exps", "ffn_up_shexp"),
+    ),
     "gemma4-experts": (
         {"layer_types": None, "moe_intermediate_size": 256},
         ("attn_v", "ffn_up", "ffn_down", "ffn_gate_up_exps", "ffn_down_exps"),

@@ -49,6 +49,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen3-next": lambda folder: write("qwen3-next", folder),
     "qwen3.5": lambda folder: write("qwen3.5", folder),
     "qwen3.5-moe": lambda folder: write("qwen3.5-moe", folder),
+    "hy-v3": lambda folder: write("hy-v3", folder),
 }
 
 
@@ -85,7 +86,9 @@ needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xlla
 
 
 @needs_oracle
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "hy-v3" else name for name in MODELS]
+)
 def test_drafts_equal_those_of_llama(name: str, tmp_path: Path) -> None:
     path = converted(name, tmp_path)
     with oracle.Model(path, mtp=True) as model:

@@ -35,6 +35,7 @@ class HeadSizes:
     eps                  of all norms
     gated                whether heads have gates
     scale                what scores are multiplied by; None: one over the root of head_dim
+    softcap              the size that scores can't reach; None for no bound
     normed               whether the hidden states are normed before
     fused                whether one matrix has the rows of queries, keys and values
     unit_values          whether values are normed, without a weight
@@ -49,6 +50,7 @@ class HeadSizes:
     eps: float
     gated: bool = False
     scale: float | None = None
+    softcap: float | None = None
     normed: bool = True
     unit_values: bool = False
     fused: bool = False
@@ -235,6 +237,8 @@ class SharedKeyAttention:
         n_queries, n_kv_heads, group, n_cols = query.shape
         rows = query.permute(1, 2, 0, 3).reshape(n_kv_heads, group * n_queries, n_cols)
         scores = torch.bmm(rows, key.permute(1, 2, 0)) * (self.sizes.scale or n_cols**-0.5)
+        if self.sizes.softcap is not None:
+            scores = torch.tanh(scores / self.sizes.softcap) * self.sizes.softcap
         scores = scores.unflatten(1, (group, n_queries)) + unseen
         if self.sinks is None:
             shares = torch.softmax(scores, -1)
