@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
+from convert.architectures.reranker import is_reranker, rank_keys
 from convert.checkpoint.checkpoint import MAX_BYTES, read_json_object_if_there
 from gguf_tools.errors import BadConfig
 from gguf_tools.files.documents import parse_json
@@ -22,7 +24,6 @@ from gguf_tools.files.named_files import read_input
 from gguf_tools.findings import listed
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.hub.names import folder_name
 from gguf_tools.text import shown
 
 MODULES_NAME = "modules.json"
@@ -39,29 +40,41 @@ _OLD_NAMES: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_RERANKER = "qwen3-reranker"
+_NOT_RANKED = (
+    "a reranker: the file is its language model, which ranks by the next token, yes or no; llama.cpp's"
+    " /rerank needs a classifier, which its loader does not read for this family"
+)
 _WITHOUT_EFFECT = ("Transformer", "Normalize", "Dropout")
 """Modules that need nothing: the model itself, the length of vectors, which programs see to, and training."""
 
 
 def read_embedding_files(
-    folder: Path, architecture: str, family: Metadata
+    folder: Path,
+    architecture: str,
+    family: Metadata,
+    *,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    ranks: bool = False,
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Return the keys for a checkpoint folder's files, and a note for each thing that is not carried over.
 
     Without a modules.json there are no embeddings.
     architecture  general.architecture of the file
     family        the keys of the model's family, for the length of its context
+    config        config.json, where a reranker may have its name
+    ranks         whether the family has rerankers
     raises  BadConfig for a file that can't be read, or has another form than sentence-transformers writes
     """
     path = folder / MODULES_NAME
-    reranker = tuple(_reranker_note(folder))
+    is_known = is_reranker(folder, config)
+    rank = rank_keys(architecture) if is_known and ranks else {}
+    reranker = (_NOT_RANKED,) if is_known and not ranks else ()
     if not path.exists():
         unused = (
             f"{place.name}/config.json is not used: there is no {path.name}, which would name it"
             for place in sorted(folder.glob("*_Pooling"))
         )
-        return {}, (*reranker, *unused)
+        return rank, (*reranker, *unused)
     pooling_type: int | None = None
     notes = list(reranker)
     for kind, place in _modules(path):
@@ -75,22 +88,9 @@ def read_embedding_files(
     notes += _length_notes(folder / "sentence_bert_config.json", context.data if context else None)
     notes += _prompt_notes(folder / "config_sentence_transformers.json")
     if pooling_type is None:  # they name no pooling that llama.cpp knows
-        return {}, tuple(notes)
-    return {keys.POOLING_TYPE.format(arch=architecture): Value.u32(pooling_type)}, tuple(notes)
-
-
-def _reranker_note(folder: Path) -> Iterator[str]:
-    """Yield a note on a Qwen 3 that ranks texts, which llama.cpp's converter knows by the same signs."""
-    card = folder / "README.md"
-    try:
-        text = read_input(card, MAX_BYTES, BadConfig).decode(errors="replace") if card.is_file() else ""
-    except BadConfig:  # a card that can't be read is reported with the names that it has
-        text = ""
-    if _RERANKER in folder_name(folder).lower() or f"# {_RERANKER}" in text.lower():
-        yield (
-            "a reranker: the file is its language model, which ranks by the next token, yes or no;"
-            " llama.cpp's /rerank needs a classifier, which is not made"
-        )
+        return rank, tuple(notes)
+    pooling = {keys.POOLING_TYPE.format(arch=architecture): Value.u32(pooling_type)}
+    return {**pooling, **rank}, tuple(notes)
 
 
 def _modules(path: Path) -> Iterator[tuple[str, str]]:

@@ -261,7 +261,9 @@ def prepare(
     embedding: Metadata = {}
     unused: tuple[str, ...] = ()
     if tokenizer:
-        embedding, unused = read_embedding_files(folder, gguf_name, conversion.metadata)
+        embedding, unused = read_embedding_files(
+            folder, gguf_name, conversion.metadata, config=checkpoint.config, ranks=architecture.ranks
+        )
     known = _metadata(F32.name, general, conversion.metadata, gguf_name, tokenizer, embedding)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     if options.keep_grid:
@@ -386,7 +388,9 @@ def prepare_vocab(
     family = metadata_of(
         architecture, model_config, architecture.resolve_options(model_config, choices, None)
     )
-    embedding, unused = read_embedding_files(folder, architecture.gguf_name, family)
+    embedding, unused = read_embedding_files(
+        folder, architecture.gguf_name, family, config=config, ranks=architecture.ranks
+    )
     named = isinstance(options.outtype, str) and is_outtype(options.outtype)
     outtype = str(options.outtype) if named else "auto"
     plan = outtype_plan((), resolve_outtype(outtype, ()))

@@ -10,13 +10,14 @@ A family is two tables, a configuration reader and the options that it declares:
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from convert.architectures.config_reader import Fields, merged, unread_notes, with_known_class
 from convert.architectures.options import NoOptions, make_options
+from convert.architectures.reranker import is_reranker, label_ids, with_classifier
 from convert.architectures.rules import Drop, OutputTensor, Rule, match
 from convert.architectures.stored_names import (
     Renaming,
@@ -69,6 +70,7 @@ class Architecture:
     forced_type      (tensor, type asked for) -> the type that it has all the same, None where the one asked
                      for counts
     tells_unread     whether a field of config.json that the family doesn't read is told
+    ranks            whether rerankers are known by their names, and llama.cpp reads a classifier of them
     reader           (the family, keys, tensor name -> shape, path) -> the configuration of a file, as
                      llama.cpp takes it: the inverse of `metadata`. None where the forward pass computes no
                      such model
@@ -105,6 +107,7 @@ class Architecture:
     kept: frozenset[GGMLType] = frozenset()
     forced_type: Callable[[OutputTensor, GGMLType], GGMLType | None] = lambda tensor, wanted: None
     tells_unread: bool = True
+    ranks: bool = False
     reader: Callable[[Any, Metadata, Mapping[str, tuple[int, ...]], str | Path], Any] | None = None
     rotation: Literal["pairs", "halves"] = "halves"
     unset_gating: str = "softmax"
@@ -163,6 +166,9 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
     """
     checkpoint, names = model.checkpoint, architecture.stored_names
     rules = with_whole_norms(architecture.rules) if has_moved(model) else architecture.rules
+    ranks = architecture.ranks and is_reranker(checkpoint.folder, checkpoint.config)
+    if ranks:
+        rules = with_classifier(rules, label_ids(checkpoint.folder, checkpoint.config))
     model = Renaming(model, names)
     is_base_class = names.prefix and (
         checkpoint.config["architectures"][0] not in architecture.hf_names or names.lacks_prefix(model)
@@ -185,6 +191,8 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
         architecture.n_experts(config),
     )
     dropped.update(model.dropped)
+    if ranks and not config.tie_word_embeddings:
+        config, tied = replace(config, tie_word_embeddings=True), (_RANKS_NOTE,)
     return Conversion(
         architecture,
         config,
@@ -205,6 +213,11 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
 _TIED_NOTE = (
     "no lm_head.weight: the model has no output matrix, like embedding models; llama.cpp uses the token"
     " embeddings instead"
+)
+
+_RANKS_NOTE = (
+    "a reranker: of its output matrix, the file has the rows of yes and no, which judge a document; for the"
+    " next token llama.cpp uses the token embeddings instead"
 )
 
 

@@ -236,7 +236,9 @@ def _read_qwen3(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return DecoderConfig(**decoder_fields(read), **window_fields(read), attention_bias=biased, qk_norm=True)
 
 
-_QWEN3 = decoder("Qwen3ForCausalLM", gguf_name="qwen3", read_config=_read_qwen3, rules=dense_decoder())
+_QWEN3 = decoder(
+    "Qwen3ForCausalLM", gguf_name="qwen3", read_config=_read_qwen3, rules=dense_decoder(), ranks=True
+)
 
 
 # ---- Seed-OSS: biases at queries, keys and values alone, and heads of a size of their own

@@ -204,6 +204,7 @@ _QWEN3VL = decoder(
     metadata=(*_METADATA, _DEEPSTACK),
     drops=vision_drops,
     notes=_qwen3vl_notes,
+    ranks=True,
 )
 
 _QWEN3VL_MOE = decoder(

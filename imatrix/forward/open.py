@@ -28,6 +28,7 @@ import torch
 from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.architectures.options import LatentOptions
+from convert.architectures.reranker import CLASSIFIER
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools.errors import BadRequest, UnexpectedTensors
@@ -251,6 +252,7 @@ def network_of_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Des
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     network = with_mtp(network_of_family(family, family.read_file(metadata, shapes, path)), shapes)
     used = _used(network, path, tensors)
+    used |= {CLASSIFIER} if family.ranks else set()
     used |= {side for name in used & tensors.keys() for side in sides_of(tensors[name])}
     left = [name for name in tensors if name not in used and not network.leaves_out(layer_of(name))]
     if left:

@@ -34,6 +34,7 @@ PRE = {
     "qwen2-moe": "qwen2", "olmoe": "dbrx", "hunyuan": "hunyuan-dense", "hunyuan-moe": "hunyuan",
     "hy-v3": "hunyuan-dense", "solar-open": "solar-open", "glm-4": "glm4", "glm-4v": "glm4",
     "exaone-4": "exaone4", "exaone-4-32b": "exaone4", "ernie-4.5": "", "ernie-4.5-moe": "", "gemma-2": "",
+    "qwen3-embedding": "qwen2", "qwen3-reranker": "qwen2", "qwen3-reranker-8b": "qwen2",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

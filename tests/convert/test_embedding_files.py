@@ -127,8 +127,10 @@ def test_a_reranker(name: str, card: str | None, expected: int, tmp_path: Path) 
     folder.mkdir()
     if card is not None:
         (folder / "README.md").write_text(card)
-    _, notes = read_embedding_files(folder, "qwen3", {})
-    assert len([note for note in notes if "needs a classifier, which is not made" in note]) == expected
+    _, notes = read_embedding_files(folder, "llama", {})
+    assert len([note for note in notes if "/rerank needs a classifier" in note]) == expected
+    ranked, notes = read_embedding_files(folder, "qwen3", {}, ranks=True)
+    assert (ranked.get("qwen3.pooling_type"), notes) == (Value.u32(4) if expected else None, ())
 
 
 def test_a_missing_pooling(tmp_path: Path) -> None:

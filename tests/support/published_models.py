@@ -72,6 +72,18 @@ _DELTA_NET: Config = {
 _QWEN_TOKENS: Config = {
     **_COMMON, "vocab_size": 640, "bos_token_id": None, "eos_token_id": 538,
 }  # fmt: skip
+_QWEN3: Config = {
+    **_QWEN_TOKENS, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32,
+    "num_key_value_heads": 2, "rope_theta": 1000000, "rope_scaling": None, "use_sliding_window": False,
+    "sliding_window": None, "max_window_layers": 3,
+}  # fmt: skip
+_MODULES = json.dumps(
+    [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+)
+_RERANKER = {"README.md": "---\nlicense: apache-2.0\n---\n\n# Qwen3-Reranker-0.6B\n"}
 _GRANITE: Config = {
     "head_dim": None, "num_key_value_heads": 2, "attention_multiplier": 0.125, "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22, "logits_scaling": 8.0,
@@ -137,6 +149,8 @@ class Published:
     cutting    pre-tokenizer that takes the place of the recorded one's; "" for none
     generation generation_config.json
     renamed    text of a token of the recorded tokenizer -> the text that it has here
+    words      that its tokenizer has besides, each as a token
+    files      name and content of files beside
     tokenizer_class  that of the recorded one in tokenizer_config.json is replaced; "" for as it is
     """
 
@@ -149,6 +163,8 @@ class Published:
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cutting: str = ""
     generation: Config | None = None
+    words: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
     tokenizer_class: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -518,6 +534,15 @@ PUBLISHED: Mapping[str, Published] = {
          "moe_layer_interval": 1, "moe_use_aux_free": True, "head_dim": None},
         ernie, "sentencepiece", extra={"model.mtp_emb_norm.0.weight": (4,)},
     ),
+    "qwen3-embedding": Published(
+        {**_QWEN3, "tie_word_embeddings": True}, qwen, "qwen3moe",
+        lambda tensors: {name.removeprefix("model."): weight for name, weight in tensors.items()},
+        files={"modules.json": _MODULES, "1_Pooling/config.json": '{"pooling_mode_lasttoken": true}'},
+    ),
+    "qwen3-reranker": Published(
+        {**_QWEN3, "tie_word_embeddings": True}, qwen, "qwen3moe", words=("yes", "no"), files=_RERANKER,
+    ),
+    "qwen3-reranker-8b": Published(_QWEN3, qwen, "qwen3moe", words=("yes", "no"), files=_RERANKER),
     "mistral": Published(
         {**_COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32,
          "num_key_value_heads": 2, "sliding_window": None, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
@@ -566,7 +591,28 @@ def write(name: str, folder: Path) -> Path:
         path.write_text(json.dumps(settings))
     if model.cutting:
         _cut_as(model.cutting, folder / "tokenizer.json")
+    if model.words:
+        _with_words(model.words, folder)
+    for name, content in model.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
     return folder
+
+
+def _with_words(words: tuple[str, ...], folder: Path) -> None:
+    """Give a tokenizer a token for each word."""
+    content, settings = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("tokenizer", "tokenizer_config")
+    )
+    added, decoder = content["added_tokens"], settings["added_tokens_decoder"]
+    last = added[-1]["id"]
+    for number, word in enumerate(words, last + 1):
+        plain = {**decoder[str(last)], "content": word, "special": False, "normalized": True}
+        added.append({"id": number, **plain})
+        decoder[str(number)] = plain
+    (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _cut_as(name: str, path: Path) -> None:

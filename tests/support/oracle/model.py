@@ -181,7 +181,7 @@ class Model:
                 token=(c.c_int32 * n_tokens)(*token_ids),
                 logits=(c.c_int8 * n_tokens)(*[1] * n_tokens),
             )
-            refuse_failure("llama_encode", lib.llama_encode(context, batch))
+            refuse_failure("llama_decode", lib.llama_decode(context, batch))
             return np.ctypeslib.as_array(lib.llama_get_embeddings_seq(context, 0), (size,)).copy()
 
     def logits_of(self, context: Any, n_tokens: int) -> npt.NDArray[np.float32]:
@@ -254,7 +254,6 @@ SIGNATURES: Signatures = {
     "llama_init_from_model": (c.c_void_p, [c.c_void_p, ContextParams]),
     "llama_free": (None, [c.c_void_p]),
     "llama_decode": (c.c_int32, [c.c_void_p, Batch]),
-    "llama_encode": (c.c_int32, [c.c_void_p, Batch]),
     "llama_get_embeddings_seq": (c.POINTER(c.c_float), [c.c_void_p, c.c_int32]),
     "llama_get_logits": (c.POINTER(c.c_float), [c.c_void_p]),
     "llama_tokenize": (
