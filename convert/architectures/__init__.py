@@ -37,6 +37,8 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.encoders",
     "convert.architectures.hunyuan",
     "convert.architectures.ernie4_5",
+    "convert.architectures.cohere",
+    "convert.architectures.lfm2",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

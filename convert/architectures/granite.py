@@ -283,9 +283,7 @@ _GRANITE = decoder(
     rules=(
         LLAMA3_ROTATION,
         *ends(),
-        *(replace(rule, where=_attending) for rule in attention(paired) if rule.where is layers
-          and "attn_norm" not in rule.outputs[0].name),
-        in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
+        *attention(paired, where=_attending),
         *mamba_rules("model.layers.{layer}.mamba."),
         *_blocks(),
     ),

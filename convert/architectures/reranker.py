@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from convert.architectures.decoder.rules import tied, untied
 from convert.architectures.rules import Output, OutputTensor, Renamed, Rule
 from convert.checkpoint.checkpoint import MAX_BYTES
 from convert.tokenizer.files import TokenizerFiles
@@ -84,16 +83,23 @@ def label_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def with_classifier(rules: Sequence[Rule], ids: Sequence[int]) -> tuple[Rule, ...]:
     """Return the rules of a family with a classifier: rows `ids` of what the output matrix is made of."""
-    head, rest = _made_of("output.weight", rules), [rule for rule in rules if untied is not rule.where]
-    embeddings = _made_of("token_embd.weight", rules)
-    return tuple(
-        Rule(where, (replace(source, name=CLASSIFIER, arrange=_picked(ids)),))
-        for where, source in ((untied, head), (tied, embeddings))
-    ) + tuple(rest)
+
+    def classifier(output: Output) -> tuple[Output]:
+        return (replace(output, name=CLASSIFIER, arrange=_picked(ids)),)
+
+    embeddings = next(each for rule in rules for each in rule.outputs if each.name == "token_embd.weight")
+    return (
+        Rule(lambda config, options: (None,) * config.tie_word_embeddings, classifier(embeddings)),
+        *(
+            replace(rule, outputs=classifier(rule.outputs[0])) if _makes_output(rule) else rule
+            for rule in rules
+        ),
+    )
 
 
-def _made_of(name: str, rules: Sequence[Rule]) -> Output:
-    return next(output for rule in rules for output in rule.outputs if output.name == name)
+def _makes_output(rule: Rule) -> bool:
+    """Return whether a rule makes the output matrix of a model that has one besides the embeddings."""
+    return rule.outputs[0].name == "output.weight" and not rule.optional
 
 
 @dataclass(frozen=True)

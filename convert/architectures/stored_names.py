@@ -153,7 +153,8 @@ class Renaming:
         return moved_back(weight) if is_moved(name, weight) else weight
 
 
-KERNEL = ".conv1d.weight"
+KERNEL = ".conv1d.weight", ".conv.conv.weight"
+"""Endings of the names of kernels."""
 
 
 @dataclass(frozen=True)

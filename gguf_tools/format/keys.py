@@ -193,6 +193,7 @@ MOE_EVERY_N_LAYERS = _loaded("{arch}.moe_every_n_layers", _U32)
 RESCALE_EVERY_N_LAYERS = _loaded("{arch}.rescale_every_n_layers", _U32)
 N_DEEPSTACK_LAYERS = _loaded("{arch}.n_deepstack_layers", _U32)
 ATTN_RES_BLOCK_SIZE = _loaded("{arch}.attn_res.block_size", _U32)
+SHORTCONV_L_CACHE = _loaded("{arch}.shortconv.l_cache", _U32)
 HRM_LAYERS_PER_STACK = _loaded("{arch}.hrm.layers_per_stack", _U32)
 PLE_LAYERS = _loaded("{arch}.ple.layers", _I32S)
 
@@ -207,7 +208,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         hyper_connection.low_rank ple.ngram_size ple.heads_per_ngram ple.conv_kernel ple.eos_token_id
         ple.image_token_id kda.head_dim wkv.head_size posnet.embedding_length posnet.block_count
         convnext.embedding_length convnext.block_count target_hidden_size block_size conv_kernel_size
-        conv_group_size selector_rank selector_top_k shortconv.l_cache dense_2_feat_in dense_2_feat_out
+        conv_group_size selector_rank selector_top_k dense_2_feat_in dense_2_feat_out
         dense_3_feat_in dense_3_feat_out"""),
     (_F32, """activation.situ_beta activation.situ_linear_beta expert_group_scale attn_logit_softcapping
         router_logit_softcapping adapters.router_gain attention.max_alibi_bias attention.clamp_kqv

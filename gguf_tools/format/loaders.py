@@ -96,6 +96,21 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
     # The loaders read rope.freq_base_swa, too, but the graphs rotate all layers with the one base.
     **dict.fromkeys(("olmo2", "exaone4"), (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW})),
+    "cohere2": (
+        {keys.LAYERNORM_EPS, keys.LOGIT_SCALE, keys.SLIDING_WINDOW}, {keys.SLIDING_WINDOW_PATTERN},
+    ),
+    "cohere2moe": (
+        {keys.LOGIT_SCALE, keys.SLIDING_WINDOW, keys.LEADING_DENSE_BLOCK_COUNT,
+         keys.EXPERT_FEED_FORWARD_LENGTH},
+        _EPS | _WEIGHTS
+        | {keys.LAYERNORM_EPS, keys.SLIDING_WINDOW_PATTERN, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH,
+           keys.EXPERT_SHARED_COUNT, keys.EXPERT_GATING_FUNC},
+    ),
+    "lfm2": (_EPS | {keys.SHORTCONV_L_CACHE}, {keys.SLIDING_WINDOW}),
+    "lfm2moe": (
+        _EPS | {keys.SHORTCONV_L_CACHE, keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},
+        {keys.LEADING_DENSE_BLOCK_COUNT},
+    ),
     "mistral3": (
         _EPS,
         {keys.TEMPERATURE_SCALE, keys.ROPE_SCALING_YARN_BETA_FAST, keys.ROPE_SCALING_YARN_BETA_SLOW,

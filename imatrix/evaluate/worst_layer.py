@@ -18,7 +18,7 @@ from gguf_tools.format.ggml_types import I32
 from imatrix.evaluate.bases.base import BaseWeights
 from imatrix.evaluate.drift import LayerDrift
 from imatrix.forward.layers.attention.mla import LatentAttention
-from imatrix.forward.network import EMBEDDINGS, OUTPUT_NORM
+from imatrix.forward.network import EMBEDDINGS
 from imatrix.forward.run import ForwardPass
 
 _RUN_BYTES = 16 << 20
@@ -85,7 +85,7 @@ def _added(layers: Sequence[LayerDrift], number: int) -> float:
 
 def _errors_by_name(base: BaseWeights, model: ForwardPass, layer: int) -> Iterator[TensorError]:
     """Yield the errors of tensors that both models have under the same name."""
-    wanted = {OUTPUT_NORM, model.source.network.output}
+    wanted = {model.source.network.output_norm, model.source.network.output}
     if layer == 0:
         wanted.add(EMBEDDINGS)
     for name, tensor in model.source.tensors.items():

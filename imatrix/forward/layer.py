@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -55,6 +55,7 @@ class Layer:
     attention_end      what the last tensor of the attention is called in the layer
     router_norm        of what the router multiplies; None where that is what the experts multiply
     entry              makes the rows that the layer begins with; None: those are the hidden states before it
+    is_parallel        whether block and experts see what the attention sees, not what it has been added to
     """
 
     name: str
@@ -67,6 +68,7 @@ class Layer:
     attention_end: str = "attn_output.weight"
     router_norm: RMSNorm | None = None
     entry: LayerEntry | None = None
+    is_parallel: bool = False
 
     def enter(self, hidden: torch.Tensor, tokens: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return the rows that the layer begins with, as wide as `hidden`.
@@ -85,7 +87,8 @@ class Layer:
         stream = self.around_attention.enter(hidden, observer)
         hidden = stream.joined(self.attention(stream.x, observer))
         refuse_nonfinite(hidden, f"{self.name}.{self.attention_end}")
-        return self.around_block.enter(hidden, observer)
+        passage = self.around_block.enter(hidden, observer)
+        return replace(passage, x=stream.x) if self.is_parallel else passage
 
     def chosen_by(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
         """Return the experts that these tokens go to whatever their hidden states, (n_tokens, n_used).

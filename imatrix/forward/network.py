@@ -60,6 +60,7 @@ class Network:
     n_layers    layers up to the output matrix
     output      name of the matrix that makes logits of hidden states
     norm_eps    epsilon of the norm before it
+    output_norm name of that norm
     build       (loader, layer number, rotation) -> the layer with its weights
     n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
                 None: all
@@ -88,6 +89,7 @@ class Network:
     n_strands: int = 1
     n_handed: int = 0
     hands_tokens: bool = False
+    output_norm: str = OUTPUT_NORM
     embedding_scale: float = 1.0
     logits: LogitRule = AS_THEY_ARE
     end: Callable[[Loader, RMSNorm], End] | None = None
@@ -121,7 +123,7 @@ class Network:
 
     def load_end(self, load: Loader) -> End:
         """Load the transform from the last hidden states to the output matrix's input."""
-        norm = RMSNorm(load.float32(OUTPUT_NORM, self.hidden_size), self.norm_eps)
+        norm = RMSNorm(load.float32(self.output_norm, self.hidden_size), self.norm_eps)
         if self.end is not None:
             return self.end(load, norm)
         return norm if not self.n_handed else lambda states: norm(states[:, : self.hidden_size])

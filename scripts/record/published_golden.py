@@ -35,6 +35,7 @@ PRE = {
     "hy-v3": "hunyuan-dense", "solar-open": "solar-open", "glm-4": "glm4", "glm-4v": "glm4",
     "exaone-4": "exaone4", "exaone-4-32b": "exaone4", "ernie-4.5": "", "ernie-4.5-moe": "", "gemma-2": "",
     "qwen3-embedding": "qwen2", "qwen3-reranker": "qwen2", "qwen3-reranker-8b": "qwen2",
+    "command-r7b": "llama-bpe", "command-a-plus": "llama-bpe", "lfm2": "llama-bpe", "lfm2-moe": "llama-bpe",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

@@ -240,13 +240,39 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
          "vision_config": {**_VISION, "deepstack_visual_indexes": []}},
     ),
+    "cohere2": (
+        "Cohere2",
+        {"num_hidden_layers": 5, "sliding_window": 16, "tie_word_embeddings": True, "logit_scale": 0.25},
+    ),
+    "cohere2moe": (
+        "Cohere2Moe",
+        {"num_hidden_layers": 6, "sliding_window": 16, "head_dim": 16, "num_experts": 5,
+         "num_experts_per_tok": 2, "num_shared_experts": 2, "expert_selection_fn": "sigmoid",
+         "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 160, "logit_scale": 0.5},
+    ),
+    "lfm2": (
+        "Lfm2",
+        {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32,
+         "tie_word_embeddings": True},
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"], "num_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1},
+    ),
+    "cohere2moe-softmax": (
+        "Cohere2Moe",
+        {"num_hidden_layers": 4, "sliding_window": 16, "head_dim": 16, "num_experts": 5,
+         "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
+    ),
 }  # fmt: skip
 """Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
 
 COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "qwen2vl", "qwen2.5vl", "qwen3vl",
-    "qwen3vlmoe",
+    "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax",
+    "lfm2", "lfm2moe",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

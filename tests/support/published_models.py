@@ -21,6 +21,7 @@ from tests.support.packers import pack_low_first
 from tests.support.published_shapes import (
     Config,
     Shapes,
+    cohere,
     decoder,
     delta_net,
     ernie,
@@ -33,6 +34,7 @@ from tests.support.published_shapes import (
     hy_v3,
     latent,
     mixture,
+    lfm2,
     nemotron,
     olmo,
     phi,
@@ -84,6 +86,16 @@ _MODULES = json.dumps(
     ]
 )
 _RERANKER = {"README.md": "---\nlicense: apache-2.0\n---\n\n# Qwen3-Reranker-0.6B\n"}
+_COHERE: Config = {
+    **{key: value for key, value in _COMMON.items() if key != "rms_norm_eps"}, "num_hidden_layers": 5,
+    "layer_norm_eps": 1e-5, "logit_scale": 0.25, "num_key_value_heads": 2, "sliding_window": 16,
+    "rope_theta": 50000, "tie_word_embeddings": True, "head_dim": 16, "use_qk_norm": False,
+}  # fmt: skip
+_LFM2: Config = {
+    **{key: value for key, value in _COMMON.items() if key not in ("rms_norm_eps", "hidden_act")},
+    "num_key_value_heads": 2, "norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+    "conv_bias": False, "conv_L_cache": 3,
+}  # fmt: skip
 _GRANITE: Config = {
     "head_dim": None, "num_key_value_heads": 2, "attention_multiplier": 0.125, "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22, "logits_scaling": 8.0,
@@ -543,6 +555,36 @@ PUBLISHED: Mapping[str, Published] = {
         {**_QWEN3, "tie_word_embeddings": True}, qwen, "qwen3moe", words=("yes", "no"), files=_RERANKER,
     ),
     "qwen3-reranker-8b": Published(_QWEN3, qwen, "qwen3moe", words=("yes", "no"), files=_RERANKER),
+    "command-r7b": Published(
+        {**_COHERE, "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "rotary_pct": 1.0,
+         "layer_switch": 4, "position_embedding_type": "rope_gptj", "sliding_window_pattern": 4,
+         "order_of_interleaved_layers": "local_attn_first", "use_gated_activation": True,
+         "use_parallel_block": True, "use_parallel_embedding": False},
+        cohere, "llama-r1-distill",
+    ),
+    "command-a-plus": Published(
+        {**_COHERE, "architectures": ["Cohere2MoeForCausalLM"], "model_type": "cohere2_moe",
+         "tie_word_embeddings": False, "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 2,
+         "expert_selection_fn": "sigmoid", "norm_topk_prob": True, "first_k_dense_replace": 1,
+         "prefix_dense_intermediate_size": 160, "shared_expert_combination_strategy": "average",
+         "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"]},
+        cohere, "llama-r1-distill",
+    ),
+    "lfm2": Published(
+        {**_LFM2, "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 4,
+         "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+         "block_dim": 64, "block_ff_dim": 96, "block_norm_eps": 1e-5, "block_use_swiglu": True,
+         "conv_dim": 64, "conv_dim_out": 64, "num_heads": 4, "use_pos_enc": True,
+         "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+        lfm2, "llama-r1-distill",
+    ),
+    "lfm2-moe": Published(
+        {**_LFM2, "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "num_hidden_layers": 4,
+         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 2,
+         "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+         "layer_types": ["conv", "conv", "full_attention", "conv"]},
+        lfm2, "llama-r1-distill",
+    ),
     "mistral": Published(
         {**_COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32,
          "num_key_value_heads": 2, "sliding_window": None, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
@@ -565,7 +607,7 @@ def write(name: str, folder: Path) -> Path:
         values = formula(shape, seed)
         if tensor.endswith("k_norm.bias"):
             values -= 1  # else all positions of some tokens score 0, and which are chosen is chance
-        is_bias = tensor.endswith("e_score_correction_bias")
+        is_bias = tensor.endswith(("e_score_correction_bias", "expert_bias"))
         tensors[tensor] = values if is_bias else values.astype(ml_dtypes.bfloat16)
     tensors = {model.prefix + tensor: values for tensor, values in model.edit(tensors).items()}
     tensors |= {tensor: formula(shape, 1) for tensor, shape in model.extra.items()}

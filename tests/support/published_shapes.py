@@ -145,6 +145,54 @@ def mixture(config: Config) -> Shapes:
             if shared:
                 yield from _mlp(f"{block}.shared_expert", shared, hidden, _PROJ)
                 yield f"{block}.shared_expert_gate.weight", (1, hidden)
+def cohere(config: Config) -> Shapes:
+    """Yield the tensors of a Cohere 2, with experts or without: one norm a layer."""
+    n_experts, hidden, width = config.get("num_experts"), config["hidden_size"], config["intermediate_size"]
+    every = {key: value for key, value in config.items() if key != "first_k_dense_replace"}
+    for name, shape in decoder(every):
+        layer, _, part = name.partition(".mlp.")
+        is_sparse = part and n_experts and int(layer.rpartition(".")[2]) >= config["first_k_dense_replace"]
+        if "post_attention_layernorm" in name:
+            continue
+        if not is_sparse:
+            rows = config.get("prefix_dense_intermediate_size") or width
+            yield name, tuple(rows if part and size == width else size for size in shape)
+        elif part == "gate_proj.weight":
+            yield f"{layer}.mlp.gate.weight", (n_experts, hidden)
+            for expert in range(n_experts):
+                yield from _mlp(f"{layer}.mlp.experts.{expert}", width, hidden, _PROJ)
+            shared = config["num_shared_experts"] * width
+            yield from _mlp(f"{layer}.mlp.shared_experts", shared, hidden, _PROJ)
+
+
+def lfm2(config: Config) -> Shapes:
+    """Yield the tensors of an LFM2: short convolutions and attention, dense blocks and experts."""
+    hidden, vocab, heads = config["hidden_size"], config["vocab_size"], config["num_attention_heads"]
+    cols, kernel, names = hidden // heads, config["conv_L_cache"], ("w1", "w3", "w2")
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    yield "model.embedding_norm.weight", (hidden,)
+    for layer, kind in enumerate(config["layer_types"]):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.operator_norm.weight", (hidden,)
+        yield f"{prefix}.ffn_norm.weight", (hidden,)
+        if kind == "conv":
+            yield f"{prefix}.conv.conv.weight", (hidden, 1, kernel)
+            yield f"{prefix}.conv.in_proj.weight", (3 * hidden, hidden)
+            yield f"{prefix}.conv.out_proj.weight", (hidden, hidden)
+        else:
+            for part, n_heads in (("q", heads), *((part, config["num_key_value_heads"]) for part in "kv")):
+                yield f"{prefix}.self_attn.{part}_proj.weight", (n_heads * cols, hidden)
+            yield f"{prefix}.self_attn.out_proj.weight", (hidden, hidden)
+            yield f"{prefix}.self_attn.q_layernorm.weight", (cols,)
+            yield f"{prefix}.self_attn.k_layernorm.weight", (cols,)
+        block = f"{prefix}.feed_forward"
+        if layer < config.get("num_dense_layers", layer + 1):
+            yield from _mlp(block, config["intermediate_size"], hidden, names)
+            continue
+        yield f"{block}.gate.weight", (config["num_experts"], hidden)
+        yield f"{block}.expert_bias", (config["num_experts"],)
+        for expert in range(config["num_experts"]):
+            yield from _mlp(f"{block}.experts.{expert}", config["moe_intermediate_size"], hidden, names)
 
 
 def gemma(config: Config) -> Shapes:

@@ -41,6 +41,10 @@ class DecoderConfig:
     logit_scale            what logits are divided by; None for nothing
     attention_softcapping  the size that scores can't reach; None for no bound
     final_logit_softcapping  the same of logits
+    centred_norms          whether norms take the mean of a row from it: LayerNorm, not RMSNorm
+    is_parallel            whether block and experts see what the attention sees
+    block_scale            what experts, shared ones with them, are multiplied by before they are added; None
+                           for nothing
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
@@ -82,6 +86,9 @@ class DecoderConfig:
     logit_scale: float | None = None
     attention_softcapping: float | None = None
     final_logit_softcapping: float | None = None
+    centred_norms: bool = False
+    is_parallel: bool = False
+    block_scale: float | None = None
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0

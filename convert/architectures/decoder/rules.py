@@ -132,23 +132,26 @@ def ends(norm: Arrange = renamed, *, needs_output: bool = False) -> tuple[Rule, 
     )
 
 
-def attention(rotated: Arrange = renamed, norm: Arrange = renamed) -> tuple[Rule, ...]:
+def attention(
+    rotated: Arrange = renamed, norm: Arrange = renamed, *, where: Where = layers
+) -> tuple[Rule, ...]:
     """Return the rules of attention with its norm.
 
     rotated  arranges rows of queries and keys
     norm     arranges norms
+    where    the layers with attention; all have its norm, before what they have instead
     """
-    biased, normed = layers_if("attention_bias"), layers_if("qk_norm")
+    biased, normed = layers_if("attention_bias", where), layers_if("qk_norm", where)
     return (
         in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size", norm),
-        in_layer(layers, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size", rotated),
-        in_layer(layers, "attn_k.weight", "self_attn.k_proj.weight", "kv_rows hidden_size", rotated),
-        in_layer(layers, "attn_v.weight", "self_attn.v_proj.weight", "kv_rows hidden_size"),
-        in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
+        in_layer(where, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size", rotated),
+        in_layer(where, "attn_k.weight", "self_attn.k_proj.weight", "kv_rows hidden_size", rotated),
+        in_layer(where, "attn_v.weight", "self_attn.v_proj.weight", "kv_rows hidden_size"),
+        in_layer(where, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
         in_layer(biased, "attn_q.bias", "self_attn.q_proj.bias", "q_rows", rotated),
         in_layer(biased, "attn_k.bias", "self_attn.k_proj.bias", "kv_rows", rotated),
         in_layer(biased, "attn_v.bias", "self_attn.v_proj.bias", "kv_rows"),
-        in_layer(layers_if("output_bias"), "attn_output.bias", "self_attn.o_proj.bias", "hidden_size"),
+        in_layer(layers_if("output_bias", where), "attn_output.bias", "self_attn.o_proj.bias", "hidden_size"),
         in_layer(normed, "attn_q_norm.weight", "self_attn.q_norm.weight", "q_norm_cols", norm),
         in_layer(normed, "attn_k_norm.weight", "self_attn.k_norm.weight", "k_norm_cols", norm),
     )

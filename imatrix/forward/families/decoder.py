@@ -12,17 +12,19 @@ from dataclasses import replace
 from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.delta_net.config import DeltaNetConfig
+from convert.architectures.lfm2 import ShortConvConfig
 from convert.architectures.mamba2 import MambaConfig
 from imatrix.forward.families.parts import FeedForwards, mamba_sizes, network_of, rope_of, unstretched
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
 from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
+from imatrix.forward.layers.attention.short_conv import load_short_conv
 from imatrix.forward.layers.experts import Groups
 from imatrix.forward.layers.load import Loader
-from imatrix.forward.layers.residual import PLAIN, UNNORMED, Norm, RMSNorm, Scaled
+from imatrix.forward.layers.residual import PLAIN, UNNORMED, CentredNorm, RMSNorm, Scaled
 from imatrix.forward.layers.rope import Rope, Rotation
-from imatrix.forward.network import LogitRule, Network
+from imatrix.forward.network import OUTPUT_NORM, LogitRule, Network
 
 ROPE_FREQS = "rope_freqs.weight"
 LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -42,6 +44,9 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     local = _local_rope(family, config, rope)
     norm_name, has_post_norms = _norm_of_blocks(family), family.makes(_POST_NORM)
     linear = _linear_layers(config)
+    linear_end = (
+        "ssm_out.weight" if family.makes("blk.{layer}.ssm_out.weight") else "shortconv.out_proj.weight"
+    )
     residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
@@ -65,11 +70,16 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         if number in linear:
             if isinstance(config, DeltaNetConfig):
                 return load_delta_net(load, number, _delta_net_sizes(family, config))
+            if isinstance(config, ShortConvConfig):
+                sizes = config.hidden_size, config.conv_L_cache, config.rms_norm_eps
+                return load_short_conv(load, number, *sizes)
             assert isinstance(config, MambaConfig)
             return load_mamba2(load, number, mamba_sizes(config))
         window = config.sliding_window if number in sliding else None
         rotate_here = rotation_of(load, number, rotate)
         attention = load_shared_key_attention(load, number, heads, rotate_here, window)
+        if config.centred_norms:
+            attention = replace(attention, norm=norm_of(load, f"blk.{number}.attn_norm.weight"))
         if config.sharpness is not None:
             attention = replace(attention, sharpness=rotate.sharpness(config.sharpness))
         if not has_post_norms:
@@ -77,18 +87,39 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         weight = load.float32(f"blk.{number}.post_attention_norm.weight", config.hidden_size)
         return replace(attention, post_norm=RMSNorm(weight, config.rms_norm_eps))
 
+    def norm_of(load: Loader, name: str) -> RMSNorm:
+        kind = CentredNorm if config.centred_norms else RMSNorm
+        return kind(load.float32(name, config.hidden_size), config.rms_norm_eps)
+
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
-        norm: Norm = UNNORMED
-        if norm_name:
-            weight = load.float32(f"blk.{number}.{norm_name}.weight", config.hidden_size)
-            norm = RMSNorm(weight, config.rms_norm_eps)
-        end = "ssm_out.weight" if number in linear else "attn_output.weight"
+        norm = norm_of(load, f"blk.{number}.{norm_name}.weight") if norm_name else UNNORMED
+        end = linear_end if number in linear else "attn_output.weight"
         parts = feed_forwards.load(load, number)
-        return Layer(f"blk.{number}", attention, norm, *parts, residual, residual, attention_end=end)
+        scale = config.block_scale if parts[1] is not None else None
+        around = residual if scale is None else Scaled(scale)
+        return Layer(
+            f"blk.{number}",
+            attention,
+            norm,
+            *parts,
+            residual,
+            around,
+            attention_end=end,
+            is_parallel=config.is_parallel,
+        )
 
     rule = LogitRule(1 / (config.logit_scale or 1.0), config.final_logit_softcapping)
-    return network_of(config, rope, build, embedding_scale=config.embedding_scale or 1.0, logits=rule)
+    end = (lambda load, norm: CentredNorm(norm.weight, norm.eps)) if config.centred_norms else None
+    return network_of(
+        config,
+        rope,
+        build,
+        embedding_scale=config.embedding_scale or 1.0,
+        logits=rule,
+        end=end,
+        output_norm=OUTPUT_NORM if family.makes(OUTPUT_NORM) else "token_embd_norm.weight",
+    )
 
 
 _POST_NORM = "blk.{layer}.post_ffw_norm.weight"
@@ -97,10 +128,13 @@ _POST_NORM = "blk.{layer}.post_ffw_norm.weight"
 def _norm_of_blocks(family: Architecture) -> str:
     """Return the name of the norm before feed-forward blocks; "" where neither they nor attention have one.
 
-    A norm that is called after attention stands behind it where blocks have one behind them, too.
+    A norm that is called after attention stands behind it where blocks have one behind them, too. Without
+    either, blocks have the norm of attention.
     """
     if family.makes("blk.{layer}.ffn_norm.weight"):
         return "ffn_norm"
+    if not family.makes("blk.{layer}.post_attention_norm.weight"):
+        return "attn_norm"
     return "" if family.makes(_POST_NORM) else "post_attention_norm"
 
 
@@ -108,6 +142,8 @@ def _linear_layers(config: DecoderConfig) -> tuple[int, ...]:
     """Return the layers that have something else in place of attention."""
     if isinstance(config, DeltaNetConfig):
         return config.linear_layers
+    if isinstance(config, ShortConvConfig):
+        return config.conv_layers
     return config.mamba_layers if isinstance(config, MambaConfig) else ()
 
 

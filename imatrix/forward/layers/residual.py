@@ -27,6 +27,16 @@ class RMSNorm:
         return unit_rows(x, self.eps).mul_(self.weight)
 
 
+@dataclass(frozen=True)
+class CentredNorm(RMSNorm):
+    """The same of rows less their mean: a LayerNorm."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Take each row's mean from it, then scale as an RMSNorm does; computed in float32."""
+        x = x.float()
+        return super().__call__(x - x.mean(-1, keepdim=True))
+
+
 class Unnormed:
     """In place of a norm that a model hasn't got: its parts see the hidden states themselves."""
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from imatrix.forward.layers.attention.shared_keys import Projection
+from imatrix.forward.layers.attention.short_conv import convolved
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.observe import Observer
@@ -116,10 +117,7 @@ class DeltaNet:
         rows  float32 (n_tokens, n_rows of qkv)
         """
         sizes = self.sizes
-        padded = pad(rows, (0, 0, sizes.kernel - 1, 0))
-        total = padded[: len(rows)] * self.kernels[:, 0]
-        for step in range(1, sizes.kernel):
-            total = total + padded[step : step + len(rows)] * self.kernels[:, step]
+        total = convolved(rows, self.kernels)
         query, key, value = silu(total).split((sizes.n_keys, sizes.n_keys, sizes.n_values), -1)
         query, key = (
             self._shared(_unit(heads.unflatten(-1, (sizes.n_key_heads, -1)))) for heads in (query, key)

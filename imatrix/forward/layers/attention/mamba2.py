@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from imatrix.forward.layers.attention.shared_keys import Projection
+from imatrix.forward.layers.attention.short_conv import convolved
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm, unit_rows
 from imatrix.forward.observe import Observer
@@ -104,10 +105,7 @@ class Mamba2:
     def _convolved(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return columns of heads, B and C after the convolution, (n_heads, n_tokens, n_cols or n_state)."""
         sizes = self.sizes
-        padded = pad(rows, (0, 0, sizes.kernel - 1, 0))
-        total = padded[: len(rows)] * self.kernels[:, 0]
-        for step in range(1, sizes.kernel):
-            total = total + padded[step : step + len(rows)] * self.kernels[:, step]
+        total = convolved(rows, self.kernels)
         of_groups = sizes.n_groups * sizes.n_state
         heads, into, out = silu(total + self.kernel_bias).split((sizes.inner, of_groups, of_groups), -1)
         shared = (
