@@ -32,11 +32,15 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rope import paired
 from convert.architectures.decoder.rules import (
+    INV_FREQ,
     attention,
     check_mtp,
+    dense_blocks,
     dense_decoder,
+    drop_mtp,
     ends,
     expert_stacks,
+    fused_attention,
     in_layer,
     keep_last_mtp,
     layers,
@@ -377,4 +381,81 @@ _DEEPSEEK = decoder(
 )  # fmt: skip
 
 
-FAMILIES = (_QWEN3MOE, _QWEN2MOE, _OLMOE, _MINIMAX_M2, _GLM4MOE, _DEEPSEEK, _SOLAR)
+# ---- Ling and Ring 2 (Bailing MoE V2): queries, keys and values in one matrix, partial RoPE, sigmoid routing
+# with a bias and groups. transformers has no class of it; defaults are those of the published code.
+
+
+def _read_bailing2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a Bailing MoE V2."""
+    read = ConfigReader(merged({"partial_rotary_factor": 0.5, "score_function": "sigmoid"}, raw), path)
+    why = "llama.cpp's bailingmoe2 has no other"
+    for key, value in (
+        ("use_bias", False), ("use_qkv_bias", False), ("use_qk_norm", True), ("use_rmsnorm", True),
+        ("norm_head", False), ("norm_softmax", False), ("use_sliding_window", False),
+        ("norm_topk_prob", True), ("moe_router_enable_expert_bias", True), ("num_shared_experts", 1),
+    ):  # fmt: skip
+        read.fixed(key, value, why)
+    read.overruled("sliding_window", "max_window_layers", "num_nextn_predict_layers", "router_dtype")
+    fields = decoder_fields(read, theta=600000.0)
+    fix_head_dim(read, fields, "bailingmoe2")
+    width = read.size("moe_intermediate_size")
+    return DecoderConfig(
+        **fields,
+        **expert_fields(read),
+        qk_norm=True,
+        moe_intermediate_size=width,
+        num_shared_experts=read.size("num_shared_experts", 1),
+        shared_expert_intermediate_size=read.size("moe_shared_expert_intermediate_size", width),
+        first_k_dense_replace=read.size("first_k_dense_replace", 0, least=0),
+        n_group=read.size("n_group", 8),
+        topk_group=read.size("topk_group", 4),
+        scoring_func=read.choice("score_function", ("sigmoid",)),
+        routed_scaling_factor=read.number("routed_scaling_factor", 1.0),
+        num_nextn_predict_layers=0,
+    )
+
+
+_OF_BAILING = (
+    ("model.word_embeddings.", "model.embed_tokens."),
+    (".attention.query_key_value.", ".self_attn.qkv_proj."),
+    (".attention.query_layernorm.", ".self_attn.q_norm."),
+    (".attention.key_layernorm.", ".self_attn.k_norm."),
+    (".attention.dense.", ".self_attn.o_proj."),
+    (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
+)
+"""Names of Bailing MoE V2 -> those that most families have."""
+
+
+def _of_bailing(name: str) -> str:
+    for theirs, usual in _OF_BAILING:
+        name = name.replace(theirs, usual)
+    return name
+
+
+_BAILING2 = decoder(
+    "BailingMoeV2ForCausalLM",
+    gguf_name="bailingmoe2",
+    read_config=_read_bailing2,
+    rules=(
+        *ends(needs_output=True),
+        *fused_attention(),
+        norm_of_blocks(),
+        *dense_blocks(),
+        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
+        in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+        *expert_stacks(moe_layers),
+        *shared_experts(moe_layers),
+    ),
+    metadata=(
+        *COMMON, ROTATED_COLS, DENSE_LAYERS, VOCAB_SIZE, EXPERT_WIDTH,
+        Key(keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, Value.u32, lambda c, o: c.shared_intermediate_size),
+        EXPERT_SCALE, SHARED_EXPERTS, EXPERT_NORM,
+        Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, lambda c, o: c.num_nextn_predict_layers),
+    ),
+    drops=lambda config, options: (INV_FREQ, drop_mtp(config, "by no option for this family")),
+    canonical_name=_of_bailing,
+    says_norm=True,
+)  # fmt: skip
+
+
+FAMILIES = (_QWEN3MOE, _QWEN2MOE, _OLMOE, _MINIMAX_M2, _GLM4MOE, _DEEPSEEK, _SOLAR, _BAILING2)

@@ -36,11 +36,6 @@ class Phi3Config(DecoderConfig):
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
-    @property
-    def qkv_rows(self) -> int:
-        """Rows of qkv_proj: those of queries, of keys, of values."""
-        return self.q_rows + 2 * self.kv_rows
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Phi3Config:
     """Return the configuration of a Phi 3 or 4."""

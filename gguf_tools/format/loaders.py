@@ -106,6 +106,10 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         | {keys.LAYERNORM_EPS, keys.SLIDING_WINDOW_PATTERN, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH,
            keys.EXPERT_SHARED_COUNT, keys.EXPERT_GATING_FUNC},
     ),
+    "bailingmoe2": (
+        _EPS | _SHARED_EXPERTS | {keys.EXPERT_GATING_FUNC},
+        _WEIGHTS | {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
+    ),
     "lfm2": (_EPS | {keys.SHORTCONV_L_CACHE}, {keys.SLIDING_WINDOW}),
     "lfm2moe": (
         _EPS | {keys.SHORTCONV_L_CACHE, keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},

@@ -17,6 +17,7 @@ from tests.end_to_end.arch_models import CASES, GOLDEN
 from tests.support import oracle
 from tests.support.checkpoints import edit_tensors, load_transformers
 from tests.support.decoder_models import MODELS, OUR_MODELS
+from tests.support.published_models import PUBLISHED, write
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -25,6 +26,10 @@ from imatrix.forward.open import open_model  # noqa: E402
 from tests.imatrix.forward.small_models import run_all_layers  # noqa: E402
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+
+
+OF_LLAMA_CPP_ALONE = ("ling-mini-2",)
+"""Published models that llama.cpp computes, and transformers has no class for."""
 
 
 def logits_of(path: Path, tokens: list[int]) -> np.ndarray:
@@ -53,6 +58,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
         tested |= set(json.loads((GOLDEN / "models" / case / "config.json").read_text())["architectures"])
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
     tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}
+    tested |= {PUBLISHED[name].config["architectures"][0] for name in OF_LLAMA_CPP_ALONE}
     assert set(supported()) - tested == {"DeepseekV4ForCausalLM"}
 
 
@@ -100,6 +106,16 @@ def test_mistral_s_attention_grows_sharper(tmp_path: Path) -> None:
     plain = logits_of(folder, tokens)
     assert_equal(plain[:64], expected[:64])
     assert np.abs(plain[64:] - expected[64:]).max() > 1e-4 * np.abs(expected).max()
+
+
+@needs_oracle
+@pytest.mark.parametrize("name", OF_LLAMA_CPP_ALONE)
+def test_a_family_without_a_class_in_transformers(name: str, tmp_path: Path) -> None:
+    folder, tokens = write(name, tmp_path / "m"), np.random.RandomState(0).randint(3, 550, 60).tolist()
+    with oracle.Model(write_f32(folder, tmp_path / "m.gguf")) as model:
+        expected = model.logits(tokens)
+    for path in (folder, tmp_path / "m.gguf"):
+        assert_equal(logits_of(path, tokens), expected)
 
 
 def test_deepseek_v1_computes_what_llama_cpp_has_computed() -> None:

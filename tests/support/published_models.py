@@ -21,6 +21,7 @@ from tests.support.packers import pack_low_first
 from tests.support.published_shapes import (
     Config,
     Shapes,
+    bailing,
     cohere,
     decoder,
     delta_net,
@@ -569,6 +570,16 @@ PUBLISHED: Mapping[str, Published] = {
          "prefix_dense_intermediate_size": 160, "shared_expert_combination_strategy": "average",
          "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"]},
         cohere, "llama-r1-distill",
+    ),
+    "ling-mini-2": Published(
+        {**_COMMON, "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe",
+         "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32, "num_shared_experts": 1,
+         "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+         "norm_topk_prob": True, "score_function": "sigmoid", "partial_rotary_factor": 0.5,
+         "rope_theta": 600000, "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False,
+         "moe_router_enable_expert_bias": True, "num_nextn_predict_layers": 0, "rope_scaling": None},
+        bailing, "llama-r1-distill",
     ),
     "lfm2": Published(
         {**_LFM2, "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 4,

@@ -165,6 +165,23 @@ def cohere(config: Config) -> Shapes:
             yield from _mlp(f"{layer}.mlp.shared_experts", shared, hidden, _PROJ)
 
 
+def bailing(config: Config) -> Shapes:
+    """Yield the tensors of a Bailing MoE V2: queries, keys and values in one matrix."""
+    cols = config["hidden_size"] // config["num_attention_heads"]
+    every = {**config, "n_routed_experts": config["num_experts"], "n_shared_experts": 1}
+    for name, shape in decoder(every):
+        name = name.replace("embed_tokens", "word_embeddings").replace("self_attn.o_proj", "attention.dense")
+        name = name.replace("e_score_correction_bias", "expert_bias")
+        layer, _, part = name.partition(".self_attn.")
+        if not part:
+            yield name, shape
+        elif part == "q_proj.weight":
+            rows = shape[0] + 2 * config["num_key_value_heads"] * cols
+            yield f"{layer}.attention.query_key_value.weight", (rows, shape[1])
+            yield f"{layer}.attention.query_layernorm.weight", (cols,)
+            yield f"{layer}.attention.key_layernorm.weight", (cols,)
+
+
 def lfm2(config: Config) -> Shapes:
     """Yield the tensors of an LFM2: short convolutions and attention, dense blocks and experts."""
     hidden, vocab, heads = config["hidden_size"], config["vocab_size"], config["num_attention_heads"]

@@ -113,6 +113,11 @@ class DecoderConfig:
         return self.num_key_value_heads * self.head_dim
 
     @property
+    def qkv_rows(self) -> int:
+        """Rows of queries, keys and values together."""
+        return self.q_rows + 2 * self.kv_rows
+
+    @property
     def q_norm_cols(self) -> int:
         """Columns that a norm of queries takes together: those of a head, or of all heads."""
         return self.q_rows if self.norms_all_heads else self.head_dim

@@ -157,6 +157,15 @@ def attention(
     )
 
 
+def fused_attention() -> tuple[Rule, ...]:
+    """Return the rules of attention without biases whose queries, keys and values are made by one matrix."""
+    apart = tuple(f"blk.{{layer}}.attn_{part}." for part in ("q", "k", "v"))
+    return (
+        *(rule for rule in attention() if not rule.outputs[0].name.startswith(apart)),
+        in_layer(layers, "attn_qkv.weight", "self_attn.qkv_proj.weight", "qkv_rows hidden_size"),
+    )
+
+
 def dense_blocks(bias: str = "") -> tuple[Rule, ...]:
     """Return the rules of the feed-forward blocks of layers without experts.
 
