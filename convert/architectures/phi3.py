@@ -19,7 +19,14 @@ from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, fix_head_dim, with_defaults
 from convert.architectures.decoder.family import decoder, window_notes
 from convert.architectures.decoder.metadata import CONTEXT, EMBEDDING, HEADS, WIDTH
-from convert.architectures.decoder.rules import ends, fused_blocks, in_layer, layers, layers_if, once
+from convert.architectures.decoder.rules import (
+    ends,
+    fused_attention,
+    fused_blocks,
+    layers_if,
+    norm_of_blocks,
+    once,
+)
 from convert.architectures.rules import Arrange, Computed, Output, OutputTensor, Rule
 from convert.weights.base import Weight
 from gguf_tools.format import keys
@@ -94,10 +101,8 @@ _PHI3 = decoder(
             Output("rope_factors_short.weight", "", "", _table(lambda config: config.short_factor)),
         )),
         *ends(),
-        in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
-        in_layer(layers, "attn_qkv.weight", "self_attn.qkv_proj.weight", "qkv_rows hidden_size"),
-        in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
-        in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        *fused_attention(),
+        norm_of_blocks(),
         *fused_blocks(),
     ),
     metadata=(

@@ -145,6 +145,8 @@ def mixture(config: Config) -> Shapes:
             if shared:
                 yield from _mlp(f"{block}.shared_expert", shared, hidden, _PROJ)
                 yield f"{block}.shared_expert_gate.weight", (1, hidden)
+
+
 def cohere(config: Config) -> Shapes:
     """Yield the tensors of a Cohere 2, with experts or without: one norm a layer."""
     n_experts, hidden, width = config.get("num_experts"), config["hidden_size"], config["intermediate_size"]
