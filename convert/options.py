@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from gguf_tools.argument_types import NATURAL, Count, PositiveBytes, metric_bytes
+from convert.checkpoint.adapted_folder import AdaptedFolder
+from gguf_tools.argument_types import NATURAL, SCALE, Count, PositiveBytes, Scale, metric_bytes
 from gguf_tools.choices import flag
+from gguf_tools.errors import BadArgument
 from quantize.options import FileChoices, FileOptions
 from quantize.roles import MLALayout, Program
 from quantize.run_options import RunChoices
@@ -19,10 +22,46 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ConvertOptions(FileOptions):
+class AdapterOptions:
+    """An adapter of PEFT that is merged into a folder's weights while they are read.
+
+    lora        its folder; None for none
+    lora_scale  what all that is added to weights is multiplied by
+    """
+
+    lora: Path | None = flag(
+        None,
+        "folder with an adapter of PEFT (LoRA, DoRA) for a folder of a model; it is merged into the weights"
+        " while they are read",
+        parse=Path,
+        metavar="ADAPTER",
+    )
+    lora_scale: Scale = flag(
+        1.0, "multiply what the adapter adds to weights (default: 1)", parse=SCALE.parse, metavar="X"
+    )
+
+    def adapted(self, folder: str | os.PathLike[str]) -> str | os.PathLike[str]:
+        """Return a folder together with the adapter, if there is one."""
+        if self.lora is None:
+            if self.lora_scale != 1:
+                raise BadArgument("--lora-scale scales an adapter, and there is no --lora")
+            return folder
+        return AdaptedFolder(folder, Path(self.lora), self.lora_scale)
+
+
+class AdapterChoices(TypedDict, total=False):
+    """The fields of AdapterOptions as keyword arguments."""
+
+    lora: Path | None
+    lora_scale: Scale
+
+
+@dataclass(frozen=True)
+class ConvertOptions(AdapterOptions, FileOptions):
     """Options of a file that is made of a checkpoint; the defaults are those of the command.
 
-    importances, types, provenance and calibration are for a file type of the quantizer.
+    importances, types, provenance and calibration are for a file type of the quantizer. An adapter is merged
+    as AdapterOptions says.
 
     outtype          "f32", "f16", "bf16", "q8_0", or "auto": the checkpoint's own 16-bit type, BF16 for a
                      quantized checkpoint. Or a file type of the quantizer (Q4_K_M ...), a recipe file or its
@@ -85,7 +124,7 @@ class ConvertOptions(FileOptions):
         return {name: value for name, value in choices.items() if value is not None}
 
 
-class ConvertChoices(FileChoices, RunChoices, total=False):
+class ConvertChoices(AdapterChoices, FileChoices, RunChoices, total=False):
     """The fields of ConvertOptions and RunOptions as keyword arguments, but for the type."""
 
     mla: MLALayout | None

@@ -23,6 +23,7 @@ from convert.architectures.config_reader import with_known_class
 from convert.architectures.options import make_options
 from convert.architectures.rules import OutputTensor
 from convert.architectures.vision import find_tower
+from convert.checkpoint.adapted_folder import CONFIG_NAME
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
 from convert.embedding_files import read_embedding_files
 from convert.general_metadata import GeneralMetadata, general_metadata
@@ -44,7 +45,7 @@ from gguf_tools.hub.names import cached_name
 from gguf_tools.look.listing import count_parameters
 from quantize.fill.encode import RowSources
 from quantize.fill.filling import Output
-from quantize.fill.sources import SourceTensor
+from quantize.fill.sources import Described, SourceTensor
 from quantize.grids import lost_grids, with_grids
 from quantize.options import begun
 from quantize.padding.choose import Decide, decide_padded
@@ -65,6 +66,9 @@ from quantize.run_options import RunOptions
 from quantize.type_names import FileType, OutType
 
 _NONE: Mapping[str, object] = MappingProxyType({})
+
+ADAPTER_KEY = "gguf_tools.adapter"
+"""Metadata key: which adapter was merged into the weights, and how it was scaled."""
 
 
 @contextmanager
@@ -184,13 +188,19 @@ def plan_run(
     if options.mmproj and (options.vocab_only or options.pre_tokenizer):
         raise BadRequest("a vision tower (mmproj) has no tokenizer: leave vocab_only and pre_tokenizer out")
     if options.vocab_only:
+        if options.lora is not None:
+            raise BadRequest("an adapter changes weights, and vocab_only writes none: leave lora out")
         yield Run(prepare_vocab(path, outfile, options), RowSources({}, {}), (), started)
         return
-    with Checkpoint(folder, allow_pickle=options.allow_pickle) as checkpoint:
+    with Checkpoint(options.adapted(folder), allow_pickle=options.allow_pickle) as checkpoint:
         calibration = begun(options.calibration)
         options = replace(options, calibration=calibration)
         preparation, rows = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
-        rows = replace(rows, remote=checkpoint.remote())
+        remote = checkpoint.remote()
+        if checkpoint.adapter is not None and not options.provenance:
+            # Nothing in the file's header tells which adapter it was.
+            remote[CONFIG_NAME] = checkpoint.adapter.identity
+        rows = replace(rows, remote=remote)
         yield Run(preparation, rows, checkpoint.inputs(), started, calibration)
 
 
@@ -256,7 +266,7 @@ def prepare(
     )
     tokenizer = None
     if not options.mmproj:
-        tokenizer = _tokenizer(folder, checkpoint.config, options, architecture, general)
+        tokenizer = _tokenizer(checkpoint.tokenizer_folder, checkpoint.config, options, architecture, general)
     gguf_name = conversion.architecture.gguf_name
     embedding: Metadata = {}
     unused: tuple[str, ...] = ()
@@ -265,6 +275,8 @@ def prepare(
             folder, gguf_name, conversion.metadata, config=checkpoint.config, ranks=architecture.ranks
         )
     known = _metadata(F32.name, general, conversion.metadata, gguf_name, tokenizer, embedding)
+    if checkpoint.adapter is not None and options.provenance:
+        known[ADAPTER_KEY] = Value.string(checkpoint.adapter.identity)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     if options.keep_grid:
         options = replace(options, types=with_grids(options.types, sources))
@@ -272,6 +284,7 @@ def prepare(
         options,
         architecture,
         conversion.tensors,
+        infos if checkpoint.adapter is None else [weights.weight(name) for name in weights.names()],
         decoded=weights.is_quantized and not options.mmproj,
         allow_problems=allow_problems,
     )
@@ -345,12 +358,14 @@ def _decider(
     options: ConvertOptions,
     architecture: Architecture,
     tensors: Sequence[OutputTensor],
+    stored: Sequence[Described],
     *,
     decoded: bool,
     allow_problems: bool,
 ) -> Decide:
     """Return the decider for the file: like the converter, or like converting to F32 and quantizing.
 
+    stored          tensors or weights as they are stored, by which "auto" decides
     decoded         whether the checkpoint is quantized
     allow_problems  see `build_plan`
     """
@@ -363,7 +378,7 @@ def _decider(
     grids = {} if options.types is None else options.types.grids
 
     def decide(metadata: Metadata, infos: Sequence[TensorInfo]) -> tuple[Plan, Metadata]:
-        wanted = resolve_outtype(outtype, infos, decoded=decoded)
+        wanted = resolve_outtype(outtype, stored, decoded=decoded)
         types = ((tensor.name, architecture.forced_type(tensor, wanted)) for tensor in tensors)
         forced = {name: type_ for name, type_ in types if type_ is not None}
         plan = outtype_plan(infos, wanted, architecture.kept, forced, grids)

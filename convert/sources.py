@@ -14,7 +14,7 @@ from pathlib import Path
 from convert import pipeline
 from convert.checkpoint import hub
 from convert.checkpoint.streamed import StreamedFolder
-from convert.options import ConvertOptions
+from convert.options import AdapterChoices, AdapterOptions, ConvertOptions
 from gguf_tools.choices import filled
 from gguf_tools.errors import BadArgument, BadRequest, HubError
 from gguf_tools.hub.client import is_unknown
@@ -27,22 +27,22 @@ from quantize.run import Run
 
 
 @dataclass(frozen=True)
-class SourceOptions(QuantizeOptions):
-    """Options for a model that is a GGUF file or a folder: QuantizeOptions, and two choices for a folder.
+class SourceOptions(AdapterOptions, QuantizeOptions):
+    """Options for a model that is a GGUF file or a folder: QuantizeOptions, and choices for a folder.
 
     mla      layout of latent attention: "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain
              attention; None: as `program` wants it. It is refused for a file, whose layout is what it is
     program  the program that the file is for; None: ik_llama.cpp where a type is named that only it reads,
              llama.cpp otherwise
 
-    A folder refuses `keep_split` and `kv_overrides`.
+    A folder refuses `keep_split` and `kv_overrides`, and a file those of AdapterOptions.
     """
 
     mla: MLALayout | None = None
     program: Program | None = None
 
 
-class SourceChoices(QuantizeChoices, total=False):
+class SourceChoices(AdapterChoices, QuantizeChoices, total=False):
     """The fields of SourceOptions and RunOptions as keyword arguments."""
 
     mla: MLALayout | None
@@ -69,6 +69,8 @@ def plan_source(
     if not Path(source).is_dir():
         if options.mla is not None:
             raise BadArgument("--mla needs a folder; gguf-tools mla-layout changes the layout of a file")
+        if options.lora is not None:
+            raise BadArgument(f"--lora needs a folder with the adapter's base, and {source} is none")
         return plan_file(source, output, mixture, options, allow_problems=allow_problems)
     if options.keep_split or options.kv_overrides:
         raise BadArgument("--keep-split and --override-kv need a GGUF file; INPUT is a folder")

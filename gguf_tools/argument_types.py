@@ -319,6 +319,7 @@ RATE = NumberType(0, 1, whole=False, above=True)
 GIGABYTES = NumberType(0, 1 << 20, whole=False)
 BYTES = NumberType(0, 1 << 60)
 SIZE = NumberType(1, 1 << 60, whole=False)
+SCALE = NumberType(0, 1000, whole=False)
 """Bytes of a file that is to be made."""
 
 BITS = NumberType(0, 64, whole=False, above=True)
@@ -331,4 +332,5 @@ Seed = Annotated[int, SEED]
 Minutes = Annotated[float, MINUTES]
 Rate = Annotated[float, RATE]
 Bytes = Annotated[int, BYTES]
+Scale = Annotated[float, SCALE]
 PositiveBytes = Annotated[int, NumberType(1, 1 << 60)]

@@ -27,6 +27,7 @@ from convert.architectures.stored_names import (
     with_whole_norms,
 )
 from convert.tokenizer.files import NO_QUIRKS, Quirks
+from convert.weights.adapted import AdaptedWeights
 from convert.weights.base import Weights
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.values import Metadata, Value
@@ -169,10 +170,12 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
     ranks = architecture.ranks and is_reranker(checkpoint.folder, checkpoint.config)
     if ranks:
         rules = with_classifier(rules, label_ids(checkpoint.folder, checkpoint.config))
-    model = Renaming(model, names)
+    stored = Renaming(model, names)
     is_base_class = names.prefix and (
-        checkpoint.config["architectures"][0] not in architecture.hf_names or names.lacks_prefix(model)
+        checkpoint.config["architectures"][0] not in architecture.hf_names or names.lacks_prefix(stored)
     )
+    adapter = checkpoint.adapter
+    model = stored if adapter is None else AdaptedWeights(stored, adapter, names, names.embeddings)
     path, fields = checkpoint.config_path, Fields(with_known_class(checkpoint.config, architecture.hf_names))
     config = architecture.read_config(fields, path)
     tied: tuple[str, ...] = ()

@@ -36,6 +36,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from convert.checkpoint.adapted_folder import CONFIG_NAME, PICKLE_NAME, WEIGHTS_NAME, AdaptedFolder
+from convert.checkpoint.adapter import Adapter
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile
 from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingModel, MissingTensor, UnsupportedCheckpoint
@@ -126,12 +128,20 @@ def is_pickle_of_weights(name: str) -> bool:
     )
 
 
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+"""Files of which a folder has one if it has a tokenizer of its own."""
+
+_OWN_TOKENIZER = "the tokenizer, with its chat template, is the adapter's"
+
+
 class Checkpoint(Closing):
     """An open Hugging Face folder. Close it, or use it in a with-block.
 
     folder        where it is
-    source        what it was opened by: the folder, or a StreamedFolder whose shards stay on the Hub
-    config        config.json as a dictionary, see `read_config`
+    source        what it was opened by: the folder, a StreamedFolder whose shards stay on the Hub, or an
+                  AdaptedFolder
+    adapter       that is to be merged into the weights, None for none
+    config        config.json as a dictionary, see `read_config`; with an adapter, that of the merged model
     files         the open shards, in reading order
     notes         what the folder holds that isn't used
     allow_pickle  read pickles where there are no safetensors files
@@ -140,6 +150,10 @@ class Checkpoint(Closing):
 
     def __init__(self, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
         self.source = folder
+        adapted = folder if isinstance(folder, AdaptedFolder) else None
+        if adapted is not None:
+            folder = adapted.folder
+        self._streamed = folder if isinstance(folder, StreamedFolder) else None
         self.folder = Path(folder)
         self.config = read_config(self.folder)
         self.notes: tuple[str, ...] = ()
@@ -147,10 +161,10 @@ class Checkpoint(Closing):
             self.notes = (NOT_USED,)
         with ExitStack() as opened:
             index = self.folder / INDEX_NAME
-            if isinstance(folder, StreamedFolder):
+            if self._streamed is not None:
                 places = read_index(index)
-                _check_numbering([self.folder / shard.name for shard in folder.shards])
-                self.files: tuple[SafetensorsFile, ...] = folder.open_shards(opened)
+                _check_numbering([self.folder / shard.name for shard in self._streamed.shards])
+                self.files: tuple[SafetensorsFile, ...] = self._streamed.open_shards(opened)
             else:
                 index = _index_path(self.folder, allow_pickle=allow_pickle)
                 places = read_index(index)
@@ -164,6 +178,13 @@ class Checkpoint(Closing):
             self._tensors = _route(self.files)
             if places is not None:
                 _check_index(index, places, self._tensors)
+            self.adapter: Adapter | None = None
+            if adapted is not None:
+                weights = opened.enter_context(_open_file(adapted.weights_path(allow_pickle=allow_pickle)))
+                stated = read_json_object(adapted.adapter / CONFIG_NAME)
+                self.adapter = Adapter(adapted.adapter, stated, weights, adapted.scale)
+                self.config = self.adapter.changed(self.config, self._tensors)
+                self.notes += (_OWN_TOKENIZER,) if self.tokenizer_folder != self.folder else ()
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -172,6 +193,14 @@ class Checkpoint(Closing):
     @property
     def config_path(self) -> Path:
         return config_path(self.folder)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder of the tokenizer: the adapter's where it has one, because tokens may have been added."""
+        has_own = self.adapter is not None and any(
+            (self.adapter.folder / name).exists() for name in _TOKENIZERS
+        )
+        return self.adapter.folder if self.adapter is not None and has_own else self.folder
 
     @property
     def is_of_mlx(self) -> bool:
@@ -194,13 +223,12 @@ class Checkpoint(Closing):
 
     def remote(self) -> dict[str, str]:
         """Return an identity of each shard that stays on the Hub; empty for a folder of files."""
-        return self.source.recognised_by() if isinstance(self.source, StreamedFolder) else {}
+        return {} if self._streamed is None else self._streamed.recognised_by()
 
     def inputs(self) -> tuple[InputFile, ...]:
-        """Return the shards that are files here, by name, and where tensors lie in them."""
-        if isinstance(self.source, StreamedFolder):
-            return ()
-        files = (file for file in self.files if file.tensors)
+        """Return the shards and the adapter, as far as they are files here, and where tensors lie in them."""
+        files = [file for file in self.files if file.tensors and self._streamed is None]
+        files += [] if self.adapter is None else [self.adapter.file]
         return tuple(InputFile(file.path, file.places(), file.fileno()) for file in files)
 
     def read_json(self, file_name: str) -> dict[str, Any] | None:
@@ -388,13 +416,11 @@ def _check_index(index: Path, places: Mapping[str, str], tensors: Mapping[str, R
             )
 
 
-CONFIG_NAME = "adapter_config.json"
-
-_FILES = (CONFIG_NAME, "adapter_model.safetensors", "adapter_model.bin")
+_FILES = (CONFIG_NAME, WEIGHTS_NAME, PICKLE_NAME)
 
 NOT_USED = (
-    f"{CONFIG_NAME} is here, but the adapter is not used: the file holds the model without it (PEFT's"
-    " merge_and_unload makes one model of both)"
+    f"{CONFIG_NAME} is here, but the adapter is not used: the file holds the model without it (--lora merges"
+    " an adapter)"
 )
 
 ADAPTER_TENSORS = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_magnitude_vector", ".modules_to_save.")
@@ -419,6 +445,6 @@ def refuse_adapter(folder: Path) -> None:
         if file is not None:
             adapter = adapter_of(place) or "an adapter (LoRA or another) of a model that nothing names"
             raise UnsupportedCheckpoint(
-                f"{place}: {adapter} ({file}): merge it into that model first (PEFT: merge_and_unload), then"
-                " convert"
+                f"{place}: {adapter} ({file}), and no model: convert the folder of that model, with --lora"
+                f" {place}"
             )

@@ -46,11 +46,11 @@ class RemoteSafetensorsFile(SafetensorsFile):
     def __init__(self, path: Path, remote: RemoteFile) -> None:
         self.path, self.size_bytes = path, remote.size_bytes
         self.remote = remote
-        self._blocks, self._whole = _Kept(KEPT_BLOCK_BYTES), _Kept(KEPT_TENSOR_BYTES)
+        self._blocks, self._whole = Kept(KEPT_BLOCK_BYTES), Kept(KEPT_TENSOR_BYTES)
         self._load()
 
     def close(self) -> None:
-        self._blocks, self._whole = _Kept(KEPT_BLOCK_BYTES), _Kept(KEPT_TENSOR_BYTES)
+        self._blocks, self._whole = Kept(KEPT_BLOCK_BYTES), Kept(KEPT_TENSOR_BYTES)
 
     def read_strided(self, offset: int, stride: int, out: np.ndarray, what: str) -> None:
         """Fill each row of `out`, uint8 and C-contiguous, from `offset` and every `stride` bytes after it."""
@@ -84,7 +84,7 @@ class RemoteSafetensorsFile(SafetensorsFile):
         return block
 
 
-class _Kept:
+class Kept:
     """Arrays by their offset, up to so many bytes; the ones not used for longest go. Safe for threads."""
 
     def __init__(self, n_bytes: int) -> None:

@@ -171,6 +171,22 @@ def scale_columns(
 
 
 @kernel
+def add_products(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+    """Add the product of two matrices, whose terms are summed in the order of the inner axis.
+
+    left   float32 (n_rows, rank)
+    right  float32 (rank, n_cols)
+    out    float32 (n_rows, n_cols)
+    """
+    for i in range(left.shape[0]):
+        result = out[i]
+        for k in range(right.shape[0]):
+            factor, row = left[i, k], right[k]
+            for j in range(result.size):
+                result[j] += factor * row[j]
+
+
+@kernel
 def scale_sorted(
     codes: np.ndarray,
     starts: np.ndarray,

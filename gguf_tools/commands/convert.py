@@ -53,6 +53,7 @@ examples:
   convert-hf-to-gguf DeepSeek-V3 --outfile 'v3-{ftype}.gguf' --split-max-size 50G
   convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
   convert-hf-to-gguf Kimi-K2-Thinking --outtype q8_0 --keep-grid       experts as Q4_0 with their own codes
+  convert-hf-to-gguf Qwen3-4B --lora my-adapter --outtype Q4_K_M       a fine-tune, merged on the way
   convert-hf-to-gguf gemma-3-4b-it --mmproj --outtype q8_0            the part that sees images
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
   convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   weights are not kept on the disk

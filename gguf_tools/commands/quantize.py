@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convert.options import AdapterOptions
 from gguf_tools.argument_types import THREADS
 from gguf_tools.choices import filled
 from gguf_tools.commands import command, lint
@@ -151,6 +152,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
         help="layout of the attention tensors, if INPUT is a folder (default: split, or both for types that"
         " only ik_llama.cpp reads)",
     )  # fmt: skip
+    command.add_flags(file, AdapterOptions)
     command.add_flags(file, QuantizeOptions, type="TYPE", or_with_size="; auto with --size")
     file.add_argument(
         "--repack", action="store_true",

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from gguf_tools.errors import BadArgument
 from gguf_tools.format.ggml_types import BF16, F16, F32, MXFP4, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
+from quantize.fill.sources import Described
 from quantize.plan.decide import Decider, KeptGrid
 from quantize.plan.findings import fallbacks
 from quantize.plan.plan import Plan, TensorPlan
@@ -31,7 +32,7 @@ def is_outtype(name: str) -> bool:
     return name == "auto" or name in OUTTYPES
 
 
-def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: bool = False) -> GGMLType:
+def resolve_outtype(outtype: str, tensors: Iterable[Described], *, decoded: bool = False) -> GGMLType:
     """Return the type that --outtype means for a checkpoint.
 
     tensors  the tensors as they are stored

@@ -56,8 +56,8 @@ def test_an_adapter_is_no_model(
     if pickled:
         (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     expected = (
-        f"{adapter}: a LoRA adapter of someone/base (adapter_config.json): merge it into that model first"
-        " (PEFT: merge_and_unload), then convert"
+        f"{adapter}: a LoRA adapter of someone/base (adapter_config.json), and no model: convert the folder"
+        f" of that model, with --lora {adapter}"
     )
     for options in ([], ["--allow-pickle"]):
         assert expected in refusal(adapter, capsys, *options)
