@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quantize.type_names import FileType, OutType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdapterOptions:
     """An adapter of PEFT that is merged into a folder's weights while they are read.
 

@@ -188,7 +188,7 @@ def plan_run(
     if options.mmproj and (options.vocab_only or options.pre_tokenizer):
         raise BadRequest("a vision tower (mmproj) has no tokenizer: leave vocab_only and pre_tokenizer out")
     if options.vocab_only:
-        if options.lora is not None:
+        if options.adapted(folder) is not folder:
             raise BadRequest("an adapter changes weights, and vocab_only writes none: leave lora out")
         yield Run(prepare_vocab(path, outfile, options), RowSources({}, {}), (), started)
         return

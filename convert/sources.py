@@ -69,7 +69,7 @@ def plan_source(
     if not Path(source).is_dir():
         if options.mla is not None:
             raise BadArgument("--mla needs a folder; gguf-tools mla-layout changes the layout of a file")
-        if options.lora is not None:
+        if options.adapted(source) is not source:
             raise BadArgument(f"--lora needs a folder with the adapter's base, and {source} is none")
         return plan_file(source, output, mixture, options, allow_problems=allow_problems)
     if options.keep_split or options.kv_overrides:

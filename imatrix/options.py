@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from convert.options import AdapterChoices, AdapterOptions
 from gguf_tools.argument_types import CheckedFields
 from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CollectOptions(CheckedFields):
-    """Options of a collection.
+class CollectOptions(AdapterOptions, CheckedFields):
+    """Options of a collection, with those of an adapter for a folder.
 
     cut             the part of the text that is used
     process_output  collect for output.weight, too
@@ -51,7 +52,7 @@ class CollectOptions(CheckedFields):
         return list(map(importance_file, self.earlier))
 
 
-class CollectChoices(CutChoices, ForwardChoices, total=False):
+class CollectChoices(AdapterChoices, CutChoices, ForwardChoices, total=False):
     """The fields of CollectOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
 
     cut: Cut

@@ -86,7 +86,7 @@ def open_collection(
     model: Path, text: Path, options: CollectOptions, report: Reporter
 ) -> Iterator[Collection]:
     """Open what a collection reads; raises what `imatrix.collect` refuses before it computes."""
-    with torch_threads(options.forward.n_threads), open_model(model) as source:
+    with torch_threads(options.forward.n_threads), open_model(options.adapted(model)) as source:
         chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
         tell_all(source.findings(chunks.chunk_size), report.tell)

@@ -71,6 +71,20 @@ _STRIP_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
+class _Input(InputFile):
+    """The weights of an adapter, which are recognised by what the adapter is as well.
+
+    identity  of the adapter
+    """
+
+    identity: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.path.name} of {self.identity}"
+
+
+@dataclass(frozen=True)
 class Adapter:
     """An open adapter.
 
@@ -177,6 +191,11 @@ class Adapter:
     def array(self, raw: RawTensor) -> np.ndarray:
         """Return a factor as float32, in its shape; it stays in memory for a while."""
         return self._kept.get(raw.offset, lambda: np.ascontiguousarray(raw.read(), np.float32))
+
+    @property
+    def input(self) -> InputFile:
+        """The file of its weights, as an input of a run."""
+        return _Input(self.file.path, self.file.places(), self.file.fileno(), self.identity)
 
     @cached_property
     def identity(self) -> str:

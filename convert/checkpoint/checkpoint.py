@@ -228,8 +228,8 @@ class Checkpoint(Closing):
     def inputs(self) -> tuple[InputFile, ...]:
         """Return the shards and the adapter, as far as they are files here, and where tensors lie in them."""
         files = [file for file in self.files if file.tensors and self._streamed is None]
-        files += [] if self.adapter is None else [self.adapter.file]
-        return tuple(InputFile(file.path, file.places(), file.fileno()) for file in files)
+        shards = [InputFile(file.path, file.places(), file.fileno()) for file in files]
+        return (*shards, *([] if self.adapter is None else [self.adapter.input]))
 
     def read_json(self, file_name: str) -> dict[str, Any] | None:
         """Return another JSON file of the folder as a dictionary, None if it isn't there."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convert.options import AdapterOptions
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
 from gguf_tools.commands.arguments.forward import (
@@ -129,6 +130,7 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
         "--like", choices=["llama.cpp"], help="round activations as this engine's CPU kernels do"
     )
     run = add_run_arguments(parser)
+    command.add_flags(run, AdapterOptions)
     command.add_scheduler(run)
     add_force(run)
     add_dry_run(run)

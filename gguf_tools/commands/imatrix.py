@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convert.options import AdapterOptions
 from gguf_tools.argument_types import NATURAL
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
@@ -262,6 +263,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "--dataset-name", dest="dataset", metavar="NAME", help="name of the text (default: its file's name)"
     )
     run = add_run_arguments(parser)
+    command.add_flags(run, AdapterOptions)
     command.add_scheduler(run)
     add_dry_run(run)
     add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convert.options import AdapterOptions
 from gguf_tools.argument_types import COUNT, SEED
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
@@ -80,6 +81,7 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
         " types for padded inner sizes are always measured",
     )  # fmt: skip
     run = add_run_arguments(parser)
+    command.add_flags(run, AdapterOptions)
     add_force_of_text(run)
     add_dry_run(run)
     add_foreign_flags(parser, "imatrix", [_MLA])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convert.options import AdapterChoices, AdapterOptions
 from gguf_tools.argument_types import CheckedFields
 from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
@@ -24,8 +25,8 @@ class LogitsFile:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(CheckedFields):
-    """Options of an evaluation.
+class EvaluateOptions(AdapterOptions, CheckedFields):
+    """Options of an evaluation, with those of an adapter for a base that is a folder.
 
     cut      the part of the text that is used
     forward  how models are computed; `memory_bytes` is shared by all of them
@@ -50,7 +51,7 @@ class EvaluateOptions(CheckedFields):
     noise_floor: bool = False
 
 
-class EvaluateChoices(CutChoices, ForwardChoices, total=False):
+class EvaluateChoices(AdapterChoices, CutChoices, ForwardChoices, total=False):
     """The fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
 
     cut: Cut

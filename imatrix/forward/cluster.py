@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import xxhash
 
+from convert.checkpoint.adapted_folder import AdaptedFolder
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.job import PostedJob
 from gguf_tools.cluster.scheduler import Farm, ItemFailed
@@ -123,7 +124,7 @@ class LayersJob:
     sizes  of hidden states and of what experts multiply, (n_tokens, n_cols) each
     """
 
-    model: Path
+    model: Path | AdaptedFolder
     options: ForwardOptions
     chunks: Chunks
     sizes: Sizes
@@ -369,6 +370,6 @@ def open_layer_cluster(
     network, n_tokens = source.network, chunks.n_tokens
     sizes = Sizes((n_tokens, network.state_size), (n_tokens, network.hidden_size))
     plain = replace(options, scheduler=None, device=device_name(options.device))
-    job = LayersJob(source.path, plain, chunks, sizes)
+    job = LayersJob(source.place, plain, chunks, sizes)
     with open_cluster(options.scheduler) as cluster, cluster.offer(job, folder.folder / "layers") as place:
         yield ClusterLayers(cluster, place, folder.folder.absolute(), sizes)

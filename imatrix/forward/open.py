@@ -29,6 +29,7 @@ from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.architectures.options import LatentOptions
 from convert.architectures.reranker import CLASSIFIER
+from convert.checkpoint.adapted_folder import AdaptedFolder
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools.errors import BadRequest, UnexpectedTensors
@@ -69,6 +70,7 @@ class ModelSource(Closing):
     vocab     returns the keys tokenizer.*
     inputs    the files that hold weights
     metadata  of a GGUF file; of a folder, the architecture and its sizes
+    adapted   a folder with the adapter that is merged into it; None without one
     """
 
     path: Path
@@ -78,6 +80,12 @@ class ModelSource(Closing):
     inputs: tuple[AnyInput, ...]
     opened: Closeable
     metadata: Metadata = field(default_factory=dict)
+    adapted: AdaptedFolder | None = None
+
+    @property
+    def place(self) -> Path | AdaptedFolder:
+        """The path, with an adapter if there is one, as `open_model` takes it."""
+        return self.adapted or self.path
 
     def close(self) -> None:
         self.opened.close()
@@ -151,19 +159,24 @@ class Closeable(Protocol):
 def open_model(path: str | os.PathLike[str]) -> ModelSource:
     """Open a Hugging Face folder, or a GGUF file or split set.
 
-    raises  CheckpointError, GGUFError for what can't be read; UnsupportedCheckpoint for another family
+    path    or an AdaptedFolder
+    raises  CheckpointError, GGUFError for what can't be read; UnsupportedCheckpoint for another family;
+            BadRequest for an adapter of a file
     """
+    adapted = path if isinstance(path, AdaptedFolder) else None
     path = Path(path)
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, adapted)
+    if adapted is not None:
+        raise BadRequest(f"--lora needs a folder with the adapter's base, and {path} is none")
     refuse_missing_model(path)
     return _open_gguf(path)
 
 
-def _open_folder(folder: Path) -> ModelSource:
+def _open_folder(folder: Path, adapted: AdaptedFolder | None) -> ModelSource:
     from convert.tokenizer.tokenizer import read_tokenizer
 
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(adapted or folder)
     try:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
         find_family(folder, architecture.gguf_name)
@@ -177,11 +190,15 @@ def _open_folder(folder: Path) -> ModelSource:
             network=network_of_tensors(folder, metadata, tensors),
             tensors=tensors,
             vocab=lambda: Vocabulary(
-                read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(), folder
+                read_tokenizer(
+                    checkpoint.tokenizer_folder, checkpoint.config, quirks=architecture.quirks
+                ).metadata(),
+                folder,
             ),
             inputs=checkpoint.inputs(),
             opened=checkpoint,
             metadata=metadata,
+            adapted=adapted,
         )
     except BaseException:
         checkpoint.close()

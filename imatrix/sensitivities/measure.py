@@ -95,7 +95,7 @@ def measured_before(
         from imatrix.forward.open import open_model
         from imatrix.sensitivities.type_errors import CANDIDATES
 
-        with open_model(Path(model)) as source:
+        with open_model(options.adapted(model)) as source:
             is_same = losses.model.get("files") == source.watch.recognised_by()
     except (OSError, ToolkitError):
         return None

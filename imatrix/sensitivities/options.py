@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from convert.options import AdapterChoices, AdapterOptions
 from gguf_tools.argument_types import CheckedFields, Count, Seed
 from imatrix.forward.options import CutChoices, ForwardChoices, ForwardOptions
 from imatrix.texts.tokens import Cut
@@ -11,8 +12,8 @@ from quantize.type_names import TypeName
 
 
 @dataclass(frozen=True)
-class SensitivityOptions(CheckedFields):
-    """Options of a measurement of sensitivities.
+class SensitivityOptions(AdapterOptions, CheckedFields):
+    """Options of a measurement of sensitivities, with those of an adapter for a folder.
 
     cut         the part of the text that is used
     types       candidate types by name; None: those that llama.cpp's recipes use
@@ -45,7 +46,7 @@ class SensitivityOptions(CheckedFields):
         return {"pad_hidden": True} if self.pad_hidden else {}
 
 
-class SensitivityChoices(CutChoices, ForwardChoices, total=False):
+class SensitivityChoices(AdapterChoices, CutChoices, ForwardChoices, total=False):
     """The fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
 
     cut: Cut

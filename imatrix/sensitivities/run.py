@@ -92,7 +92,7 @@ def open_measurement(
     """Open what a measurement reads; raises what `gguf_tools.sensitivity` refuses before it computes."""
     with ExitStack() as opened:
         opened.enter_context(torch_threads(options.forward.n_threads))
-        whole = opened.enter_context(open_model(model))
+        whole = opened.enter_context(open_model(options.adapted(model)))
         metadata, targets = opened.enter_context(_targets(whole))
         source = _as_far_as(whole, targets)
         text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
@@ -107,7 +107,7 @@ def _targets(source: ModelSource) -> Iterator[tuple[Metadata, Mapping[str, Sourc
     if not source.path.is_dir():
         yield source.metadata, source.tensors
         return
-    with Checkpoint(source.path) as checkpoint:
+    with Checkpoint(source.place) as checkpoint:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path)
         conversion = build(architecture, open_weights(checkpoint))
         metadata = {keys.ARCHITECTURE: Value.string(architecture.gguf_name), **conversion.metadata}

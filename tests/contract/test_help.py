@@ -27,7 +27,7 @@ LISTS = {
 """What lines begin with in the lists of a command's help."""
 
 EXAMPLES = {
-    "quantize": 13, "quantize lint": 4, "convert-hf-to-gguf": 8, "imatrix": 10, "imatrix show": 1,
+    "quantize": 13, "quantize lint": 4, "convert-hf-to-gguf": 9, "imatrix": 10, "imatrix show": 1,
     "imatrix convert": 2, "imatrix merge": 1, "imatrix stats": 2, "imatrix check": 1, "imatrix repair": 1,
     "evaluate": 7, "sensitivity": 2, "gguf-tools": 26, "gguf-tools clean": 2,
     "gguf-tools show": 3, "gguf-tools diff": 2,

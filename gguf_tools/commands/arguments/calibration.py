@@ -112,7 +112,9 @@ def read_divergence(args: argparse.Namespace) -> Divergence | None:
     from imatrix.evaluate.options import EvaluateOptions
     from imatrix.texts.tokens import Cut
 
-    return Divergence(args.evaluate, EvaluateOptions(Cut(args.chunk_size), calibration_forward(args)))
+    adapter = {"lora": args.lora, "lora_scale": args.lora_scale}
+    options = EvaluateOptions(Cut(args.chunk_size), calibration_forward(args), **adapter)
+    return Divergence(args.evaluate, options)
 
 
 def read_calibration(args: argparse.Namespace) -> BegunCalibration | None:

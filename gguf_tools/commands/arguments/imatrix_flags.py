@@ -57,7 +57,7 @@ _OF_POSITIONS: tuple[Names, ...] = (
     ("--yarn-beta-fast",),
 )  # fmt: skip
 _ADDED: tuple[Names, ...] = (
-    ("--lora",), ("--lora-scaled",), ("--control-vector",), ("--control-vector-scaled",),
+    ("--lora-scaled",), ("--control-vector",), ("--control-vector-scaled",),
     ("--control-vector-layer-range",),
 )  # fmt: skip
 _GENERATED = "nothing is generated"

@@ -273,6 +273,10 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
     if isinstance(base, LogitsFile):
         if options.keep is not None or options.logits is not None:
             raise BadRequest(f"{base.path}: where a file of logits is the base, nothing is written or kept")
+        if options.adapted(base.path) is not base.path:
+            raise BadRequest(
+                f"{base.path}: --lora needs a folder with the adapter's base, and this is a file"
+            )
         watch = InputWatch([base.path])
         logits = FileLogits.open(base.path, options.cut.n_chunks)
         facts = ModelFacts(logits.vocab_size)
@@ -288,11 +292,12 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
                 )
             remark(f"{kept.damaged}: missing, or not as it was written; computing the base again")
         elif kept.about is not None:
-            source = opened.enter_context(open_model(base)) if base.exists() else None
+            is_needed = base.exists() or options.adapted(base) is not base
+            source = opened.enter_context(open_model(options.adapted(base))) if is_needed else None
             facts = ModelFacts(**kept.about["facts"])
             read = None if source is None else source.watch
             return StoredBase(base, facts, options, read, source, kept, kept.about)
-    source = opened.enter_context(open_model(base))
+    source = opened.enter_context(open_model(options.adapted(base)))
     return ModelBase(source.path, ModelFacts.of(source), options, source.watch, source, kept)
 
 

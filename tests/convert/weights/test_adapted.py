@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from convert.pipeline import open_conversion
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadArgument, BadConfig, BadRequest, CheckpointError, OutputError
 from tests.naive import adapters
+from tests.support.adapters import numbers, pair_of, write_adapter
 from tests.support.checkpoints import (
     edit_config,
     edit_tensors,
     micro_checkpoint,
     read_tensors,
     to_fp8,
-    write_safetensors,
 )
 from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
@@ -31,36 +30,11 @@ LAYER = "model.layers.1"
 Q, KV_B = f"{LAYER}.self_attn.q_b_proj", f"{LAYER}.self_attn.kv_b_proj"
 EXPERTS = f"{LAYER}.mlp.experts"
 SIZES = {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZES["tiny"]}
-rng = np.random.default_rng(7)
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     return micro_checkpoint(tmp_path / "base", "v2", **SIZES)
-
-
-def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return rng.normal(0, 0.3, shape).astype(dtype)
-
-
-def write_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: object) -> Path:
-    folder.mkdir(exist_ok=True)
-    stated = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["q_b_proj"]} | config
-    (folder / "adapter_config.json").write_text(json.dumps(stated))
-    write_safetensors(
-        folder / "adapter_model.safetensors",
-        {f"base_model.model.{name}": tensor for name, tensor in tensors.items()},
-    )
-    return folder
-
-
-def pair_of(base: Path, module: str, rank: int = 4, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """Return the two factors of a module, by their names."""
-    rows, cols = read_tensors(base)[f"{module}.weight"].shape
-    return {
-        f"{module}.lora_A.weight": numbers(rank, cols, dtype=dtype),
-        f"{module}.lora_B.weight": numbers(rows, rank, dtype=dtype),
-    }
 
 
 def everything(folder: Any) -> dict[str, np.ndarray]:
