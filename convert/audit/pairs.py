@@ -40,6 +40,11 @@ class Layers:
             return name
         return in_layer(name, self.kept[layer])
 
+    def left_out(self, names: Iterable[str]) -> list[int]:
+        """List the layers of the base, whose tensors have these names, that the file does without."""
+        every = {layer for name in names if (layer := layer_of(name)) is not None}
+        return [] if self.kept is None else sorted(every - set(self.kept))
+
 
 def match_layers(file: GGUFSource, base: AuditBase) -> Layers:
     """Find the layers that were left out, by the norms of those that are there.
@@ -52,8 +57,7 @@ def match_layers(file: GGUFSource, base: AuditBase) -> Layers:
     kept: list[int] = []
     rest = sorted(wanted)
     for layer in sorted(found):
-        stored = GGUFTensor(file, found[layer])
-        match = next((old for old in rest if _same_vector(stored, base.tensors[wanted[old]])), None)
+        match = next((old for old in rest if _has_norms(file, found[layer], base, old)), None)
         if match is None:
             return Layers()
         kept.append(match)
@@ -61,14 +65,20 @@ def match_layers(file: GGUFSource, base: AuditBase) -> Layers:
     return Layers(tuple(kept))
 
 
-def _norms(names: Iterable[str]) -> dict[int, str]:
-    """Return the first norm of each layer."""
-    norms: dict[int, str] = {}
-    for name in sorted(names):
+def _norms(names: Iterable[str]) -> dict[int, list[str]]:
+    """List the norms of each layer."""
+    norms: dict[int, list[str]] = {}
+    for name in names:
         layer = layer_of(name)
         if layer is not None and name.endswith("_norm.weight"):
-            norms.setdefault(layer, name)
+            norms.setdefault(layer, []).append(name)
     return norms
+
+
+def _has_norms(file: GGUFSource, names: Iterable[str], base: AuditBase, layer: int) -> bool:
+    """Whether norms of a file are those of a layer of the base."""
+    pairs = ((GGUFTensor(file, name), base.find(in_layer(name, layer))) for name in names)
+    return all(wanted is not None and _same_vector(found, wanted) for found, wanted in pairs)
 
 
 def _same_vector(a: SourceTensor, b: SourceTensor) -> bool:
@@ -90,8 +100,7 @@ def structure_findings(file: GGUFSource, base: AuditBase, layers: Layers) -> Ite
     """Tell layers that were left out, and tensors that only one of both has, or in another shape."""
     path = str(file.path)
     if layers.kept is not None:
-        every = {layer for name in base.tensors if (layer := layer_of(name)) is not None}
-        gone = sorted(every - set(layers.kept))
+        gone = layers.left_out(base.tensors)
         text = f"{'layers' if len(gone) > 1 else 'layer'} {number_ranges(gone)} of the base left out"
         yield Finding(KIND, f"{text} (pruned, or for multi-token prediction)", Level.WARNING, (), path)
     own = {layers.name(name): name for name in file.tensors}

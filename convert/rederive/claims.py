@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from gguf_tools.errors import BadArgument, BadRequest, ToolkitError
 from gguf_tools.findings import Finding, Level
@@ -70,19 +71,27 @@ Types = Mapping[str, GGMLType]
 
 
 def file_type_finding(
-    file: GGUFSource, sources: Sequence[TensorInfo], *, as_if: GGMLType | None
+    file: GGUFSource,
+    sources: Sequence[TensorInfo],
+    base: Metadata,
+    *,
+    is_weighed: bool,
+    as_if: GGMLType | None,
 ) -> tuple[str, Finding | None]:
     """Find the words that give a file's types: "Q4_K_M --pure"; and what its file type says that can't be so.
 
-    sources  tensors that it is made of, by the file's names
-    as_if    the type that they count as, as `build_plan` takes it
+    sources     tensors that it is made of, by the file's names
+    base        metadata of what they are in, by which types were decided
+    is_weighed  whether importances are given
+    as_if       the type that they count as, as `build_plan` takes it
     """
     said = file.metadata.get(keys.FILE_TYPE)
     recipe = None if said is None else _recipe(str(said.data))
     if recipe is None or recipe.default is None or TYPES_CHOSEN_KEY in file.metadata:
         return "", None
     types = {info.name: file.tensor(info.name).type for info in sources}
-    planner = _Planner(file.metadata, sources, types, as_if)
+    is_weighed |= says_importances(file.metadata)
+    planner = _Planner((base, file.metadata), sources, types, is_weighed, as_if)
     misfits, words = planner.nearest(recipe)
     if not misfits:
         return words, None
@@ -113,13 +122,18 @@ class _Planner:
     """Plans types for the tensors of a file, in the words that its types leave open."""
 
     def __init__(
-        self, metadata: Metadata, sources: Sequence[TensorInfo], types: Types, as_if: GGMLType | None
+        self,
+        models: Sequence[Metadata],
+        sources: Sequence[TensorInfo],
+        types: Types,
+        is_weighed: bool,
+        as_if: GGMLType | None,
     ) -> None:
-        self._types, self._as_if = types, as_if
+        self._types, self._is_weighed, self._as_if = types, is_weighed, as_if
         self._sources = in_file_order(sources)
         has_layers = any(layer_of(info.name) is not None for info in sources)
-        self._facts = ModelFacts.from_metadata(metadata, has_layers=has_layers)
-        self._is_weighed = says_importances(metadata)
+        facts = (ModelFacts.from_metadata(each, has_layers=has_layers) for each in models)
+        self._facts = tuple(dict.fromkeys(facts))
 
     def may_change(self, name: str) -> bool:
         """Whether a file type decides about a tensor, as far as its type tells."""
@@ -127,15 +141,17 @@ class _Planner:
 
     def nearest(self, recipe: Recipe) -> tuple[list[str], str]:
         """Find the options under which a recipe gives the file's types, or nearly: misfits, and the words."""
-        found = []
-        for pure in (False, True):
-            for output, embedding in ((False, False), (True, False), (False, True), (True, True)):
-                options, words = self._options(recipe, pure, output, embedding)
-                misfits = self._misfits(recipe, options)
-                if not misfits:
-                    return misfits, words
-                found.append((misfits, words))
-        return min(found, key=lambda each: len(each[0]))
+        best: tuple[list[str], str] | None = None
+        either = (False, True)
+        for facts, pure, embedding, output in product(self._facts, either, either, either):
+            options, words = self._options(recipe, pure, output, embedding)
+            misfits = self._misfits(recipe, options, facts)
+            if best is None or len(misfits) < len(best[0]):
+                best = misfits, words
+            if not misfits:
+                break
+        assert best is not None
+        return best
 
     def _options(self, recipe: Recipe, pure: bool, output: bool, embedding: bool) -> tuple[PlanOptions, str]:
         of_output = self._types.get("output.weight") or self._types.get("token_embd.weight")
@@ -150,15 +166,15 @@ class _Planner:
             words.append(f"--token-embedding-type {of_embedding}")
         return options, " ".join(words)
 
-    def _misfits(self, recipe: Recipe, options: PlanOptions) -> list[str]:
+    def _misfits(self, recipe: Recipe, options: PlanOptions, facts: ModelFacts) -> list[str]:
         """List the tensors to which a recipe gives another type; all where it can't be planned."""
 
         def role_of(info: TensorInfo) -> Role:
-            return tensor_role(info.name, info.shape, self._facts.architecture, recipe.program).role
+            return tensor_role(info.name, info.shape, facts.architecture, recipe.program).role
 
         drafts = [draft(info, info.name, role_of(info), self._as_if) for info in self._sources]
         try:
-            decided = decide(drafts, recipe, self._facts, self._is_weighed, options)
+            decided = decide(drafts, recipe, facts, self._is_weighed, options)
         except ToolkitError:
             return list(self._types)
         return [

@@ -11,11 +11,12 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
 
 from convert.audit.base import AuditBase, open_audit_base
+from convert.audit.pairs import Layers, match_layers
 from convert.rederive.claims import (
     file_type_finding,
     importance_findings,
@@ -36,16 +37,17 @@ from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import BYTES, Bar, Shown
+from gguf_tools.text import number_ranges
 from quantize.fill.encode import RowSources
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.provenance import read_provenance
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances
-from quantize.importances.entries import ImportanceFile, Importances, ResolvedImportance, resolve
+from quantize.importances.entries import ImportanceFile, ResolvedImportance, resolve
 from quantize.importances.files import importance_file
 from quantize.padding.counterparts import fit_importances
 from quantize.plan.model_facts import ModelFacts
-from quantize.roles import n_dims
+from quantize.roles import layer_of, n_dims
 
 CHANGED_ROWS = (1, 100, 10_000)
 """Numbers of changed rows for which a sample tells the chance that they slip through."""
@@ -79,7 +81,8 @@ def rederive(
         matrix = None if options.importances is None else importance_file(options.importances)
         refuse_what_lacks(opened, matrix)
         with open_audit_base(source, opened, allow_pickle=options.allow_pickle) as base:
-            job = _Job(opened, base, options, matrix, rounded=Path(source).is_dir())
+            layers = match_layers(opened, base)
+            job = _Job(opened, base, layers, options, matrix, rounded=Path(source).is_dir())
             with Bar("making again", BYTES, show=progress) as bar:
                 return job.run(bar)
 
@@ -94,12 +97,14 @@ def _hint(file: GGUFSource) -> str:
 class _Job:
     """A file to be made again.
 
+    layers   which layer of the base each of the file's is
     matrix   the importances that are given, None for none
     rounded  whether a file of another float type may lie between the source and the file
     """
 
     file: GGUFSource
     base: AuditBase
+    layers: Layers
     options: RederiveOptions
     matrix: ImportanceFile | None
     rounded: bool
@@ -110,9 +115,7 @@ class _Job:
         known = [info for info in infos if self._has_source(info)]
         sources = self._sources(known)
         findings = [*importance_findings(self.file.metadata, self.matrix), *self._left_out()]
-        described = [TensorInfo(each.name, each.shape, each.type) for each in sources.tensors.values()]
-        as_if = F32 if self.rounded else None
-        file_type, finding = file_type_finding(self.file, described, as_if=as_if)
+        file_type, finding = self._file_type(sources)
         findings += [finding] if finding is not None else []
         n_threads = self.options.n_threads or os.cpu_count() or 1
         encoded = [info for info in known if sources.is_encoded(info.name, info.type)]
@@ -136,19 +139,35 @@ class _Job:
         )  # fmt: skip
 
     def _has_source(self, info: TensorInfo) -> bool:
-        source = self.base.find(info.name)
+        source = self._source(info)
         return source is not None and _shape(source.shape) == _shape(info.shape)
 
+    def _source(self, info: TensorInfo) -> SourceTensor | None:
+        return self.base.find(self.layers.name(info.name))
+
+    def _file_type(self, sources: RowSources) -> tuple[str, Finding | None]:
+        described = [TensorInfo(name, each.shape, each.type) for name, each in sources.tensors.items()]
+        as_if = F32 if self.rounded else None
+        return file_type_finding(
+            self.file, described, self.base.metadata, is_weighed=self.matrix is not None, as_if=as_if
+        )
+
     def _left_out(self) -> Iterator[Finding]:
-        """Yield a finding about tensors that the source has and the file has not."""
-        missing = tuple(name for name in self.base.tensors if name not in self.file.tensors)
+        """Yield findings about layers and tensors that the source has and the file has not."""
+        pruned = self.layers.left_out(self.base.tensors)
+        if pruned:
+            yield Finding("pruned", f"without {number_ranges(pruned)} of the source's layers", Level.NOTE)
+        own = set(map(self.layers.name, self.file.tensors))
+        missing = tuple(
+            name for name in self.base.tensors if name not in own and layer_of(name) not in pruned
+        )
         if missing:
             yield Finding("left-out", "only the source has it", Level.WARNING, missing)
 
     def _sources(self, known: Sequence[TensorInfo]) -> RowSources:
         tensors: dict[str, SourceTensor] = {}
         for info in known:
-            source = self.base.find(info.name)
+            source = self._source(info)
             assert source is not None
             tensors[info.name] = source
         return RowSources(tensors, self._importances(known))
@@ -156,18 +175,18 @@ class _Job:
     def _importances(self, known: Sequence[TensorInfo]) -> Mapping[str, ResolvedImportance]:
         if self.matrix is None:
             return {}
-        infos = list(self.file.tensors.values())
-        entries: Importances = fit_importances(self.matrix.entries, self.file.metadata, infos)
+        old = {info.name: replace(info, name=self.layers.name(info.name)) for info in known}
+        entries = fit_importances(self.matrix.entries, self.file.metadata, list(old.values()))
         n_heads = ModelFacts.from_metadata(self.file.metadata, has_layers=False).n_heads
         weighed = (info for info in known if not ignores_importances(info.type.name))
-        found = ((info.name, resolve(info, entries, n_heads)) for info in weighed)
+        found = ((info.name, resolve(old[info.name], entries, n_heads)) for info in weighed)
         return {name: resolved for name, resolved in found if resolved is not None}
 
     def _verdict(
         self, info: TensorInfo, sources: RowSources, pool: Executor, seed: int | None
     ) -> TensorVerdict:
         if info.name not in sources.tensors:
-            found = self.base.find(info.name)
+            found = self._source(info)
             text = "the source has no such tensor" if found is None else f"the source's is {found.shape}"
             return TensorVerdict(info.name, info.type.name, "not made", kind="no-source", text=text)
         stored = GGUFTensor(self.file, info.name)

@@ -74,15 +74,19 @@ class Rederivation:
 
     @property
     def is_same(self) -> bool:
+        """Whether every tensor has the bytes that the source gives, whatever the header says."""
+        return not self.n_left and all(each.verdict == "same" for each in self.tensors)
+
+    @property
+    def is_as_claimed(self) -> bool:
         """Whether every tensor has the bytes that the source gives, and the header does not lie."""
-        return not any(each.is_bad for each in self.findings) and all(
-            each.verdict == "same" for each in self.tensors
-        )
+        return self.is_same and not any(each.is_bad for each in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
         return {
             "same": self.is_same,
+            "as_claimed": self.is_as_claimed,
             "file": str(self.file),
             "source": str(self.source),
             "file_type": self.file_type,
@@ -128,9 +132,7 @@ class Rederivation:
         made += f", through {' or '.join(through)}" if through else ""
         if self.is_same:
             rows = "every byte" if self.sample is None else "each sampled row"
-            return f"same: {rows} of {made}"
+            return f"same: {rows} of {made}{'' if self.is_as_claimed else '; but the header lies'}"
         verdicts: tuple[Verdict, ...] = ("same", "differs", "not made")
         parts = [f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict]]
-        n_bad = sum(each.is_bad for each in self.findings)
-        parts += [counted(n_bad, "bad finding")] if n_bad else []
         return f"not the same: of {made}: {', '.join(parts)}"

@@ -120,7 +120,10 @@ DELIBERATE = (
 def compare(case: Case, library: Path, folder: Path) -> Outcome:
     """Let both programs quantize the case's model."""
     source = case.model.write(folder / "in.gguf")
-    ours, theirs = _ours(case, source, folder / "ours"), _theirs(case, source, library, folder / "theirs")
+    ours, theirs = (
+        _ours(case, source, folder / "ours"),
+        made_by_llama(case, source, library, folder / "theirs"),
+    )
     if not ours.paths and not theirs.paths:
         return Outcome("both refuse", f"ours: {ours.said}\n    theirs: {theirs.said}")
     found = list(differences(ours, theirs))
@@ -146,7 +149,7 @@ def _ours(case: Case, source: Path, folder: Path) -> Made:
         return Made((), str(error))
 
 
-def _theirs(case: Case, source: Path, library: Path, folder: Path) -> Made:
+def made_by_llama(case: Case, source: Path, library: Path, folder: Path) -> Made:
     folder.mkdir()
     request = folder / "request.json"
     request.write_text(json.dumps(_request(case, source, folder)))
@@ -283,18 +286,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="print every case")
     args = parser.parse_args(words)
     if args.record:
-        record(_library(args.llama), count(args.seed))
+        record(find_library(args.llama), count(args.seed))
         return 0
     n_different = 0
     if args.llama is not None:
-        n_different += _run("llama.cpp", args, draw_case, partial(compare, library=_library(args.llama)))
+        n_different += _run("llama.cpp", args, draw_case, partial(compare, library=find_library(args.llama)))
     if args.ik is not None:
         program = args.ik / "ik_llama_cpp" / "bin" / "llama-quantize"
         n_different += _run("ik_llama.cpp", args, draw_ik_case, partial(compare_with_ik, program=program))
     return int(n_different > 0)
 
 
-def _library(package: Path) -> Path:
+def find_library(package: Path) -> Path:
     return next(package.glob("bins/*/libllama.*so*"))
 
 

@@ -114,9 +114,9 @@ class SmallModel:
         return rows.view(np.uint8) if info.type == F32 else quantize.encode(rows, info.type)
 
 
-def draw_model(random: np.random.Generator) -> SmallModel:
-    """Draw a model: architecture, depth, sizes, types, order and parts."""
-    name = str(random.choice(NAMES))
+def draw_model(random: np.random.Generator, name: str = "") -> SmallModel:
+    """Draw a model: architecture where no name is given, depth, sizes, types, order and parts."""
+    name = name or str(random.choice(NAMES))
     metadata, tensors = _header(name)
     metadata, tensors = _with_fewer_layers(metadata, tensors, int(random.choice(_DEPTHS)))
     metadata, tensors = _with_sizes(metadata, tensors, random)

@@ -21,8 +21,8 @@ is written. FILE may be of gguf-tools or of llama-quantize. Of a folder, F32, F1
 type of the file that lay between. What differs is named: changed blocks, other importances, other weights, a
 file type that does not give these types.
 
-The exit code is 0 if all tensors have the same bytes, and 1 otherwise. `same` says nothing of the rest of the
-header; gguf-tools audit compares it. Calibrated files are refused."""
+The exit code is 0 if all tensors have the same bytes and the file type gives their types, and 1 otherwise.
+`same` says nothing of the rest of the header; gguf-tools audit compares it. Calibrated files are refused."""
 
 EPILOG = """\
 examples:
@@ -95,4 +95,4 @@ def carry_out(request: _Request) -> int:
         say_json(result.to_json())
     else:
         say(*result.lines())
-    return 0 if result.is_same else 1
+    return 0 if result.is_as_claimed else 1
