@@ -10,7 +10,7 @@ import yaml
 
 from convert.card.facts import CalibrationFacts, FileFacts, Matrix, Origin, Report
 from convert.card.markdown import as_address, as_code, as_markdown
-from convert.card.shell import command_line, comment
+from convert.card.shell import command_line, comment, shell_word
 from convert.card.usage import memory_lines, recommended, run_lines
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
@@ -123,6 +123,8 @@ def _body(card: Card) -> Iterator[str]:
         yield ""
         yield _matrix_text(matrix)
     yield from _padding_lines(card.files)
+    yield ""
+    yield _check_text(card)
     if card.report is not None:
         yield ""
         yield _report_text(card.report)
@@ -216,6 +218,17 @@ def _report_text(report: Report) -> str:
         f" (its own: {text.base_ppl:.4f}), on {name}: {text.n_tokens:,} tokens measured,"
         f" in chunks of {text.chunk_size}."
     )
+
+
+def _check_text(card: Card) -> str:
+    """Say how anyone can check a file."""
+    file = recommended(card.files)
+    words = ["gguf-tools", "rederive", file.name, "--source", card.origin.repo or "MODEL"]
+    if file.calibration is not None:
+        words += ["--calibrate", file.calibration.text or "TEXT"]
+    elif file.matrix is not None:
+        words += ["--imatrix", file.matrix.file or "MATRIX"]
+    return f"Check that a file is what the original makes of it: {as_code(' '.join(map(shell_word, words)))}."
 
 
 def _matrix_text(matrix: Matrix) -> str:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PATTERNS = (
     "*.gguf", "*.imatrix", "*.dat", "*.safetensors",
-    "README.md", "SHA256SUMS", "LICENSE*", "NOTICE*", "*.license",
+    "README.md", "SHA256SUMS", "attestation.json", "LICENSE*", "NOTICE*", "*.license",
     "*.losses.json", "*.evaluation.json", "*.html", "*.svg", "*.png", "*.csv",
     "config.json", "generation_config.json", "*tokenizer*.json", "*.index.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "*.jinja", "*.model",
@@ -129,7 +129,7 @@ def _check_link(folder: Path, path: Path) -> None:
         )
 
 
-_LAST = ("README.md", "SHA256SUMS")
+_LAST = ("README.md", "SHA256SUMS", "attestation.json")
 """Files that speak of others, which should be there before them."""
 
 

@@ -13,6 +13,7 @@ from convert.card.markdown import as_address, as_markdown
 from convert.card.write import CARD_NAME, CardRequest, write_card
 from gguf_tools import __version__
 from gguf_tools.choices import filled
+from gguf_tools.commands.attestation import ATTESTATION_NAME, statement
 from gguf_tools.commands.cook.estimate import Cost, Estimates
 from gguf_tools.commands.cook.files import make_files
 from gguf_tools.commands.cook.record import FOLDER, Record, sha256
@@ -122,6 +123,7 @@ def steps_of(request: CookRequest) -> Iterator[Step]:
     yield from map(_file_step, request.wanted, [request] * len(request.wanted))
     if request.held_out is not None:
         yield _evaluation_step(request, request.held_out)
+    yield _attestation_step(request)
     yield Step(CARD, "card", (request.folder / CARD_NAME,), _write_card, lambda estimates, before: Cost(4096))
     yield Step(
         "sums", "checksums", (request.folder / _SUMS_NAME,), _write_sums,
@@ -169,6 +171,27 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
         lambda estimates, before: estimates.evaluation(text),
         decided_by,
         planned="divergence",
+        renewed=True,
+    )  # fmt: skip
+
+
+def _attestation_step(request: CookRequest) -> Step:
+    outputs = [request.output(each) for each in request.wanted]
+
+    def decided_by(cooking: Cooking) -> Mapping[str, Any]:
+        of_text = {key: cooking.of_text[key] for key in ("model", "text", "version")}
+        return {**of_text, "files": {output.name: cooking.record.digest(output) for output in outputs}}
+
+    def write(cooking: Cooking, progress: Shown) -> None:
+        inputs = (request.source, request.text, request.matrix)
+        made_of = [path for path in inputs if path is not None]
+        said = statement(outputs, made_of, request.typed, cooking.record.digest)
+        write_whole(request.folder / ATTESTATION_NAME, (json_text(said) + "\n").encode())
+
+    return Step(
+        "attestation", "attestation", (request.folder / ATTESTATION_NAME,), write,
+        lambda estimates, before: Cost(4096),
+        decided_by,
         renewed=True,
     )  # fmt: skip
 

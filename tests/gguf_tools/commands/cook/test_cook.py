@@ -16,6 +16,7 @@ import pytest
 
 import gguf_tools.commands.main
 from convert import convert
+from gguf_tools.commands.attestation import Attestation
 from gguf_tools.commands.cook.record import sha256
 from imatrix.store import load
 from tests.support.hub_server import HubServer
@@ -57,7 +58,8 @@ def test_a_small_run_and_more_types_later(texts: Path, capsys: pytest.CaptureFix
     """Files are those of the single commands, and a second run makes only what it asks for more."""
     assert gguf_tools.commands.main.main(words("Q8_0", "-o", "out", "-q")) == 0
     assert sorted(contents(texts / "out")) == [
-        "README.md", "SHA256SUMS", "tiny-deepseek-v3-Q8_0.gguf", "tiny-deepseek-v3.imatrix.gguf",
+        "README.md", "SHA256SUMS", "attestation.json", "tiny-deepseek-v3-Q8_0.gguf",
+        "tiny-deepseek-v3.imatrix.gguf",
     ]  # fmt: skip
     assert sums_agree(texts / "out")
     made = texts / "out" / "tiny-deepseek-v3-Q8_0.gguf"
@@ -68,7 +70,10 @@ def test_a_small_run_and_more_types_later(texts: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert gguf_tools.commands.main.main(words("Q8_0,F16", "-o", "out")) == 0
     err = capsys.readouterr().err
-    assert "[1/5] there already\n[2-3/5] F16\n" in err
+    assert "[1/6] there already\n[2-3/6] F16\n[4/6] attestation\n" in err
+    said = Attestation.read(texts / "out" / "attestation.json")
+    assert not list(said.findings(made, [EXAMPLE, texts / "cal.txt", matrix]))
+    assert set(said.subjects) == {made.name, "tiny-deepseek-v3-F16.gguf"}
     assert made.stat() == first
     assert sums_agree(texts / "out")
     assert (texts / "out" / "README.md").read_text().count("| [tiny-deepseek-v3-") == 2
