@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+from convert.rederive.options import RederiveOptions
 from gguf_tools.errors import BadArgument, BadRequest, ToolkitError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
@@ -34,15 +35,19 @@ def says_importances(metadata: Metadata) -> bool:
     return any(key in metadata for key in _IMATRIX_KEYS)
 
 
-def refuse_what_lacks(file: GGUFSource, matrix: ImportanceFile | None) -> None:
-    """Raise BadRequest for a calibrated file, BadArgument for importances that are missing."""
-    for key in (METHOD_KEY, REFINED_KEY):
-        if key in file.metadata:
-            raise BadRequest(
-                f"{file.path}: was calibrated or refined ({key}), and such bytes can't be made again by this"
-                " version; gguf-tools audit compares its values"
-            )
-    if matrix is None and says_importances(file.metadata):
+def refuse_what_lacks(file: GGUFSource, options: RederiveOptions) -> None:
+    """Raise BadRequest for a refined file, BadArgument for a text or importances that are missing."""
+    if REFINED_KEY in file.metadata:
+        raise BadRequest(
+            f"{file.path}: was refined ({REFINED_KEY}), and such bytes can't be made again by this version;"
+            " gguf-tools audit compares its values"
+        )
+    if options.calibration is not None or METHOD_KEY in file.metadata:
+        if options.sample is not None:
+            raise BadArgument(f"{file.path}: was calibrated, so all of it is made again; leave --sample out")
+        if options.calibration is None or options.importances is not None:
+            raise BadArgument(f"{file.path}: was calibrated; name the text alone, with --calibrate")
+    elif options.importances is None and says_importances(file.metadata):
         named = file.metadata.get(keys.QUANTIZE_IMATRIX_FILE)
         which = f" {named.data}" if named is not None else ""
         raise BadArgument(
@@ -96,18 +101,18 @@ def file_type_finding(
     if not misfits:
         return words, None
     others = (each for name in FILE_TYPES if (each := find_recipe(name)) != recipe and each.default)
-    fitting = next(
-        (words for each in others if not (found := planner.nearest(each))[0] for words in found[1:]), ""
-    )
-    n_types = sum(planner.may_change(name) for name in types)
+    fitting = next((words for each in others for wrong, words in [planner.nearest(each)] if not wrong), "")
     about = (keys.FILE_TYPE,)
     if fitting:
         text = f"says {recipe.name}, and the types are those of {fitting}"
         return fitting, Finding("file-type", text, Level.BAD, about)
-    text = f"says {recipe.name}, by which {len(misfits)} of {n_types} matrices would have another type"
-    if len(misfits) == n_types:
+    # The types of embeddings and output can always be those of options, so they say nothing.
+    of_layers = {name for name, each in types.items() if each.is_quantized and layer_of(name) is not None}
+    n_types, n_wrong = len(of_layers), len(of_layers.intersection(misfits))
+    text = f"says {recipe.name}, by which {n_wrong} of {n_types} matrices would have another type"
+    if n_wrong == n_types:
         return "", Finding("file-type", text, Level.BAD, about)
-    level = Level.WARNING if 2 * len(misfits) > n_types else Level.NOTE
+    level = Level.WARNING if 2 * n_wrong > n_types else Level.NOTE
     return f"{recipe.name} with types by hand", Finding("file-type", text, level, about)
 
 
@@ -135,25 +140,24 @@ class _Planner:
         facts = (ModelFacts.from_metadata(each, has_layers=has_layers) for each in models)
         self._facts = tuple(dict.fromkeys(facts))
 
-    def may_change(self, name: str) -> bool:
-        """Whether a file type decides about a tensor, as far as its type tells."""
-        return self._types[name].is_quantized
-
     def nearest(self, recipe: Recipe) -> tuple[list[str], str]:
         """Find the options under which a recipe gives the file's types, or nearly: misfits, and the words."""
-        best: tuple[list[str], str] | None = None
-        either = (False, True)
-        for facts, pure, embedding, output in product(self._facts, either, either, either):
-            options, words = self._options(recipe, pure, output, embedding)
-            misfits = self._misfits(recipe, options, facts)
-            if best is None or len(misfits) < len(best[0]):
-                best = misfits, words
-            if not misfits:
-                break
-        assert best is not None
-        return best
+        tried = []
+        for facts, pure in product(self._facts, (False, True)):
+            options, words = self._options(recipe, pure, output=True, embedding=True)
+            tried.append((self._misfits(recipe, options, facts), words, facts, pure))
+        misfits, words, facts, pure = min(tried, key=lambda each: len(each[0]))
+        if misfits:
+            return misfits, words
+        for embedding, output in ((False, False), (False, True), (True, False)):
+            options, fewer = self._options(recipe, pure, output=output, embedding=embedding)
+            if not self._misfits(recipe, options, facts):
+                return [], fewer
+        return [], words
 
-    def _options(self, recipe: Recipe, pure: bool, output: bool, embedding: bool) -> tuple[PlanOptions, str]:
+    def _options(
+        self, recipe: Recipe, pure: bool, *, output: bool, embedding: bool
+    ) -> tuple[PlanOptions, str]:
         of_output = self._types.get("output.weight") or self._types.get("token_embd.weight")
         of_embedding = self._types.get("token_embd.weight")
         words = [recipe.name, *(["--pure"] * pure)]

@@ -24,16 +24,18 @@ from quantize.fill.sources import SourceTensor
 class Compared:
     """How rows that were made again compare with those of a file.
 
-    n_rows     rows that were compared
-    n_blocks   blocks in them
-    n_differ   blocks with other bytes
-    rows       numbers of the first rows with such blocks, at most MOST_ROWS of each chunk
-    number     provenance of what was made, UNKNOWN where not all of it was
+    n_rows         rows that were compared
+    n_blocks       blocks in them
+    n_differ       blocks with other bytes
+    n_rows_differ  rows with such blocks, or groups of rows where rows are interleaved
+    rows           numbers of the first of them, at most MOST_ROWS of each chunk
+    number         provenance of what was made, UNKNOWN where not all of it was
     """
 
     n_rows: int
     n_blocks: int
     n_differ: int
+    n_rows_differ: int = 0
     rows: tuple[int, ...] = ()
     number: int = UNKNOWN
 
@@ -106,6 +108,7 @@ def compare(
         sum(part.n_rows for part in parts),
         sum(part.n_blocks for part in parts),
         sum(part.n_differ for part in parts),
+        sum(part.n_rows_differ for part in parts),
         tuple(row for part in parts for row in part.rows),
         number,
     )
@@ -123,7 +126,7 @@ def _compare_rows(info: TensorInfo, stored: SourceTensor, way: Way, rows: RowRan
         n_differ += int(wrong.sum())
         found += (first + group * np.flatnonzero(wrong.any(axis=1))).tolist()
         first += n_rows
-    return Compared(len(rows), n_blocks, n_differ, tuple(found[:MOST_ROWS])), digest.value()
+    return Compared(len(rows), n_blocks, n_differ, len(found), tuple(found[:MOST_ROWS])), digest.value()
 
 
 def chance_to_slip(tensors: Iterator[TensorInfo], n_rows: int, n_changed: int) -> float:

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from gguf_tools.argument_types import CheckedFields, Count, Seed, Threads
 from quantize.importances import ImportanceSource
+from quantize.options import Calibrating
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class RederiveOptions(CheckedFields):
     """How to make a file again.
 
     importances   those that the file was made with: a path, what `imatrix.load` returns, or a mapping
+    calibration   how the file was calibrated, with the text: `gguf_tools.Calibration`; None: it was not
     sample        make so many rows of each tensor; None: all
     seed          decides which rows; None: drawn anew, and told
     stop          stop at the first tensor that differs
@@ -22,6 +24,7 @@ class RederiveOptions(CheckedFields):
     """
 
     importances: ImportanceSource | None = None
+    calibration: Calibrating | None = None
     sample: Count | None = None
     seed: Seed | None = None
     stop: bool = False
@@ -33,6 +36,7 @@ class RederiveChoices(TypedDict, total=False):
     """The fields of RederiveOptions as keyword arguments."""
 
     importances: ImportanceSource | None
+    calibration: Calibrating | None
     sample: Count | None
     seed: Seed | None
     stop: bool

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -23,15 +24,17 @@ from convert.rederive.claims import (
     refuse_what_lacks,
 )
 from convert.rederive.compare import Compared, chance_to_slip, compare, sampled, whole
+from convert.rederive.digests import digest_findings
 from convert.rederive.faults import Case, name_fault
 from convert.rederive.options import RederiveChoices, RederiveOptions
+from convert.rederive.recalibrate import recalibrated
 from convert.rederive.report import Rederivation, TensorVerdict
 from convert.rederive.ways import Way, ways_of
 from gguf_tools.argument_types import checked
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadArgument, QuantError
 from gguf_tools.files.named_files import AnyPath
-from gguf_tools.findings import Finding, Level
+from gguf_tools.findings import Finding, Level, Tell, tell_all, teller
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
@@ -69,8 +72,8 @@ def rederive(
     source    the GGUF file or the folder that it was made of
     progress  True, a function, a bar of tqdm or rich, or a CancelToken
     choices   fields of RederiveOptions as keyword arguments; they replace those of `options`
-    raises    BadArgument for a file that was made with importances where none are given, BadRequest for one
-              that was calibrated, and ToolkitError for what can't be read. What differs is in the result
+    raises    BadArgument for importances or a calibration text that are missing or others than the file's,
+              and ToolkitError for what can't be read. What differs is in the result
     """
     options = with_choices(choices, options or RederiveOptions())
     if options.seed is not None and options.sample is None:
@@ -79,12 +82,14 @@ def rederive(
         if source is None:
             raise BadArgument(f"{opened.path}: name what it was made of with --source{_hint(opened)}")
         matrix = None if options.importances is None else importance_file(options.importances)
-        refuse_what_lacks(opened, matrix)
+        refuse_what_lacks(opened, options)
         with open_audit_base(source, opened, allow_pickle=options.allow_pickle) as base:
-            layers = match_layers(opened, base)
-            job = _Job(opened, base, layers, options, matrix, rounded=Path(source).is_dir())
+            layers, is_folder = match_layers(opened, base), Path(source).is_dir()
+            job = _Job(opened, base, layers, options, matrix, is_folder, teller(quiet=not progress))
+            if options.calibration is not None:
+                return job.result(recalibrated(opened, source, base, layers, options, progress))
             with Bar("making again", BYTES, show=progress) as bar:
-                return job.run(bar)
+                return job.result(job.verdicts(bar))
 
 
 def _hint(file: GGUFSource) -> str:
@@ -100,6 +105,7 @@ class _Job:
     layers   which layer of the base each of the file's is
     matrix   the importances that are given, None for none
     rounded  whether a file of another float type may lie between the source and the file
+    tell     told what can be said before anything is made
     """
 
     file: GGUFSource
@@ -108,45 +114,57 @@ class _Job:
     options: RederiveOptions
     matrix: ImportanceFile | None
     rounded: bool
+    tell: Tell
     _likely: tuple[str, bool] = field(default=("", True), init=False)
 
-    def run(self, bar: Bar) -> Rederivation:
-        infos = tuple(self.file.tensors.values())
-        known = [info for info in infos if self._has_source(info)]
-        sources = self._sources(known)
-        findings = [*importance_findings(self.file.metadata, self.matrix), *self._left_out()]
-        file_type, finding = self._file_type(sources)
+    @cached_property
+    def seed(self) -> int:
+        """Number that decides which rows are sampled."""
+        return secrets.randbits(32) if self.options.seed is None else self.options.seed
+
+    def result(self, verdicts: Iterable[TensorVerdict]) -> Rederivation:
+        """Put together what is said of the header and, as it is made, of each tensor."""
+        digests = list(digest_findings(self.file, self.row_sources))
+        tell_all(digests, self.tell)  # long before the verdict
+        findings = [*digests, *importance_findings(self.file.metadata, self.matrix), *self._left_out()]
+        file_type, finding = self._file_type()
         findings += [finding] if finding is not None else []
+        found = []
+        for verdict in verdicts:
+            found.append(verdict)
+            if self.options.stop and verdict.verdict != "same":
+                break
+        infos, sample = self.file.tensors.values(), self.options.sample
+        chances = {} if sample is None else {n: chance_to_slip(iter(infos), sample, n) for n in CHANGED_ROWS}
+        return Rederivation(
+            Path(self.file.path), self.base.path, file_type, tuple(found), tuple(findings), sample,
+            None if sample is None else self.seed, chances, len(infos) - len(found),
+        )  # fmt: skip
+
+    @cached_property
+    def row_sources(self) -> RowSources:
+        """Sources of the tensors, with the importances that are given."""
+        return RowSources(self._sources, self._importances())
+
+    def verdicts(self, bar: Bar) -> Iterator[TensorVerdict]:
+        """Make each tensor again, and yield what is to be said of it."""
+        sources = self.row_sources
         n_threads = self.options.n_threads or os.cpu_count() or 1
+        infos = self.file.tensors.values()
+        known = (info for info in infos if info.name in sources.tensors)
         encoded = [info for info in known if sources.is_encoded(info.name, info.type)]
         compile_all((Encoding.of(sources, info.name, info.type) for info in encoded), n_threads)
-        sample, seed = self.options.sample, self.options.seed
-        seed = secrets.randbits(32) if sample is not None and seed is None else seed
-        verdicts: list[TensorVerdict] = []
         bar.start(sum(info.n_bytes for info in infos), 0)
         with ThreadPoolExecutor(n_threads) as pool:
             for info in infos:
-                verdicts.append(self._verdict(info, sources, pool, seed))
+                yield self._verdict(info, sources, pool)
                 bar.advance(info.n_bytes)
-                if self.options.stop and verdicts[-1].verdict != "same":
-                    break
-        chances = {}
-        if sample is not None:
-            chances = {rows: chance_to_slip(iter(infos), sample, rows) for rows in CHANGED_ROWS}
-        return Rederivation(
-            Path(self.file.path), self.base.path, file_type, tuple(verdicts), tuple(findings),
-            sample, seed, chances, len(infos) - len(verdicts),
-        )  # fmt: skip
-
-    def _has_source(self, info: TensorInfo) -> bool:
-        source = self._source(info)
-        return source is not None and _shape(source.shape) == _shape(info.shape)
 
     def _source(self, info: TensorInfo) -> SourceTensor | None:
         return self.base.find(self.layers.name(info.name))
 
-    def _file_type(self, sources: RowSources) -> tuple[str, Finding | None]:
-        described = [TensorInfo(name, each.shape, each.type) for name, each in sources.tensors.items()]
+    def _file_type(self) -> tuple[str, Finding | None]:
+        described = [TensorInfo(name, each.shape, each.type) for name, each in self._sources.items()]
         as_if = F32 if self.rounded else None
         return file_type_finding(
             self.file, described, self.base.metadata, is_weighed=self.matrix is not None, as_if=as_if
@@ -164,17 +182,20 @@ class _Job:
         if missing:
             yield Finding("left-out", "only the source has it", Level.WARNING, missing)
 
-    def _sources(self, known: Sequence[TensorInfo]) -> RowSources:
-        tensors: dict[str, SourceTensor] = {}
-        for info in known:
-            source = self._source(info)
-            assert source is not None
-            tensors[info.name] = source
-        return RowSources(tensors, self._importances(known))
+    @cached_property
+    def _sources(self) -> dict[str, SourceTensor]:
+        """Sources of the tensors, without those that the source has not in this shape."""
+        found = ((info, self._source(info)) for info in self.file.tensors.values())
+        return {
+            info.name: source
+            for info, source in found
+            if source is not None and _shape(source.shape) == _shape(info.shape)
+        }
 
-    def _importances(self, known: Sequence[TensorInfo]) -> Mapping[str, ResolvedImportance]:
+    def _importances(self) -> Mapping[str, ResolvedImportance]:
         if self.matrix is None:
             return {}
+        known = [self.file.tensor(name) for name in self._sources]
         old = {info.name: replace(info, name=self.layers.name(info.name)) for info in known}
         entries = fit_importances(self.matrix.entries, self.file.metadata, list(old.values()))
         n_heads = ModelFacts.from_metadata(self.file.metadata, has_layers=False).n_heads
@@ -182,17 +203,15 @@ class _Job:
         found = ((info.name, resolve(old[info.name], entries, n_heads)) for info in weighed)
         return {name: resolved for name, resolved in found if resolved is not None}
 
-    def _verdict(
-        self, info: TensorInfo, sources: RowSources, pool: Executor, seed: int | None
-    ) -> TensorVerdict:
+    def _verdict(self, info: TensorInfo, sources: RowSources, pool: Executor) -> TensorVerdict:
         if info.name not in sources.tensors:
             found = self._source(info)
             text = "the source has no such tensor" if found is None else f"the source's is {found.shape}"
             return TensorVerdict(info.name, info.type.name, "not made", kind="no-source", text=text)
         stored = GGUFTensor(self.file, info.name)
         span, sample = sources.rows_per_weights().get(info.name), self.options.sample
-        is_whole = seed is None or sample is None
-        ranges = whole(info, span) if is_whole else sampled(info, span, sample or 0, seed or 0)
+        is_whole = sample is None
+        ranges = whole(info, span) if sample is None else sampled(info, span, sample, self.seed)
         ways = sorted(
             ways_of(info, sources, rounded=self.rounded),
             key=lambda way: (way.through, way.is_weighed) != self._likely,

@@ -6,20 +6,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gguf_tools.findings import Finding
 from gguf_tools.text import counted, in_layer_ranges, printable
 
-Verdict = Literal["same", "differs", "not made"]
+Verdict = Literal["same", "consistent", "differs", "not made"]
 
 
 @dataclass(frozen=True)
 class TensorVerdict:
     """Result of making a tensor again.
 
-    verdict    "same", "differs", or "not made" where something is missing for it
-    through    type of 16 bits that its source went through, "" for none
+    verdict    "same", "differs", "not made" where something is missing for it, or "consistent": calibrated
+               bytes that differ as they do between processors, which proves nothing
+    through    type of 16 bits that its source went through, or the grid that it kept; "" for neither
     n_rows     rows that were made
     n_blocks   blocks in them
     n_differ   blocks with other bytes
@@ -133,6 +134,7 @@ class Rederivation:
         if self.is_same:
             rows = "every byte" if self.sample is None else "each sampled row"
             return f"same: {rows} of {made}{'' if self.is_as_claimed else '; but the header lies'}"
-        verdicts: tuple[Verdict, ...] = ("same", "differs", "not made")
-        parts = [f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict]]
-        return f"not the same: of {made}: {', '.join(parts)}"
+        parts = [f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict]]
+        differs = counts["differs"] or counts["not made"]
+        what = "not the same" if differs else "consistent, which is no proof"
+        return f"{what}: of {made}: {', '.join(parts)}"

@@ -16,13 +16,18 @@ from gguf_tools.format.ggml_types import BF16, F16, GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.encode import RowSources
 from quantize.fill.sources import FLOAT_DTYPES, MadeOfTensor, SourceTensor, rows_dtype
+from quantize.grids import GridTensor
+from quantize.plan.decide import KEEPING
+
+GRID = "the grid of its weights"
 
 
 @dataclass(frozen=True)
 class Way:
     """One way to make a tensor.
 
-    through     type of 16 bits that its source was rounded to before, "" for none
+    through     type of 16 bits that its source was rounded to before, "" for none; GRID where its weights lie
+                on a grid of 4 bits that --keep-grid has left as it is
     is_weighed  whether the importances that are known for it are used; True where there are none
     sources     from which it is made so
     """
@@ -57,12 +62,12 @@ def ways_of(info: TensorInfo, sources: RowSources, *, rounded: bool) -> Iterator
     if rounded and sources.is_encoded(info.name, info.type):
         dtype = rows_dtype(sources.tensors[info.name].type)
         through += [type_.name for type_ in (BF16, F16) if FLOAT_DTYPES[type_] != dtype]
+    source = sources.tensors[info.name]
+    made_of = {name: Rounded(source, by_name(name)) if name else source for name in through}
     for weighed in (True, False) if info.name in sources.importances else (True,):
-        for name in through:
-            yield Way(name, weighed, _changed(info.name, sources, name, weighed))
-
-
-def _changed(tensor: str, sources: RowSources, through: str, weighed: bool) -> RowSources:
-    source = sources.tensors[tensor]
-    made_of = Rounded(source, by_name(through)) if through else source
-    return replace(sources, tensors={tensor: made_of}, importances=sources.importances if weighed else {})
+        importances = sources.importances if weighed else {}
+        for name, tensor in made_of.items():
+            yield Way(name, weighed, replace(sources, tensors={info.name: tensor}, importances=importances))
+    if info.type in KEEPING and source.type in FLOAT_DTYPES:
+        for tensor in made_of.values():
+            yield Way(GRID, True, RowSources({info.name: GridTensor(tensor, info.type)}, {}))

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
+from gguf_tools.errors import BadArgument
 from gguf_tools.findings import Tell, tell_all, tell_nobody
+from gguf_tools.format import keys
+from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from imatrix.calibrate.options import CalibrationOptions
 from imatrix.calibrate.shapes import network_of_model, promises
 from imatrix.calibrate.together import SharedWork
-from imatrix.forward.options import require_torch
+from imatrix.forward.options import DType, ForwardOptions, require_torch
 from imatrix.texts.mixture import mixture_sha256, read_text
 from imatrix.texts.quality import TextQuality, admit, judge, script_findings
-from imatrix.texts.tokens import Text, Vocabulary
+from imatrix.texts.tokens import Cut, Text, Vocabulary
 from quantize.fill.filling import Calibrator, FillJob, Output
 from quantize.importances.entries import ImportanceFile, PromisedImportance
 from quantize.importances.text_sketch import TextSketch
+from quantize.options import METHOD_KEY
 from quantize.plan.plan import Plan
+from quantize.rounding.methods import METHODS
 from quantize.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -45,6 +52,20 @@ class Calibration(CalibrationOptions):
         order = "layer after layer" if self.sequential else "each tensor by itself"
         dtype = "" if self.forward.dtype == "float32" else f", in {self.forward.dtype}"
         return f"{self.method}, {order}{dtype}" + ("" if self.embedding else ", token_embd left out")
+
+    @classmethod
+    def like(cls, file: GGUFSource, text: str | os.PathLike[str], chunk_size: int) -> Self:
+        """Take the settings that a calibrated file names: method, and number of chunks.
+
+        raises  BadArgument for a method that this version has not
+        """
+        said, chunks = file.metadata.get(METHOD_KEY), file.metadata.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT)
+        cut, either = Cut(chunk_size, n_chunks=None if chunks is None else chunks.data), (True, False)
+        for method, dtype, sequential, embedding in product(METHODS, get_args(DType), either, either):
+            options = cls(text, cut, sequential, method, embedding, forward=ForwardOptions(dtype=dtype))
+            if said is None or said.data == options.label:
+                return options
+        raise BadArgument(f"{file.path}: {METHOD_KEY} is {said!r}, which this version does not know")
 
     def begin(self) -> BegunCalibration:
         """Begin to plan; what plans and runs share is kept in what this returns."""

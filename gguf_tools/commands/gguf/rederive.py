@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools.argument_types import COUNT, SEED
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
+from gguf_tools.commands.arguments.forward import DEFAULT_CONTEXT, add_context_argument
+from gguf_tools.errors import BadArgument
+from gguf_tools.findings import tell_all, teller
+from gguf_tools.format.shards import open_gguf
 from gguf_tools.text import say, say_json
 
 if TYPE_CHECKING:
@@ -22,7 +26,9 @@ type of the file that lay between. What differs is named: changed blocks, other 
 file type that does not give these types.
 
 The exit code is 0 if all tensors have the same bytes and the file type gives their types, and 1 otherwise.
-`same` says nothing of the rest of the header; gguf-tools audit compares it. Calibrated files are refused."""
+`same` says nothing of the rest of the header; gguf-tools audit compares it. A calibrated
+file takes as long as calibrating it. With another processor or torch, it is consistent with its source at
+most, and the exit code is 1."""
 
 EPILOG = """\
 examples:
@@ -37,12 +43,14 @@ examples:
 class _Request(command.Asked):
     """Request of the command line.
 
-    source   a path, or a name on the Hub; None: it is missing, which the error says
-    options  how to make the file again
+    source       a path, or a name on the Hub; None: it is missing, which the error says
+    attestation  what is said of the file and what it was made of
+    options      how to make the file again
     """
 
     file: Path
     source: str | None
+    attestation: Path | None
     options: RederiveOptions
 
 
@@ -62,12 +70,23 @@ def add_to(commands: command.Subcommands) -> None:
         "--imatrix", dest="importances", metavar="FILE", help="the importances that FILE was made with"
     )
     sub.add_argument(
+        "--calibrate", type=command.text_file, action=command.StoreOnce, metavar="TEXT",
+        help="the text that FILE was calibrated on; method and number of chunks are those that FILE names"
+        " (needs torch, and a temporary folder for the model)",
+    )  # fmt: skip
+    add_context_argument(sub)
+    sub.add_argument(
         "--sample", type=command.number(COUNT), metavar="N",
         help="make N rows of each tensor, and say what chance a change has to slip through",
     )  # fmt: skip
     sub.add_argument(
         "--seed", type=command.number(SEED), metavar="N",
         help="chooses the rows of the sample (default: another one each time; it is printed)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--attestation", type=Path, metavar="A.json",
+        help="compare the digests of all files with those that a statement of gguf-tools attest names, before"
+        " anything is made; without --source, MODEL is the one on the Hub that it names",
     )  # fmt: skip
     sub.add_argument("--stop", action="store_true", help="stop at the first tensor that differs")
     sub.add_argument(
@@ -81,16 +100,34 @@ def add_to(commands: command.Subcommands) -> None:
 def _read(args: argparse.Namespace) -> _Request:
     from convert.rederive.options import RederiveOptions
 
-    return filled(_Request, args, options=filled(RederiveOptions, args))
+    calibration = None
+    if args.calibrate is not None:
+        from imatrix.calibrate.calibration import Calibration
+
+        with open_gguf(args.file) as file:
+            calibration = Calibration.like(file, args.calibrate, args.chunk_size)
+    elif args.chunk_size != DEFAULT_CONTEXT:
+        raise BadArgument("-c is for --calibrate, which is missing")
+    return filled(_Request, args, options=filled(RederiveOptions, args, calibration=calibration))
 
 
 def carry_out(request: _Request) -> int:
     """Make a file again and print what was found; return the exit code."""
     from convert.rederive.pipeline import rederive
     from convert.sources import model_path
+    from gguf_tools.commands.attestation import Attestation
 
-    source = None if request.source is None else model_path(request.source, quiet=request.quiet)
-    result = rederive(request.file, source, request.options, progress=not request.quiet)
+    said = None if request.attestation is None else Attestation.read(request.attestation)
+    named = request.source if request.source is not None or said is None else said.model
+    source, options = None if named is None else model_path(named, quiet=request.quiet), request.options
+    given = (source, options.importances, getattr(options.calibration, "text", None))
+    made_of = [Path(each) for each in given if isinstance(each, str | Path)]
+    attested = () if said is None else tuple(said.findings(request.file, made_of))
+    tell_all(attested, teller(quiet=request.quiet))
+    if attested and options.stop:
+        return 1
+    result = rederive(request.file, source, options, progress=not request.quiet)
+    result = replace(result, findings=(*attested, *result.findings))
     if request.json:
         say_json(result.to_json())
     else:
