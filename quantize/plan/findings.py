@@ -17,7 +17,7 @@ from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import number_ranges
 from quantize.formats import decodable, encodable
-from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances
+from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances, PromisedImportance
 from quantize.plan.decide import Decider, PlanOptions, TensorPlan
 from quantize.plan.overrides import Override, find_override, idle_overrides, rules_for
 from quantize.plan.recipe_files import LACKED_BY
@@ -269,7 +269,11 @@ def _uses_of_data(
     known = {tensor.name for tensor in source}
     strange = [n for n in importances if known.isdisjoint((n, *siblings_with_same_activations(n)))]
     level = Level.NOTE if _NEVER_COLLECTED.issuperset(without) else Level.WARNING
-    yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total, level)
+    what = "no data in the importance matrix"
+    if any(isinstance(entry, PromisedImportance) for entry in importances.values()):
+        without = [name for name in without if name not in _NEVER_COLLECTED]  # calibration has its own data
+        what = "calibration collects no importances"
+    yield from _about(Kind.NO_DATA, what, without, total, level)
     yield from _about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
     yield from _about(Kind.SHARED_DATA, "one row of importances for all matrices", shared, total)
     yield from _about(

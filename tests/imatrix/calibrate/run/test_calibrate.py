@@ -214,8 +214,10 @@ def test_a_dry_run_tells_what_will_be_needed(
         "Q2_K",
     )
     assert main([str(word) for word in words]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
     assert "calibration: 2,048 tokens in 16 chunks" in lines
+    assert "importance matrix" not in said.out + said.err
     for what in ("memory", "disk", "time"):
         assert sum(line.startswith(f"  {what}") for line in lines) == 1
     assert list(tmp_path.iterdir()) == []
