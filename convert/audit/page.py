@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from convert.audit.report import AuditReport, TensorAudit, folded, where_text
-from gguf_tools.hub.names import folder_name
 from gguf_tools.text import html_text
 from gguf_tools.web_page import page_html
 
@@ -17,10 +16,18 @@ td.name, th.name { text-align: left; }
 .bad { color: var(--bad); } .warning { color: var(--warning); } .note { color: var(--muted); }
 .bar { display: inline-block; height: .6em; background: var(--series-0); border-radius: 2px; }
 .bar.bad { background: var(--bad); }
+@media (max-width: 760px) {
+  .findings th { display: none; }
+  .findings td { display: block; border: 0; padding: 0; min-width: 0; }
+  .findings tr { display: block; padding: .3rem 0; border-bottom: 1px solid var(--grid); }
+}
 """
 
 _WIDEST = 8.0
 """Width of the longest bar, in em."""
+
+_LEAST_SCALE = 2.0
+"""The longest bar stands for this ratio or more, so that a file without faults has no long bars."""
 
 
 def audit_page(report: AuditReport) -> str:
@@ -29,8 +36,7 @@ def audit_page(report: AuditReport) -> str:
     title = f"{report.file.name}: {outcome}"
     sections = [
         f"<h1>{html_text(title)}</h1>",
-        f'<p class="note">Compared with {html_text(folder_name(report.base))}:'
-        f" {html_text(report.summary())}.</p>",
+        f'<p class="note">{html_text(report.summary())}.</p>',
         *_findings(report),
         *_divergence(report),
         *_tensors(report.tensors),
@@ -43,13 +49,14 @@ def _findings(report: AuditReport) -> Iterator[str]:
         return
     yield "<h2>Findings</h2>"
     yield from _table(
+        "scroll findings",
         ("level", "where", "finding"),
         [
             f'<td><span class="level {each.level}">{each.level}</span></td>'
             f'<td class="name">{html_text(where_text(each))}</td><td class="text">{html_text(each.text)}</td>'
             for each in folded(report.findings)
         ],
-        left=2,
+        left=3,
     )
 
 
@@ -63,22 +70,25 @@ def _divergence(report: AuditReport) -> Iterator[str]:
 def _tensors(tensors: Sequence[TensorAudit]) -> Iterator[str]:
     yield "<h2>Tensors</h2>"
     yield (
-        '<p class="note">The relative error of each tensor, and what its type makes of the same weights'
-        " without importances. Importances and calibration raise the plain error on purpose: they move it"
-        " to where it does less harm. A bar is the error in units of the type's.</p>"
+        '<p class="note">"error" is the relative error of the tensor. "encoder\'s" is the error that the'
+        ' encoder of its type makes in the same weights without importances. "times" is the first divided by'
+        " the second, also as a bar. Importances and calibration raise this quotient on purpose: they move"
+        " errors to where the errors do less harm.</p>"
     )
-    longest = max((_ratio(each) for each in tensors), default=1.0)
+    longest = max([_LEAST_SCALE, *map(_ratio, tensors)])
     rows = []
     for each in sorted(tensors, key=lambda each: not each.diagnoses):
         kind = "bar bad" if each.diagnoses else "bar"
-        width = _WIDEST * _ratio(each) / longest if longest else 0.0
+        ratio = f"{each.relative / each.expected:.2f}" if each.expected else ""
+        width = _WIDEST * _ratio(each) / longest
         rows.append(
             f'<td class="name">{html_text(each.name)}</td><td class="name">{each.type}</td>'
-            f"<td>{each.relative:.3%}</td><td>{each.expected:.3%}</td><td>{each.cosine:.4f}</td>"
-            f"<td>{each.n_rows_read:,} of {each.n_rows:,}</td>"
+            f"<td>{each.relative:.3%}</td><td>{each.expected:.3%}</td><td>{ratio}</td>"
             f'<td class="name"><span class="{kind}" style="width: {width:.2f}em"></span></td>'
+            f"<td>{each.cosine:.4f}</td><td>{each.n_rows_read:,} of {each.n_rows:,}</td>"
         )
-    yield from _table(("tensor", "type", "error", "type's", "cosine", "rows read", ""), rows, left=2)
+    heads = ("tensor", "type", "error", "encoder's", "times", "", "cosine", "rows read")
+    yield from _table("scroll", heads, rows, left=2)
 
 
 def _ratio(tensor: TensorAudit) -> float:
@@ -86,8 +96,8 @@ def _ratio(tensor: TensorAudit) -> float:
     return min(10.0, tensor.relative / tensor.expected) if tensor.expected else 0.0
 
 
-def _table(heads: Sequence[str], rows: Sequence[str], *, left: int) -> Iterator[str]:
-    yield '<div class="scroll"><table><tr>'
+def _table(style: str, heads: Sequence[str], rows: Sequence[str], *, left: int) -> Iterator[str]:
+    yield f'<div class="{style}"><table><tr>'
     yield "".join(f"<th{' class=name' * (i < left)}>{head}</th>" for i, head in enumerate(heads)) + "</tr>"
     yield from (f"<tr>{row}</tr>" for row in rows)
     yield "</table></div>"

@@ -52,6 +52,7 @@ def test_what_is_wrong_is_printed_and_written(
     wrong = {each["name"]: each["wrong"] for each in report["tensors"] if each["wrong"]}
     assert wrong == {name: ["swapped-tensor"] for name in report["findings"][1]["about"]}
     page = (tmp_path / "r.html").read_text()
+    assert page.lower().count("compared with") == 1
     assert "something is wrong" in page
     names = re.findall(r'<tr><td class="name">([^<]+)', page)
     assert set(names[:2]) == set(wrong), "bad tensors come first"
