@@ -150,17 +150,17 @@ def _foresee(request: _Request, model: Path) -> None:
 
 def losses_lines(losses: Sensitivities) -> Iterator[str]:
     """Yield which tensors cost most, at a type that most of them can have."""
-    damages = {
+    shown = {
         name: each.by_type[_SHOWN_TYPE]
         for name, each in losses.tensors.items()
         if _SHOWN_TYPE in each.by_type
     }
-    if not damages:
+    if not shown:
         return
-    total = sum(damages.values())
+    total = sum(shown.values())
     n_tensors = len(losses.tensors)
-    yield f"{n_tensors} tensors, of which {len(damages)} add {total:.5f} nats a token as {_SHOWN_TYPE}:"
-    most = sorted(damages, key=lambda name: -damages[name])[:_N_SHOWN]
+    yield f"{n_tensors} tensors, of which {len(shown)} add {total:.5f} nats a token as {_SHOWN_TYPE}:"
+    most = sorted(shown, key=lambda name: -shown[name])[:_N_SHOWN]
     width = max(map(len, most))
     for name in most:
-        yield f"  {name:{width}}  {damages[name]:.6f}  {100 * damages[name] / total:4.1f} %"
+        yield f"  {name:{width}}  {shown[name]:.6f}  {100 * shown[name] / total:4.1f} %"

@@ -129,7 +129,7 @@ def price_chart(map_: TensorMap, prices: Mapping[str, Price], prefix: str, name:
         title, price = f"{printable(tensor.name)}: {tensor.type}", prices.get(tensor.name)
         colour = SURFACE
         if price is not None:
-            title += f", predicted damage {price.damage:.2g}"
+            title += f", predicted loss {price.loss:.2g}"
             if price.larger is not None:
                 title += f"; {price.larger} would save {price.per_mib:.2g} per MiB"
             share = max(price.per_mib / highest, _LEAST_SHARE)
@@ -225,15 +225,15 @@ def price_sections(models: Sequence[EvaluatedModel], losses: Sensitivities | Non
         return
     yield "<h2>What more bytes would save</h2>"
     yield (
-        '<p class="note">The darker a tensor, the more damage each further MiB would save there, as the'
-        " losses predict it for stock encoding, in nats per token. In a file whose types were chosen by them,"
-        " all tensors that could have more bytes are about equally dark. The pointer shows the damage at the"
-        " tensor's type and the type that would save most.</p>"
+        '<p class="note">The darker a tensor, the more loss each further MiB would save there. The loss of a'
+        " tensor is the divergence that its rounding by the stock encoder adds, in nats per token. In a file"
+        " whose types were chosen by losses, all tensors that could have more bytes are about equally dark."
+        " The pointer shows the loss at the tensor's type, and the type that would save most.</p>"
     )
     for number, model in enumerate(models):
         map_, prices = TensorMap.of(model.tensors), prices_of(model.tensors, losses)
-        total = sum(price.damage for price in prices.values())
-        summary = f"{printable(model.path.name)}, predicted damage {total:.5f}"
+        total = sum(price.loss for price in prices.values())
+        summary = f"{printable(model.path.name)}, predicted loss {total:.5f}"
         draw = partial(price_chart, map_, prices)
         yield _map(f"prices{number}", map_.n_layers, summary, draw, is_open=number == 0)
 

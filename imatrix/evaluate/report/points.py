@@ -153,12 +153,12 @@ MIB = 1 << 20
 class Price:
     """Cost of a tensor.
 
-    damage   predicted for stock encoding, nats per token
+    loss     predicted for stock encoding, nats per token
     larger   the larger type that would save most for each byte; None where no larger one saves anything
     per_mib  what it would save for each MiB that it takes more, nats per token; 0 with no larger one
     """
 
-    damage: float
+    loss: float
     larger: str | None
     per_mib: float
 
@@ -188,9 +188,9 @@ def _price(tensor: TensorInfo, measured: TensorSensitivity) -> Price:
             f"{tensor.name}: {tensor.n_bytes:,} bytes as {tensor.type}, and the losses have a shape of"
             f" {expected:,}; losses of another model?"
         )
-    damage, best = measured.by_type[tensor.type.name], (0.0, "")
+    loss, best = measured.by_type[tensor.type.name], (0.0, "")
     for name, less in measured.by_type.items():
         more_bytes = by_name(name).tensor_bytes(measured.shape) - tensor.n_bytes
-        if more_bytes > 0 and less < damage:
-            best = max(best, ((damage - less) / more_bytes * MIB, name))
-    return Price(damage, best[1] or None, best[0])
+        if more_bytes > 0 and less < loss:
+            best = max(best, ((loss - less) / more_bytes * MIB, name))
+    return Price(loss, best[1] or None, best[0])
