@@ -316,14 +316,15 @@ def plot(contents: ImportanceFile, path: Path) -> None:
         (above, *below) = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         above.set_xticks(range(len(kinds)), map(printable, kinds), rotation=90)
         norm = LogNorm() if np.isfinite(means).any() else None
-        _draw_heat(figure, above, means, "mean squared activation", layers, norm=norm)
+        _draw_heat(figure, above, means, "mean squared activation (grey: no such tensor)", layers, norm=norm)
         if coverage:
             table = np.full((len(coverage), max(map(len, coverage.values()))), np.nan)
             for row, counts in enumerate(coverage.values()):
                 table[row, : len(counts)] = counts
             below[0].set_xlabel("expert")
             below[0].xaxis.get_major_locator().set_params(integer=True)
-            _draw_heat(figure, below[0], table, "times seen, 1 = evenly spread", list(coverage), vmin=0)
+            title = "tokens of each expert (1: the mean of its layer)"
+            _draw_heat(figure, below[0], table, title, list(coverage), vmin=0)
 
 
 def _draw_heat(

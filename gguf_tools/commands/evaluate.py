@@ -38,7 +38,7 @@ in step, layer by layer, so one layer at a time is in memory, and no file of log
 EPILOG = """\
 what the columns mean:
   PPL        perplexity: how many tokens the model is in doubt between. Compare it on the same text only
-  ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 means no loss
+  ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 means equal
   KLD        Kullback-Leibler divergence from the base in nats: mean over tokens, then percentiles. It shows
              harm long before PPL does
   same top   how often the model's most likely token is the base's
@@ -46,7 +46,7 @@ what the columns mean:
              prefers another token. A reader notices such changes
   RMS dp     root mean square of the change of the right token's probability
   drift      per layer: norm of the change of the hidden states over the norm of the base's. A jump shows the
-             layer where a file loses most. For this layer, the errors of its tensors are shown: a tensor
+             layer that adds most to it. For this layer, the errors of its tensors are shown: a tensor
              with a far larger error than others of its type was damaged
   accepted   for models with an MTP layer: share of the layer's drafts that are the model's own most likely
              token. Greedy speculative decoding accepts the first draft of each step under this condition.
@@ -170,7 +170,7 @@ def _add_comparisons(what: TakesArguments) -> None:
     what.add_argument(
         "--noise-floor",
         action="store_true",
-        help="also measure what BASE itself loses to BF16 weights and to activations of 8 bits",
+        help="also measure how much BASE itself changes with BF16 weights and with activations of 8 bits",
     )
 
 

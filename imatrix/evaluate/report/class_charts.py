@@ -150,7 +150,8 @@ def _limits(rows: ClassRows) -> tuple[float, float]:
     known = [number for number in values if math.isfinite(number)]
     if rows.scale == "linear":
         low, high = min([0.0, *known]), max([0.0, *known])
-        room = 0.06 * (high - low) or 1e-3
+        high = high if high > low else low + 1e-3
+        room = 0.06 * (high - low)
         return low - (room if low < 0 else room / 3), high + room
     known = [number for number in known if number > SMALLEST_KLD] or [0.1, 1.0]
     low, high = min(known), max(known)

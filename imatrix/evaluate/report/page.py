@@ -130,6 +130,12 @@ def report_page(
     return page_html(title, sections)
 
 
+_FLIPS = (
+    "A flip is a token to which the base gives a probability above 90 %, and in whose place the file prefers"
+    " another one."
+)
+
+
 def _note(evaluation: Evaluation) -> str:
     """Say what was measured, and what the figures mean."""
     nats = "KLD is the Kullback-Leibler divergence from the base, in nats."
@@ -140,15 +146,17 @@ def _note(evaluation: Evaluation) -> str:
         return (
             f"{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of {text.chunk_size}"
             f" tokens of {html_text(text.name)}. The base's perplexity is"
-            f" {estimate_text(alone.base_ppl, 4)}. {nats}"
+            f" {estimate_text(alone.base_ppl, 4)}. {nats} Its mean is followed by its median, its 99th"
+            f" percentile and its maximum over tokens. {_FLIPS}"
         )
     texts = [each.text for each in evaluation.by_class.values()]
     n_measured, n_chunks = sum(each.n_tokens_measured for each in texts), sum(each.n_chunks for each in texts)
     name = html_text(suite.name) + (", a tenth of each" if suite.quick else "")
     return (
         f"{len(texts)} classes of texts, suite {name}: {n_measured:,} tokens measured, in {n_chunks} chunks."
-        f" Over all, each class weighs the same. {nats} Flips are tokens that the base gives more than 90 %,"
-        " and that the file would not write. Behind \u00b1 stands a standard error over chunks."
+        f" In the mean over all classes, each class has the same weight. {nats} {_FLIPS} The last column is"
+        " their share of the tokens that the base is that sure of. A standard error over chunks follows"
+        " \u00b1."
     )
 
 
@@ -162,7 +170,8 @@ def _tables(evaluation: Evaluation) -> Iterator[str]:
         yield f'<p class="note">The {DRAFTS_ARE}.</p>'
         yield from table_html(DRAFT_HEADINGS, drafts)
     for noise in evaluation.noise.values():
-        yield from table_html(NOISE_HEADINGS, noise_rows(noise))
+        rows = ([cell.replace("+/-", "\u00b1") for cell in row] for row in noise_rows(noise))
+        yield from table_html(NOISE_HEADINGS, rows)
 
 
 def _measures(model: EvaluatedModel) -> Sequence[str]:
@@ -225,7 +234,7 @@ def _size_figure(points: Sequence[Point], earlier: Sequence[Report], floor: floa
         names = ", ".join(printable(each.path.name) for each in earlier)
         parts.append(f"Hollow: files of {names}.")
     if floor is not None:
-        parts.append(f"The base itself loses {floor:.2g} to rounding: the noise floor.")
+        parts.append(f"The base itself diverges by {floor:.2g} through rounding: the noise floor.")
     equal = [point.name for point in points if point.group == 0 and not point.kld > SMALLEST_KLD]
     if equal:
         parts.append(f"Not shown, because the divergence is 0: {', '.join(map(printable, equal))}.")
@@ -246,19 +255,19 @@ def _token_charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
         yield chart_html(
             "drift", "Drift by layer",
             "Norm of the change of the hidden states over the norm of the base's. A jump shows the layer"
-            " where a file loses most.",
+            " that adds most to it.",
             lambda prefix, canvas: drift_chart(models, prefix, canvas),
         )  # fmt: skip
     if any(layer.routing_changed is not None for model in models for layer in model.layers):
         yield chart_html(
             "routing", "Routing by layer",
-            "Share of tokens' choices of experts that are other ones than the base's.",
+            "Share of the choices of experts that differ from the base's.",
             lambda prefix, canvas: routing_chart(models, prefix, canvas),
         )  # fmt: skip
 
 
 def _class_charts(evaluation: Evaluation) -> Iterator[str]:
-    divergences = _rows_of(evaluation, "mean KLD", kld_interval, "{:.5f}")
+    divergences = _rows_of(evaluation, "mean KLD, nats a token", kld_interval, "{:.5f}")
     about = "Mean KLD of each file with its 95 % interval over chunks, each by itself. Bars join the files."
     yield _class_figure("classes", "Divergence by class", f"{about} {floor_text(divergences)}", divergences)
     if evaluation.comparisons:
@@ -271,8 +280,7 @@ def _class_charts(evaluation: Evaluation) -> Iterator[str]:
         )  # fmt: skip
     yield _class_figure(
         "flips", "Flips by class",
-        "Share of tokens that the base gives more than 90 % and that the file would not write. It is what a"
-        " reader notices.",
+        f"Share of tokens that flip. {_FLIPS} A reader notices flips.",
         _rows_of(evaluation, "share of tokens flipped", flips_interval, "{:.3%}"),
     )  # fmt: skip
 
@@ -377,7 +385,7 @@ def _sentences(points: Sequence[Point], floor: float | None) -> Iterator[str]:
     if floor is not None:
         below = [point.name for point in points if point.kld < floor]
         said = f"; below it: {', '.join(below)}" if below else ""
-        yield f"The noise floor, what the base itself loses to rounding, is {floor:.5f}{said}."
+        yield f"The noise floor, by which the base itself diverges through rounding, is {floor:.5f}{said}."
 
 
 def comparison_section(comparisons: Sequence[FileComparison]) -> Iterator[str]:
@@ -393,8 +401,7 @@ def comparison_section(comparisons: Sequence[FileComparison]) -> Iterator[str]:
 
 
 _HOW = (
-    "Both files have read the same chunks. Intervals are over chunks, and the one over all holds the truth in"
-    " 95 of 100 cases. Intervals and verdicts by class are corrected for the number of classes: all of a"
-    " file's together hold in 95 of 100 cases. Flips are tokens that the base gives more than 90 %, and that"
-    " the file would not write."
+    "Both files have read the same chunks, over which the intervals are computed. The interval over all"
+    " classes contains the true value in 95 of 100 cases. Intervals and verdicts by class are corrected for"
+    " the number of classes: in 95 of 100 cases, all intervals of a file contain their true values."
 )

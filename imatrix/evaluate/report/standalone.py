@@ -95,5 +95,7 @@ def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) ->
         Curve(printable(sized.mixture.name), CHOSEN, "*", 18, here),
     ]
     labels = "size of the file", "predicted divergence, nats a token"
-    with drawn_file(path, WIDE, "Predicted divergence against size") as figure:
+    title = "predicted divergence by size: less is better"
+    with drawn_file(path, WIDE, title) as figure:
         draw_curves(figure, curves, WIDE, labels)
+        figure.axes[0].set_title(title)

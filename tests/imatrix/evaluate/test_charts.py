@@ -204,6 +204,14 @@ def test_shares_are_shown_in_percent(canvas: Canvas) -> None:
     assert all(re.fullmatch(r"0\.\d+%", text) for text in found), found
 
 
+@CANVASES
+def test_shares_that_are_all_zero_have_no_negative_label(canvas: Canvas) -> None:
+    marks = [[Mark(0.0, 0.0, 0.0, "")] * 5 for _ in range(2)]
+    found = labels(class_chart(class_rows(2, marks=marks, scale="linear"), "p-", canvas), "x")
+    assert len(found) >= 2
+    assert all(re.fullmatch(r"0\.\d+%", text) for text in found), found
+
+
 def test_a_noise_floor_is_drawn_where_it_is_near() -> None:
     def shaded(floors: list[float] | None) -> int:
         return class_chart(class_rows(2, floors=floors), "p-", WIDE).count("FillBetween")

@@ -78,7 +78,7 @@ def test_the_page_begins_with_what_it_says(evaluation: Evaluation, page: str) ->
     for each in evaluation.comparisons:
         assert each.words in said
     assert "Of 3 files, Q8_0.gguf is nearest to the base" in said
-    assert "The noise floor, what the base itself loses to rounding, is 0.00" in said
+    assert "The noise floor, by which the base itself diverges through rounding, is 0.00" in said
     assert "Q8_0.gguf is better than IQ3_XXS.gguf" in said
     assert "Better on all classes." in said
 
