@@ -18,6 +18,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.documents import count_at, number_at, read_document
 from gguf_tools.findings import Finding, Level, Tell, log
 from gguf_tools.format import keys
+from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.shown import value_text
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo, is_repo
@@ -74,6 +75,7 @@ class FileFacts:
     types            type -> number of tensors, the type with most bytes first
     model            what it says of its model: keys general.*
     cache_bytes      of a 16-bit cache for each token; None where it is not known
+    context_length   tokens that the model was trained with at most; 0 where it is not known
     calibration      None: the file was not calibrated
     is_chosen        types were chosen for a size
     """
@@ -89,6 +91,7 @@ class FileFacts:
     tags: tuple[str, ...]
     languages: tuple[str, ...]
     cache_bytes: int | None = None
+    context_length: int = 0
     calibration: CalibrationFacts | None = None
     is_chosen: bool = False
 
@@ -119,6 +122,7 @@ def read_facts(path: Path, tell: Tell = log) -> FileFacts:
             tags=said.texts(keys.TAGS),
             languages=said.texts(keys.LANGUAGES),
             cache_bytes=_cache_bytes(file),
+            context_length=said.count(keys.CONTEXT_LENGTH.format(arch=architecture_of(file.metadata) or "")),
             calibration=_calibration(said),
             is_chosen=TYPES_CHOSEN_KEY in file.metadata,
         )

@@ -9,8 +9,8 @@ from convert.card.markdown import as_markdown
 from convert.card.shell import shell_word
 from gguf_tools.text import size_text
 
-CONTEXT = 8192
-"""Tokens of context that the memory table counts with."""
+_CONTEXT = 8192
+"""Tokens of context that the advice counts with, for models that were trained with as many."""
 
 _REST = 1 << 29
 """Bytes for activations and the program; half a gigabyte is what llama.cpp takes for models of 7 to 70 B."""
@@ -22,8 +22,13 @@ _FENCE = "```"
 
 
 def memory_of(file: FileFacts) -> int:
-    """Count the bytes that a file needs to run: itself, its cache at CONTEXT tokens, and the rest."""
-    return file.n_bytes + CONTEXT * (file.cache_bytes or 0) + _REST
+    """Count the bytes that a file needs to run: itself, its cache, and the rest."""
+    return file.n_bytes + context_of(file) * (file.cache_bytes or 0) + _REST
+
+
+def context_of(file: FileFacts) -> int:
+    """Return the tokens of context that the advice counts with: no more than the model was trained with."""
+    return min(_CONTEXT, file.context_length or _CONTEXT)
 
 
 def memory_lines(files: Sequence[FileFacts], report: Report | None) -> Iterator[str]:
@@ -45,7 +50,8 @@ def memory_lines(files: Sequence[FileFacts], report: Report | None) -> Iterator[
         yield f"| {-(-needed >> 30)} GB | {as_markdown(least.name)} | {size_text(needed)} |"
     yield ""
     cache = "" if any(file.cache_bytes for file in files) else " (without the cache, whose size is not known)"
-    yield f"That is the file, a 16-bit cache for {CONTEXT:,} tokens{cache}, and half a gigabyte for the rest."
+    tokens = max(map(context_of, files))
+    yield f"That is the file, a 16-bit cache for {tokens:,} tokens{cache}, and half a gigabyte for the rest."
 
 
 def _best(files: Sequence[FileFacts], report: Report | None) -> FileFacts | None:
@@ -71,7 +77,7 @@ def run_lines(file: FileFacts, home: str | None) -> Iterator[str]:
         yield "# download"
         yield f"hf download {home} {option}{pattern} --local-dir ."
     yield "# llama.cpp: a chat page at http://localhost:8080"
-    yield f"llama-server -m {here} -c {CONTEXT}"
+    yield f"llama-server -m {here} -c {context_of(file)}"
     yield "# Ollama"
     if home is not None and len(file.paths) == 1:
         yield f"ollama run hf.co/{home}:{here}"

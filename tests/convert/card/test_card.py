@@ -75,6 +75,17 @@ def test_a_card_of_files_alone(tmp_path: Path) -> None:
     assert "Importance matrix" not in page
 
 
+@pytest.mark.parametrize(("trained", "advised"), [(2048, 2048), (131072, 8192)])
+def test_no_more_context_is_advised_than_the_model_was_trained_with(
+    trained: int, advised: int, tmp_path: Path
+) -> None:
+    write_file(tmp_path / "a.gguf", {**METADATA, "deepseek2.context_length": Value.u32(trained)})
+    assert make(["card", str(tmp_path / "a.gguf")]) == 0
+    page = (tmp_path / "README.md").read_text()
+    assert f"llama-server -m a.gguf -c {advised}\n" in page
+    assert f"cache for {advised:,} tokens" in page
+
+
 def test_what_the_source_s_card_says_goes_first(tmp_path: Path) -> None:
     source = tmp_path / "cache" / "models--deepseek-ai--DeepSeek-V2-Lite" / "snapshots" / COMMIT
     source.mkdir(parents=True)
