@@ -23,7 +23,8 @@ summaries and calls of tools. The bytes are those of this version of the package
 12 words in a row with the suite `default`, so a file that was calibrated on them can be measured with it.
 
 Without -o the texts are listed, with size, licence and source. With -o they are written to a folder, beside
-manifest.yaml, which has the source of each, and LICENCES.md; SHA-256 of each and of the folder are printed.
+manifest.yaml, which has the source of each, and LICENCES.md. The SHA-256 of the folder is printed, and with
+--json also that of each text.
 An existing folder must hold nothing else, because calibration uses every file in it."""
 
 _EXAMPLES = """\
@@ -73,21 +74,25 @@ def _text(request: _Request) -> None:
     elif request.output is None:
         say(*_listed(shipped))
     elif not request.quiet:
-        say(*(f"{text.sha256}  {text.file}" for text in shipped.texts))
-        say(f"wrote {request.output}: {_summary(shipped)}", f"SHA-256 of the folder: {shipped.sha256}")
+        say(*_kinds(shipped), f"wrote {request.output}: {_summary(shipped)}")
+        say(f"SHA-256 of the folder: {shipped.sha256}")
 
 
 def _listed(shipped: ShippedTexts) -> Iterator[str]:
     rows = [(text.file, size_text(text.bytes), text.licence, text.source) for text in shipped.texts]
     yield from table(rows, right=(1,))
     yield ""
+    yield from _kinds(shipped)
+    yield _summary(shipped)
+
+
+def _kinds(shipped: ShippedTexts) -> Iterator[str]:
     sizes, tokens = Counter[str](), Counter[str]()
     for text in shipped.texts:
         sizes[text.kind] += text.bytes
         tokens[text.kind] += text.tokens
     kinds = [(kind, size_text(sizes[kind]), f"{tokens[kind]:,} tokens") for kind in sizes]
     yield from table(kinds, right=(1, 2))
-    yield _summary(shipped)
 
 
 def _summary(shipped: ShippedTexts) -> str:

@@ -150,8 +150,8 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shipped = shipped_texts()
     assert main(["text", "-o", str(tmp_path)]) == 0
-    *digests, wrote, folder = capsys.readouterr().out.splitlines()
-    assert digests == [f"{text.sha256}  {text.file}" for text in shipped.texts]
+    *kinds, wrote, folder = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in kinds] == list(dict.fromkeys(text.kind for text in shipped.texts))
     assert wrote.startswith(f"wrote {tmp_path}: {len(shipped.texts)} texts of 9 kinds, ")
     assert folder == f"SHA-256 of the folder: {shipped.sha256}"
     assert main(["text", "-o", str(tmp_path), "-q"]) == 0
@@ -159,6 +159,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["text", "-o", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["sha256"] == shipped.sha256
+    assert [text["sha256"] for text in told["texts"]] == [text.sha256 for text in shipped.texts]
     assert set(told["texts"][0]) >= {"file", "source", "author", "licence", "sha256", "bytes"}
 
 
