@@ -37,8 +37,8 @@ HEAD = """\
 
 This page leads from a clone of the repository to a quantized file and its measured quality. It uses the
 small trained model that the repository contains. All output is real: `scripts/record/first_ten_minutes.py`
-writes this page. The times are from a busy machine with two cores. The first run of a recipe also compiles
-its kernels, the parts of the program that process weights.
+writes this page. The times are from a busy machine with two cores. The first run with a new set of types
+also compiles kernels, the parts of the program that process weights; later runs find them compiled.
 
 On 2026-11-22, everything from `git clone` to the first Q4_K_M file took 19 s, on a quiet machine with two
 cores (AMD EPYC, virtual) and a nearby mirror of the packages. Cloning, making an environment and
@@ -47,8 +47,8 @@ kernels took 3 s.
 
     pip install .
 
-`imatrix` and `evaluate` below compute the model, so they also need torch. The build for CPUs is enough here;
-[installation](install.md#torch-on-a-cpu) describes the build for GPUs, too.
+`imatrix` and `evaluate` below compute the model, so they also need torch. The build for CPUs is enough here.
+[Installation](install.md#torch-on-a-cpu) says what to install for a GPU.
 
     pip install torch --index-url https://download.pytorch.org/whl/cpu
 """
@@ -65,12 +65,17 @@ STEPS: tuple[tuple[str, str, int], ...] = (
      "(For a model of yours, `gguf-tools text -o texts` writes texts of nine kinds.)",
      "imatrix -m examples/tiny-deepseek-v3 -f examples/tiny-deepseek-v3/calibration.txt -o tiny.imatrix.gguf"
      " --chunks 8 --threads 2", 0),
-    ("What would another type give? `--dry-run` prints the plan. It reads no weights and writes nothing.",
+    ("What would another type give? `--dry-run` prints the plan. It reads no weights and writes nothing."
+     " The last\nnote is normal: importance matrices have no data for the embeddings and the output.",
      "quantize --dry-run --summary --imatrix tiny.imatrix.gguf tiny-bf16.gguf IQ3_XXS", 0),
     ("Two types can be made in one run, which reads the source only once.",
      "quantize --imatrix tiny.imatrix.gguf tiny-bf16.gguf tiny-{FTYPE}.gguf IQ3_XXS,Q5_K_M", 0),
     ("How good are the files? `evaluate` compares their predictions with those of the BF16 file."
-     " (Measure real\nmodels on a text that the calibration has not seen.)",
+     " (Measure real\nmodels on a text that the calibration has not seen.) The most useful column is KLD,"
+     " the mean Kullback-Leibler\ndivergence: 0 means equal predictions. `evaluate --help` explains all"
+     " columns. The text is so short here that\nperplexities (PPL) say little, and that the figures of the"
+     " two files with importances may be different on\nyour machine, where the importance matrix differs in"
+     " its last digits.",
      "evaluate tiny-bf16.gguf -f examples/tiny-deepseek-v3/calibration.txt --chunks 4 --threads 2 -c 128"
      " tiny-Q5_K_M.gguf tiny-Q4_K_M.gguf tiny-IQ3_XXS.gguf", 0),
     ("A typo gets an error of one line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
