@@ -39,6 +39,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.ernie4_5",
     "convert.architectures.cohere",
     "convert.architectures.lfm2",
+    "convert.architectures.laguna",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

@@ -83,8 +83,8 @@ class Architecture:
     unset_gating  the router's scoring function where no key names one
     says_norm     whether the weights of experts are normalised where a key says so; else they always are
     windows       how layers with a window rotate: "stretched" as the others, with a theta of their own;
-                  "unstretched"; "plain", with the theta of the others, too; "alike", as others would. ""
-                  where none has a window
+                  "unstretched"; "plain", with the theta of the others, too; "alike", as others would;
+                  "own", with a theta and columns that the family's reader tells. "" where none has a window
     window_theta  theta of those layers where no key says it; None for that of the others
     norms_rotated whether queries and keys are normed after they are rotated
     gelu          whether dense blocks have GELU
@@ -113,7 +113,7 @@ class Architecture:
     rotation: Literal["pairs", "halves"] = "halves"
     unset_gating: str = "softmax"
     says_norm: bool = False
-    windows: Literal["", "stretched", "unstretched", "plain", "alike"] = ""
+    windows: Literal["", "stretched", "unstretched", "plain", "alike", "own"] = ""
     window_theta: float | None = None
     norms_rotated: bool = False
     gelu: bool = False

@@ -38,6 +38,8 @@ class Quirks:
     merged_pieces    control tokens that programs print, where a tokenizer.json with the tokens of a
                      SentencePiece model is Gemma 4's, whose merges count; None: it is not
     no_bos_sizes     numbers of tokens of vocabularies whose texts begin without the bos token
+    control          added tokens that print as nothing, whatever tokenizer.json says
+    listed_eot       whether the first of several ends in config.json that isn't the bos token ends a turn
     eod              whether eod_token_id of config.json ends a text, and the first of several ends in
                      generation_config.json a turn
     """
@@ -51,6 +53,8 @@ class Quirks:
     space_prefix: bool | None = None
     of_size: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     no_bos_sizes: tuple[int, ...] = ()
+    control: tuple[str, ...] = ()
+    listed_eot: bool = False
     eod: bool = False
     merged_pieces: tuple[str, ...] | None = None
 

@@ -101,6 +101,11 @@ _CL100K = (
     "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
 )
 
+_QWEN2 = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
+    "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+
 KNOWN: tuple[PreTokenizer, ...] = (
     PreTokenizer(
         # DeepSeek-LLM, V2, V2-Lite, V2.5, Coder-V2. llama.cpp leaves runs of digits whole, which is the
@@ -136,13 +141,8 @@ KNOWN: tuple[PreTokenizer, ...] = (
             "| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
         ),
     ),
-    PreTokenizer(
-        "qwen2",
-        _isolated(
-            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
-            "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
-        ),
-    ),
+    PreTokenizer("qwen2", _isolated(_QWEN2)),
+    PreTokenizer("laguna", _isolated("[^\n]+|\n+", _QWEN2)),
     PreTokenizer(
         "qwen35",
         _isolated(

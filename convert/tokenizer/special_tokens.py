@@ -107,11 +107,10 @@ def read_special_tokens(
     named_tokens = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))} if by_name else {}
     candidates = _candidates(files, named, named_tokens, default_ids or {})
     ids, id_notes = _ids(files.folder, candidates, len(tokens))
-    if quirks.eod:
-        ids |= {kind: found for kind, found in _by_end_of_document(files) if found in range(len(tokens))}
+    ids |= {kind: found for kind, found in _by_quirks(files) if found in range(len(tokens))}
     ends = _unknown_ends(files, tokens, set(ids.values()))
     notes = (*named.notes, *add_notes, *id_notes, *ends)
-    return SpecialTokens(ids, adds, notes, last=("eot",) if quirks.eod else ())
+    return SpecialTokens(ids, adds, notes, last=("eot",) if quirks.eod or quirks.listed_eot else ())
 
 
 def _text(source: Mapping[str, Any], kind: str) -> str | None:
@@ -282,12 +281,16 @@ def _ids(
     return ids, notes
 
 
-def _by_end_of_document(files: TokenizerFiles) -> Iterator[tuple[str, Any]]:
-    """Yield the kinds that `Quirks.eod` is about, with what the files say of them."""
-    yield "eos", files.config.get("eod_token_id")
-    ends = _generation_config(files).get("eos_token_id")
-    if isinstance(ends, list) and len(ends) > 1:
-        yield "eot", ends[0]
+def _by_quirks(files: TokenizerFiles) -> Iterator[tuple[str, Any]]:
+    """Yield the kinds that `Quirks.eod` and `listed_eot` are about, with what the files say of them."""
+    if files.quirks.eod:
+        yield "eos", files.config.get("eod_token_id")
+        ends = _generation_config(files).get("eos_token_id")
+        if isinstance(ends, list) and len(ends) > 1:
+            yield "eot", ends[0]
+    ends = files.config.get("eos_token_id")
+    if files.quirks.listed_eot and isinstance(ends, list):
+        yield "eot", next((end for end in ends if end != files.config.get("bos_token_id")), None)
 
 
 _KNOWN_ENDS = frozenset((

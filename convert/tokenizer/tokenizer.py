@@ -265,7 +265,7 @@ def _assembled(
 
 def _read_byte_level(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     tokenizer_json = files.tokenizer_json
-    vocab = read_bpe_vocab(files)
+    vocab = read_bpe_vocab(files).with_control(files.quirks.control)
     ignore_merges = bool(tokenizer_json["model"].get("ignore_merges"))
     pre = find_pre_tokenizer(
         files.json_path, tokenizer_json.get("pre_tokenizer"), ignore_merges=ignore_merges, name=pre_tokenizer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,14 @@ class Vocab:
     merges: tuple[str, ...] = ()
     scores: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
+
+    def with_control(self, texts: Container[str]) -> Vocab:
+        """Return the vocabulary with these tokens as control tokens."""
+        types = (
+            TokenType.CONTROL if token in texts else kind
+            for token, kind in zip(self.tokens, self.types, strict=True)
+        )
+        return replace(self, types=tuple(types))
 
 
 def looks_special(text: str) -> bool:

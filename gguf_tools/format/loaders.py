@@ -148,6 +148,12 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH},
         _WEIGHTS | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},
     ),
+    "laguna": (
+        _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.LEADING_DENSE_BLOCK_COUNT},
+        _WEIGHTS | _WINDOW
+        | {keys.SLIDING_WINDOW, keys.EXPERT_GATING_FUNC, keys.EXPERT_SHARED_COUNT,
+           keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
+    ),
     "ernie4_5": (_EPS, {keys.ROPE_DIMENSION_SECTIONS}),
     "ernie4_5-moe": (
         _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.INTERLEAVE_MOE_LAYER_STEP},

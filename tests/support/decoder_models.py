@@ -198,6 +198,23 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
                              "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
                              "llama_4_scaling_beta": 0.1}},
     ),
+    "laguna": (
+        "Laguna",
+        {"num_hidden_layers": 4, "head_dim": 32, "num_attention_heads_per_layer": [4, 6, 6, 6],
+         "layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 16,
+         "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "shared_expert_intermediate_size": 48, "moe_routed_scaling_factor": 2.5,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
+                                "original_max_position_embeddings": 64, "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
+    ),
+    "laguna-by-column": (
+        "Laguna",
+        {"head_dim": 32, "gating": "per-element", "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "rope_parameters": {
+             "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0}}},
+    ),
     "gemma2": (
         "Gemma2",
         {"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
@@ -270,9 +287,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
-    "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "qwen2vl", "qwen2.5vl", "qwen3vl",
-    "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax",
-    "lfm2", "lfm2moe",
+    "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
+    "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

@@ -33,6 +33,7 @@ from tests.support.published_shapes import (
     granite,
     hunyuan,
     hy_v3,
+    laguna,
     latent,
     lfm2,
     mixture,
@@ -293,6 +294,22 @@ PUBLISHED: Mapping[str, Published] = {
          "no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": 4, "mlp_bias": False,
          "attention_bias": False, "use_sliding_window": False},
         decoder, "llama-r1-distill",
+    ),
+    "laguna": Published(
+        {**_QWEN_TOKENS, "architectures": ["LagunaForCausalLM"], "model_type": "laguna", "head_dim": 32,
+         "num_key_value_heads": 2, "num_hidden_layers": 4, "bos_token_id": 536, "eos_token_id": [536, 542],
+         "layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 16,
+         "num_attention_heads_per_layer": [4, 6, 6, 6], "gating": True, "num_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+         "mlp_layer_types": ["dense", *["sparse"] * 3], "moe_routed_scaling_factor": 2.5,
+         "moe_apply_router_weight_on_input": False, "moe_router_logit_softcapping": 0.0, "rope_theta": None,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 32.0,
+                                "original_max_position_embeddings": 4096, "beta_fast": 64.0, "beta_slow": 1.0,
+                                "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0,
+                                   "partial_rotary_factor": 1.0}}},
+        laguna, "qwen3moe", cutting="laguna", renamed={"</think>": "</assistant>"},
     ),
     "gemma-2": Published(
         {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 512, "hidden_size": 64,
@@ -671,12 +688,20 @@ def _with_words(words: tuple[str, ...], folder: Path) -> None:
 def _cut_as(name: str, path: Path) -> None:
     """Have a tokenizer.json cut text as the model does that `name` is known from."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    split = next(part for part in content["pre_tokenizer"]["pretokenizers"] if part["type"] == "Split")
-    split["pattern"] = {"Regex": CUTS[name]}
+    steps = content["pre_tokenizer"]["pretokenizers"]
+    at, split = next((at, part) for at, part in enumerate(steps) if part["type"] == "Split")
+    regexes = CUTS[name] if isinstance(CUTS[name], tuple) else (CUTS[name],)
+    steps[at : at + 1] = [{**split, "pattern": {"Regex": regex}} for regex in regexes]
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
-CUTS = {
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CUTS: Mapping[str, str | tuple[str, ...]] = {
+    "laguna": (r"[^\n]+|\n+", _QWEN2),
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "dbrx": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",

@@ -278,6 +278,26 @@ def exaone4(config: Config) -> Shapes:
         yield name.replace("input_layernorm", "post_feedforward_layernorm"), shape
 
 
+def laguna(config: Config) -> Shapes:
+    """Yield the tensors of a Laguna: heads by layer, a gate of attention, a bias beside the experts."""
+    hidden, cols = config["hidden_size"], config["head_dim"]
+    sizes = {"use_qk_norm": True, "n_routed_experts": config["num_experts"], "n_shared_experts": 1,
+             "first_k_dense_replace": 1}  # fmt: skip
+    for name, shape in decoder({**config, **sizes}):
+        heads = config["num_attention_heads_per_layer"][int(name.split(".")[2])] if ".layers." in name else 0
+        if name.endswith(".q_proj.weight"):
+            yield name, (heads * cols, hidden)
+            yield name.replace("q_proj", "g_proj"), (heads, hidden)
+        elif name.endswith(".o_proj.weight"):
+            yield name, (hidden, heads * cols)
+        elif "shared_experts" in name:
+            width = config["shared_expert_intermediate_size"]
+            shape = (hidden, width) if "down_proj" in name else (width, hidden)
+            yield name.replace("shared_experts", "shared_expert"), shape
+        else:
+            yield name.replace("gate.e_score", "experts.e_score"), shape
+
+
 def ernie(config: Config) -> Shapes:
     """Yield the tensors of an Ernie 4.5 with experts: a dense layer, then experts, chosen with a bias."""
     n_experts, hidden = config["moe_num_experts"], config["hidden_size"]

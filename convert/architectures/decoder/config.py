@@ -31,6 +31,8 @@ class DecoderConfig:
     rotated_cols           columns of a head that are rotated, the first ones
     sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
     sliding_theta          base of their rotation, which is not stretched; None where it is the model's
+    sliding_heads          heads of queries in these layers; None: as many as in others
+    sliding_cols           columns of a head that are rotated there; None: as many as in others
     unrotated_layers       layers that rotate nothing
     mrope_section          pairs of columns that time, height and width rotate; None for plain RoPE
     attention_scale        what scores are multiplied by; None: one over the root of head_dim
@@ -77,6 +79,8 @@ class DecoderConfig:
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
     sliding_theta: float | None = None
+    sliding_heads: int | None = None
+    sliding_cols: int | None = None
     unrotated_layers: tuple[int, ...] = ()
     mrope_section: tuple[int, ...] | None = None
     attention_scale: float | None = None
@@ -106,6 +110,11 @@ class DecoderConfig:
     def q_rows(self) -> int:
         """Rows of q_proj: every head's query."""
         return self.num_attention_heads * self.head_dim
+
+    @property
+    def heads_in_windows(self) -> int:
+        """Heads of queries in layers with a window."""
+        return self.sliding_heads or self.num_attention_heads
 
     @property
     def kv_rows(self) -> int:

@@ -40,6 +40,9 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     # M-RoPE rotates halves in every architecture.
     halves = family.rotation == "halves" or config.mrope_section is not None
     rope = rope_of(config.rope, config.rotated_cols, halves=halves)
+    local_heads = replace(
+        heads, n_heads=config.heads_in_windows, rotated=config.sliding_cols or config.rotated_cols
+    )
     sliding = frozenset(config.sliding_layers)
     local = _local_rope(family, config, rope)
     norm_name, has_post_norms = _norm_of_blocks(family), family.makes(_POST_NORM)
@@ -77,7 +80,8 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
             return load_mamba2(load, number, mamba_sizes(config))
         window = config.sliding_window if number in sliding else None
         rotate_here = rotation_of(load, number, rotate)
-        attention = load_shared_key_attention(load, number, heads, rotate_here, window)
+        sizes = local_heads if number in sliding else heads
+        attention = load_shared_key_attention(load, number, sizes, rotate_here, window)
         if config.centred_norms:
             attention = replace(attention, norm=norm_of(load, f"blk.{number}.attn_norm.weight"))
         if config.sharpness is not None:
@@ -194,6 +198,8 @@ def _local_rope(family: Architecture, config: DecoderConfig, rope: Rope) -> Rope
     if family.windows == "plain":
         return Rope(rope.n_cols, rope.theta, halves=rope.halves)
     theta = config.sliding_theta or rope.theta
+    if family.windows == "own":
+        return Rope(config.sliding_cols or rope.n_cols, theta, halves=rope.halves)
     if family.windows == "unstretched":
         return unstretched(rope, theta)
     # By the factor even where a model says that nothing is scaled, as llama.cpp does.

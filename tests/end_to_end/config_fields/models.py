@@ -104,10 +104,9 @@ _RECORDED = (
     "smollm3", "mistral", "mixtral", "qwen2-tied", "qwen3", "qwen3moe", "glm4moe-normed", "gpt-oss",
     "minimax-m2", "seed-oss", "olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "granite4",
     "granite4-h", "nemotron-h", "nemotron-3", "phi4", "ministral3", "gemma3", "gemma4", "gemma4-experts",
-    "gemma4-small", "qwen3next", "qwen35", "qwen35moe", "qwen2moe", "olmoe",
-    "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2",
-    "cohere2", "cohere2moe",
-    "lfm2", "lfm2moe",
+    "gemma4-small", "qwen3next", "qwen35", "qwen35moe", "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe",
+    "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna",
+    "cohere2", "cohere2moe", "lfm2", "lfm2moe",
 )  # fmt: skip
 """Models of tests/support/decoder_models.py that are bases: one of each way to be built."""
 

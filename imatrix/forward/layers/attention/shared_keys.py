@@ -3,7 +3,8 @@
 Queries and keys may be normed before they are rotated or after, per head or all heads together. A layer may
 see the last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no
 value. It may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of
-its query.
+its query. A gate that is a matrix of its own makes a number for each head, or one for each column, and its
+softplus counts.
 
 A layer may hand its keys and values on, beside the hidden states, and later ones attend to these.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, softplus
 
 from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
 from imatrix.forward.layers.llama_rounding import round_f16
@@ -92,6 +93,7 @@ class SharedKeyAttention:
     sharpness       float32 (n_positions,): what scores are multiplied by, too; None for nothing
     k               makes the keys; None where they are another layer's
     v               makes the values; None where they are what k makes, before its norm
+    gate            makes what the output is multiplied by; None for nothing
     half_cache      whether keys and values are rounded as in llama.cpp's cache
     """
 
@@ -109,6 +111,7 @@ class SharedKeyAttention:
     half_cache: bool = False
     post_norm: RMSNorm | None = None
     sharpness: torch.Tensor | None = None
+    gate: Projection | None = None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
@@ -124,12 +127,21 @@ class SharedKeyAttention:
         query, key, value = self.heads(x, observer)
         assert key is not None
         assert value is not None
-        return self.attend(query, *self.keys_and_values(key, value), observer)
+        return self.attend(query, *self.keys_and_values(key, value), observer, self._opening(x, observer))
+
+    def _opening(self, x: torch.Tensor, observer: Observer) -> torch.Tensor | None:
+        """Return what the gate multiplies the output by, (n_tokens, n_heads * head_dim); None for nothing."""
+        if self.gate is None:
+            return None
+        opening = softplus(self.gate(x, observer).float()).to(x.dtype)
+        n_cols = self.sizes.n_heads * self.sizes.head_dim
+        return opening.repeat_interleave(n_cols // opening.shape[1], 1)
 
     def normed(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return the input of the matrices of queries, keys and values."""
         x = self.norm(hidden).to(self.output.weight.dtype)
-        observer.rows(tuple(each.name for each in (self.q, self.k, self.v) if each is not None), x)
+        matrices = (self.q, self.k, self.v, self.gate)
+        observer.rows(tuple(each.name for each in matrices if each is not None), x)
         return x
 
     def heads(
@@ -156,11 +168,17 @@ class SharedKeyAttention:
         return (round_f16(key), round_f16(value)) if self.half_cache else (key, value)
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, observer: Observer
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        observer: Observer,
+        opening: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend to keys and values; return what the layer adds, float32 (n_tokens, hidden_size).
 
-        query  as `heads` has it, with its gate
+        query    as `heads` has it, with its gate
+        opening  what the output is multiplied by; None for nothing
         """
         sizes, dtype = self.sizes, value.dtype
         gate = query[..., sizes.head_dim :].flatten(1)
@@ -171,6 +189,8 @@ class SharedKeyAttention:
         values = self._attend(query, key, value)
         if sizes.gated:
             values = values * torch.sigmoid(gate)
+        if opening is not None:
+            values = values * opening
         observer.rows((self.output.name,), values)
         output = self.output(values, observer).float()
         return output if self.post_norm is None else self.post_norm(output)
@@ -288,7 +308,7 @@ def load_shared_key_attention(
 
     has_keys = own_keys and not sizes.fused
     keys_are_values = sizes.unit_values and not load.has(f"{name}.attn_v.weight")
-    sinks = f"{name}.attn_sinks.weight"
+    sinks, gate = f"{name}.attn_sinks.weight", f"{name}.attn_gate.weight"
     return SharedKeyAttention(
         sizes=sizes,
         rotate=rotate,
@@ -306,6 +326,7 @@ def load_shared_key_attention(
         sinks=load.float32(sinks, sizes.n_heads) if load.has(sinks) else None,
         window=window,
         half_cache=load.half_cache,
+        gate=projection("attn_gate", load.tensor(gate).shape[0], sizes.hidden) if load.has(gate) else None,
     )
 
 
