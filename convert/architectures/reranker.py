@@ -26,7 +26,7 @@ from gguf_tools.hub.names import folder_name
 from quantize.fill.sources import FLOAT_DTYPES, joined, rows_dtype
 
 LABELS = ("yes", "no")
-"""What the rows stand for, in order; tokens of the model."""
+"""Labels of the rows, in order; tokens of the model."""
 
 CLASSIFIER = "cls.output.weight"
 """Name of these rows in a file."""

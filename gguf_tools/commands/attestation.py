@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools import __version__
-from gguf_tools.commands.cook.record import sha256
 from gguf_tools.errors import BadRequest, UnreadableInput
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
@@ -126,7 +125,7 @@ class Attestation:
                 files = [path for path in files if path.name in self.materials]
             pairs += [("material", path, self.materials) for path in files]
         for kind, path, known in pairs:
-            found, expected = sha256(path), known.get(path.name, "")
+            found, expected = sha256_of(path), known.get(path.name, "")
             if found not in known.values():
                 text = f"{path}: is another one than the attestation names: digest {found}"
                 text += f", expected {expected}" if expected else ""

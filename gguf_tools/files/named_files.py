@@ -19,7 +19,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import IO
 
@@ -348,6 +348,12 @@ def _remove_if_free(partial: Path) -> None:
             os.close(fd)
         if files.IS_HELD_OPEN:
             partial.unlink()
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, as hexadecimal digits; raises OSError."""
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def refuse_binary(path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.architectures import supported
+from convert.architectures import families, supported
 from tests.convert.architectures.test_mistral_large3 import write as write_mistral
 from tests.convert.architectures.test_relatives_logits import NAMES, TOKENS, VARIANTS, variant_folder
 from tests.convert.f32_files import write_f32
@@ -59,6 +59,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
     tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}
     tested |= {PUBLISHED[name].config["architectures"][0] for name in OF_LLAMA_CPP_ALONE}
+    tested |= {name for family in families() if family.reader is None for name in family.hf_names}  # encoders
     assert set(supported()) - tested == {"DeepseekV4ForCausalLM"}
 
 

@@ -23,6 +23,7 @@ from tests.fuzz import tokenizer as small
 from tests.fuzz import tokenizer_model
 from tests.hostile.warden import Outcome, Warden
 from tests.support.checkpoints import STYLES, micro_checkpoint, shard
+from tests.support.piece_model import piece
 
 V3 = dict(STYLES["v3"])
 DEEP = "[" * 100_000
@@ -327,7 +328,7 @@ def test_our_reader_of_pieces_and_the_library_agree(tmp_path: Path) -> None:
 
 
 def pieces(count: int, size: int = 3) -> bytes:
-    parts = (tokenizer_model.piece(f"{index:0{size}}".encode(), 0, 1) for index in range(count))
+    parts = (piece(f"{index:0{size}}".encode(), 0, 1) for index in range(count))
     return b"".join(field for part in parts for field in part)
 
 
@@ -340,7 +341,7 @@ MODEL_FILES = {
     "pieces that are the same": (pieces(1) * 2, "pieces 0 and 1 are both '000'"),
     "too many pieces": (b"\x0a\x00" * (2**18 + 1), "more than 262144 pieces"),
     "piece that is not UTF-8": (
-        b"".join(tokenizer_model.piece(b"\xff", 0, 2)), "can't decode byte 0xff in position 0"
+        b"".join(piece(b"\xff", 0, 2)), "can't decode byte 0xff in position 0"
     ),
     "piece without a text": (b"\x0a\x00", "piece 0 has no text"),
     "16 MB": (bytes(2**24), "16777216 bytes, expected at most"),
@@ -361,7 +362,7 @@ def test_model_file_is_refused_in_one_line(warden: Warden, tmp_path: Path, name:
 @pytest.mark.slow
 def test_as_many_pieces_as_are_allowed(warden: Warden, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 131072}')
-    unknown = b"".join(tokenizer_model.piece(b"<unk>", 0, 2))
+    unknown = b"".join(piece(b"<unk>", 0, 2))
     trainer = b"\x12\x02\x18\x02"
     (tmp_path / "tokenizer.model").write_bytes(unknown + pieces(2**17 - 1, 6) + trainer)
     assert len(read_tokenizer(tmp_path, {}).vocab.tokens) == 2**17

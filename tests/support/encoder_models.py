@@ -7,7 +7,6 @@ made of a text of the repository; those of WordPiece and of a SentencePiece mode
 from __future__ import annotations
 
 import json
-import struct
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.support.checkpoints import formula, write_checkpoint
+from tests.support.piece_model import CONTROL, NORMAL, UNKNOWN, piece
 
 _TEXT = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3" / "calibration.txt"
 _WIDTH, _INNER, _LAYERS, _POSITIONS = 64, 96, 2, 130
@@ -70,14 +70,6 @@ def _wordpiece(folder: Path) -> int:
     return len(ids) + 3
 
 
-def _piece(text: bytes, score: float, kind: int) -> bytes:
-    """Return a piece of a SentencePiece model, a protocol buffer; all lengths are below 128."""
-    fields = (
-        b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
-    )
-    return b"\x0a" + bytes([len(fields)]) + fields
-
-
 def _unigram(folder: Path, table: bytes = b"", *, has_model: bool) -> int:
     """Write tokenizer.json, and the SentencePiece model that it is made of if there is one.
 
@@ -102,9 +94,9 @@ def _unigram(folder: Path, table: bytes = b"", *, has_model: bool) -> int:
         "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab},
     }  # fmt: skip
     if has_model:
-        pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
-        pieces += [(text, score, 1) for text, score in scores.items()]
-        model = b"".join(_piece(text.encode(), score, kind) for text, score, kind in pieces)
+        pieces = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+        pieces += [(text, score, NORMAL) for text, score in scores.items()]
+        model = b"".join(b"".join(piece(text.encode(), score, kind)) for text, score, kind in pieces)
         (folder / "sentencepiece.bpe.model").write_bytes(model)
     named = zip(("bos", "pad", "eos", "unk", "mask"), _XLM_TOKENS, strict=True)
     _save(folder, content, "XLMRobertaTokenizer", [*named, ("cls", "<s>"), ("sep", "</s>")])

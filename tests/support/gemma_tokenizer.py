@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.tokenizer_model import BYTE, CONTROL, NORMAL, TRAINED, UNKNOWN, piece
+from tests.support.piece_model import BYTE, CONTROL, NORMAL, TRAINED, UNKNOWN, piece
 
 _SPECIAL = (
     "<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool_call>", "<tool_call|>", "<|turn>", "<turn|>",

@@ -91,7 +91,7 @@ INV_FREQ = Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed fr
 
 
 def mtp_drops(config: Any, options: MTPOptions) -> tuple[Drop, ...]:
-    """Return what a family leaves out that keeps its MTP layers unless it is told not to."""
+    """Return the drops of a family that keeps its MTP layers unless it is told not to."""
     return (INV_FREQ,) if options.mtp is not False else (INV_FREQ, drop_mtp(config, "without --no-mtp"))
 
 

@@ -32,7 +32,7 @@ from gguf_tools.format.values import Metadata, Value
 
 _THETA = 10000.0
 _CAPS = {"attention_softcapping": 50.0, "final_logit_softcapping": 30.0}
-"""What llama.cpp takes where no key says it."""
+"""Values that llama.cpp takes where no key says them."""
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:

@@ -7,7 +7,6 @@ whatever happened to the process that made it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,7 +115,7 @@ class Record(Closing):
             known = step["files"].get(path.name)
             if known is not None and for_json(known["state"]) == state:
                 return str(known["sha256"])
-        return sha256(path)
+        return sha256_of(path)
 
     def finish(self, step: str, outputs: Sequence[Path]) -> None:
         """Note the digests of a step's outputs."""
@@ -134,12 +133,6 @@ class Record(Closing):
 
     def _write(self) -> None:
         write_whole(self._path, (json.dumps({"steps": self._steps}, indent=1) + "\n").encode())
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, as hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

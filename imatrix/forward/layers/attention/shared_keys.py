@@ -130,7 +130,7 @@ class SharedKeyAttention:
         return self.attend(query, *self.keys_and_values(key, value), observer, self._opening(x, observer))
 
     def _opening(self, x: torch.Tensor, observer: Observer) -> torch.Tensor | None:
-        """Return what the gate multiplies the output by, (n_tokens, n_heads * head_dim); None for nothing."""
+        """Compute the factors of a gate for the output, (n_tokens, n_heads * head_dim); None for nothing."""
         if self.gate is None:
             return None
         opening = softplus(self.gate(x, observer).float()).to(x.dtype)
