@@ -7,7 +7,7 @@ consistent with its source, which is no proof: what was changed on purpose, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,8 +32,9 @@ from quantize.fill.sources import GGUFTensor
 from quantize.importances.entries import ImportanceFile
 from quantize.importances.text_sketch import SHA256_KEY
 from quantize.options import METHOD_KEY, BegunCalibrating
-from quantize.padding.counterparts import padded_sizes
 from quantize.padding.hidden_size import pads_hidden_size
+from quantize.padding.inner_sizes import UNPADDED, inner_sizes
+from quantize.padding.padding import is_padded
 from quantize.plan.decide import PlanOptions
 from quantize.run_options import RunOptions
 
@@ -68,7 +69,7 @@ def recalibrated(
         ),
         calibration=calibration,
         provenance=False,
-        pad=tuple(padded_sizes(file.metadata)) or None,
+        pad=_padded_keys(file, base, infos),
         pad_hidden=pads_hidden_size(file.metadata),
         mla=layout_in(file.tensors) if Path(source).is_dir() else None,
     )
@@ -96,6 +97,14 @@ def recalibrated(
                 made, stored = GGUFTensor(again, info.name), GGUFTensor(file, info.name)
                 errors = relative_errors(info, compared.rows, wanted, made, stored)
                 yield judged(info, compared, *errors, drifts=drifts)
+
+
+def _padded_keys(file: GGUFSource, base: AuditBase, infos: Sequence[TensorInfo]) -> tuple[str, ...] | None:
+    """List the keys of inner sizes that are padded in a file; None for none."""
+    if not is_padded(file.metadata):
+        return None
+    sizes = inner_sizes(base.metadata, infos, str(file.path))
+    return tuple(size.key for size in sizes if UNPADDED + size.key in file.metadata) or None
 
 
 def _refuse_others(file: GGUFSource, calibration: BegunCalibrating, promised: ImportanceFile) -> None:

@@ -27,8 +27,12 @@ from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.bits import numbers_of
+from quantize.padding import PadChoice
+from quantize.padding.padding import is_padded
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 from tests.convert.audit.families import EXAMPLES, family_folder
+from tests.end_to_end import arch_models
+from tests.quantize.padding.ffn_files import write_ffn_file
 from tests.quantize.simd.test_lanes import INSTRUCTION_SETS
 from tests.quantize.whole_files import draw_case
 from tests.support.checkpoints import to_fp8
@@ -88,7 +92,6 @@ def quantized(file_type: str, **choices: Any) -> Callable[[Path, Path], Path]:
 OWN: dict[str, Callable[[Path, Path], Path]] = {
     "rules": quantized("Q4_0", types=PlanOptions(overrides=gguf_tools.parse_overrides(["ffn_up=Q8_0"]))),
     "ik": quantized("IQ4_KS"),
-    "padded": quantized("Q4_0", pad="256"),
     "split": split,
     "without provenance": quantized("Q4_0", provenance=False),
     "pruned": quantized("Q8_0", types=PlanOptions(prune_layers=(1,))),
@@ -102,6 +105,16 @@ def test_own_files_are_the_same(source: Path, tmp_path: Path, how: str) -> None:
     result = gguf_tools.rederive(made, source, n_threads=2)
     assert result.is_as_claimed, list(result.lines())
     assert sum(each.n_rows for each in result.tensors) > 0
+
+
+def test_a_padded_file_is_the_same(tmp_path: Path) -> None:
+    """The base gets the sizes of the file."""
+    model = write_ffn_file(tmp_path / "odd.gguf")
+    made = gguf_tools.quantize(model, tmp_path / "q.gguf", "Q4_K_M", pad="256").paths[0]
+    with open_gguf(made) as file:
+        assert is_padded(file.metadata)
+    result = gguf_tools.rederive(made, model)
+    assert result.is_as_claimed, list(result.lines())
 
 
 def test_a_file_that_keeps_a_grid_is_the_same(source: Path, tmp_path: Path) -> None:
@@ -284,17 +297,24 @@ def test_other_bytes_are_described(
 
 
 @pytest.mark.slow
-def test_a_calibrated_file_is_calibrated_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("pad", [None, "256"])
+def test_a_calibrated_file_is_calibrated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pad: PadChoice | None
+) -> None:
     """Threads change nothing; a changed code, another text and a sample are told."""
-    source, text = EXAMPLES / "tiny-deepseek-v3", EXAMPLES / "tiny-deepseek-v3" / "calibration.txt"
+    tiny = EXAMPLES / "tiny-deepseek-v3"
+    text, source = tiny / "calibration.txt", tiny if pad is None else arch_models.model("llama-r1-distill")
     made, odd = tmp_path / "c.gguf", "blk.1.attn_output.weight"
-    gguf_tools.calibrate(source, made, "Q4_0", text, chunk_size=64, n_chunks=4, n_threads=2)
+    gguf_tools.calibrate(source, made, "Q4_0", text, chunk_size=64, n_chunks=4, n_threads=2, pad=pad)
+    with open_gguf(made) as file:
+        assert is_padded(file.metadata) == (pad is not None)
+        n_tensors = len(file.tensors)
     flip(made, odd)
     words = ["rederive", str(made), "--source", str(source), "-q", "-c", "64", "-t", "1"]
     assert main([*words, "--calibrate", str(text), "--json"]) == 1
     found = {each["name"]: each["kind"] for each in json.loads(capsys.readouterr().out)["tensors"]}
     assert {name: kind for name, kind in found.items() if kind} == {odd: "changed"}
-    assert len(found) == 52
+    assert len(found) == n_tensors
     other = tmp_path / "other.txt"
     other.write_text(text.read_text()[1000:])
     for more, said in (
