@@ -77,7 +77,7 @@ def quantize(
     file_type  Q4_K_M, a recipe file, or with `losses` a size: 3.4bpw, 12GiB
     options    what to make: SourceOptions
     run        how to run: RunOptions
-    losses     what each tensor costs at each type, as `sensitivity` measures it: a file, or what it returns
+    losses     divergence that each tensor adds at each type: a file of `sensitivity`, or what it returns
     choices    fields of both as keyword arguments; they replace those of `options` and `run`
     raises     ToolkitError. Finished work is kept for the next run
     """
@@ -319,9 +319,7 @@ def _of_size(
     from quantize.size.solve import Planner, SizeRequest, size_padded
 
     if losses is None:
-        raise BadArgument(
-            f"a size ({size}) needs to know what each tensor costs: losses=..., from `sensitivity`"
-        )
+        raise BadArgument(f"a size ({size}) needs the losses of all tensors: losses=..., from `sensitivity`")
     known = losses if isinstance(losses, Sensitivities) else read_sensitivities(Path(losses))
     request = SizeRequest(known, parse_size(size), calibrated=options.calibration is not None)
     options = replace(options, program=options.program or request.rules.target)

@@ -63,7 +63,7 @@ def sensitivity(
     require_torch("measuring sensitivities")
     from imatrix.sensitivities.run import measure
 
-    with reporting(progress, "measuring what each tensor costs") as report, in_use(work_path(output)):
+    with reporting(progress, "measuring losses") as report, in_use(work_path(output)):
         return measure(model, text, output, options, report)
 
 

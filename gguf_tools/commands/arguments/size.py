@@ -141,7 +141,7 @@ class SizeArguments:
 
     sizes                         one for each file; none with vram and ram
     vram, ram, rules              as SizeRequest has them
-    losses                        file of what each tensor costs; None: `measurement` makes one
+    losses                        file of losses; None: `measurement` makes one
     curve, save_recipe, save_tensor_types, save_custom_q, save_tensor_list   files to write, None: not written
     """
 

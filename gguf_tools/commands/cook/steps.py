@@ -114,7 +114,7 @@ def steps_of(request: CookRequest) -> Iterator[Step]:
         )  # fmt: skip
     if request.has_sizes:
         yield Step(
-            "losses", "what each tensor costs at each type", (request.losses,), _measure_losses,
+            "losses", "the loss of each tensor at each type", (request.losses,), _measure_losses,
             lambda estimates, before: estimates.losses(),
             decided_by=lambda cooking: cooking.of_text,
             planned="losses",
