@@ -481,7 +481,7 @@ def _suite_lines(evaluation: Evaluation, suite: Suite) -> list[str]:
         *table([_CLASSES, *map(_class_row, classes)], right=range(1, len(_CLASSES))),
         *(f"note: {note}" for each in classes for note in _notes(each.text)),
         "",
-        "over all classes, which weigh the same",
+        "over all classes, which have the same weight",
         *table(_overall(evaluation), right=range(1, len(_OVERALL))),
     ]
     for model, figures in zip(evaluation.models, evaluation.figures, strict=True):

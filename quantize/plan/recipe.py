@@ -65,8 +65,10 @@ FIRST_16TH = Condition("in first sixteenth", lambda s: s.position < s.total // 1
 FIRST_8TH = Condition("in first eighth", lambda s: s.position < s.total // 8)
 FIRST_8TH_VISITED = Condition("among first visited", lambda s: s.n_visited < s.total // 8)
 MIDDLE = Condition("between first and last eighth", lambda s: s.total // 8 <= s.position < 7 * s.total // 8)
-MORE_BITS = Condition("in first or last eighth or a third between", _deserves_more_bits)
-FEWER_BITS = Condition("between, two of three", lambda s: not _deserves_more_bits(s))
+MORE_BITS = Condition("in the first or last eighth, or every third between", _deserves_more_bits)
+FEWER_BITS = Condition(
+    "in two of every three between the first and last eighth", lambda s: not _deserves_more_bits(s)
+)
 FIRST_TWO = Condition("of first two", lambda s: s.position < 2)
 FIRST_FOUR = Condition("of first four", lambda s: s.position < 4)
 SHARED_BY_HEADS = Condition("shared by 4 or more heads", lambda s: s.facts.n_gqa >= 4)

@@ -153,8 +153,8 @@ def expected_lines(chosen: ChosenTypes, sensitivities: Sensitivities) -> Iterato
     """
     expected = expected_divergence(chosen.predicted, routed=is_routed(sensitivities))
     yield (
-        f"expected divergence {expected} nats a token: the range has 19 of 20 files, going by {N_FILES} of"
-        " the sample model"
+        f"expected divergence {expected} nats a token: 19 of 20 files are in the range, judging by"
+        f" {N_FILES} files of the sample model"
     )
 
 
