@@ -40,6 +40,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.cohere",
     "convert.architectures.lfm2",
     "convert.architectures.laguna",
+    "convert.architectures.falcon_h1",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

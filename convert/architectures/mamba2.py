@@ -34,10 +34,12 @@ LONG_CONTEXT = 2**20
 class MambaConfig(DecoderConfig):
     """Configuration of a model with Mamba 2; names as in Granite's config.json.
 
-    mamba_layers  layers that are a Mamba 2
+    mamba_layers      layers that are a Mamba 2
+    beside_attention  whether they have attention beside it
     """
 
     mamba_layers: tuple[int, ...] = ()
+    beside_attention: bool = False
     mamba_n_heads: int = 0
     mamba_n_groups: int = 1
     mamba_d_head: int = 0

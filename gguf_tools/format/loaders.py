@@ -110,6 +110,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS | _SHARED_EXPERTS | {keys.EXPERT_GATING_FUNC},
         _WEIGHTS | {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
     ),
+    "falcon-h1": (_EPS | _SSM, {keys.ATTENTION_SCALE}),
     "lfm2": (_EPS | {keys.SHORTCONV_L_CACHE}, {keys.SLIDING_WINDOW}),
     "lfm2moe": (
         _EPS | {keys.SHORTCONV_L_CACHE, keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},

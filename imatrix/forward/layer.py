@@ -42,6 +42,20 @@ class NoAttention:
 
 
 @dataclass(frozen=True)
+class SideBySide:
+    """Two kinds of attention that see the same, and whose outputs are added."""
+
+    first: Attention
+    second: Attention
+
+    def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        return self.first(hidden, observer) + self.second(hidden, observer)
+
+    def work(self, n_tokens: int) -> int:
+        return self.first.work(n_tokens) + self.second.work(n_tokens)
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer with its weights; those of routed experts are read when it is their turn.
 

@@ -277,6 +277,19 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"], "num_experts": 6,
          "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1},
     ),
+    "falcon-h1": (
+        "FalconH1",
+        {"num_hidden_layers": 2, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_n_groups": 2,
+         "mamba_d_head": 16, "mamba_d_state": 16, "embedding_multiplier": 2.5, "lm_head_multiplier": 0.4,
+         "attention_in_multiplier": 0.7, "attention_out_multiplier": 0.6, "key_multiplier": 0.9,
+         "mlp_multipliers": [0.8, 0.5], "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.3,
+         "ssm_multipliers": [0.9, 0.8, 1.2, 1.1, 0.7]},
+    ),
+    "falcon-h1-normed": (
+        "FalconH1",
+        {"num_hidden_layers": 2, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_n_groups": 2,
+         "mamba_d_head": 16, "mamba_d_state": 16, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
     "cohere2moe-softmax": (
         "Cohere2Moe",
         {"num_hidden_layers": 4, "sliding_window": 16, "head_dim": 16, "num_experts": 5,
@@ -289,6 +302,7 @@ COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
+    "falcon-h1", "falcon-h1-normed",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 
@@ -341,7 +355,7 @@ def decoder_model(name: str, folder: Path, **others: Any) -> Any:
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}For{head}")(config).float().eval()
     with torch.no_grad():
-        for parameter_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        for parameter_name, tensor in model.state_dict().items():
             if "bias" in parameter_name:
                 tensor.normal_(0, 0.3)
             elif parameter_name.endswith("A_log"):

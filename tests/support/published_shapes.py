@@ -184,6 +184,23 @@ def bailing(config: Config) -> Shapes:
             yield f"{layer}.attention.key_layernorm.weight", (cols,)
 
 
+def falcon_h1(config: Config) -> Shapes:
+    """Yield the tensors of a Falcon-H1: attention and a Mamba 2 in every layer."""
+    hidden, inner, n_heads = config["hidden_size"], config["mamba_d_ssm"], config["mamba_n_heads"]
+    convolved = inner + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
+    for name, shape in decoder(config):
+        name = name.replace("model.norm.", "model.final_layernorm.").replace(".mlp.", ".feed_forward.")
+        yield name.replace("post_attention_layernorm", "pre_ff_layernorm"), shape
+        if "input_layernorm" in name:
+            mamba = name.replace("input_layernorm.weight", "mamba")
+            yield f"{mamba}.in_proj.weight", (inner + convolved + n_heads, hidden)
+            yield f"{mamba}.conv1d.weight", (convolved, 1, config["mamba_d_conv"])
+            yield f"{mamba}.conv1d.bias", (convolved,)
+            for part in ("dt_bias", "A_log", "D"):
+                yield f"{mamba}.{part}", (n_heads,)
+            yield f"{mamba}.out_proj.weight", (hidden, inner)
+
+
 def lfm2(config: Config) -> Shapes:
     """Yield the tensors of an LFM2: short convolutions and attention, dense blocks and experts."""
     hidden, vocab, heads = config["hidden_size"], config["vocab_size"], config["num_attention_heads"]

@@ -15,7 +15,7 @@ from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.lfm2 import ShortConvConfig
 from convert.architectures.mamba2 import MambaConfig
 from imatrix.forward.families.parts import FeedForwards, mamba_sizes, network_of, rope_of, unstretched
-from imatrix.forward.layer import Attention, Layer
+from imatrix.forward.layer import Attention, Layer, SideBySide
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
 from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
@@ -86,6 +86,8 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
             attention = replace(attention, norm=norm_of(load, f"blk.{number}.attn_norm.weight"))
         if config.sharpness is not None:
             attention = replace(attention, sharpness=rotate.sharpness(config.sharpness))
+        if isinstance(config, MambaConfig) and config.beside_attention:
+            return SideBySide(attention, load_mamba2(load, number, mamba_sizes(config)))
         if not has_post_norms:
             return attention
         weight = load.float32(f"blk.{number}.post_attention_norm.weight", config.hidden_size)
@@ -97,7 +99,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
-        norm = norm_of(load, f"blk.{number}.{norm_name}.weight") if norm_name else UNNORMED
+        norm = norm_of(load, f"blk.{number}.{norm_name}") if norm_name else UNNORMED
         end = linear_end if number in linear else "attn_output.weight"
         parts = feed_forwards.load(load, number)
         scale = config.block_scale if parts[1] is not None else None
@@ -135,11 +137,12 @@ def _norm_of_blocks(family: Architecture) -> str:
     A norm that is called after attention stands behind it where blocks have one behind them, too. Without
     either, blocks have the norm of attention.
     """
-    if family.makes("blk.{layer}.ffn_norm.weight"):
-        return "ffn_norm"
+    for name in ("ffn_norm.weight", "ffn_norm"):
+        if family.makes(f"blk.{{layer}}.{name}"):
+            return name
     if not family.makes("blk.{layer}.post_attention_norm.weight"):
-        return "attn_norm"
-    return "" if family.makes(_POST_NORM) else "post_attention_norm"
+        return "attn_norm.weight"
+    return "" if family.makes(_POST_NORM) else "post_attention_norm.weight"
 
 
 def _linear_layers(config: DecoderConfig) -> tuple[int, ...]:
@@ -148,7 +151,7 @@ def _linear_layers(config: DecoderConfig) -> tuple[int, ...]:
         return config.linear_layers
     if isinstance(config, ShortConvConfig):
         return config.conv_layers
-    return config.mamba_layers if isinstance(config, MambaConfig) else ()
+    return config.mamba_layers if isinstance(config, MambaConfig) and not config.beside_attention else ()
 
 
 def _delta_net_sizes(family: Architecture, config: DeltaNetConfig) -> DeltaNetSizes:

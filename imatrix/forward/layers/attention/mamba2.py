@@ -66,7 +66,7 @@ class Mamba2:
     step_bias  float32 (n_heads,), added to steps
     decay      float32 (n_heads,), below 0
     direct     float32 (n_heads, 1): D
-    group_norm float32 (n_groups, inner / n_groups)
+    group_norm float32 (n_groups, inner / n_groups); None for no norm behind the gate
     """
 
     sizes: Mamba2Sizes
@@ -78,7 +78,7 @@ class Mamba2:
     step_bias: torch.Tensor
     decay: torch.Tensor
     direct: torch.Tensor
-    group_norm: torch.Tensor
+    group_norm: torch.Tensor | None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token; they do not depend on the size of the chunk."""
@@ -97,8 +97,11 @@ class Mamba2:
         heads, into, out = self._convolved(rows)
         attended = scan(out, into, heads * steps.T[..., None], steps * self.decay)
         attended = attended + (heads * self.direct[:, None]).transpose(0, 1)
-        groups = (attended.flatten(1) * silu(gate)).unflatten(-1, (sizes.n_groups, -1))
-        values = (unit_rows(groups, sizes.eps) * self.group_norm).flatten(1).to(dtype)
+        gated = attended.flatten(1) * silu(gate)
+        if self.group_norm is not None:
+            groups = gated.unflatten(-1, (sizes.n_groups, -1))
+            gated = (unit_rows(groups, sizes.eps) * self.group_norm).flatten(1)
+        values = gated.to(dtype)
         observer.rows((self.output.name,), values)
         return self.output(values, observer).float()
 
@@ -148,7 +151,7 @@ def load_mamba2(load: Loader, layer: int, sizes: Mamba2Sizes) -> Mamba2:
         matrix = f"{name}.{part}.weight"
         return Projection(matrix, load.matrix(matrix, n_rows, n_cols), None)
 
-    n_heads = sizes.n_heads
+    n_heads, norm = sizes.n_heads, f"{name}.ssm_norm.weight"
     return Mamba2(
         sizes=sizes,
         norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps),
@@ -159,5 +162,7 @@ def load_mamba2(load: Loader, layer: int, sizes: Mamba2Sizes) -> Mamba2:
         step_bias=load.float32(f"{name}.ssm_dt.bias", n_heads),
         decay=load.float32(f"{name}.ssm_a", n_heads, 1)[:, 0],
         direct=load.float32(f"{name}.ssm_d", n_heads, 1),
-        group_norm=load.float32(f"{name}.ssm_norm.weight", sizes.n_groups, sizes.inner // sizes.n_groups),
+        group_norm=load.float32(norm, sizes.n_groups, sizes.inner // sizes.n_groups)
+        if load.has(norm)
+        else None,
     )
