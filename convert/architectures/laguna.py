@@ -184,6 +184,7 @@ def _of_kind(sliding: bool, where: Where) -> Where:
 def _by_kind(rule: Rule) -> tuple[Rule, ...]:
     """Return a rule of attention for both kinds of layers, where its sizes have heads of queries."""
     (output,) = rule.outputs
+    assert isinstance(output.sizes, str)
     local = re.sub(r"\b(?=q_rows|gate_rows)", "sliding_", output.sizes)
     if local == output.sizes:
         return (rule,)

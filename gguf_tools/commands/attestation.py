@@ -10,6 +10,7 @@ from typing import Any
 
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest, UnreadableInput
+from gguf_tools.files.named_files import sha256_of
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
@@ -31,7 +32,7 @@ def statement(
     files: Iterable[Path],
     made_of: Iterable[Path],
     command: Sequence[str] = (),
-    digest: Callable[[Path], str] = sha256,
+    digest: Callable[[Path], str] = sha256_of,
 ) -> dict[str, Any]:
     """Make a statement.
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.named_files import write_whole
+from gguf_tools.files.named_files import sha256_of, write_whole
 from gguf_tools.files.run_lock import JSONDifference, Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.system.files import Closing
 from gguf_tools.text import for_json

@@ -19,7 +19,7 @@ from gguf_tools.commands.cook.files import make_files
 from gguf_tools.commands.cook.record import FOLDER, Record
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
 from gguf_tools.files.inputs import InputWatch, gguf_inputs
-from gguf_tools.files.named_files import write_whole
+from gguf_tools.files.named_files import sha256_of, write_whole
 from gguf_tools.findings import teller
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.hub.upload import files_of_a_model
@@ -160,7 +160,8 @@ def _evaluation_step(request: CookRequest, text: Path) -> Step:
     def decided_by(cooking: Cooking) -> Mapping[str, Any]:
         cut = request.held_out_cut
         return {
-            "model": cooking.model, "text": sha256_of(text), "context": cut.chunk_size, "chunks": cut.n_chunks,
+            "model": cooking.model, "text": sha256_of(text), "context": cut.chunk_size,
+            "chunks": cut.n_chunks,
             "dtype": request.forward.dtype, "version": __version__,
             "files": {output.name: cooking.record.digest(output) for output in outputs},
         }  # fmt: skip

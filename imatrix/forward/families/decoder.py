@@ -74,8 +74,8 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
             if isinstance(config, DeltaNetConfig):
                 return load_delta_net(load, number, _delta_net_sizes(family, config))
             if isinstance(config, ShortConvConfig):
-                sizes = config.hidden_size, config.conv_L_cache, config.rms_norm_eps
-                return load_short_conv(load, number, *sizes)
+                width, kernel, eps = config.hidden_size, config.conv_L_cache, config.rms_norm_eps
+                return load_short_conv(load, number, width, kernel, eps)
             assert isinstance(config, MambaConfig)
             return load_mamba2(load, number, mamba_sizes(config))
         window = config.sliding_window if number in sliding else None
