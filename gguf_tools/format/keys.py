@@ -102,6 +102,7 @@ SAMPLING_MIROSTAT_ETA = _shown("general.sampling.mirostat_eta", _F32)
 
 # --- hyper-parameters
 VOCAB_SIZE = _loaded("{arch}.vocab_size", _U32)
+HIDDEN_ACTIVATION = _loaded("{arch}.hidden_activation", _STRING)
 ATTENTION_CAUSAL = _loaded("{arch}.attention.causal", _BOOL)
 POOLING_TYPE = _loaded("{arch}.pooling_type", _U32)
 CLASSIFIER_POOLING_TYPE = _loaded("{arch}.classifier.pooling_type", _U32)
@@ -217,7 +218,6 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm
         attention.indexer.kpool_select_tail ssm.dt_b_c_rms kda.safe_gate norm_before_residual
         norm_before_fc"""),
-    (_STRING, "hidden_activation"),
     (_I32S, "adapters.token_ids_activate adapters.token_ids_substitute target_layers"),
     (_U64S, "ple.layer_multipliers ple.head_offsets ple.head_vocab_sizes"),
 )  # fmt: skip

@@ -14,7 +14,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PRE = {"bert": "default", "roberta": "roberta-bpe", "roberta-rank": "roberta-bpe", "xlm-roberta-model": ""}
+PRE = {
+    "bert": "default",
+    "roberta": "roberta-bpe",
+    "roberta-rank": "roberta-bpe",
+    "xlm-roberta-model": "",
+    "modern-bert": "modern-bert",
+}
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 
 OUT = ROOT / "tests" / "golden" / "arch" / "encoders.json"

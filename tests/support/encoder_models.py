@@ -1,4 +1,4 @@
-"""Small encoders: BERT, RoBERTa and XLM-RoBERTa, with and without a classifier.
+"""Small encoders: BERT, RoBERTa, XLM-RoBERTa and ModernBERT, with and without a classifier.
 
 `write(name, folder)` makes one. Weights are a formula on integers, the same bits everywhere. Vocabularies are
 made of a text of the repository; those of WordPiece and of a SentencePiece model need no training.
@@ -22,6 +22,7 @@ from tests.support.piece_model import CONTROL, NORMAL, UNKNOWN, piece
 
 _TEXT = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3" / "calibration.txt"
 _WIDTH, _INNER, _LAYERS, _POSITIONS = 64, 96, 2, 130
+_Shape = tuple[str, tuple[int, ...]]
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _XLM_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
@@ -123,7 +124,7 @@ def _save(folder: Path, content: Any, kind: str, named: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _shapes(prefix: str, n_tokens: int, n_types: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(prefix: str, n_tokens: int, n_types: int) -> Iterator[_Shape]:
     """Yield name and shape of what all three have, in the order of transformers."""
     for name, rows in (("word", n_tokens), ("position", _POSITIONS), ("token_type", n_types)):
         yield f"{prefix}embeddings.{name}_embeddings.weight", (rows, _WIDTH)
@@ -139,7 +140,7 @@ def _shapes(prefix: str, n_tokens: int, n_types: int) -> Iterator[tuple[str, tup
         yield from _pair(f"{inside}output.LayerNorm", _WIDTH)
 
 
-def _pair(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _pair(name: str, *shape: int) -> Iterator[_Shape]:
     yield f"{name}.weight", shape
     yield f"{name}.bias", shape[:1]
 
@@ -147,12 +148,13 @@ def _pair(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 TOKENIZERS: Mapping[str, Callable[..., int]] = {
     "bert": _wordpiece,
     "roberta": _byte_level,
+    "modern-bert": _byte_level,
     "xlm-roberta": partial(_unigram, has_model=False),
     "xlm-roberta-model": partial(_unigram, has_model=True),
 }
 """Kind of encoder -> what writes its tokenizer and returns the number of its tokens."""
 
-ENCODERS = (*TOKENIZERS, *(f"{kind}-rank" for kind in ("bert", "roberta", "xlm-roberta")))
+ENCODERS = (*TOKENIZERS, *(f"{kind}-rank" for kind in TOKENIZERS if kind != "xlm-roberta-model"))
 
 
 def write(name: str, folder: Path, *table: bytes) -> Path:
@@ -163,6 +165,28 @@ def write(name: str, folder: Path, *table: bytes) -> Path:
     kind, is_ranking = name.removesuffix("-rank"), name.endswith("-rank")
     folder.mkdir(parents=True, exist_ok=True)
     n_tokens = TOKENIZERS[kind](folder, *table)
+    make = _modern_bert if kind == "modern-bert" else partial(_bert, kind)
+    config, shapes = make(n_tokens, is_ranking)
+    config |= {
+        "hidden_size": _WIDTH, "intermediate_size": _INNER, "num_hidden_layers": _LAYERS,
+        "num_attention_heads": 4, "max_position_embeddings": _POSITIONS, "vocab_size": n_tokens,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    if is_ranking:
+        config["id2label"] = {"0": "LABEL_0"}
+    tensors = {}
+    for seed, (tensor, shape) in enumerate(shapes):
+        values = formula(shape, seed) - np.float32(tensor.endswith("bias"))
+        tensors[tensor] = values.astype(ml_dtypes.bfloat16)
+    return write_checkpoint(folder, config, tensors)
+
+
+def _class_of(name: str, is_ranking: bool) -> list[str]:
+    return [f"{name}{'ForSequenceClassification' if is_ranking else 'Model'}"]
+
+
+def _bert(kind: str, n_tokens: int, is_ranking: bool) -> tuple[dict[str, Any], list[_Shape]]:
+    """Return config.json and shapes of a BERT or one of its relatives."""
     class_name = {"bert": "Bert", "roberta": "Roberta"}.get(kind, "XLMRoberta")
     is_bert = kind == "bert"
     prefix = {True: "bert.", False: "roberta."}[is_bert] if is_ranking else ""
@@ -173,18 +197,40 @@ def write(name: str, folder: Path, *table: bytes) -> Path:
         shapes += _pair("classifier" if is_bert else "classifier.out_proj", 1, _WIDTH)
     if is_ranking and not is_bert:
         shapes += _pair("classifier.dense", _WIDTH, _WIDTH)
-    config = {
-        "architectures": [f"{class_name}{'ForSequenceClassification' if is_ranking else 'Model'}"],
+    return {
+        "architectures": _class_of(class_name, is_ranking),
         "model_type": {"Bert": "bert", "Roberta": "roberta"}.get(class_name, "xlm-roberta"),
-        "hidden_act": "gelu", "hidden_size": _WIDTH, "intermediate_size": _INNER,
-        "num_hidden_layers": _LAYERS, "num_attention_heads": 4, "max_position_embeddings": _POSITIONS,
-        "layer_norm_eps": 1e-12 if is_bert else 1e-5, "type_vocab_size": 2 if is_bert else 1,
-        "vocab_size": n_tokens, "pad_token_id": 0 if is_bert else 1, "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "hidden_act": "gelu", "layer_norm_eps": 1e-12 if is_bert else 1e-5,
+        "type_vocab_size": 2 if is_bert else 1, "pad_token_id": 0 if is_bert else 1,
+    }, shapes  # fmt: skip
+
+
+def _modern_bert(n_tokens: int, is_ranking: bool) -> tuple[dict[str, Any], list[_Shape]]:
+    """Return config.json and shapes of a ModernBERT, in the form of transformers 4."""
+    prefix = "model." if is_ranking else ""
+    shapes: list[_Shape] = [
+        (f"{prefix}embeddings.tok_embeddings.weight", (n_tokens, _WIDTH)),
+        (f"{prefix}embeddings.norm.weight", (_WIDTH,)),
+    ]
+    for layer in range(_LAYERS):
+        inside = f"{prefix}layers.{layer}."
+        if layer:
+            shapes.append((f"{inside}attn_norm.weight", (_WIDTH,)))
+        shapes += [
+            (f"{inside}attn.Wqkv.weight", (3 * _WIDTH, _WIDTH)),
+            (f"{inside}attn.Wo.weight", (_WIDTH, _WIDTH)),
+            (f"{inside}mlp_norm.weight", (_WIDTH,)),
+            (f"{inside}mlp.Wi.weight", (2 * _INNER, _WIDTH)),
+            (f"{inside}mlp.Wo.weight", (_WIDTH, _INNER)),
+        ]  # fmt: skip
+    shapes.append((f"{prefix}final_norm.weight", (_WIDTH,)))
     if is_ranking:
-        config["id2label"] = {"0": "LABEL_0"}
-    tensors = {}
-    for seed, (tensor, shape) in enumerate(shapes):
-        values = formula(shape, seed) - np.float32(tensor.endswith("bias"))
-        tensors[tensor] = values.astype(ml_dtypes.bfloat16)
-    return write_checkpoint(folder, config, tensors)
+        shapes += [("head.dense.weight", (_WIDTH, _WIDTH)), ("head.norm.weight", (_WIDTH,))]
+        shapes += _pair("classifier", 1, _WIDTH)
+    return {
+        "architectures": _class_of("ModernBert", is_ranking), "model_type": "modernbert",
+        "hidden_activation": "gelu", "norm_eps": 1e-5, "layer_norm_eps": 1e-5, "local_attention": 16,
+        "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
+        "classifier_pooling": "mean", "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2,
+        "bos_token_id": 0, "eos_token_id": 2, "attention_bias": False, "mlp_bias": False, "norm_bias": False,
+    }, shapes  # fmt: skip

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
+from convert.architectures.config_reader import MAX_LAYERS
 from convert.architectures.decoder.config import with_defaults
 from convert.architectures.decoder.metadata import SIZES
 from convert.architectures.decoder.rules import layers_if, once, one
+from convert.architectures.encoders.classifier import CLASSIFIER, LABELS, read_labels
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, OutputTensor, Rule, renamed
 from convert.tokenizer.files import Quirks
@@ -65,14 +66,11 @@ class EncoderConfig:
         return self.is_classifier and not self.has_pooler
 
 
-_CLASSIFIER = "ForSequenceClassification"
-
-
 def _read_encoder(raw: Mapping[str, Any], path: str | Path) -> EncoderConfig:
     """Return the configuration of a BERT, RoBERTa or XLM-RoBERTa."""
     read = with_defaults(raw, path)
     name = str(raw["architectures"][0])
-    is_classifier = name.endswith(_CLASSIFIER)
+    is_classifier = name.endswith(CLASSIFIER)
     for key, value, what in (
         ("is_decoder", False, "is no decoder"),
         ("add_cross_attention", False, "has no cross-attention"),
@@ -98,26 +96,10 @@ def _read_encoder(raw: Mapping[str, Any], path: str | Path) -> EncoderConfig:
         max_position_embeddings=positions - padding,
         type_vocab_size=read.size("type_vocab_size"),
         layer_norm_eps=read.number("layer_norm_eps", 1e-12),
-        labels=_labels(read, is_classifier=is_classifier),
+        labels=read_labels(read, is_classifier=is_classifier),
         is_classifier=is_classifier,
-        has_pooler=name == f"Bert{_CLASSIFIER}",
+        has_pooler=name == f"Bert{CLASSIFIER}",
     )
-
-
-_UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}
-
-
-def _labels(read: ConfigReader, *, is_classifier: bool) -> tuple[str, ...]:
-    """Return the names of the classes by their numbers. transformers has two where nothing is said."""
-    labels = read.raw.get("id2label") or _UNNAMED
-    if not isinstance(labels, Mapping):
-        raise read.bad("id2label", "an object with a name for each number from 0 on")
-    if not is_classifier and labels == _UNNAMED:
-        return ()
-    numbers = [str(number) for number in range(len(labels))]
-    if {*labels} != {*numbers} or not all(isinstance(label, str) for label in labels.values()):
-        raise read.bad("id2label", "an object with a name for each number from 0 on")
-    return tuple(labels[number] for number in numbers)
 
 
 # ---- tensors
@@ -210,15 +192,15 @@ _METADATA: tuple[Key, ...] = (
     *SIZES,
     Key(keys.LAYERNORM_EPS, Value.f32, lambda c, o: c.layer_norm_eps),
     Key(keys.ATTENTION_CAUSAL, Value.bool_, lambda c, o: False),
-    Key(keys.CLASSIFIER_OUTPUT_LABELS, Value.strings, lambda c, o: c.labels or None),
+    LABELS,
     Key(keys.TOKENIZER_TYPE_COUNT, Value.u32, lambda c, o: c.type_vocab_size),
 )
 
 _ENCODER = Architecture(
     (
-        "BertModel", "BertForMaskedLM", f"Bert{_CLASSIFIER}",
-        "RobertaModel", f"Roberta{_CLASSIFIER}",
-        "XLMRobertaModel", "XLMRobertaForMaskedLM", f"XLMRoberta{_CLASSIFIER}",
+        "BertModel", "BertForMaskedLM", f"Bert{CLASSIFIER}",
+        "RobertaModel", f"Roberta{CLASSIFIER}",
+        "XLMRobertaModel", "XLMRobertaForMaskedLM", f"XLMRoberta{CLASSIFIER}",
     ),
     "bert",
     _read_encoder,

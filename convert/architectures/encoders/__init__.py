@@ -1,0 +1,1 @@
+"""Families of encoders, which make vectors of texts, or rank texts."""
