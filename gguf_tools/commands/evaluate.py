@@ -37,7 +37,8 @@ in step, layer by layer, so one layer at a time is in memory, and no file of log
 
 EPILOG = """\
 what the columns mean:
-  PPL        perplexity: how many tokens the model is in doubt between. Compare it on the same text only
+  PPL        perplexity: the model is as unsure as if it chose among so many tokens. Compare it only on the
+             same text
   ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 means equal
   KLD        Kullback-Leibler divergence from the base in nats: mean over tokens, then percentiles. It shows
              harm long before PPL does
@@ -117,7 +118,7 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
         " --kl-divergence, this word is one of the others",
     )  # fmt: skip
     quants = parser.add_argument(
-        "quants", type=Path, nargs="+", default=[], metavar="QUANT", help="GGUF file made of BASE"
+        "quants", type=Path, nargs="+", default=[], metavar="QUANT", help="GGUF file that was made from BASE"
     )
     # Not "*", which is content with nothing between BASE and -f and then refuses what comes behind.
     quants.required = False
@@ -182,13 +183,13 @@ def _add_reports(what: TakesArguments) -> None:
     )  # fmt: skip
     what.add_argument(
         "--html", type=command.output_file, action=StoreOutput, metavar="REPORT.html",
-        help="write charts, a map of each file's tensors, and the texts where it is worst, as one page that"
-        " loads nothing",
+        help="write one page with charts, a map of each file's tensors, and the texts where it is worst; the"
+        " page loads nothing from elsewhere",
     )  # fmt: skip
     what.add_argument(
         "--compare-with", type=Path, action="append", default=[], metavar="OTHER.json",
-        help="show the files of an earlier --json of the same text beside, in the page's chart of sizes;"
-        " may be repeated",
+        help="also show the files of an earlier --json result on the same text, in the page's chart of sizes"
+        " (repeatable)",
     )  # fmt: skip
     what.add_argument(
         "--losses", type=Path, metavar="FILE.json",
@@ -201,7 +202,7 @@ def _add_stored_base(what: TakesArguments) -> None:
     """Add what makes a base, or replaces it."""
     what.add_argument(
         "--kl-divergence-base", type=Path, action=StoreOutput, metavar="FILE",
-        help="also write the log probabilities of BASE, as llama-perplexity; with --kl-divergence, read them",
+        help="write the log probabilities of BASE, as llama-perplexity does; read them with --kl-divergence",
     )  # fmt: skip
     what.add_argument(
         "--kl-divergence",

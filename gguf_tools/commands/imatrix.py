@@ -108,7 +108,7 @@ def _add_show(add_parser: _AddParser) -> None:
 def _add_convert(add_parser: _AddParser) -> None:
     convert = add_parser(
         "convert",
-        help="turn one form into the other",
+        help="convert between GGUF and .dat",
         description="Write INPUT in the form that OUTPUT's name asks for: .dat, or GGUF for any other.",
     )
     convert.add_argument("input", type=Path, metavar="INPUT")
@@ -128,7 +128,7 @@ def _add_convert(add_parser: _AddParser) -> None:
 def _add_merge(add_parser: _AddParser) -> None:
     merge = add_parser(
         "merge",
-        help="several files as one",
+        help="add up several files",
         description="Add up sums and counts, per expert: what collecting all in one go would have given.",
     )
     merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
@@ -139,7 +139,7 @@ def _add_merge(add_parser: _AddParser) -> None:
 def _add_stats(add_parser: _AddParser) -> None:
     stats = add_parser(
         "stats",
-        help="how energy is spread, and what was never seen",
+        help="how the energy is distributed, and what was never seen",
         description="Show what llama-imatrix --show-statistics shows, and coverage.",
     )
     _add_file(stats)
@@ -154,7 +154,7 @@ def _add_stats(add_parser: _AddParser) -> None:
 def _add_check(add_parser: _AddParser) -> None:
     check = add_parser(
         "check",
-        help="is it sound, and does it fit",
+        help="is the matrix sound, and does it fit a model",
         description="Look for impossible numbers, gaps, and data that don't fit the model. The exit code is 1"
         " if there are errors; warnings are only printed.",
     )

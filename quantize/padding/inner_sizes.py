@@ -58,6 +58,7 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "bert": _DENSE,
     "modern-bert": _DENSE,
     "gemma": _DENSE,
+    "gemma-embedding": _DENSE,
     "granite": _DENSE,
     "granitehybrid": _GRANITE_EXPERTS,
     "granitemoe": _GRANITE_EXPERTS,

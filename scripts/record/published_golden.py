@@ -36,7 +36,7 @@ PRE = {
     "exaone-4": "exaone4", "exaone-4-32b": "exaone4", "ernie-4.5": "", "ernie-4.5-moe": "", "gemma-2": "",
     "qwen3-embedding": "qwen2", "qwen3-reranker": "qwen2", "qwen3-reranker-8b": "qwen2",
     "command-r7b": "llama-bpe", "command-a-plus": "llama-bpe", "lfm2": "llama-bpe", "lfm2-moe": "llama-bpe",
-    "ling-mini-2": "llama-bpe", "laguna": "laguna", "falcon-h1": "llama-bpe",
+    "ling-mini-2": "llama-bpe", "laguna": "laguna", "falcon-h1": "llama-bpe", "embeddinggemma": "qwen2",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

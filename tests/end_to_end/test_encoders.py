@@ -25,6 +25,7 @@ from tests.imatrix.forward.hostile_text import HOSTILE
 from tests.support import oracle
 from tests.support.checkpoints import edit_config
 from tests.support.encoder_models import ENCODERS, write
+from tests.support.published_models import write as write_published
 
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "encoders.json").read_text(encoding="utf-8"))
 TEXT = "The list of the values that a function returns, in order: one, two (3)."
@@ -76,6 +77,19 @@ def charsmap(folder: Path) -> bytes:
             minloglevel=2,
         )  # fmt: skip
     return read_sentencepiece_model(folder / "trained.model").normalizer.charsmap
+
+
+@needs_llama
+def test_a_gemma_whose_tokens_see_later_ones(tmp_path: Path) -> None:
+    folder, path = write_published("embeddinggemma", tmp_path / "model"), tmp_path / "out.gguf"
+    convert.convert(folder, path, outtype="f32")
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [5 + 7 * number % 500 for number in range(60)]  # more than a window
+    with oracle.Model(path) as ours, torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0]
+        found = ours.pooled(ids, "mean", hidden.shape[1])
+    expected = hidden.mean(0).numpy()
+    assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)  # GELU is a table of F16 there
 
 
 @needs_llama

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,16 @@ from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata
 
 
-def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
-    """Return the configuration of a Gemma 3."""
+def read_config(raw: Mapping[str, Any], path: str | Path, *, is_encoder: bool = False) -> DecoderConfig:
+    """Return the configuration of a Gemma 3, or of an EmbeddingGemma, whose tokens see later ones, too."""
     local = ConfigReader(raw, path).number("rope_local_base_freq", 10000.0)
     theta, raw = rotations_by_kind(raw, path, 1e6, local)
     read = with_defaults(raw, path, states_sizes=False)
     why = "llama.cpp's gemma3 has none"
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         read.fixed(key, None, why)
-    for key in ("attention_bias", "use_bidirectional_attention"):
-        read.fixed(key, False, why)
+    for key, value in (("attention_bias", False), ("use_bidirectional_attention", is_encoder)):
+        read.fixed(key, value, why)
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
     fields = decoder_fields(read)
     yarn = fields["rope"].yarn
@@ -139,4 +140,23 @@ _GEMMA3 = decoder(
     gelu=True,
 )
 
-FAMILIES = (_GEMMA3,)
+# ---- EmbeddingGemma: an encoder, which makes vectors of texts
+
+_EMBEDDING_GEMMA = replace(
+    _GEMMA3,
+    hf_names=("Gemma3TextModel",),
+    gguf_name="gemma-embedding",
+    read_config=partial(read_config, is_encoder=True),
+    reader=None,
+)
+
+
+def choose(config: Mapping[str, Any]) -> Architecture:
+    """Return the family of a Gemma 3: its base class is an EmbeddingGemma's, too."""
+    is_encoder = config["architectures"][0] in _EMBEDDING_GEMMA.hf_names and config.get(
+        "use_bidirectional_attention"
+    )
+    return _EMBEDDING_GEMMA if is_encoder else _GEMMA3
+
+
+FAMILIES = (_GEMMA3, _EMBEDDING_GEMMA)
