@@ -377,6 +377,7 @@ _GLM4V = decoder(
     rules=_glm4_rules(_halved),
     metadata=(*inserted(COMMON, MROPE_SECTIONS, after=keys.HEAD_COUNT_KV), ROTATED_COLS),
     drops=vision_drops,
+    rotation="pairs",  # the architecture's; M-RoPE rotates halves all the same
     quirks=_GLM4.quirks,
 )
 

@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from tests.support.checkpoints import Tensors, read_config, write_checkpoint
-from tests.support.published_models import MODELS, decoder
+from tests.support.published_checkpoint import MODELS
+from tests.support.published_shapes import decoder
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

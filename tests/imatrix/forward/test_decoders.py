@@ -68,7 +68,15 @@ def test_a_folder_is_computed_as_its_file(name: str, tmp_path: Path) -> None:
             assert relative_error(found[1][0], file.logits(CHUNKS[0].tolist())) < 1e-5
 
 
-@pytest.mark.parametrize("name", [name for name in (*MODELS, *OUR_MODELS) if name not in ANOTHER_WAY])
+EQUAL = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "exaone4-windows" else name
+    for name in (*MODELS, *OUR_MODELS)
+    if name not in ANOTHER_WAY
+]
+"""Models that every run computes, but for one of 64 layers."""
+
+
+@pytest.mark.parametrize("name", EQUAL)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     original = decoder_model(name, tmp_path / name)
     with torch.no_grad():

@@ -1,0 +1,40 @@
+"""Configurations that llama.cpp computes otherwise, and that no note could mend: refused in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import convert
+from gguf_tools.errors import BadConfig, CheckpointError
+from tests.support.checkpoints import edit_config
+from tests.support.published_models import write
+
+CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("exaone-4", {"sliding_window": 16}, "3 layers with a sliding_window of 16: .* in models of 64 layers"),
+    ("exaone-4", {"head_dim": 32}, "head_dim is 32, expected 16"),
+    ("qwen2-moe", {"layer_types": ["sliding_attention"] * 3}, "layer_types .* use_sliding_window is false"),
+    ("hunyuan-moe", {"moe_intermediate_size": [96, 64]}, "moe_intermediate_size"),
+    ("hunyuan", {"attention_bias": True}, "attention_bias is True, expected False"),
+    ("hy-v3", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
+    ("solar-open", {"use_qk_norm": True}, "use_qk_norm is True, expected False"),
+    ("ernie-4.5", {"use_bias": True}, "use_bias is True, expected False"),
+    ("ernie-4.5-moe", {"moe_layer_interval": 2}, "moe_layer_interval is 2, expected 1"),
+    ("gemma-2", {"rope_theta": 20000.0}, "another rope_theta than 10000"),
+    ("gemma-2", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("gemma-2", {"final_logit_softcapping": None}, "final_logit_softcapping"),
+    ("laguna", {"num_attention_heads_per_layer": [4, 6, 8, 6]}, "with a window have 6 to 8 heads"),
+    ("laguna", {"gating": False}, "gating is False, expected true"),
+)
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), CASES)
+def test_refused(name: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = write(name, tmp_path / "model")
+    edit_config(folder, **changes)
+    with pytest.raises((BadConfig, CheckpointError), match=words) as caught:
+        convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out.gguf").exists()
