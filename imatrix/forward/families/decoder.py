@@ -47,9 +47,8 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     local = _local_rope(family, config, rope)
     norm_name, has_post_norms = _norm_of_blocks(family), family.makes(_POST_NORM)
     linear = _linear_layers(config)
-    linear_end = (
-        "ssm_out.weight" if family.makes("blk.{layer}.ssm_out.weight") else "shortconv.out_proj.weight"
-    )
+    is_mamba = family.makes("blk.{layer}.ssm_out.weight")
+    linear_end = "ssm_out.weight" if is_mamba else "shortconv.out_proj.weight"
     residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
@@ -57,33 +56,17 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
             return local.rotation(len(rotate.turns), load.device)
         if number in config.unrotated_layers:
             return None
-        return with_divisors(load, rope, rotate, tables_of(rotate))
-
-    def tables_of(rotate: Rotation) -> Sequence[str]:
-        has_both = family.makes(LONG_FACTORS[0])
-        if not has_both and not family.makes(ROPE_FREQS):
-            return ()
-        if not has_both and config.rope.kind != "longrope":
-            return (ROPE_FREQS,)
-        context = -(-len(rotate.turns) // _CONTEXT_STEP) * _CONTEXT_STEP
-        is_long = context > (config.rope.original_context or 0)
-        return LONG_FACTORS if is_long else LONG_FACTORS[::-1]
+        return with_divisors(load, rope, rotate, _tables(family, config, rotate))
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
         if number in linear:
-            if isinstance(config, DeltaNetConfig):
-                return load_delta_net(load, number, _delta_net_sizes(family, config))
-            if isinstance(config, ShortConvConfig):
-                width, kernel, eps = config.hidden_size, config.conv_L_cache, config.rms_norm_eps
-                return load_short_conv(load, number, width, kernel, eps)
-            assert isinstance(config, MambaConfig)
-            return load_mamba2(load, number, mamba_sizes(config))
+            return _load_linear(load, number, family, config)
         window = config.sliding_window if number in sliding else None
         rotate_here = rotation_of(load, number, rotate)
         sizes = local_heads if number in sliding else heads
         attention = load_shared_key_attention(load, number, sizes, rotate_here, window)
         if config.centred_norms:
-            attention = replace(attention, norm=norm_of(load, f"blk.{number}.attn_norm.weight"))
+            attention = replace(attention, norm=_norm(load, f"blk.{number}.attn_norm.weight", config))
         if config.sharpness is not None:
             attention = replace(attention, sharpness=rotate.sharpness(config.sharpness))
         if isinstance(config, MambaConfig) and config.beside_attention:
@@ -93,13 +76,9 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         weight = load.float32(f"blk.{number}.post_attention_norm.weight", config.hidden_size)
         return replace(attention, post_norm=RMSNorm(weight, config.rms_norm_eps))
 
-    def norm_of(load: Loader, name: str) -> RMSNorm:
-        kind = CentredNorm if config.centred_norms else RMSNorm
-        return kind(load.float32(name, config.hidden_size), config.rms_norm_eps)
-
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
-        norm = norm_of(load, f"blk.{number}.{norm_name}") if norm_name else UNNORMED
+        norm = _norm(load, f"blk.{number}.{norm_name}", config) if norm_name else UNNORMED
         end = linear_end if number in linear else "attn_output.weight"
         parts = feed_forwards.load(load, number)
         scale = config.block_scale if parts[1] is not None else None
@@ -128,6 +107,24 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     )
 
 
+def _norm(load: Loader, name: str, config: DecoderConfig) -> RMSNorm:
+    """Read the weight of a norm of hidden states."""
+    kind = CentredNorm if config.centred_norms else RMSNorm
+    return kind(load.float32(name, config.hidden_size), config.rms_norm_eps)
+
+
+def _tables(family: Architecture, config: DecoderConfig, rotate: Rotation) -> Sequence[str]:
+    """Return the tables of divisors that a model may have, that of these texts first."""
+    has_both = family.makes(LONG_FACTORS[0])
+    if not has_both and not family.makes(ROPE_FREQS):
+        return ()
+    if not has_both and config.rope.kind != "longrope":
+        return (ROPE_FREQS,)
+    context = -(-len(rotate.turns) // _CONTEXT_STEP) * _CONTEXT_STEP
+    is_long = context > (config.rope.original_context or 0)
+    return LONG_FACTORS if is_long else LONG_FACTORS[::-1]
+
+
 _POST_NORM = "blk.{layer}.post_ffw_norm.weight"
 
 
@@ -152,6 +149,16 @@ def _linear_layers(config: DecoderConfig) -> tuple[int, ...]:
     if isinstance(config, ShortConvConfig):
         return config.conv_layers
     return config.mamba_layers if isinstance(config, MambaConfig) and not config.beside_attention else ()
+
+
+def _load_linear(load: Loader, number: int, family: Architecture, config: DecoderConfig) -> Attention:
+    """Read what a layer has in place of attention."""
+    if isinstance(config, DeltaNetConfig):
+        return load_delta_net(load, number, _delta_net_sizes(family, config))
+    if isinstance(config, ShortConvConfig):
+        return load_short_conv(load, number, config.hidden_size, config.conv_L_cache, config.rms_norm_eps)
+    assert isinstance(config, MambaConfig)
+    return load_mamba2(load, number, mamba_sizes(config))
 
 
 def _delta_net_sizes(family: Architecture, config: DeltaNetConfig) -> DeltaNetSizes:
