@@ -14,7 +14,8 @@ from gguf_tools.files.named_files import sha256_of
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.hub.names import cached_repo
+from gguf_tools.hub.names import SCHEME, cached_repo
+from gguf_tools.text import first_of
 from quantize.options import METHOD_KEY
 
 ATTESTATION_NAME = "attestation.json"
@@ -23,6 +24,9 @@ _STATED = (
     keys.FILE_TYPE, keys.QUANTIZE_IMATRIX_FILE, keys.QUANTIZE_IMATRIX_DATASET,
     keys.QUANTIZE_IMATRIX_ENTRIES_COUNT, keys.QUANTIZE_IMATRIX_CHUNKS_COUNT, METHOD_KEY,
 )  # fmt: skip
+
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".dat")
+"""Endings of files without which nothing is made."""
 
 _HUB = "pkg:huggingface/"
 """Start of a package URL of a model on the Hub; OWNER/NAME@COMMIT follows."""
@@ -92,7 +96,7 @@ class Attestation:
 
     subjects   name -> SHA-256 of the files that were made
     materials  the same of what they were made of
-    model      OWNER/NAME@COMMIT of the model on the Hub; None where it names none
+    model      hf://OWNER/NAME@COMMIT of the model on the Hub; None where it names none
     """
 
     subjects: Mapping[str, str]
@@ -108,7 +112,8 @@ class Attestation:
             said = json.loads(data)
             materials = said["predicate"]["buildDefinition"]["resolvedDependencies"]
             uris = (str(each.get("uri", "")) for each in materials)
-            model = next((uri.removeprefix(_HUB) for uri in uris if uri.startswith(_HUB)), None)
+            of_hub = (uri for uri in uris if uri.startswith(_HUB))
+            model = next((f"{SCHEME}{uri.removeprefix(_HUB)}" for uri in of_hub), None)  # never a path
             return cls(_digests(said["subject"]), _digests(materials), model)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadRequest(f"{path}: is no in-toto statement with SLSA provenance") from error
@@ -125,12 +130,19 @@ class Attestation:
             if given.is_dir():  # whatever else is there decides nothing
                 files = [path for path in files if path.name in self.materials]
             pairs += [("material", path, self.materials) for path in files]
+        given_digests = set()
         for kind, path, known in pairs:
             found, expected = sha256_of(path), known.get(path.name, "")
+            given_digests.add(found)
             if found not in known.values():
                 text = f"{path}: is another one than the attestation names: digest {found}"
                 text += f", expected {expected}" if expected else ""
                 yield Finding(f"attested-{kind}", text, Level.BAD)
+        weights = (name for name in self.materials if name.endswith(_WEIGHTS))
+        rest = tuple(name for name in weights if self.materials[name] not in given_digests)
+        if rest:
+            text = f"the attestation names files that were not compared: {first_of(rest, 3)}"
+            yield Finding("not-compared", text, Level.NOTE, rest)
 
 
 def _digests(entries: Any) -> dict[str, str]:

@@ -124,7 +124,7 @@ def carry_out(request: _Request) -> int:
     made_of = [Path(each) for each in given if isinstance(each, str | Path)]
     attested = () if said is None else tuple(said.findings(request.file, made_of))
     tell_all(attested, teller(quiet=request.quiet))
-    if attested and options.stop:
+    if options.stop and any(each.is_bad for each in attested):
         return 1
     result = rederive(request.file, source, options, progress=not request.quiet)
     result = replace(result, findings=(*attested, *result.findings))

@@ -11,13 +11,14 @@ import pytest
 
 import convert
 import gguf_tools
+from convert.sources import model_path
 from gguf_tools.commands.attestation import Attestation
 from gguf_tools.commands.main import main
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
+from tests.support.hub_server import HubServer
 
 MODEL = Path(__file__).parents[3] / "examples" / "small-llama"
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +53,21 @@ def test_files_of_one_name_have_no_statement_together(
     assert not out.exists()
 
 
-def test_a_model_of_the_hub_is_named_with_its_commit(made: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "models--me--tiny" / "snapshots" / COMMIT
-    folder.mkdir(parents=True)
-    shutil.copy(MODEL / "config.json", folder)
-    out = tmp_path / "a.json"
-    assert main(["attest", str(made), "--source", str(folder), "-o", str(out)]) == 0
-    said = Attestation.read(out)
-    assert said.model == f"me/tiny@{COMMIT}"
-    assert list(said.materials) == ["config.json"]
-    assert not list(said.findings(made, [folder]))
+def test_the_chain_begins_at_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is fetched at the commit that the statement names, where it is not here."""
+    made, out, other = (str(tmp_path / name) for name in ("q.gguf", "a.json", "b.json"))
+    with HubServer({"me/tiny": MODEL}) as hub:
+        with hub.client(tmp_path / "cache"):
+            source = model_path("me/tiny", quiet=True)
+            gguf_tools.quantize(source, made, "Q8_0")
+            assert main(["attest", made, "--source", str(source), "-o", out]) == 0
+        assert Attestation.read(Path(out)).model == f"hf://me/tiny@{hub.commit('me/tiny')}"
+        with hub.client(tmp_path / "another"):
+            assert main(["rederive", made, "--attestation", out, "-q"]) == 0
+            assert "same: every byte" in capsys.readouterr().out
+            Path(other).write_text(Path(out).read_text().replace("pkg:huggingface/me", "pkg:huggingface/.."))
+            assert main(["rederive", made, "--attestation", other, "-q"]) == 1
+            assert "names no model" in capsys.readouterr().err
 
 
 def test_an_attestation_is_followed(
@@ -82,8 +88,11 @@ def test_an_attestation_is_followed(
     assert f"{other}: is another one than the attestation names: digest" in printed.err
     assert main(["rederive", str(other), "--source", str(source), *words, "--stop"]) == 1
     assert not capsys.readouterr().out  # nothing was made
-    (finding,) = Attestation.read(out).findings(made, [made])
-    assert finding.kind == "attested-material"
+    found = Attestation.read(out).findings(made, [made])
+    assert [(each.kind, each.is_bad) for each in found] == [
+        ("attested-material", True),
+        ("not-compared", False),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"subject": 1}', "[" * 100_000, "\xff"])
