@@ -85,9 +85,10 @@ def test_a_plan_writes_nothing(texts: Path, capsys: pytest.CaptureFixture[str]) 
     assert gguf_tools.commands.main.main(words("Q8_0,3.4bpw", *more)) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[1] for line in lines[1:-1]]
-    assert names == ["importances", "losses", "Q8_0", "3.4bpw", "divergence", "card", "checksums"]
+    files = ["Q8_0", "3.4bpw"]
+    assert names == ["importances", "losses", *files, "divergence", "attestation", "card", "checksums"]
     assert " 11.90 MiB  " in lines[3]
-    assert lines[-1].startswith("7 of 7 steps are left: less than a minute with ")
+    assert lines[-1].startswith("8 of 8 steps are left: less than a minute with ")
     assert sorted(path.name for path in texts.rglob("*")) == before
 
 
@@ -175,7 +176,7 @@ def test_ctrl_c_says_what_is_kept(
     monkeypatch.setattr("gguf_tools.commands.cook.steps.write_card", stop)
     assert gguf_tools.commands.main.main(words("F16", "-o", "out", "-q")) == 130
     said = capsys.readouterr().err
-    assert said.endswith("interrupted; 2 of 4 steps are done and kept: the same command resumes from there\n")
+    assert said.endswith("interrupted; 3 of 5 steps are done and kept: the same command resumes from there\n")
 
 
 def test_only_force_replaces_files_of_others(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
