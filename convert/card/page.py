@@ -214,7 +214,7 @@ def _report_text(report: Report) -> str:
     (text,) = report.texts
     name = "a text" if text.file is None else as_code(text.file)
     return (
-        "Divergence from the unquantized model in nats a token, and perplexity"
+        "Divergence from the unquantized model in nats a token (less is better), and perplexity"
         f" (its own: {text.base_ppl:.4f}), on {name}: {text.n_tokens:,} tokens measured,"
         f" in chunks of {text.chunk_size}."
     )
