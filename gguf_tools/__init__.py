@@ -11,6 +11,7 @@
 To make files
 
     convert          a GGUF file of a checkpoint, quantized if you like
+    convert_adapter  a file of a LoRA adapter, which llama.cpp adds to the file of its base
     quantize         a quantized file of a GGUF file, a folder or a model of the Hub
     quantize_many    files of several types, of weights that are read once
     calibrate        a quantized file that errs little on a text

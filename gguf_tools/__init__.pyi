@@ -1,6 +1,7 @@
 """Public names of gguf_tools and their homes, for type checkers and for `gguf_tools.lazy`."""
 
 import imatrix as imatrix
+from convert.adapter_file import convert_adapter as convert_adapter
 from convert.audit.options import AuditOptions as AuditOptions
 from convert.audit.pipeline import audit as audit
 from convert.audit.report import AuditReport as AuditReport

@@ -158,10 +158,16 @@ class Conversion:
     dropped: Mapping[str, str]
 
 
-def build(architecture: Architecture, model: Weights, choices: Mapping[str, object] = _NONE) -> Conversion:
+def build(
+    architecture: Architecture,
+    model: Weights,
+    choices: Mapping[str, object] = _NONE,
+    adapted: Callable[..., Weights] = AdaptedWeights,
+) -> Conversion:
     """Match the checkpoint behind `model` to tensors and keys; reads headers and config.json, no weight.
 
     choices  option of the family -> value; an option that isn't there keeps the family's default
+    adapted  what an adapter makes of the weights; takes what AdaptedWeights takes
     raises   BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
              shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
@@ -175,7 +181,7 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
         checkpoint.config["architectures"][0] not in architecture.hf_names or names.lacks_prefix(stored)
     )
     adapter = checkpoint.adapter
-    model = stored if adapter is None else AdaptedWeights(stored, adapter, names, names.embeddings)
+    model = stored if adapter is None else adapted(stored, adapter, names, names.embeddings)
     path, fields = checkpoint.config_path, Fields(with_known_class(checkpoint.config, architecture.hf_names))
     config = architecture.read_config(fields, path)
     tied: tuple[str, ...] = ()

@@ -131,6 +131,11 @@ class Adapter:
         return base.rstrip("/") if isinstance(base, str) else ""
 
     @property
+    def alpha(self) -> float:
+        """The factor for modules for which no pattern has another one."""
+        return self._checked("lora_alpha", self.config.get("lora_alpha"))
+
+    @property
     def is_before_swap(self) -> bool:
         """Whether a PEFT before 0.19 has saved it, for which rows of a stack are inputs in every model."""
         numbers = str(self.config.get("peft_version") or "0").split(".")
@@ -161,6 +166,9 @@ class Adapter:
             if _pattern(pattern, f"{self.folder / CONFIG_NAME}: {patterns}: ").matches(module):
                 key, value = f"{patterns}.{pattern}", own
                 break
+        return self._checked(key, value)
+
+    def _checked(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise BadConfig(
                 f"{self.folder / CONFIG_NAME}: {key} is {quoted(value)}, expected a number above 0"

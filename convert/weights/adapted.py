@@ -86,7 +86,7 @@ class AdaptedWeights:
     def __init__(
         self, model: Weights, adapter: Adapter, canonical: Callable[[str], str], embeddings: str
     ) -> None:
-        self._model, self._adapter, self._canonical, self._embeddings = model, adapter, canonical, embeddings
+        self._model, self.adapter, self._canonical, self.embeddings = model, adapter, canonical, embeddings
         self._names = dict.fromkeys(model.names())
         self._changed: dict[str, Weight] = {}
         self._dropped: dict[str, str] = {}
@@ -123,17 +123,31 @@ class AdaptedWeights:
         return {**self._model.dropped, **self._dropped}
 
     @property
+    def changed(self) -> Mapping[str, Weight]:
+        """The weights that the adapter changes, by name."""
+        return self._changed
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        adapter, folder = self._adapter, folder_name(self.checkpoint.folder)
-        notes = [f"merged with the adapter {adapter.identity}: {len(self._changed)} weights"]
-        if adapter.base and Path(adapter.base).name.lower() != folder.lower():
-            notes.append(f"{CONFIG_NAME} names {shown(adapter.base)} as the adapter's base; this is {folder}")
+        adapter = self.adapter
+        notes = [
+            f"merged with the adapter {adapter.identity}: {len(self._changed)} weights",
+            *self.base_notes,
+        ]
         n_anew = sum(isinstance(weight, PlainWeight) for weight in self._changed.values())
         if n_anew and adapter.scale != 1:
             notes.append(
                 f"{n_anew} weights are stored in the adapter as they are to be, whatever --lora-scale"
             )
         return (*self._model.notes, *notes)
+
+    @property
+    def base_notes(self) -> tuple[str, ...]:
+        """A remark if the adapter names another base."""
+        base, folder = self.adapter.base, folder_name(self.checkpoint.folder)
+        if not base or Path(base).name.lower() == folder.lower():
+            return ()
+        return (f"{CONFIG_NAME} names {shown(base)} as the adapter's base; this is {folder}",)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._names)
@@ -143,7 +157,7 @@ class AdaptedWeights:
 
     @property
     def _of(self) -> str:
-        return f" (it is one of {shown(self._adapter.base)})" if self._adapter.base else ""
+        return f" (it is one of {shown(self.adapter.base)})" if self.adapter.base else ""
 
     def _wrong(self, raw: RawTensor, expected: object, name: str) -> CheckpointError:
         return CheckpointError(
@@ -156,22 +170,22 @@ class AdaptedWeights:
 
         An output matrix that the base ties to its embeddings begins as these, and is a weight from then on.
         """
-        if name == HEAD and name not in self._names and self._embeddings in self._names:
+        if name == HEAD and name not in self._names and self.embeddings in self._names:
             self._names[name] = None
-            self._changed[name] = self._model.weight(self._embeddings)
+            self._changed[name] = self._model.weight(self.embeddings)
         return self.weight(name) if name in self._names else None
 
     def _replace(self, key: str, raw: RawTensor) -> bool:
         """Take a weight that is stored anew; False if the base has none of the name."""
         name = self._canonical(_WRAPPED.sub("", key))
-        if name == HEAD and name not in self._names and self._adapter.repeats_embeddings:
+        if name == HEAD and name not in self._names and self.adapter.repeats_embeddings:
             self._dropped[key] = "the embeddings once more, which are the output matrix"
             return True
         weight = self._current(name)
         if weight is None:
             return False
         # There may be more tokens than in the base, or fewer.
-        n_free = 1 if name in (HEAD, self._embeddings) else 0
+        n_free = 1 if name in (HEAD, self.embeddings) else 0
         if raw.shape[n_free:] != weight.shape[n_free:]:
             raise self._wrong(raw, weight.shape, name)
         self._changed[name] = PlainWeight(raw)
@@ -185,7 +199,7 @@ class AdaptedWeights:
             return False
         if parts.keys() == {_TOKENS}:
             rows = parts[_TOKENS]
-            numbers = self._adapter.tokens(module, weight.shape[0])
+            numbers = self.adapter.tokens(module, weight.shape[0])
             if rows.shape != (len(numbers), weight.shape[1]):
                 raise self._wrong(rows, (len(numbers), weight.shape[1]), name)
             self._changed[name] = WithRows(weight, numbers, rows)
@@ -194,16 +208,14 @@ class AdaptedWeights:
         a, b = self._pair(module, parts, *((_EMBEDDED_A, _EMBEDDED_B) if is_embedding else (_A, _B)))
         sizes = (b.n_rows, a.n_cols)
         is_turned = is_embedding or (
-            bool(self._adapter.config.get("fan_in_fan_out"))
-            if sizes[0] == sizes[1]
-            else sizes != weight.shape
+            bool(self.adapter.config.get("fan_in_fan_out")) if sizes[0] == sizes[1] else sizes != weight.shape
         )
         n_outputs, n_inputs = reversed(weight.shape) if is_turned else weight.shape
         rank, magnitude, bias = a.n_rows, parts.get(_MAGNITUDE), parts.get(_BIAS)
         for raw, expected in ((a, (rank, n_inputs)), (b, (n_outputs, rank)), (magnitude, (n_outputs,))):
             if raw is not None and raw.shape != expected:
                 raise self._wrong(raw, expected, name)
-        factors = Factors(self._adapter, a, b, 1, self._adapter.factor(module, rank, a.name), is_turned)
+        factors = Factors(self.adapter, a, b, 1, self.adapter.factor(module, rank, a.name), is_turned)
         self._changed[name] = Merged(weight, factors, magnitude=magnitude)
         return bias is None or self._shift(self._canonical(f"{module}.bias"), bias, factors.scale)
 
@@ -211,10 +223,10 @@ class AdaptedWeights:
         self, module: str, parts: Mapping[str, RawTensor], a: str, b: str
     ) -> tuple[RawTensor, RawTensor]:
         """Return the two factors of a module; raises CheckpointError where its parts are not whole."""
-        expected = {a, b, *((_MAGNITUDE,) if self._adapter.config.get("use_dora") else ())}
+        expected = {a, b, *((_MAGNITUDE,) if self.adapter.config.get("use_dora") else ())}
         if parts.keys() - {_BIAS} != expected:
             raise CheckpointError(
-                f"{self._adapter.file.path}: {module}: has {', '.join(sorted(parts))}, expected"
+                f"{self.adapter.file.path}: {module}: has {', '.join(sorted(parts))}, expected"
                 f" {', '.join(sorted(expected))} from {CONFIG_NAME} (use_dora)"
             )
         return parts[a], parts[b]
@@ -234,7 +246,7 @@ class AdaptedWeights:
         if parts.keys() != {_A, _B}:
             return False
         a, b = parts[_A], parts[_B]
-        stacks = map(self._stack, self._adapter.parameters(module))
+        stacks = map(self._stack, self.adapter.parameters(module))
         fitting = [stack for stack in stacks if stack is not None and stack.fits(a, b)]
         if len(fitting) == 1:
             found.append((fitting[0], a, b))
@@ -266,11 +278,11 @@ class AdaptedWeights:
         told = next((a.n_cols == stack.shape[1] for stack, a, _ in adapted if not stack.is_square), None)
         for stack, a, b in adapted:
             rank = a.n_rows // stack.shape[0]
-            scale = self._adapter.factor(stack.name, rank, a.name)
+            scale = self.adapter.factor(stack.name, rank, a.name)
             is_turned = a.n_cols == stack.shape[1]
             if stack.is_square:
                 is_turned = self._is_turned(stack) if told is None else told
-            factors = Factors(self._adapter, a, b, stack.shape[0], scale, is_turned)
+            factors = Factors(self.adapter, a, b, stack.shape[0], scale, is_turned)
             for name, matrix, first in stack.parts:
                 self._changed[name] = Merged(self.weight(name), factors, matrix, first)
 
@@ -282,9 +294,9 @@ class AdaptedWeights:
         )
         if other is None or other.is_square:
             raise UnsupportedCheckpoint(
-                f"{self._adapter.file.path}: {stack.name}: a square stack, and nothing tells whether its rows"
+                f"{self.adapter.file.path}: {stack.name}: a square stack, and nothing tells whether its rows"
                 f" are inputs or outputs; {MERGE}"
             )
         # Codes of MXFP4 are stored by outputs, and the model has them turned.
         is_packed = self.weight(stack.parts[0][0]).stored_as == "MXFP4"
-        return other.shape[1] < other.shape[2] or (self._adapter.is_before_swap and not is_packed)
+        return other.shape[1] < other.shape[2] or (self.adapter.is_before_swap and not is_packed)

@@ -18,6 +18,7 @@ read together. Factors are read when their weight is, and a few stay in memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -51,16 +52,28 @@ class Factors:
     scale: float
     is_turned: bool
 
+    @property
+    def rank(self) -> int:
+        return self.a.n_rows // self.n_mats
+
+    def sides(self, matrix: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the two sides of rows `start` to `stop` of a matrix's product, float32.
+
+        returns  (stop - start, rank), (rank, n_cols)
+        """
+        a = self.adapter.array(self.a).reshape(self.n_mats, -1, self.a.n_cols)[matrix]
+        b = self.adapter.array(self.b).reshape(self.b.n_rows, -1, self.n_mats)[..., matrix]
+        left, right = (a[:, start:stop].T, b.T) if self.is_turned else (b[start:stop], a)
+        return np.ascontiguousarray(left), np.ascontiguousarray(right)
+
     def added(self, matrix: int, start: int, stop: int) -> np.ndarray:
         """Return rows `start` to `stop` of a matrix's scaled product, float32 (stop - start, n_cols)."""
         # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
         from convert.weights.kernels import add_products
 
-        a = self.adapter.array(self.a).reshape(self.n_mats, -1, self.a.n_cols)[matrix]
-        b = self.adapter.array(self.b).reshape(self.b.n_rows, -1, self.n_mats)[..., matrix]
-        left, right = (a[:, start:stop].T, b.T) if self.is_turned else (b[start:stop], a)
+        left, right = self.sides(matrix, start, stop)
         rows = np.zeros((len(left), right.shape[1]), np.float32)
-        add_products(np.ascontiguousarray(left), np.ascontiguousarray(right), rows)
+        add_products(left, right, rows)
         rows *= np.float32(self.scale)
         return rows
 
@@ -124,12 +137,18 @@ class Merged(Changed):
         return rows
 
     def _sums(self, start: int, stop: int) -> np.ndarray:
-        rows, done = Changed.read_rows(self, start, stop), 0
+        rows = Changed.read_rows(self, start, stop)
+        for here, *place in self.places(start, stop):
+            rows[here] += self.factors.added(*place)
+        return rows
+
+    def places(self, start: int, stop: int) -> Iterator[tuple[slice, int, int, int]]:
+        """Yield which of the rows from `start` to `stop` are which rows of the factors' matrices."""
+        done = 0
         for index, low, high in split_rows(start, stop, self.shape[-2]):
             here = slice(done, done + high - low)
-            rows[here] += self.factors.added(self.matrix + index, self.first + low, self.first + high)
+            yield here, self.matrix + index, self.first + low, self.first + high
             done = here.stop
-        return rows
 
     @cached_property
     def _lengths_of_columns(self) -> np.ndarray:

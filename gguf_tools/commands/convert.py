@@ -109,6 +109,11 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
         " separated by commas, are made at once; --outfile then needs {ftype}",
     )  # fmt: skip
     completes(outtype, ("auto", "f32", "f16", "bf16", "q8_0", *FILE_TYPES))
+    parser.add_argument(
+        "--base", type=Path, metavar="FOLDER",
+        help="MODEL_DIR is an adapter of PEFT, and this the model that it was trained on: write a file of the"
+        " adapter alone, in f32, f16 or bf16 (default: f32), which llama.cpp's programs load with --lora",
+    )  # fmt: skip
     add_family_flags(parser, DECLARED)
     parser.add_argument(
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
@@ -159,6 +164,8 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
         from convert.architectures.vision import TOWERS
 
         say(*TOWERS if args.mmproj else supported())
+    elif args.base is not None:
+        _convert_adapter(args, parser)
     else:
         _convert(_read(args, parser))
 
@@ -180,6 +187,28 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
         card=read_card(args),
         run=filled(RunOptions, args),
     )
+
+
+_OF_AN_ADAPTER = frozenset(
+    {"model", "base", "outfile", "outtype", "allow_pickle", "force", "quiet", "verbose", "typed", "remarks"}
+)
+"""Arguments that have a meaning with --base, and those that change nothing."""
+
+
+def _convert_adapter(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    from convert.adapter_file import convert_adapter
+
+    for name, value in vars(args).items():
+        if name not in _OF_AN_ADAPTER and value != parser.get_default(name):
+            parser.error(f"--base writes a file of an adapter alone; leave {flag(name)} out")
+    if args.model is None:
+        parser.error("MODEL_DIR is missing")
+    outtype: Any = "f32" if args.outtype == "auto" else args.outtype
+    path = convert_adapter(
+        args.model, args.base, args.outfile, outtype, allow_pickle=args.allow_pickle, force=args.force
+    )
+    if not args.quiet:
+        say(f"wrote {path}")
 
 
 def _convert(request: _Request) -> None:

@@ -33,6 +33,7 @@ from gguf_tools.hub.client import quiet_client  # noqa: E402
 from gguf_tools.system import settings  # noqa: E402
 from imatrix.forward.device import fast_products  # noqa: E402
 from imatrix.forward.workers import threads_for, torch_threads  # noqa: E402
+from tests.support.adapters import pair_of, write_adapter  # noqa: E402
 from tests.support.checkpoints import micro_checkpoint  # noqa: E402
 from tests.support.tokenizer_files import copy_tokenizer  # noqa: E402
 from tests.support.trained_model import calibration_text  # noqa: E402
@@ -42,6 +43,7 @@ ANY = {**SHORT, "any_text": True}
 
 CALLS: dict[str, Callable[[Path, Path], object]] = {
     "convert": lambda here, out: gt.convert(here / "m", out / "o.gguf", outtype="q8_0"),
+    "convert_adapter": lambda here, out: gt.convert_adapter(here / "adapter", here / "m", out / "a.gguf"),
     "quantize": lambda here, out: gt.quantize(here / "m.gguf", out / "o.gguf", "Q8_0", n_threads=2),
     "quantize_many": lambda here, out: gt.quantize_many(
         here / "m.gguf", out / "{FTYPE}.gguf", ["Q8_0", "F16"]
@@ -161,6 +163,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_tokenizer("tiny", micro_checkpoint(parent / "m", "v3", vocab_size=4096, num_hidden_layers=2))
     gt.convert(parent / "m", parent / "m.gguf", outtype="f32")
     gt.quantize(parent / "m.gguf", parent / "q.gguf", "Q8_0")
+    write_adapter(parent / "adapter", pair_of(parent / "m", "model.layers.0.self_attn.o_proj"))
     (parent / "t").write_bytes(calibration_text()[:3000])
     (parent / "suite").mkdir()
     (parent / "suite" / "letters.txt").write_bytes(calibration_text()[:6000])

@@ -33,8 +33,8 @@ OF_A_HEADER = {"set_values", "remove_keys", "rename_keys", "rename_tensors", "pa
 """Functions for `edit_model`, whose errors name a key."""
 
 SHORT = {
-    "card", "decode", "encode", "lint", "load", "open_checkpoint", "open_gguf", "parse_overrides",
-    "read_suite", "read_values", "save", "show", "write_texts", *OF_A_HEADER,
+    "card", "convert_adapter", "decode", "encode", "lint", "load", "open_checkpoint", "open_gguf",
+    "parse_overrides", "read_suite", "read_values", "save", "show", "write_texts", *OF_A_HEADER,
 }  # fmt: skip
 """Functions that take no long time."""
 

@@ -152,6 +152,7 @@ class Model:
         yarn_beta_fast: float | None = None,
         as_shipped: bool = False,
         observe: Any = None,
+        adapter: Path | None = None,
     ) -> npt.NDArray[np.float32]:
         """Return the logits after each token, float32 (n_tokens, n_vocab).
 
@@ -159,10 +160,13 @@ class Model:
         as_shipped      leave cache and attention as they are without any option: F16, and flash attention
         yarn_beta_fast  as --yarn-beta-fast, in place of the model's
         observe         is shown nodes, see activations.CALLBACK; None for nobody
+        adapter         file of an adapter that is added
         """
         lib, n_tokens = library(), len(token_ids)
         how = {"as_shipped": as_shipped, "yarn_beta_fast": yarn_beta_fast, "observe": observe}
         with self.context(n_tokens, n_threads=n_threads, **how) as context:
+            if adapter is not None:
+                self._add(context, adapter)
             batch = Batch(
                 n_tokens=n_tokens,
                 token=(c.c_int32 * n_tokens)(*token_ids),
@@ -183,6 +187,14 @@ class Model:
             )
             refuse_failure("llama_decode", lib.llama_decode(context, batch))
             return np.ctypeslib.as_array(lib.llama_get_embeddings_seq(context, 0), (size,)).copy()
+
+    def _add(self, context: Any, adapter: Path) -> None:
+        loaded = library().llama_adapter_lora_init(self._model, str(adapter).encode())
+        if not loaded:
+            raise RuntimeError(f"{adapter}: llama.cpp can't load it: {''.join(LOG[-10:]).strip()}")
+        one, scale = (c.c_void_p * 1)(loaded), (c.c_float * 1)(1.0)
+        status = library().llama_set_adapters_lora(context, one, 1, scale)
+        refuse_failure("llama_set_adapters_lora", status)
 
     def logits_of(self, context: Any, n_tokens: int) -> npt.NDArray[np.float32]:
         """Return the logits of the tokens that a context has just decoded, (n_tokens, n_vocab)."""
@@ -253,6 +265,11 @@ SIGNATURES: Signatures = {
     "llama_vocab_n_tokens": (c.c_int32, [c.c_void_p]),
     "llama_init_from_model": (c.c_void_p, [c.c_void_p, ContextParams]),
     "llama_free": (None, [c.c_void_p]),
+    "llama_adapter_lora_init": (c.c_void_p, [c.c_void_p, c.c_char_p]),
+    "llama_set_adapters_lora": (
+        c.c_int32,
+        [c.c_void_p, c.POINTER(c.c_void_p), c.c_size_t, c.POINTER(c.c_float)],
+    ),
     "llama_decode": (c.c_int32, [c.c_void_p, Batch]),
     "llama_get_embeddings_seq": (c.POINTER(c.c_float), [c.c_void_p, c.c_int32]),
     "llama_get_logits": (c.POINTER(c.c_float), [c.c_void_p]),
