@@ -31,17 +31,17 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.gemma.gemma3",
     "convert.architectures.gemma.gemma4",
     "convert.architectures.phi3",
-    "convert.architectures.granite",
-    "convert.architectures.nemotron_h",
+    "convert.architectures.recurrent.granite",
+    "convert.architectures.recurrent.nemotron_h",
     "convert.architectures.gpt_oss",
     "convert.architectures.encoders.bert",
     "convert.architectures.encoders.modern_bert",
     "convert.architectures.hunyuan",
     "convert.architectures.ernie4_5",
     "convert.architectures.cohere",
-    "convert.architectures.lfm2",
+    "convert.architectures.recurrent.lfm2",
     "convert.architectures.laguna",
-    "convert.architectures.falcon_h1",
+    "convert.architectures.recurrent.falcon_h1",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

@@ -26,7 +26,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 
 _POOLINGS: Mapping[str, int] = {"cls": 2, "mean": 1}
-"""What a classifier takes of a text, by its number in the file."""
+"""Pooling that a classifier begins with, by its number in the file."""
 
 
 @dataclass(frozen=True)

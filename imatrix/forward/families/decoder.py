@@ -12,8 +12,8 @@ from dataclasses import replace
 from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.delta_net.config import DeltaNetConfig
-from convert.architectures.lfm2 import ShortConvConfig
-from convert.architectures.mamba2 import MambaConfig
+from convert.architectures.recurrent.lfm2 import ShortConvConfig
+from convert.architectures.recurrent.mamba2 import MambaConfig
 from imatrix.forward.families.parts import FeedForwards, mamba_sizes, network_of, rope_of, unstretched
 from imatrix.forward.layer import Attention, Layer, SideBySide
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
@@ -83,16 +83,8 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         parts = feed_forwards.load(load, number)
         scale = config.block_scale if parts[1] is not None else None
         around = residual if scale is None else Scaled(scale)
-        return Layer(
-            f"blk.{number}",
-            attention,
-            norm,
-            *parts,
-            residual,
-            around,
-            attention_end=end,
-            is_parallel=config.is_parallel,
-        )
+        layer = Layer(f"blk.{number}", attention, norm, *parts, residual, around)
+        return replace(layer, attention_end=end, is_parallel=config.is_parallel)
 
     rule = LogitRule(1 / (config.logit_scale or 1.0), config.final_logit_softcapping)
     end = (lambda load, norm: CentredNorm(norm.weight, norm.eps)) if config.centred_norms else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convert.architectures.nemotron_h import ATTENTION, EXPERTS, MAMBA, NemotronConfig
+from convert.architectures.recurrent.nemotron_h import ATTENTION, EXPERTS, MAMBA, NemotronConfig
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.parts import mamba_sizes, network_of, routing_of
 from imatrix.forward.layer import Attention, Layer, NoAttention

@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rope import RopeConfig
-from convert.architectures.mamba2 import MambaConfig
+from convert.architectures.recurrent.mamba2 import MambaConfig
 from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
 from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn

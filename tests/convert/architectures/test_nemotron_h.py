@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.architectures.nemotron_h import FAMILIES, choose, read_config
+from convert.architectures.recurrent.nemotron_h import FAMILIES, choose, read_config
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadRequest, FormatError, UnsupportedCheckpoint
 from gguf_tools.format.values import Value

@@ -49,7 +49,8 @@ from convert.architectures.decoder.rules import (
     one,
 )
 from convert.architectures.delta_net.family import float32_kernels
-from convert.architectures.mamba2 import (
+from convert.architectures.options import MTPOptions
+from convert.architectures.recurrent.mamba2 import (
     LONG_CONTEXT,
     MambaConfig,
     mamba_keys,
@@ -57,7 +58,6 @@ from convert.architectures.mamba2 import (
     read_mamba_sizes,
     refuse_limits,
 )
-from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys

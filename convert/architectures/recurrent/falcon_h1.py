@@ -28,7 +28,7 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 from convert.architectures.delta_net.family import float32_kernels
-from convert.architectures.mamba2 import (
+from convert.architectures.recurrent.mamba2 import (
     MambaConfig,
     mamba_keys,
     mamba_rules,

@@ -47,7 +47,7 @@ from convert.architectures.decoder.rules import (
     up_rows,
 )
 from convert.architectures.delta_net.family import float32_kernels
-from convert.architectures.mamba2 import (
+from convert.architectures.recurrent.mamba2 import (
     LONG_CONTEXT,
     MambaConfig,
     mamba_keys,
