@@ -55,7 +55,7 @@ def _fields(read: ConfigReader) -> dict[str, Any]:
 
 def _read_dense(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a dense Ernie 4.5."""
-    return DecoderConfig(**_fields(with_defaults(raw, path)))
+    return DecoderConfig(**_fields(with_defaults(raw, path, name="Ernie4_5ForCausalLM")))
 
 
 _DENSE = decoder(

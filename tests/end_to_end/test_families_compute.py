@@ -56,6 +56,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
     tested |= {f"{kind}ForCausalLM" for kind, _ in [*MODELS.values(), *OUR_MODELS.values()]}
     for case in CASES:
         tested |= set(json.loads((GOLDEN / "models" / case / "config.json").read_text())["architectures"])
+    tested |= {"Ernie4_5_ForCausalLM"}  # an older name of Ernie4_5ForCausalLM
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
     tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}
     tested |= {PUBLISHED[name].config["architectures"][0] for name in OF_LLAMA_CPP_ALONE}
