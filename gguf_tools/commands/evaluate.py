@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -268,8 +269,11 @@ def _foresee(
 
     require_torch("evaluating models")
     from imatrix.calibrate.passes import foresee_comparison
+    from imatrix.evaluate.bases.cached_states import is_kept_folder
     from imatrix.evaluate.run import open_comparison
 
+    if options.keep is not None and not is_kept_folder(options.keep):
+        options = replace(options, keep=None)  # a run would begin the folder
     with open_comparison(base, texts, quants, options, report, check) as planned:
         say(*foresee_comparison(planned, options).lines())
 

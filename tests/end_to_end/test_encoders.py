@@ -146,5 +146,5 @@ def test_what_llama_cpp_has_no_place_for_is_refused(
 def test_commands_that_predict_tokens_refuse_an_encoder(tmp_path: Path) -> None:
     folder = write("bert", tmp_path / "model")
     (tmp_path / "text.txt").write_text(TEXT * 50)
-    with pytest.raises(UnsupportedCheckpoint, match="'bert', an encoder, which predicts no next token"):
+    with pytest.raises(UnsupportedCheckpoint, match="'bert': convert-hf-to-gguf and quantize take such"):
         imatrix.collect(folder, tmp_path / "text.txt", tmp_path / "m.gguf")

@@ -19,7 +19,7 @@ COMMANDS = {"convert-hf-to-gguf": convert, "gguf-tools": gguf_tools}
 
 def first_block() -> list[list[str]]:
     """Return the commands of the first indented block under `## Start`, as words."""
-    start = (ROOT / "README.md").read_text().partition("## Start\n")[2].partition("\n\nNothing")[0]
+    start = (ROOT / "README.md").read_text().partition("## Start\n")[2].partition("\n\nOnly")[0]
     return [shlex.split(line) for line in re.findall(r"^    (.+)$", start, re.MULTILINE)]
 
 

@@ -99,6 +99,11 @@ class KeptMatrix:
         return self.read_rows(start, stop).view(np.uint8).ravel()
 
 
+def is_kept_folder(folder: Path) -> bool:
+    """Return whether a run has begun to keep states in a folder."""
+    return folder.exists() and _KIND.read_about(folder) is not None
+
+
 class KeptFolder(ClaimedFolder):
     """An open folder of states; no other run can open it until it is closed.
 

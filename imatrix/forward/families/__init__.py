@@ -36,8 +36,8 @@ def find_family(path: Path, name: object) -> Architecture:
     family = find_by_gguf_name(name) if isinstance(name, str) else None
     if family is not None and family.reader is None:
         raise UnsupportedCheckpoint(
-            f"{path}: general.architecture is {quoted(name)}, an encoder, which predicts no next token:"
-            " convert-hf-to-gguf and quantize take it, commands that compute predictions do not"
+            f"{path}: general.architecture is {quoted(name)}: convert-hf-to-gguf and quantize take such a"
+            " model, and commands that compute predictions do not"
         )
     if family is None:
         computed = dict.fromkeys(each.gguf_name for each in families() if each.reader is not None)

@@ -198,7 +198,7 @@ def test_prices_are_what_the_best_larger_type_saves(evaluation: Evaluation) -> N
     tensor = next(tensor for tensor in tensors if tensor.name in prices and tensor.type == Q2_K)
     shape, price = losses.tensors[tensor.name].shape, prices[tensor.name]
     more_bytes = Q4_K.tensor_bytes(shape) - tensor.n_bytes
-    assert (price.damage, price.larger) == (8e-3, "Q4_K")
+    assert (price.loss, price.larger) == (8e-3, "Q4_K")
     assert price.per_mib == pytest.approx(7e-3 / more_bytes * 2**20)
 
 
@@ -206,7 +206,7 @@ def test_the_page_says_what_more_bytes_would_save(evaluation: Evaluation) -> Non
     one = with_models(evaluation, evaluation.models[:1])
     page = report_page(one, losses=losses_of(evaluation))
     assert "What more bytes would save" in page
-    assert re.search(r"blk\.0\.attn_q_a\.weight: Q2_K, predicted damage 0.008; Q4_K would save", page)
+    assert re.search(r"blk\.0\.attn_q_a\.weight: Q2_K, predicted loss 0.008; Q4_K would save", page)
     assert "What more bytes would save" not in report_page(one)
 
 

@@ -17,7 +17,7 @@ import pytest
 import gguf_tools.commands.main
 from convert import convert
 from gguf_tools.commands.attestation import Attestation
-from gguf_tools.commands.cook.record import sha256
+from gguf_tools.files.named_files import sha256_of
 from imatrix.store import load
 from tests.support.hub_server import HubServer
 from tests.support.trained_model import EXAMPLE, calibration_text
@@ -43,7 +43,7 @@ def words(types: str, *more: str) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def sums_agree(folder: Path) -> bool:

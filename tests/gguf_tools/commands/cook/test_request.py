@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools.commands.cook.record import Record, sha256
+from gguf_tools.commands.cook.record import Record
 from gguf_tools.commands.cook.request import model_name, parse_wanted
 from gguf_tools.errors import BadOverride, BadRequest, OutputError
+from gguf_tools.files.named_files import sha256_of
 
 
 def test_types_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +71,10 @@ def test_a_step_is_finished_when_all_its_outputs_are_there(tmp_path: Path) -> No
     with Record(tmp_path) as record:  # after a kill between the output and its note
         assert record.is_finished("step", {"x": 1}, [a, b])
         record.finish("step", [a, b])
-        assert record.digest(a) == sha256(a)
+        assert record.digest(a) == sha256_of(a)
         assert re.findall(r"\b\d{16,}\b(?!\")", (tmp_path / ".cook" / "record.json").read_text()) == []
         a.write_text("another")
-        assert record.digest(a) == sha256(a)
+        assert record.digest(a) == sha256_of(a)
 
 
 def test_other_decisions_are_refused(tmp_path: Path) -> None:
