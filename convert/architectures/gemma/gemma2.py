@@ -21,18 +21,21 @@ from convert.architectures.decoder.metadata import (
     SLIDING_WINDOW,
     WIDTH,
     read_decoder,
+    read_window,
+    sliding_layers,
 )
 from convert.architectures.decoder.rules import INV_FREQ, ends
 from convert.architectures.gemma.gemma3 import QUIRKS, layer_rules
 from convert.architectures.rules import Drop, plus_one
-from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.errors import FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.loaders import WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
 
 _THETA = 10000.0
-_CAPS = {"attention_softcapping": 50.0, "final_logit_softcapping": 30.0}
-"""Values that llama.cpp takes where no key says them."""
+_CAPS, _WINDOW = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}, 4096
+"""Bounds and window that llama.cpp takes where no key says them."""
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
@@ -80,16 +83,21 @@ def _read_file(
     family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> DecoderConfig:
     """Return the configuration in a file, see `read_decoder`, with what no key says."""
-    config, hparams = (
-        read_decoder(family, metadata, shapes, path),
-        read_hparams(metadata, family.gguf_name, path),
-    )
+    config = read_decoder(family, metadata, shapes, path)
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    caps = {name: hparams.number(name, cap) for name, cap in _CAPS.items()}
+    for name, cap in caps.items():
+        if not cap:
+            raise FormatError(f"{path}: {hparams.key(name)} is 0, expected more: llama.cpp divides by it")
     return replace(
         config,
         attention_scale=_divisor(config) ** -0.5,
-        attention_softcapping=hparams.number("attn_logit_softcapping", _CAPS["attention_softcapping"]),
-        final_logit_softcapping=hparams.number("final_logit_softcapping", _CAPS["final_logit_softcapping"]),
+        attention_softcapping=caps["attn_logit_softcapping"],
+        final_logit_softcapping=caps["final_logit_softcapping"],
         embedding_scale=config.hidden_size**0.5,
+        sliding_window=read_window(hparams, _WINDOW),
+        sliding_layers=sliding_layers(hparams, config.num_hidden_layers, WINDOW_PERIODS[family.gguf_name]),
+        sliding_theta=hparams.number("rope_freq_base_swa", config.rope.theta),
     )
 
 
