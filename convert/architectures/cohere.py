@@ -191,8 +191,11 @@ def _read_file(
     is_mixture = family.gguf_name == "cohere2moe"
     rms = hparams.layer_norm_rms_epsilon if is_mixture else None
     factor = hparams.logit_scale
+    # Layers with a window are stretched as the model is, which "none" says is not.
+    rope = replace(plain.rope, factor=1.0) if plain.rope.kind == "none" else plain.rope
     config = replace(
         plain,
+        rope=rope,
         rms_norm_eps=rms or hparams.number("layer_norm_epsilon", 1e-5),
         centred_norms=not rms,
         logit_scale=1 / factor if factor else None,

@@ -218,6 +218,8 @@ _SCALED: Mapping[str, Iterable[str]] = {
     "nemotron_h": _blocks(),
     "nemotron_h_moe": _EXPERTS,
     "gemma4": _blocks() | _blocks("_exps"),
+    "cohere2": _blocks(),
+    "cohere2moe": _blocks() | _EXPERTS,
     "deepseek32": _blocks() | _EXPERTS,
     "glm-dsa": _blocks() | _EXPERTS,
     "hy_v3": _blocks() | _EXPERTS,
