@@ -41,6 +41,7 @@ from convert.architectures.decoder.metadata import (
     changed,
     inserted,
     read_decoder,
+    read_theta,
 )
 from convert.architectures.decoder.rules import (
     attention,
@@ -55,7 +56,7 @@ from convert.architectures.decoder.rules import (
 )
 from convert.architectures.rules import Rule, Where
 from convert.tokenizer.files import Quirks
-from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.errors import FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.loaders import WINDOW_PERIODS
@@ -163,6 +164,12 @@ def _read_file(
     if not isinstance(pattern, tuple):
         period = _PERIOD if pattern is None else pattern
         pattern = tuple(bool(period) and layer % period != 0 for layer in range(n_layers))
+    cols = hparams.size("rope_dimension_count_swa", plain.rotated_cols)
+    if len(pattern) < n_layers or cols % 2 or not 0 < cols <= plain.head_dim:
+        raise FormatError(
+            f"{path}: windows of {len(pattern)} of {n_layers} layers, which rotate {cols} columns of"
+            f" {plain.head_dim}"
+        )
     sliding = tuple(layer for layer in range(n_layers) if window and pattern[layer])
     heads = hparams.head_count if isinstance(hparams.head_count, tuple) else (hparams.head_count,) * n_layers
     counts = _heads(heads[:n_layers], sliding, n_layers, path)
@@ -170,8 +177,8 @@ def _read_file(
     local = {
         "sliding_window": window or None,
         "sliding_layers": sliding,
-        "sliding_theta": hparams.number("rope_freq_base_swa", plain.rope.theta),
-        "sliding_cols": hparams.size("rope_dimension_count_swa", plain.head_dim),
+        "sliding_theta": read_theta(hparams, "rope_freq_base_swa", plain.rope.theta),
+        "sliding_cols": cols,
         "gate_cols": plain.head_dim if gate_rows == (heads[0] or 0) * plain.head_dim else 1,
     }
     return LagunaConfig(**{**vars(plain), **counts, **local})
