@@ -31,8 +31,8 @@ class AdapterOptions:
 
     lora: Path | None = flag(
         None,
-        "folder with an adapter of PEFT (LoRA, DoRA) for a folder of a model; it is merged into the weights"
-        " while they are read",
+        "merge the PEFT adapter in this folder (LoRA, DoRA) into the weights of a model's folder while they"
+        " are read",
         parse=Path,
         metavar="ADAPTER",
     )

@@ -111,8 +111,8 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
     completes(outtype, ("auto", "f32", "f16", "bf16", "q8_0", *FILE_TYPES))
     parser.add_argument(
         "--base", type=Path, metavar="FOLDER",
-        help="MODEL_DIR is an adapter of PEFT, and this the model that it was trained on: write a file of the"
-        " adapter alone, in f32, f16 or bf16 (default: f32), which llama.cpp's programs load with --lora",
+        help="write the PEFT adapter in MODEL_DIR as a GGUF file of its own, in f32, f16 or bf16 (default:"
+        " f32); FOLDER is the model that it was trained on. llama.cpp's programs load the file with --lora",
     )  # fmt: skip
     add_family_flags(parser, DECLARED)
     parser.add_argument(

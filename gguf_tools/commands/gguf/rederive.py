@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from convert.rederive.options import RederiveOptions
 
 DETAIL = """
-Every tensor is made of SOURCE anew, some rows at a time, and compared with FILE's while it is made. No model
-is written. FILE may be of gguf-tools or of llama-quantize. Of a folder, F32, F16 and BF16 are tried as the
-type of the file that lay between. What differs is named: changed blocks, other importances, other weights, a
-file type that does not give these types.
+Each tensor is made again from MODEL, some rows at a time, and these rows are compared with FILE's. No model
+is written. FILE may come from gguf-tools or from llama-quantize. If MODEL is a folder, F32, F16 and BF16 are
+tried as the type of the GGUF file in between. Differences are named: changed blocks, other importances, other
+weights, or a file type that does not give the types of the tensors.
 
 The exit code is 0 if all tensors have the same bytes and the file type gives their types, and 1 otherwise.
-`same` says nothing of the rest of the header; gguf-tools audit compares it. A calibrated
-file takes as long as calibrating it. With another processor or torch, it is consistent with its source at
-most, and the exit code is 1."""
+`same` says nothing about the rest of the header, which gguf-tools audit compares. A calibrated file takes as
+long as its calibration. With another processor or another version of torch, such a file can at best be
+consistent with its source, and the exit code is 1."""
 
 EPILOG = """\
 examples:
