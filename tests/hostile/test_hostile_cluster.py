@@ -36,7 +36,10 @@ def source(tmp_path: Path) -> Path:
 NOBODY_THERE = pytest.param("127.0.0.1:1", marks=pytest.mark.slow)  # waits for a connection's time limit
 
 
-@pytest.mark.parametrize("address", ["x", "", "foo://x", "tcp://[::1", "tls://127.0.0.1:1", NOBODY_THERE])
+ODD = (pytest.param(address, marks=pytest.mark.slow) for address in ("", "foo://x", "tls://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("address", ["x", "tcp://[::1", *ODD, NOBODY_THERE])
 def test_what_is_no_scheduler_is_one_line(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str
 ) -> None:

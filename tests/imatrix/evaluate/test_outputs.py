@@ -48,7 +48,7 @@ def no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("killed_at", "work"),
     [
-        (".html", []),
+        pytest.param(".html", [], marks=pytest.mark.slow),
         pytest.param(".html", ["--work", "W"], marks=pytest.mark.slow),
         (".json", ["--work", "W", "--keep", "K"]),
     ],

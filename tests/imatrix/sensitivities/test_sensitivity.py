@@ -147,7 +147,10 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
 
 
 @pytest.mark.usefixtures("random_tokens")
-@pytest.mark.parametrize("name", ["gemma3", "gemma4-experts", "gemma4-small"])
+@pytest.mark.parametrize(
+    "name",
+    ["gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma4-experts", "gemma4-small"))],
+)
 def test_damages_of_a_gemma_are_those_of_the_whole_models_gradients(
     name: str, tmp_path: Path, text: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,14 @@ from tests.quantize.codecs import decode, encode
 from tests.quantize.rounding.moments import correlated, weights
 
 ROUNDERS = {each.type.name: each for each in GRID_ROUNDERS}
+SLOW_TWINS = ("IQ1_S", "IQ1_M")
+"""Types whose twin in plain Python takes seconds."""
+
+
+def _slow(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 every_type = pytest.mark.parametrize("name", ROUNDERS)
 every_grid = pytest.mark.parametrize("name", ["IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
 
@@ -68,7 +77,7 @@ def test_a_read_block_has_the_values_that_it_decodes_to(name: str) -> None:
     np.testing.assert_allclose(blocks.d[:, None] * scales * signed, decode(name, data), rtol=1e-6)
 
 
-@every_type
+@pytest.mark.parametrize("name", [_slow(name) if name in SLOW_TWINS else name for name in ROUNDERS])
 def test_the_first_sub_block_gets_the_scale_and_points_of_the_twin(name: str) -> None:
     rounder = ROUNDERS[name]
     form, size = rounder.form, rounder.form.sub_elems

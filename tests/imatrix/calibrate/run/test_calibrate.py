@@ -421,7 +421,7 @@ def test_types_that_were_interrupted_in_step_go_on(
     assert_same_files(tmp_path, alone)
 
 
-@pytest.mark.parametrize("seconds", [0, 1e9])
+@pytest.mark.parametrize("seconds", [0, pytest.param(1e9, marks=pytest.mark.slow)])
 def test_an_interrupted_run_goes_on_from_any_saved_layer(
     base: Path, little: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:

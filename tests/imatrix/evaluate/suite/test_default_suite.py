@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[4]
 CLASSES = ("prose", "docs", "code", "chat", "tools", "maths", "scripts", "long")
 
 
+@pytest.mark.slow
 def test_the_manifests_are_right(capsys: pytest.CaptureFixture[str]) -> None:
     """Digests, sizes, tokens, licences, notices, and that each file has an entry."""
     assert text_manifests.main(["--check"]) == 0, capsys.readouterr().err
