@@ -36,6 +36,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.gpt_oss",
     "convert.architectures.encoders.bert",
     "convert.architectures.encoders.modern_bert",
+    "convert.architectures.encoders.nomic_bert",
     "convert.architectures.hunyuan",
     "convert.architectures.ernie4_5",
     "convert.architectures.cohere",

@@ -57,6 +57,7 @@ _HUNYUAN = {**_MINIMAX, "shared": SizeRule(keys.EXPERT_SHARED_FEED_FORWARD_LENGT
 _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "bert": _DENSE,
     "modern-bert": _DENSE,
+    "nomic-bert": _DENSE,
     "gemma": _DENSE,
     "gemma-embedding": _DENSE,
     "granite": _DENSE,

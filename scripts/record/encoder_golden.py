@@ -20,6 +20,7 @@ PRE = {
     "roberta-rank": "roberta-bpe",
     "xlm-roberta-model": "",
     "modern-bert": "modern-bert",
+    "nomic-bert": "default",
 }
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

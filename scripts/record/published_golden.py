@@ -54,8 +54,8 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] == "nemotron_h":
-        # The release of transformers that the converter asks for doesn't know this model.
+    if config["model_type"] in ("nemotron_h", "nomic_bert"):
+        # The release of transformers that the converter asks for doesn't know these models.
         ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
     if config["model_type"] == "hunyuan_v1_moe":
         # The published tokenizer is code, which the converter runs; this one is a tokenizer.json.

@@ -66,7 +66,7 @@ def test_llama_cpp_computes_what_the_original_does(name: str, tmp_path: Path) ->
         for pooling, vector in expected.items():
             found = ours.pooled(ids, pooling, len(vector))
             # GELU is a table of F16 there
-            assert np.linalg.norm(found - vector.numpy()) < 1e-3 * np.linalg.norm(vector.numpy())
+            assert np.linalg.norm(found - vector.numpy()) < 2e-4 * np.linalg.norm(vector.numpy())
 
 
 def charsmap(folder: Path) -> bytes:

@@ -149,12 +149,14 @@ TOKENIZERS: Mapping[str, Callable[..., int]] = {
     "bert": _wordpiece,
     "roberta": _byte_level,
     "modern-bert": _byte_level,
+    "nomic-bert": _wordpiece,
     "xlm-roberta": partial(_unigram, has_model=False),
     "xlm-roberta-model": partial(_unigram, has_model=True),
 }
 """Kind of encoder -> what writes its tokenizer and returns the number of its tokens."""
 
-ENCODERS = (*TOKENIZERS, *(f"{kind}-rank" for kind in TOKENIZERS if kind != "xlm-roberta-model"))
+_UNRANKED = ("xlm-roberta-model", "nomic-bert")
+ENCODERS = (*TOKENIZERS, *(f"{kind}-rank" for kind in TOKENIZERS if kind not in _UNRANKED))
 
 
 def write(name: str, folder: Path, *table: bytes) -> Path:
@@ -165,13 +167,9 @@ def write(name: str, folder: Path, *table: bytes) -> Path:
     kind, is_ranking = name.removesuffix("-rank"), name.endswith("-rank")
     folder.mkdir(parents=True, exist_ok=True)
     n_tokens = TOKENIZERS[kind](folder, *table)
-    make = _modern_bert if kind == "modern-bert" else partial(_bert, kind)
+    make = _MAKERS.get(kind) or partial(_bert, kind)
     config, shapes = make(n_tokens, is_ranking)
-    config |= {
-        "hidden_size": _WIDTH, "intermediate_size": _INNER, "num_hidden_layers": _LAYERS,
-        "num_attention_heads": 4, "max_position_embeddings": _POSITIONS, "vocab_size": n_tokens,
-        "torch_dtype": "bfloat16",
-    }  # fmt: skip
+    config |= {"vocab_size": n_tokens, "torch_dtype": "bfloat16"}
     if is_ranking:
         config["id2label"] = {"0": "LABEL_0"}
     tensors = {}
@@ -179,6 +177,12 @@ def write(name: str, folder: Path, *table: bytes) -> Path:
         values = formula(shape, seed) - np.float32(tensor.endswith("bias"))
         tensors[tensor] = values.astype(ml_dtypes.bfloat16)
     return write_checkpoint(folder, config, tensors)
+
+
+_SIZES = {
+    "hidden_size": _WIDTH, "intermediate_size": _INNER, "num_hidden_layers": _LAYERS,
+    "num_attention_heads": 4, "max_position_embeddings": _POSITIONS,
+}  # fmt: skip
 
 
 def _class_of(name: str, is_ranking: bool) -> list[str]:
@@ -201,7 +205,7 @@ def _bert(kind: str, n_tokens: int, is_ranking: bool) -> tuple[dict[str, Any], l
         "architectures": _class_of(class_name, is_ranking),
         "model_type": {"Bert": "bert", "Roberta": "roberta"}.get(class_name, "xlm-roberta"),
         "hidden_act": "gelu", "layer_norm_eps": 1e-12 if is_bert else 1e-5,
-        "type_vocab_size": 2 if is_bert else 1, "pad_token_id": 0 if is_bert else 1,
+        "type_vocab_size": 2 if is_bert else 1, "pad_token_id": 0 if is_bert else 1, **_SIZES,
     }, shapes  # fmt: skip
 
 
@@ -233,4 +237,38 @@ def _modern_bert(n_tokens: int, is_ranking: bool) -> tuple[dict[str, Any], list[
         "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
         "classifier_pooling": "mean", "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2,
         "bos_token_id": 0, "eos_token_id": 2, "attention_bias": False, "mlp_bias": False, "norm_bias": False,
+        **_SIZES,
     }, shapes  # fmt: skip
+
+
+def _nomic_bert(n_tokens: int, is_ranking: bool) -> tuple[dict[str, Any], list[_Shape]]:
+    """Return config.json and shapes of a Nomic BERT, as published."""
+    shapes: list[_Shape] = [
+        ("embeddings.word_embeddings.weight", (n_tokens, _WIDTH)),
+        ("embeddings.token_type_embeddings.weight", (2, _WIDTH)),
+        *_pair("emb_ln", _WIDTH),
+    ]
+    for layer in range(_LAYERS):
+        inside = f"encoder.layers.{layer}."
+        shapes += [
+            (f"{inside}attn.Wqkv.weight", (3 * _WIDTH, _WIDTH)),
+            (f"{inside}attn.out_proj.weight", (_WIDTH, _WIDTH)),
+            (f"{inside}mlp.fc11.weight", (_INNER, _WIDTH)),
+            (f"{inside}mlp.fc12.weight", (_INNER, _WIDTH)),
+            (f"{inside}mlp.fc2.weight", (_WIDTH, _INNER)),
+            *_pair(f"{inside}norm1", _WIDTH),
+            *_pair(f"{inside}norm2", _WIDTH),
+        ]
+    return {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu",
+        "causal": False, "layer_norm_epsilon": 1e-12, "max_trained_positions": 2048, "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False, "n_embd": _WIDTH, "n_head": 4, "n_inner": _INNER, "n_layer": _LAYERS,
+        "n_positions": 8192, "parallel_block": False, "prenorm": False, "qkv_proj_bias": False,
+        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "type_vocab_size": 2,
+        "use_rms_norm": False, "pad_token_id": 0, "use_flash_attn": True, "embd_pdrop": 0.0, **_SIZES,
+        "max_position_embeddings": 2048, "layer_norm_eps": 1e-12,
+    }, shapes  # fmt: skip
+
+
+_MAKERS = {"modern-bert": _modern_bert, "nomic-bert": _nomic_bert}

@@ -18,13 +18,12 @@ from convert.architectures.config_reader import MAX_LAYERS
 from convert.architectures.decoder.config import with_defaults
 from convert.architectures.decoder.metadata import SIZES
 from convert.architectures.decoder.rules import layers_if, once, one
-from convert.architectures.encoders.classifier import CLASSIFIER, LABELS, read_labels
+from convert.architectures.encoders.parts import CLASSIFIER, LABELS, in_full, read_labels
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, OutputTensor, Rule, renamed
 from convert.tokenizer.files import Quirks
 from convert.weights.base import Weight
 from gguf_tools.format import keys
-from gguf_tools.format.ggml_types import F32, GGMLType
 from gguf_tools.format.values import Value
 from quantize.fill.sources import HeadRows
 
@@ -173,11 +172,6 @@ def _drops(config: EncoderConfig, options: NoOptions) -> tuple[Drop, ...]:
     )
 
 
-def _in_full(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
-    """Return F32 for what is added to embeddings."""
-    return F32 if tensor.name in ("position_embd.weight", "token_types.weight") else None
-
-
 def _notes(config: EncoderConfig, options: NoOptions) -> tuple[str, ...]:
     if not config.has_pooler:
         return ()
@@ -209,7 +203,7 @@ _ENCODER = Architecture(
     canonical_name=_canonical_name,
     drops=_drops,
     notes=_notes,
-    forced_type=_in_full,
+    forced_type=in_full,
     quirks=Quirks(pre_tokenizers={"gpt-2": "roberta-bpe"}),
 )  # fmt: skip
 

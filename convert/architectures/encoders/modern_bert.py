@@ -17,7 +17,7 @@ from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.config import FULL, SLIDING, layers_of_kind, with_defaults
 from convert.architectures.decoder.metadata import SIZES, VOCAB_SIZE
 from convert.architectures.decoder.rules import layers_if, once, one
-from convert.architectures.encoders.classifier import CLASSIFIER, LABELS, read_labels
+from convert.architectures.encoders.parts import CLASSIFIER, LABELS, read_labels
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Rule
 from convert.tokenizer.files import Quirks

@@ -1,4 +1,4 @@
-"""Names of the classes of a classifier, which all encoders state alike."""
+"""Parts that encoders share: the names of classes, and what stays in F32."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
+from convert.architectures.rules import OutputTensor
 from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import F32, GGMLType
 from gguf_tools.format.values import Value
 
 CLASSIFIER = "ForSequenceClassification"
@@ -28,3 +30,8 @@ def read_labels(read: ConfigReader, *, is_classifier: bool) -> tuple[str, ...]:
     if {*labels} != {*numbers} or not all(isinstance(label, str) for label in labels.values()):
         raise read.bad("id2label", "an object with a name for each number from 0 on")
     return tuple(labels[number] for number in numbers)
+
+
+def in_full(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
+    """Return F32 for what is added to embeddings."""
+    return F32 if tensor.name in ("position_embd.weight", "token_types.weight") else None
