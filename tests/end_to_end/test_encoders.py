@@ -29,6 +29,7 @@ from tests.support.published_models import write as write_published
 
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "encoders.json").read_text(encoding="utf-8"))
 TEXT = "The list of the values that a function returns, in order: one, two (3)."
+GATED = ("modern-bert", "nomic-bert")
 _OTHERWISE = {"\u0085", "\u20e3"}
 """Characters that llama.cpp takes otherwise: a control character that is a space,
 and an enclosing mark."""
@@ -65,8 +66,8 @@ def test_llama_cpp_computes_what_the_original_does(name: str, tmp_path: Path) ->
             expected = {"mean": hidden.mean(0), "cls": hidden[0]}
         for pooling, vector in expected.items():
             found = ours.pooled(ids, pooling, len(vector))
-            # GELU is a table of F16 there
-            assert np.linalg.norm(found - vector.numpy()) < 2e-4 * np.linalg.norm(vector.numpy())
+            limit = 1e-5 if name.startswith(GATED) else 5e-4  # GELU alone is a table of F16 there
+            assert np.linalg.norm(found - vector.numpy()) < limit * np.linalg.norm(vector.numpy())
 
 
 def charsmap(folder: Path) -> bytes:
