@@ -8,17 +8,24 @@ pooler. llama.cpp's converter leaves the pooler out, and its files rank without 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import MAX_LAYERS
 from convert.architectures.decoder.config import with_defaults
 from convert.architectures.decoder.metadata import SIZES
 from convert.architectures.decoder.rules import layers_if, once, one
-from convert.architectures.encoders.parts import CLASSIFIER, LABELS, in_full, read_labels
+from convert.architectures.encoders.parts import (
+    CLASSIFIER,
+    LABELS,
+    EncoderConfig,
+    encoder_fields,
+    every_layer,
+    in_full,
+    read_labels,
+)
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, OutputTensor, Rule, renamed
 from convert.tokenizer.files import Quirks
@@ -29,35 +36,22 @@ from quantize.fill.sources import HeadRows
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
+class BertConfig(EncoderConfig):
     """Configuration of an encoder.
 
     stored_positions         rows of the matrix of positions
     max_position_embeddings  those that tokens have, the last ones; others are those of padding
-    labels                   names of classes that config.json states; () for none
     is_classifier            whether the model ranks or classifies texts
     has_pooler               whether the classifier's first matrix is called pooler
     """
 
     architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     stored_positions: int
     max_position_embeddings: int
     type_vocab_size: int
     layer_norm_eps: float
-    labels: tuple[str, ...]
     is_classifier: bool
     has_pooler: bool
-
-    tie_word_embeddings = True
-
-    @property
-    def num_labels(self) -> int:
-        return len(self.labels)
 
     @property
     def has_head(self) -> bool:
@@ -65,7 +59,7 @@ class EncoderConfig:
         return self.is_classifier and not self.has_pooler
 
 
-def _read_encoder(raw: Mapping[str, Any], path: str | Path) -> EncoderConfig:
+def _read_encoder(raw: Mapping[str, Any], path: str | Path) -> BertConfig:
     """Return the configuration of a BERT, RoBERTa or XLM-RoBERTa."""
     read = with_defaults(raw, path)
     name = str(raw["architectures"][0])
@@ -77,20 +71,13 @@ def _read_encoder(raw: Mapping[str, Any], path: str | Path) -> EncoderConfig:
         ("hidden_act", "gelu", "has no other activation"),
     ):
         read.fixed(key, value, f"llama.cpp's bert {what}")
-    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    if hidden % heads:
-        raise read.bad("num_attention_heads", f"a divisor of hidden_size ({hidden})")
     positions = read.size("max_position_embeddings")
     padding = 0 if name.startswith("Bert") else read.size("pad_token_id", least=0) + 1
     if positions <= padding:
         raise read.bad("max_position_embeddings", f"more than {padding}, which are those of padding")
-    return EncoderConfig(
+    return BertConfig(
         architecture=name,
-        vocab_size=read.size("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=read.size("intermediate_size"),
-        num_hidden_layers=read.size("num_hidden_layers", most=MAX_LAYERS),
-        num_attention_heads=heads,
+        **encoder_fields(read, rotates=False),
         stored_positions=positions,
         max_position_embeddings=positions - padding,
         type_vocab_size=read.size("type_vocab_size"),
@@ -104,10 +91,6 @@ def _read_encoder(raw: Mapping[str, Any], path: str | Path) -> EncoderConfig:
 # ---- tensors
 
 
-def _every_layer(config: EncoderConfig, options: NoOptions) -> Iterable[int]:
-    return range(config.num_hidden_layers)
-
-
 def _pair(name: str, source: str, rows: str, cols: str = "", where: Any = once) -> tuple[Rule, ...]:
     """Return the rules of a matrix, or of a norm where `cols` is "", and of its bias."""
     return (
@@ -117,10 +100,10 @@ def _pair(name: str, source: str, rows: str, cols: str = "", where: Any = once) 
 
 
 def _in_layer(name: str, source: str, rows: str, cols: str = "") -> tuple[Rule, ...]:
-    return _pair(f"blk.{{layer}}.{name}", f"encoder.layer.{{layer}}.{source}", rows, cols, _every_layer)
+    return _pair(f"blk.{{layer}}.{name}", f"encoder.layer.{{layer}}.{source}", rows, cols, every_layer)
 
 
-def _positions(name: str, weights: Sequence[Weight], config: EncoderConfig) -> OutputTensor:
+def _positions(name: str, weights: Sequence[Weight], config: BertConfig) -> OutputTensor:
     """Return the rows of the positions that tokens have."""
     (weight,) = weights
     if config.stored_positions == config.max_position_embeddings:
@@ -164,7 +147,7 @@ def _canonical_name(name: str) -> str:
 _HEADS = re.compile(r"^(?:cls\.(?:predictions|seq_relationship)|lm_head)\.")
 
 
-def _drops(config: EncoderConfig, options: NoOptions) -> tuple[Drop, ...]:
+def _drops(config: BertConfig, options: NoOptions) -> tuple[Drop, ...]:
     return (
         Drop(lambda name: name.endswith("embeddings.position_ids"), "the numbers from 0 on"),
         Drop(lambda name: bool(_HEADS.match(name)), "predicts masked words; a vector of a text needs it not"),
@@ -172,7 +155,7 @@ def _drops(config: EncoderConfig, options: NoOptions) -> tuple[Drop, ...]:
     )
 
 
-def _notes(config: EncoderConfig, options: NoOptions) -> tuple[str, ...]:
+def _notes(config: BertConfig, options: NoOptions) -> tuple[str, ...]:
     if not config.has_pooler:
         return ()
     return (

@@ -17,7 +17,14 @@ from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.config import FULL, SLIDING, layers_of_kind, with_defaults
 from convert.architectures.decoder.metadata import SIZES, VOCAB_SIZE
 from convert.architectures.decoder.rules import layers_if, once, one
-from convert.architectures.encoders.parts import CLASSIFIER, LABELS, read_labels
+from convert.architectures.encoders.parts import (
+    CLASSIFIER,
+    LABELS,
+    EncoderConfig,
+    encoder_fields,
+    every_layer,
+    read_labels,
+)
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Rule
 from convert.tokenizer.files import Quirks
@@ -30,7 +37,7 @@ _POOLINGS: Mapping[str, int] = {"cls": 2, "mean": 1}
 
 
 @dataclass(frozen=True)
-class ModernBertConfig:
+class ModernBertConfig(EncoderConfig):
     """Configuration of a ModernBERT.
 
     theta, local_theta  bases of rotation, of layers that see all of a text and of those with a window
@@ -40,11 +47,6 @@ class ModernBertConfig:
     local_layers        the layers with a window
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     max_position_embeddings: int
     norm_eps: float
     theta: float
@@ -54,19 +56,7 @@ class ModernBertConfig:
     local_layers: tuple[int, ...]
     activation: str
     pooling: str
-    labels: tuple[str, ...]
     is_classifier: bool
-
-    tie_word_embeddings = True
-
-    @property
-    def num_labels(self) -> int:
-        return len(self.labels)
-
-    @property
-    def qkv_rows(self) -> int:
-        """Rows of Wqkv: those of queries, of keys, of values."""
-        return 3 * self.hidden_size
 
     @property
     def both_rows(self) -> int:
@@ -92,9 +82,6 @@ def _read_config(raw: Mapping[str, Any], path: str | Path) -> ModernBertConfig:
     read.overruled(
         "layer_norm_eps", "classifier_activation", "classifier_bias", "decoder_bias", "tie_word_embeddings"
     )
-    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    if hidden % heads or hidden // heads % 2:
-        raise read.bad("num_attention_heads", f"heads of an even number of columns, {hidden} together")
     n_layers, stated = read.size("num_hidden_layers", most=MAX_LAYERS), raw.get("global_attn_every_n_layers")
     period = read.size("global_attn_every_n_layers", 3)
     local = layers_of_kind(read, n_layers, lambda layer: layer % period > 0)
@@ -102,11 +89,7 @@ def _read_config(raw: Mapping[str, Any], path: str | Path) -> ModernBertConfig:
     if stated is not None and not is_regular:
         raise read.bad("global_attn_every_n_layers", "what layer_types says")
     return ModernBertConfig(
-        vocab_size=read.size("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=read.size("intermediate_size"),
-        num_hidden_layers=n_layers,
-        num_attention_heads=heads,
+        **encoder_fields(read, rotates=True),
         max_position_embeddings=read.size("max_position_embeddings"),
         norm_eps=read.number("norm_eps", 1e-5),
         theta=_theta(read, FULL, "global_rope_theta", 160000.0),
@@ -135,12 +118,8 @@ def _theta(read: ConfigReader, kind: str, older: str, default: float) -> float:
 # ---- tensors
 
 
-def _every_layer(config: ModernBertConfig, options: NoOptions) -> Iterable[int]:
-    return range(config.num_hidden_layers)
-
-
 def _in_layer(name: str, source: str, sizes: str) -> Rule:
-    return one(_every_layer, f"blk.{{layer}}.{name}.weight", f"model.layers.{{layer}}.{source}.weight", sizes)
+    return one(every_layer, f"blk.{{layer}}.{name}.weight", f"model.layers.{{layer}}.{source}.weight", sizes)
 
 
 def _first(config: ModernBertConfig, options: NoOptions) -> Iterable[int]:

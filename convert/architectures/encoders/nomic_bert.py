@@ -6,17 +6,16 @@ experts is another architecture of llama.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import MAX_LAYERS, ConfigReader, merged
+from convert.architectures.config_reader import ConfigReader, merged
 from convert.architectures.decoder.metadata import SIZES
 from convert.architectures.decoder.rules import once, one
-from convert.architectures.encoders.parts import in_full
-from convert.architectures.options import NoOptions
+from convert.architectures.encoders.parts import EncoderConfig, encoder_fields, every_layer, in_full
 from convert.architectures.rules import Rule
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
@@ -51,25 +50,13 @@ _OF_TRAINING = (
 
 
 @dataclass(frozen=True)
-class NomicConfig:
+class NomicConfig(EncoderConfig):
     """Configuration of a Nomic BERT."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     max_position_embeddings: int
     type_vocab_size: int
     layer_norm_eps: float
     theta: float
-
-    tie_word_embeddings = True
-
-    @property
-    def qkv_rows(self) -> int:
-        """Rows of Wqkv: those of queries, of keys, of values."""
-        return 3 * self.hidden_size
 
 
 def _read_config(raw: Mapping[str, Any], path: str | Path) -> NomicConfig:
@@ -82,18 +69,12 @@ def _read_config(raw: Mapping[str, Any], path: str | Path) -> NomicConfig:
     for key, value, why in _FIXED:
         read.fixed(key, value, f"llama.cpp's nomic-bert {why}")
     read.overruled(*_OF_TRAINING)
-    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    if hidden % heads or hidden // heads % 2:
-        raise read.bad("num_attention_heads", f"heads of an even number of columns, {hidden} together")
     rope = ConfigReader(raw.get("rope_parameters") or {}, path, "rope_parameters.")
     rope.fixed("rope_type", "default", "llama.cpp's nomic-bert doesn't stretch the rotation")
     positions = read.size("max_position_embeddings")
     return NomicConfig(
-        vocab_size=read.size("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=read.size("intermediate_size"),
-        num_hidden_layers=read.size("num_hidden_layers", most=MAX_LAYERS),
-        num_attention_heads=heads,
+        **encoder_fields(read, rotates=True),
+        labels=(),
         max_position_embeddings=min(positions, read.size("max_trained_positions", 2048)),
         type_vocab_size=read.size("type_vocab_size"),
         layer_norm_eps=read.number("layer_norm_eps", 1e-12),
@@ -101,12 +82,8 @@ def _read_config(raw: Mapping[str, Any], path: str | Path) -> NomicConfig:
     )
 
 
-def _every_layer(config: NomicConfig, options: NoOptions) -> Iterable[int]:
-    return range(config.num_hidden_layers)
-
-
 def _in_layer(name: str, source: str, sizes: str) -> Rule:
-    return one(_every_layer, f"blk.{{layer}}.{name}", f"encoder.layers.{{layer}}.{source}", sizes)
+    return one(every_layer, f"blk.{{layer}}.{name}", f"encoder.layers.{{layer}}.{source}", sizes)
 
 
 _RULES: tuple[Rule, ...] = (

@@ -1,11 +1,14 @@
-"""Parts that encoders share: the names of classes, and what stays in F32."""
+"""Parts that encoders share: sizes, the names of classes, and what stays in F32."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.config_reader import ConfigReader
+from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
+from convert.architectures.options import NoOptions
 from convert.architectures.rules import OutputTensor
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32, GGMLType
@@ -35,3 +38,50 @@ def read_labels(read: ConfigReader, *, is_classifier: bool) -> tuple[str, ...]:
 def in_full(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
     """Return F32 for what is added to embeddings."""
     return F32 if tensor.name in ("position_embd.weight", "token_types.weight") else None
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Sizes that every encoder has, and the names of its classes; () for none."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    labels: tuple[str, ...]
+
+    tie_word_embeddings = True
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def qkv_rows(self) -> int:
+        """Rows of a matrix of queries, of keys and of values."""
+        return 3 * self.hidden_size
+
+
+def encoder_fields(read: ConfigReader, *, rotates: bool) -> dict[str, Any]:
+    """Return the sizes of EncoderConfig from config.json.
+
+    rotates  whether columns of heads are rotated in pairs
+    raises   BadConfig naming file and key for a missing or impossible value
+    """
+    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    if rotates and (hidden % heads or hidden // heads % 2):
+        raise read.bad("num_attention_heads", f"heads of an even number of columns, {hidden} together")
+    if hidden % heads:
+        raise read.bad("num_attention_heads", f"a divisor of hidden_size ({hidden})")
+    return {
+        "vocab_size": read.size("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": read.size("intermediate_size"),
+        "num_hidden_layers": read.size("num_hidden_layers", most=MAX_LAYERS),
+        "num_attention_heads": heads,
+    }
+
+
+def every_layer(config: EncoderConfig, options: NoOptions) -> Iterable[int]:
+    return range(config.num_hidden_layers)

@@ -25,7 +25,7 @@ from convert.architectures.decoder.metadata import (
     sliding_layers,
 )
 from convert.architectures.decoder.rules import INV_FREQ, ends
-from convert.architectures.gemma.gemma3 import QUIRKS, layer_rules
+from convert.architectures.gemma.gemma3 import QUIRKS, layer_rules, scores_divisor
 from convert.architectures.rules import Drop, plus_one
 from gguf_tools.errors import FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
@@ -67,16 +67,12 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         attention_softcapping=read.number("attn_logit_softcapping"),
         final_logit_softcapping=read.number("final_logit_softcapping"),
     )
-    divisor = _divisor(config)
+    divisor = scores_divisor(config, _LAYERS_OF_27B)
     read.fixed("query_pre_attn_scalar", divisor, "llama.cpp's gemma2 divides scores by the root of head_dim")
     return replace(config, attention_scale=divisor**-0.5)
 
 
-def _divisor(config: DecoderConfig) -> int:
-    """Return the divisor of scores, before the root. llama.cpp knows the 27B by its layers."""
-    if config.num_hidden_layers == 46:
-        return config.hidden_size // config.num_attention_heads
-    return config.head_dim
+_LAYERS_OF_27B = 46
 
 
 def _read_file(
@@ -91,7 +87,7 @@ def _read_file(
             raise FormatError(f"{path}: {hparams.key(name)} is 0, expected more: llama.cpp divides by it")
     return replace(
         config,
-        attention_scale=_divisor(config) ** -0.5,
+        attention_scale=scores_divisor(config, _LAYERS_OF_27B) ** -0.5,
         attention_softcapping=caps["attn_logit_softcapping"],
         final_logit_softcapping=caps["final_logit_softcapping"],
         embedding_scale=config.hidden_size**0.5,

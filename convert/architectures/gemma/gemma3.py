@@ -69,14 +69,17 @@ def read_config(raw: Mapping[str, Any], path: str | Path, *, is_encoder: bool = 
         sliding_layers=windows,
         sliding_theta=theta,
     )
-    scale = _attention_scale(config)
+    scale = scores_divisor(config, _LAYERS_OF_27B)
     read.fixed("query_pre_attn_scalar", scale, "llama.cpp's gemma3 divides scores by the root of head_dim")
     return replace(config, attention_scale=scale**-0.5)
 
 
-def _attention_scale(config: DecoderConfig) -> int:
-    """Return the divisor of a Gemma 3's scores, before the root. llama.cpp knows the 27B by its layers."""
-    if config.num_hidden_layers == 62:
+_LAYERS_OF_27B = 62
+
+
+def scores_divisor(config: DecoderConfig, layers_of_27b: int) -> int:
+    """Return the divisor of a Gemma's scores, before the root. llama.cpp knows the 27B by its layers."""
+    if config.num_hidden_layers == layers_of_27b:
         return config.hidden_size // config.num_attention_heads
     return config.head_dim
 
@@ -86,7 +89,7 @@ def _read_file(
 ) -> DecoderConfig:
     """Return the configuration in a file, see `read_decoder`, with what no key says."""
     config = read_decoder(family, metadata, shapes, path)
-    scale = _attention_scale(config) ** -0.5
+    scale = scores_divisor(config, _LAYERS_OF_27B) ** -0.5
     return replace(config, attention_scale=scale, embedding_scale=config.hidden_size**0.5)
 
 
