@@ -171,6 +171,10 @@ A layer that source and output count differently is an object, and a name takes 
 Arrange = Callable[[str, Sequence[Weight], Any], OutputTensor]
 """(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert, or none."""
 
+Sizes = str | Callable[[Weight, Any], str]
+"""A shape as attributes of the configuration, separated by spaces; or what says so of (weight, config), where
+a weight may be stored in several ways."""
+
 _OF_MLX = "; MLX has written the checkpoint, and stores this model in a way that is not read"
 LISTED = 8
 """Number of names that an error message lists before it counts the rest."""
@@ -199,14 +203,13 @@ class Output:
 
     name     in the file, with {layer}
     source   logical weight it is made of, with {layer} and possibly {expert}; "" for none
-    sizes    shape of (each) source as attributes of the configuration, separated by spaces; or what says so
-             of (weight, configuration), where a weight may be stored in several ways
+    sizes    shape of (each) source
     arrange  how the tensor is made of its weights
     """
 
     name: str
     source: str
-    sizes: str | Callable[[Weight, Any], str]
+    sizes: Sizes
     arrange: Arrange = renamed
 
 

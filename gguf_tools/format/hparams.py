@@ -144,6 +144,7 @@ class HParams:
     ssm_group_count: Size = _key(keys.SSM_GROUP_COUNT)
     ssm_time_step_rank: Size = _key(keys.SSM_TIME_STEP_RANK)
     ssm_inner_size: Size = _key(keys.SSM_INNER_SIZE)
+    kda_head_dim: Size = _key(keys.KDA_HEAD_DIM)
     shortconv_l_cache: Size = _key(keys.SHORTCONV_L_CACHE)
 
     output_group_count: Size = _key(keys.OUTPUT_GROUP_COUNT)

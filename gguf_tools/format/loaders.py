@@ -111,6 +111,11 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _WEIGHTS | {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
     ),
     "falcon-h1": (_EPS | _SSM, {keys.ATTENTION_SCALE}),
+    "kimi-linear": (
+        _EPS | _MLA | _SHARED_EXPERTS
+        | {keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.EXPERT_GATING_FUNC},
+        {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_WEIGHTS_SCALE},
+    ),
     "lfm2": (_EPS | {keys.SHORTCONV_L_CACHE}, {keys.SLIDING_WINDOW}),
     "lfm2moe": (
         _EPS | {keys.SHORTCONV_L_CACHE, keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},

@@ -257,6 +257,14 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
          "vision_config": {**_VISION, "deepstack_visual_indexes": []}},
     ),
+    "kimi-linear": (
+        "KimiLinear",
+        {"num_hidden_layers": 4, "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+         "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_intermediate_size": 32, "num_experts": 6,
+         "num_experts_per_token": 2, "rms_norm_eps": 1e-6, "linear_attn_config": {
+             "full_attn_layers": [2, 4], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 4,
+             "short_conv_kernel_size": 4}},
+    ),
     "cohere2": (
         "Cohere2",
         {"num_hidden_layers": 5, "sliding_window": 16, "tie_word_embeddings": True, "logit_scale": 0.25},
@@ -302,7 +310,7 @@ COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
-    "falcon-h1", "falcon-h1-normed",
+    "falcon-h1", "falcon-h1-normed", "kimi-linear",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.support.checkpoints import Tensors
 from tests.support.published_checkpoint import Published, with_int4_experts, write_published
+from tests.support.published_kimi import KIMI_MODELS
 from tests.support.published_shapes import (
     Config,
     bailing,
@@ -580,6 +581,7 @@ PUBLISHED: Mapping[str, Published] = {
          "num_key_value_heads": 2, "sliding_window": None, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
         decoder, "llama-r1-distill",
     ),
+    **KIMI_MODELS,
 }  # fmt: skip
 """Models by name: what the recorded ones lack."""
 

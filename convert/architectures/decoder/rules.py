@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from convert.architectures.options import MTPOptions
-from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
+from convert.architectures.rules import Arrange, Drop, Output, Rule, Sizes, Where, renamed, stacked
 from convert.weights.base import Weight
 from gguf_tools.errors import BadRequest
 from quantize.fill.sources import HeadRows
@@ -106,11 +106,11 @@ def _layer_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def one(where: Where, name: str, source: str, sizes: str, arrange: Arrange = renamed) -> Rule:
+def one(where: Where, name: str, source: str, sizes: Sizes, arrange: Arrange = renamed) -> Rule:
     return Rule(where, (Output(name, source, sizes, arrange),))
 
 
-def in_layer(where: Where, name: str, source: str, sizes: str, arrange: Arrange = renamed) -> Rule:
+def in_layer(where: Where, name: str, source: str, sizes: Sizes, arrange: Arrange = renamed) -> Rule:
     return one(where, f"blk.{{layer}}.{name}", f"model.layers.{{layer}}.{source}", sizes, arrange)
 
 

@@ -87,11 +87,8 @@ def _with_layout(mla: str) -> Where:
     return lambda config, options: layers(config, options) if options.mla == mla else ()
 
 
-def _queries(*, compressed: bool) -> Where:
-    return lambda c, o: layers(c, o) if (c.q_lora_rank is not None) == compressed else ()
-
-
-_compressed, _uncompressed = _queries(compressed=True), _queries(compressed=False)
+def _queries(where: Where, *, compressed: bool) -> Where:
+    return lambda c, o: where(c, o) if (c.q_lora_rank is not None) == compressed else ()
 
 
 def _biased(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | None]:
@@ -104,11 +101,38 @@ _MLX_KEYS, _MLX_VALUES = f"{_ATTENTION}embed_q.weight", f"{_ATTENTION}unembed_ou
 """Tensors that MLX makes of kv_b_proj: the two of the layout split, ready made."""
 
 
-def _kv_b(mla: str, *parts: tuple[str, Any]) -> Rule:
-    return Rule(_with_layout(mla), tuple(
+def _kv_b(where: Where, *parts: tuple[str, Any], unless: tuple[str, ...] = ()) -> Rule:
+    return Rule(where, tuple(
         Output(f"blk.{{layer}}.{name}", f"{_ATTENTION}kv_b_proj.weight", "kv_b_rows kv_lora_rank", arrange)
         for name, arrange in parts
-    ), unless=(_MLX_KEYS,) if mla == "split" else ())  # fmt: skip
+    ), unless=unless)  # fmt: skip
+
+
+def split_heads(where: Where) -> tuple[Rule, ...]:
+    """Return the rules of keys and values in the layout split, in the layers of `where`."""
+    return (
+        _kv_b(where, ("attn_k_b.weight", _keys), ("attn_v_b.weight", _values), unless=(_MLX_KEYS,)),
+        Rule(where, (
+            Output("blk.{layer}.attn_k_b.weight", _MLX_KEYS,
+                   "num_attention_heads kv_lora_rank qk_nope_head_dim"),
+            Output("blk.{layer}.attn_v_b.weight", _MLX_VALUES, "num_attention_heads v_head_dim kv_lora_rank"),
+        ), when=(_MLX_KEYS,)),
+    )  # fmt: skip
+
+
+def latent_attention(where: Where) -> tuple[Rule, ...]:
+    """Return the rules of latent attention that all layouts share, in the layers of `where`."""
+    compressed, uncompressed = _queries(where, compressed=True), _queries(where, compressed=False)
+    return (
+        in_layer(uncompressed, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size"),
+        in_layer(compressed, "attn_q_a.weight", "self_attn.q_a_proj.weight", "q_lora_rank hidden_size"),
+        in_layer(compressed, "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", "q_lora_rank"),
+        in_layer(compressed, "attn_q_b.weight", "self_attn.q_b_proj.weight", "q_rows q_lora_rank"),
+        in_layer(where, "attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight",
+                 "kv_a_rows hidden_size"),
+        in_layer(where, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", "kv_lora_rank"),
+        in_layer(where, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size attention_cols"),
+    )  # fmt: skip
 
 
 RULES: tuple[Rule, ...] = (
@@ -117,22 +141,11 @@ RULES: tuple[Rule, ...] = (
     one(untied, "output.weight", "lm_head.weight", "vocab_size hidden_size"),
 
     in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
-    in_layer(_uncompressed, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size"),
-    in_layer(_compressed, "attn_q_a.weight", "self_attn.q_a_proj.weight", "q_lora_rank hidden_size"),
-    in_layer(_compressed, "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", "q_lora_rank"),
-    in_layer(_compressed, "attn_q_b.weight", "self_attn.q_b_proj.weight", "q_rows q_lora_rank"),
-    in_layer(layers, "attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight",
-              "kv_a_rows hidden_size"),
-    in_layer(layers, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", "kv_lora_rank"),
-    _kv_b("split", ("attn_k_b.weight", _keys), ("attn_v_b.weight", _values)),
-    _kv_b("both", ("attn_kv_b.weight", renamed), ("attn_k_b.weight", _flat(_keys)),
+    *latent_attention(layers),
+    *split_heads(_with_layout("split")),
+    _kv_b(_with_layout("both"), ("attn_kv_b.weight", renamed), ("attn_k_b.weight", _flat(_keys)),
           ("attn_v_b.weight", _flat(_values))),
-    _kv_b("none", ("attn_kv_b.weight", renamed)),
-    Rule(_with_layout("split"), (
-        Output("blk.{layer}.attn_k_b.weight", _MLX_KEYS, "num_attention_heads kv_lora_rank qk_nope_head_dim"),
-        Output("blk.{layer}.attn_v_b.weight", _MLX_VALUES, "num_attention_heads v_head_dim kv_lora_rank"),
-    ), when=(_MLX_KEYS,)),
-    in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size attention_cols"),
+    _kv_b(_with_layout("none"), ("attn_kv_b.weight", renamed)),
 
     norm_of_blocks(),
     *dense_blocks(),

@@ -32,7 +32,7 @@ The keys can't say everything that config.json says. The reader fills in what ll
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,16 +140,22 @@ METADATA: tuple[Key, ...] = (
 
 
 def read_deepseek_file(
-    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+    family: Architecture,
+    metadata: Metadata,
+    shapes: Mapping[str, tuple[int, ...]],
+    path: str | Path,
+    *,
+    by_layer: Container[str] = (),
 ) -> DeepseekConfig:
     """Read the configuration out of the keys and tensors of a GGUF file.
 
-    shapes  tensor name -> shape, rows first
-    path    the file, for messages
-    raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
+    shapes    tensor name -> shape, rows first
+    path      the file, for messages
+    by_layer  as in `read_decoder`
+    raises    FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
     hparams = read_hparams(metadata, family.gguf_name, path)
-    refuse_unlike(hparams)
+    refuse_unlike(hparams, by_layer)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
     n_layers = size("block_count") - n_mtp

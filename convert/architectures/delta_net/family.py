@@ -201,7 +201,10 @@ def _drops(config: DeltaNetConfig, options: MTPOptions) -> tuple[Drop, ...]:
 
 def float32_kernels(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
     """Return F32 for the kernels of convolutions, as llama.cpp's converter stores them."""
-    return F32 if tensor.name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")) else None
+    return F32 if tensor.name.endswith(_KERNELS) else None
+
+
+_KERNELS = "shortconv.conv.weight", *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v"))
 
 
 # ---- Qwen3-Next: projections stand together, by heads of keys; experts in every layer

@@ -19,6 +19,7 @@ from imatrix.forward.families.decoder import decoder_network
 from imatrix.forward.families.deepseek2 import deepseek2_network
 from imatrix.forward.families.deepseek4 import deepseek4_network
 from imatrix.forward.families.gemma4 import gemma4_network
+from imatrix.forward.families.kimi import kimi_linear_network
 from imatrix.forward.families.nemotron_h import nemotron_network
 from imatrix.forward.network import Network
 
@@ -26,6 +27,7 @@ OWN: Mapping[str, Callable[[Any], Network]] = {
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2_network),
     "deepseek4": deepseek4_network,
     "gemma4": gemma4_network,
+    "kimi-linear": kimi_linear_network,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_network),
 }
 """Makers of the networks of families that are no ordinary decoders, by the name in general.architecture."""

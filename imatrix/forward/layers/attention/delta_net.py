@@ -31,6 +31,9 @@ from imatrix.forward.observe import Observer
 _BLOCK = 64
 """Number of tokens in a block."""
 
+_SMALL_BLOCK = 16
+"""The same where the rows of a state fade at rates of their own: each pair of tokens has as many factors."""
+
 _TINY = 1e-6
 """Number that is added to the square of a query's or a key's length."""
 
@@ -105,7 +108,7 @@ class DeltaNet:
         gate = self.gate(x, observer).float()
         beta, rate = self._scalars(x, observer)
         fading = self.decay * softplus(rate + self.rate_bias)
-        attended = delta_rule(query, key, value, torch.sigmoid(beta), fading)
+        attended = delta_rule(query, key, value, torch.sigmoid(beta), fading[..., None])
         normed = self.head_norm(attended).flatten(1) * silu(gate)
         values = normed.to(dtype)
         observer.rows((self.output.name,), values)
@@ -120,7 +123,7 @@ class DeltaNet:
         total = convolved(rows, self.kernels)
         query, key, value = silu(total).split((sizes.n_keys, sizes.n_keys, sizes.n_values), -1)
         query, key = (
-            self._shared(_unit(heads.unflatten(-1, (sizes.n_key_heads, -1)))) for heads in (query, key)
+            self._shared(unit_heads(heads.unflatten(-1, (sizes.n_key_heads, -1)))) for heads in (query, key)
         )
         query = query * sizes.n_key_cols**-0.5
         return query, key, value.unflatten(-1, (sizes.n_value_heads, -1)).transpose(0, 1)
@@ -140,7 +143,8 @@ class DeltaNet:
         return beta.flatten(1), rate.flatten(1)
 
 
-def _unit(heads: torch.Tensor) -> torch.Tensor:
+def unit_heads(heads: torch.Tensor) -> torch.Tensor:
+    """Scale the rows of queries or keys to a length of one."""
     return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + _TINY)
 
 
@@ -149,14 +153,16 @@ def delta_rule(
 ) -> torch.Tensor:
     """Return the values that every token reads from the states, float32 (n_tokens, n_heads, n_value_cols).
 
-    query, key    (n_heads, n_tokens, n_key_cols), of unit length; value  (n_heads, n_tokens, n_value_cols)
-    beta, fading  (n_tokens, n_heads): how far a state is corrected, and the logarithm of how it fades
+    query, key  (n_heads, n_tokens, n_key_cols), of unit length; value  (n_heads, n_tokens, n_value_cols)
+    beta        (n_tokens, n_heads): how far a state is corrected
+    fading      (n_tokens, n_heads, 1 or n_key_cols): the logarithm of how a state fades, or each of its rows
     """
-    beta, fading = beta.T[..., None], fading.T
+    beta, fading = beta.T[..., None], fading.transpose(0, 1)
+    size = _BLOCK if fading.shape[-1] == 1 else _SMALL_BLOCK
     state = query.new_zeros(len(query), query.shape[-1], value.shape[-1])
     outputs = []
-    for start in range(0, query.shape[1], _BLOCK):
-        block = slice(start, start + _BLOCK)
+    for start in range(0, query.shape[1], size):
+        block = slice(start, start + size)
         output, state = _block(
             query[:, block], key[:, block], value[:, block], beta[:, block], fading[:, block], state
         )
@@ -173,17 +179,27 @@ def _block(
     A token writes beta * (v - k S), and S has faded since the tokens before it wrote, so what they all write
     solves (I + A) written = beta * (value - key S), with A strictly lower triangular.
     """
-    since = fading.cumsum(-1)
-    n_tokens = since.shape[-1]
-    later = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=since.device).triu(1)
+    since = fading.cumsum(1)
+    n_tokens = since.shape[1]
+    later = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=since.device).triu(1)[..., None]
     between = (since[:, :, None] - since[:, None]).masked_fill(later, float("-inf")).exp()
-    faded = since.exp()[..., None]
+    faded = since.exp()
     read = value - (key * faded) @ state
-    system = (beta * key) @ key.transpose(1, 2) * between
+    system = _products(beta * key, key, between)
     written = torch.linalg.solve_triangular(system, beta * read, upper=False, unitriangular=True)
-    output = (query * faded) @ state + (query @ key.transpose(1, 2) * between) @ written
-    rest = (since[:, -1:] - since).exp()[..., None]
-    return output, state * faded[:, -1:] + (key * rest).transpose(1, 2) @ written
+    output = (query * faded) @ state + _products(query, key, between) @ written
+    rest = (since[:, -1:] - since).exp()
+    return output, state * faded[:, -1, :, None] + (key * rest).transpose(1, 2) @ written
+
+
+def _products(left: torch.Tensor, key: torch.Tensor, between: torch.Tensor) -> torch.Tensor:
+    """Return the product of each row of `left` and each key, (n_heads, n_tokens, n_tokens).
+
+    between  (n_heads, n_tokens, n_tokens, 1 or n_key_cols): what is left of a key, or of each of its columns
+    """
+    if between.shape[-1] == 1:
+        return left @ key.transpose(1, 2) * between[..., 0]
+    return ((left[:, :, None] * between) * key[:, None]).sum(-1)
 
 
 def load_delta_net(load: Loader, layer: int, sizes: DeltaNetSizes) -> DeltaNet:

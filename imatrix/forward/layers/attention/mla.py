@@ -75,6 +75,7 @@ class LatentAttention:
     q_a, q_a_norm  None where queries are not compressed; then q_b is attn_q
     keys           (n_heads, nope, kv_lora): the key rows of attn_kv_b
     values         (n_heads, value, kv_lora): its value rows
+    rotate         None where nothing is rotated
     indexer        chooses the positions that are attended to; None where all are
     rounding       None where activations stay as they are
     sharpness      float32 (n_positions,): what scores are multiplied by, too; None for nothing
@@ -82,7 +83,7 @@ class LatentAttention:
 
     name: str
     model: LatentModel
-    rotate: Rotation
+    rotate: Rotation | None
     norm: RMSNorm
     q_a: torch.Tensor | None
     q_a_norm: RMSNorm | None
@@ -125,12 +126,12 @@ class LatentAttention:
         latent = self.kv_a_norm(latent).to(dtype)
         observer.rows((f"{name}.attn_kv_b.weight",), latent)
         observer.heads(f"{name}.attn_k_b.weight", 0, model.n_heads, query[..., : model.nope])
-        shared_key = self.rotate(shared_key[:, None])[:, 0].to(dtype)
+        shared_key = self._rotated(shared_key[:, None])[:, 0]
         if query.requires_grad or (self.rounding is not None and self.rounding.expands):
-            query = torch.cat((query[..., : model.nope], self.rotate(query[..., model.nope :]).to(dtype)), -1)
+            query = torch.cat((query[..., : model.nope], self._rotated(query[..., model.nope :])), -1)
             values = self._attend_expanded(query, latent, shared_key, unseen, observer)
         else:
-            query[..., model.nope :] = self.rotate(query[..., model.nope :])
+            query[..., model.nope :] = self._rotated(query[..., model.nope :])
             if self.rounding is not None:
                 query, latent, shared_key = self.rounding.absorbed(query, latent, shared_key)
             values = self._attend(query, latent, shared_key, unseen, observer)
@@ -138,6 +139,9 @@ class LatentAttention:
         output = linear(values, self.output)
         watch(observer, f"{name}.attn_output.weight", values, output)
         return torch.cat((output.float(), change), -1) if self.model.n_handed else output.float()
+
+    def _rotated(self, heads: torch.Tensor) -> torch.Tensor:
+        return heads if self.rotate is None else self.rotate(heads).to(heads.dtype)
 
     def _query(self, x: torch.Tensor, observer: Observer) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the queries of all heads before rotation, (n_tokens, n_heads, nope + rope).
@@ -271,9 +275,9 @@ def _hidden_from(like: torch.Tensor, start: int, stop: int, unseen: torch.Tensor
 
 
 def load_latent_attention(
-    load: Loader, layer: int, model: LatentModel, rotate: Rotation, indexer: Indexer | None
+    load: Loader, layer: int, model: LatentModel, rotate: Rotation | None, indexer: Indexer | None = None
 ) -> LatentAttention:
-    """Read the attention of a layer; `indexer` is the layer's own."""
+    """Read the attention of a layer; `indexer` is the layer's own, `rotate` None where nothing is rotated."""
     name, hidden, latent, q_lora = f"blk.{layer}", model.hidden, model.kv_lora, model.q_lora
     q_rows = model.n_heads * (model.nope + model.rope)
     keys, values = _load_heads(load, name, model)
@@ -298,7 +302,7 @@ def load_latent_attention(
         output=load.matrix(f"{name}.attn_output.weight", hidden, model.n_heads * model.value),
         indexer=indexer,
         rounding=_rounding(load, name, model.nope) if load.half_cache else None,
-        sharpness=rotate.sharpness(model.sharpness),
+        sharpness=None if rotate is None else rotate.sharpness(model.sharpness),
     )
 
 
