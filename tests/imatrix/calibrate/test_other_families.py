@@ -50,6 +50,12 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256},
         ("attn_q", "ffn_up_exps", "ffn_down_shexp"),
     ),
+    "kimi-linear": (
+        {"moe_intermediate_size": 256, "v_head_dim": 64, "kv_lora_rank": 256, "first_k_dense_replace": 0,
+         "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 64, "num_heads": 4,
+                                "short_conv_kernel_size": 4}},
+        ("attn_q", "ssm_f_a", "ssm_g_a", "attn_output", "ffn_up_exps"),
+    ),
     "ernie4.5-moe": (
         {"moe_intermediate_size": 256, "moe_num_shared_experts": 1, "moe_layer_start_index": 0},
         ("attn_q", "ffn_down_exps", "ffn_up_shexp"),
