@@ -43,6 +43,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.recurrent.lfm2",
     "convert.architectures.laguna",
     "convert.architectures.kimi.linear",
+    "convert.architectures.kimi.k3",
     "convert.architectures.recurrent.falcon_h1",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""

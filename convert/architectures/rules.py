@@ -169,7 +169,7 @@ A layer that source and output count differently is an object, and a name takes 
 {layer.number}."""
 
 Arrange = Callable[[str, Sequence[Weight], Any], OutputTensor]
-"""(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert, or none."""
+"""(name, weights, config) -> the output tensor; `weights` has one entry per source, or per expert."""
 
 Sizes = str | Callable[[Weight, Any], str]
 """A shape as attributes of the configuration, separated by spaces; or what says so of (weight, config), where
@@ -202,7 +202,8 @@ class Output:
     """One tensor of the file.
 
     name     in the file, with {layer}
-    source   logical weight it is made of, with {layer} and possibly {expert}; "" for none
+    source   logical weight it is made of, with {layer} and possibly {expert}; several of them separated by
+             spaces; "" for none
     sizes    shape of (each) source
     arrange  how the tensor is made of its weights
     """
@@ -319,10 +320,8 @@ def _place(
 
 
 def _sources(template: str, layer: object, n_experts: int) -> tuple[str, ...]:
-    if not template:
-        return ()
     if "{expert}" not in template:
-        return (template.format(layer=layer),)
+        return tuple(source.format(layer=layer) for source in template.split())
     return tuple(template.format(layer=layer, expert=expert) for expert in range(n_experts))
 
 

@@ -165,6 +165,10 @@ SSM_GROUP_COUNT = _loaded("{arch}.ssm.group_count", _U32)
 SSM_TIME_STEP_RANK = _loaded("{arch}.ssm.time_step_rank", _U32)
 SSM_INNER_SIZE = _loaded("{arch}.ssm.inner_size", _U32)
 KDA_HEAD_DIM = _loaded("{arch}.kda.head_dim", _U32)
+KDA_GATE_LOWER_BOUND = _loaded("{arch}.kda.gate_lower_bound", _F32)
+SITU_BETA = _loaded("{arch}.activation.situ_beta", _F32)
+SITU_LINEAR_BETA = _loaded("{arch}.activation.situ_linear_beta", _F32)
+EXPERT_LATENT_LENGTH = _loaded("{arch}.expert_latent_length", _U32)
 LAYERNORM_EPS = _loaded("{arch}.attention.layer_norm_epsilon", _F32)
 LAYERNORM_RMS_EPS = _loaded("{arch}.attention.layer_norm_rms_epsilon", _F32)
 KEY_LENGTH_SWA = _loaded("{arch}.attention.key_length_swa", _U32)
@@ -200,7 +204,7 @@ HRM_LAYERS_PER_STACK = _loaded("{arch}.hrm.layers_per_stack", _U32)
 PLE_LAYERS = _loaded("{arch}.ple.layers", _I32S)
 
 _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (_U32, """features_length expert_chunk_feed_forward_length expert_latent_length experts_per_group
+    (_U32, """features_length expert_chunk_feed_forward_length experts_per_group
         decoder_start_token_id decoder_block_count time_mix_extra_dim
         time_decay_extra_dim token_shift_count adapters.count adapters.lora_rank num_loops hrm.h_cycles
         hrm.l_cycles attention.group_norm_groups attention.decay_lora_rank attention.iclr_lora_rank
@@ -208,14 +212,14 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa
         attention.indexer.block_size attention.indexer.local_blocks attention.indexer.kpool
         hyper_connection.low_rank ple.ngram_size ple.heads_per_ngram ple.conv_kernel ple.eos_token_id
-        ple.image_token_id kda.head_dim wkv.head_size posnet.embedding_length posnet.block_count
+        ple.image_token_id wkv.head_size posnet.embedding_length posnet.block_count
         convnext.embedding_length convnext.block_count target_hidden_size block_size conv_kernel_size
         conv_group_size selector_rank selector_top_k dense_2_feat_in dense_2_feat_out
         dense_3_feat_in dense_3_feat_out"""),
-    (_F32, """activation.situ_beta activation.situ_linear_beta expert_group_scale attn_logit_softcapping
+    (_F32, """expert_group_scale attn_logit_softcapping
         router_logit_softcapping adapters.router_gain attention.max_alibi_bias attention.clamp_kqv
         attention.group_norm_epsilon attention.output_scale attention.value_scale
-        hyper_connection.magnitude kda.gate_lower_bound"""),
+        hyper_connection.magnitude"""),
     (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm
         attention.indexer.kpool_select_tail ssm.dt_b_c_rms kda.safe_gate norm_before_residual
         norm_before_fc"""),

@@ -64,6 +64,7 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "granitehybrid": _GRANITE_EXPERTS,
     "granitemoe": _GRANITE_EXPERTS,
     "hunyuan-moe": _HUNYUAN,
+    "kimi-k3": _COUNTED,
     "llama": _MIXTRAL,
     "minimax-m2": _MINIMAX,
     "nemotron_h": _DENSE,

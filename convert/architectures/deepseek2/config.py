@@ -36,6 +36,7 @@ class Defaults:
     tied              tie_word_embeddings
     index_heads       index_n_heads, of architectures with an indexer, as in transformers 5.23
     may_share         whether their layers may use the choice of a layer before them
+    activation        the one value of hidden_act
     """
 
     scoring: tuple[str, ...] = ("sigmoid",)
@@ -49,6 +50,7 @@ class Defaults:
     tied: bool = False
     index_heads: int = 64
     may_share: bool = False
+    activation: str = "silu"
 
 
 DEFAULTS: Mapping[str, Defaults] = MappingProxyType(
@@ -60,7 +62,6 @@ DEFAULTS: Mapping[str, Defaults] = MappingProxyType(
 """Architecture -> its defaults: those of transformers' classes (5.23)."""
 
 _FIXED: Mapping[str, tuple[Any, str]] = {
-    "hidden_act": ("silu", "llama.cpp's deepseek2 has no other activation"),
     "attention_bias": (False, "llama.cpp's deepseek2 has no attention biases"),
     "mlp_bias": (False, "llama.cpp's deepseek2 has no feed-forward biases"),
     "rope_interleave": (True, "llama.cpp's deepseek2 rotates neighbouring pairs"),
@@ -183,6 +184,7 @@ def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> 
     """Return the fields of DeepseekConfig; see its `from_dict`."""
     architecture = read.architecture(defaults_of)
     defaults = defaults_of[architecture]
+    read.fixed("hidden_act", defaults.activation, "llama.cpp has no other activation for this architecture")
     for key, (value, why) in _FIXED.items():
         read.fixed(key, value, why)
     heads = read.size("num_attention_heads")

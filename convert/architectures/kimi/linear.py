@@ -6,7 +6,7 @@ Facts of transformers' modeling_kimi_linear.py and llama.cpp's converter (KimiLi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
 
-_NAME = "KimiLinearForCausalLM"
+NAME = "KimiLinearForCausalLM"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +98,11 @@ def with_deepseek_names(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return merged(raw, {name: raw[stated] for name, stated in called.items() if raw.get(stated) is not None})
 
 
-def kimi_fields(read: ConfigReader, defaults: Defaults, gguf_name: str) -> dict[str, Any]:
+def kimi_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
     """Return the fields of KimiConfig; `read` has DeepSeek's names."""
-    why = f"llama.cpp's {gguf_name} has no other"
-    for key, value in (("mla_use_nope", True), ("num_nextn_predict_layers", 0), ("norm_topk_prob", True)):
-        read.fixed(key, value, why)
+    why = "llama.cpp has no other for this architecture"
+    read.fixed("mla_use_nope", True, why)
+    read.fixed("num_nextn_predict_layers", 0, why)
     read.overruled("use_grouped_topk")  # num_expert_group says it
     architecture = read.raw["architectures"][0]
     fields = deepseek_fields(read, {architecture: defaults})
@@ -133,10 +133,14 @@ def kimi_fields(read: ConfigReader, defaults: Defaults, gguf_name: str) -> dict[
     }
 
 
+DEFAULTS = Defaults(groups=(1, 1), dense=1)
+
+
 def _read(raw: Mapping[str, Any], path: str | Path) -> KimiConfig:
     read = with_defaults(with_deepseek_names(raw), path)
     read.fixed("q_lora_rank", None, "llama.cpp's kimi-linear does not compress queries")
-    return KimiConfig(**kimi_fields(read, Defaults(groups=(1, 1), dense=1), "kimi-linear"))
+    read.fixed("norm_topk_prob", True, "llama.cpp's kimi-linear always normalises weights of experts")
+    return KimiConfig(**kimi_fields(read, DEFAULTS))
 
 
 def read_kimi_file(
@@ -228,13 +232,20 @@ def usual_name(name: str) -> str:
 _u32, _f32 = Value.u32, Value.f32
 
 
-def _key_length(*, first: bool) -> Key:
-    """Return the key of the cached key's columns; it stands `first` where config.json has a head_dim."""
-    return Key(keys.KEY_LENGTH, _u32, lambda c, o: c.kv_a_rows if c.lengths_first == first else None)
+def _lengths(value_length: Callable[[Any], int | None], *, first: bool) -> tuple[Key, Key]:
+    """Return the keys of columns of keys and values; they stand `first` where config.json has a head_dim."""
+    return (
+        Key(keys.KEY_LENGTH, _u32, lambda c, o: c.kv_a_rows if c.lengths_first == first else None),
+        Key(keys.VALUE_LENGTH, _u32, lambda c, o: value_length(c) if c.lengths_first == first else None),
+    )
 
 
-def kimi_keys(value_length: Key, *others: Key) -> tuple[Key, ...]:
-    """Return the keys of a family; `others` stand behind the number of tokens of a convolution."""
+def kimi_keys(value_length: Callable[[Any], int | None], *others: Key) -> tuple[Key, ...]:
+    """Return the keys of a family.
+
+    value_length  configuration -> what the key of that name says; None: it is left out
+    others        stand behind the columns of a head of KDA
+    """
     return (
         Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
         *SIZES,
@@ -248,8 +259,7 @@ def kimi_keys(value_length: Key, *others: Key) -> tuple[Key, ...]:
         Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: None if c.expert_groups == (1, 1) else c.n_group),
         Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.topk_group),
         GATING,
-        _key_length(first=True),
-        value_length,
+        *_lengths(value_length, first=True),
         VOCAB_SIZE,
         Key(keys.SSM_CONV_KERNEL, _u32, lambda c, o: c.linear_conv_kernel_dim),
         Key(keys.KDA_HEAD_DIM, _u32, lambda c, o: c.linear_head_dim),
@@ -257,7 +267,7 @@ def kimi_keys(value_length: Key, *others: Key) -> tuple[Key, ...]:
         Key(keys.Q_LORA_RANK, _u32, lambda c, o: c.q_lora_rank),
         Key(keys.KV_LORA_RANK, _u32, lambda c, o: c.kv_lora_rank),
         ROTATED_COLS,
-        _key_length(first=False),
+        *_lengths(value_length, first=False),
         Key(keys.KEY_LENGTH_MLA, _u32, lambda c, o: c.head_dim),
         Key(keys.VALUE_LENGTH_MLA, _u32, lambda c, o: c.v_head_dim),
         EXPERT_WIDTH,
@@ -292,11 +302,11 @@ def kimi(hf_name: str, **fields: Any) -> Architecture:
 
 
 _KIMI_LINEAR = kimi(
-    _NAME,
+    NAME,
     gguf_name="kimi-linear",
     read_config=_read,
     rules=_RULES,
-    metadata=kimi_keys(Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.stated_head_dim)),
+    metadata=kimi_keys(lambda c: c.stated_head_dim),
     notes=_notes,
 )
 
