@@ -163,6 +163,33 @@ def test_gradients_of_layers_of_one_thing_equal_those_of_transformers(tmp_path: 
         assert relative_error(observer.of(f"blk.1.ffn_{part}_exps.weight"), expected) < 1e-4, part
 
 
+@pytest.mark.slow
+def test_gradients_of_kimi_delta_attention_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("kimi-linear", tmp_path)
+    delta, latent = (original.model.layers[number].self_attn for number in (2, 3))
+    pairs = {f"blk.2.attn_{part}": getattr(delta, f"{part}_proj") for part in "qkv"}
+    pairs |= {f"blk.2.ssm_f_{half}": getattr(delta.forget_gate, f"f_{half}_proj") for half in "ab"}
+    pairs |= {f"blk.2.ssm_g_{half}": getattr(delta, f"g_{half}_proj") for half in "ab"}
+    pairs |= {
+        "blk.2.ssm_beta": delta.b_proj,
+        "blk.2.attn_output": delta.o_proj,
+        "blk.3.attn_q": latent.q_proj,
+    }
+    assert_gradients(observer, pairs)
+
+
+@pytest.mark.slow
+def test_blocks_of_kimi_delta_attention_hand_on_their_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder_model("kimi-linear", tmp_path / "m")
+    with open_model(tmp_path / "m") as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+        monkeypatch.setattr(delta_net, "_SMALL_BLOCK", 7)
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-5
+
+
 def test_blocks_of_a_mamba_2_hand_on_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder_model("granite4-h", tmp_path / "m")
     with open_model(tmp_path / "m") as model:
