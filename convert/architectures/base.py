@@ -88,7 +88,7 @@ class Architecture:
     window_theta  theta of those layers where no key says it; None for that of the others
     norms_rotated whether queries and keys are normed after they are rotated
     gelu          whether dense blocks have GELU
-    clamped       whether experts have gpt-oss's gate
+    clamped       whether blocks and experts have gpt-oss's gate
     tiled         how heads of delta nets share keys: tiled, or grouped
     """
 

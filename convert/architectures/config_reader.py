@@ -202,9 +202,9 @@ MEANINGLESS = frozenset({
     "pretraining_tp", "residual_in_fp32", "rope_scaling_layers", "torch_dtype", "transformers_version",
     "unsloth_fixed", "unsloth_version", "use_cache", "use_mamba_kernels",
     # other parts of the model, and how they are joined
-    "audio_config", "audio_ms_per_token", "embd_layer", "img_processor", "mm_tokens_per_image",
-    "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_config",
-    "vision_feature_layer", "vision_soft_tokens_per_image",
+    "audio_config", "audio_ms_per_token", "embd_layer", "img_processor", "merged_hidden_size",
+    "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
+    "vision_config", "vision_feature_layer", "vision_soft_tokens_per_image",
 })  # fmt: skip
 """Fields that mean nothing for the inference of text, in any family."""
 

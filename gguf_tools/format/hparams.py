@@ -122,6 +122,8 @@ class HParams:
     indexer_head_count: Size = _key(keys.INDEXER_HEAD_COUNT)
     indexer_key_length: Size = _key(keys.INDEXER_KEY_LENGTH)
     indexer_top_k: Size = _key(keys.INDEXER_TOP_K)
+    indexer_block_size: Size = _key(keys.INDEXER_BLOCK_SIZE)
+    indexer_local_blocks: Size = _key(keys.INDEXER_LOCAL_BLOCKS)
     indexer_types: Flags = _key(keys.INDEXER_TYPES)
     q_lora_rank: Size = _key(keys.Q_LORA_RANK)
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK)

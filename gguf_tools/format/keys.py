@@ -136,6 +136,8 @@ TEMPERATURE_LENGTH = _loaded("{arch}.attention.temperature_length", _U32)
 INDEXER_HEAD_COUNT = _loaded("{arch}.attention.indexer.head_count", _U32)
 INDEXER_KEY_LENGTH = _loaded("{arch}.attention.indexer.key_length", _U32)
 INDEXER_TOP_K = _loaded("{arch}.attention.indexer.top_k", _U32)
+INDEXER_BLOCK_SIZE = _loaded("{arch}.attention.indexer.block_size", _U32)
+INDEXER_LOCAL_BLOCKS = _loaded("{arch}.attention.indexer.local_blocks", _U32)
 INDEXER_TYPES = _layered("{arch}.attention.indexer.types", _FLAG_PER_LAYER)
 OUTPUT_GROUP_COUNT = _loaded("{arch}.attention.output_group_count", _U32)
 OUTPUT_LORA_RANK = _loaded("{arch}.attention.output_lora_rank", _U32)
@@ -210,7 +212,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         hrm.l_cycles attention.group_norm_groups attention.decay_lora_rank attention.iclr_lora_rank
         attention.value_residual_mix_lora_rank attention.gate_lora_rank attention.relative_buckets_count
         attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa
-        attention.indexer.block_size attention.indexer.local_blocks attention.indexer.kpool
+        attention.indexer.kpool
         hyper_connection.low_rank ple.ngram_size ple.heads_per_ngram ple.conv_kernel ple.eos_token_id
         ple.image_token_id wkv.head_size posnet.embedding_length posnet.block_count
         convnext.embedding_length convnext.block_count target_hidden_size block_size conv_kernel_size

@@ -89,6 +89,11 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     ),
     "gpt-oss": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW}, _WINDOW),
     "minimax-m2": (_EPS | {keys.EXPERT_FEED_FORWARD_LENGTH}, {keys.EXPERT_GATING_FUNC}),
+    "minimax-m3": (
+        _EPS | _SHARED_EXPERTS | _INDEXER
+        | {keys.EXPERT_GATING_FUNC, keys.INDEXER_BLOCK_SIZE, keys.INDEXER_LOCAL_BLOCKS},
+        _WEIGHTS | {keys.LEADING_DENSE_BLOCK_COUNT},
+    ),
     "gemma2": (
         _EPS,
         _WINDOW | {keys.SLIDING_WINDOW, keys.ATTN_LOGIT_SOFTCAPPING, keys.FINAL_LOGIT_SOFTCAPPING},

@@ -51,6 +51,14 @@ _NO_EPSILON = {"rms_norm_eps": 1e-20}
 """As llama.cpp computes where it reads none."""
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
+_MINIMAX_M3: dict[str, Any] = {
+    **_EXPERTS, "num_hidden_layers": 3, "head_dim": 32, "intermediate_size": 32, "rotary_dim": 16,
+    "dense_intermediate_size": 96, "shared_intermediate_size": 32, "index_n_heads": 2, "index_head_dim": 32,
+    "index_block_size": 16, "index_topk_blocks": 4,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 _ALPHA: dict[str, Any] = {"rope_type": "dynamic", "factor": 1.0, "rope_theta": 1e4, "alpha": 1000.0}
 _LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -147,6 +155,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
+    "minimax-m3": ("MiniMaxM3VL", _MINIMAX_M3),
     "seed-oss": ("SeedOss", {"head_dim": 32}),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
@@ -310,7 +319,7 @@ COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
-    "falcon-h1", "falcon-h1-normed", "kimi-linear",
+    "falcon-h1", "falcon-h1-normed", "kimi-linear", "minimax-m3",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 
@@ -335,6 +344,9 @@ OUR_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "GptOss", {**_EXPERTS, "head_dim": 16, "sliding_window": 16, "rope_parameters": _WITHOUT_TRUNCATE}
     ),
     "llama-mlp-bias": ("Llama", {"mlp_bias": True}),
+    "minimax-m3-chosen": (
+        "MiniMaxM3VL", {**_MINIMAX_M3, "index_block_size": 4, "index_topk_blocks": 3, "index_local_blocks": 2}
+    ),
 }  # fmt: skip
 """Models that llama.cpp can't load, or computes otherwise than transformers does."""
 

@@ -19,6 +19,15 @@ from tests.support.published_shapes import Config, Shapes
 MODELS = Path(__file__).parents[1] / "golden" / "arch" / "models"
 
 
+COMMON: Config = {
+    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 576,
+    "bos_token_id": 556, "eos_token_id": 557, "attention_bias": False,
+}  # fmt: skip
+"""What most configurations begin with."""
+
+
 @dataclass(frozen=True)
 class Published:
     """A model as it is published, small.

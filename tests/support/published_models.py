@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.checkpoints import Tensors
+from tests.support.published_checkpoint import COMMON as _COMMON
 from tests.support.published_checkpoint import Published, with_int4_experts, write_published
 from tests.support.published_kimi import KIMI_MODELS
+from tests.support.published_mixtures import MIXTURES
 from tests.support.published_shapes import (
     Config,
     bailing,
@@ -38,12 +40,6 @@ from tests.support.published_shapes import (
     qwen,
 )
 
-_COMMON: Config = {
-    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
-    "rope_theta": 10000, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 576,
-    "bos_token_id": 556, "eos_token_id": 557, "attention_bias": False,
-}  # fmt: skip
 _LATENT: Config = {
     **_COMMON, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
     "v_head_dim": 16, "moe_intermediate_size": 32, "moe_layer_freq": 1, "n_routed_experts": 6,
@@ -582,6 +578,7 @@ PUBLISHED: Mapping[str, Published] = {
         decoder, "llama-r1-distill",
     ),
     **KIMI_MODELS,
+    **MIXTURES,
 }  # fmt: skip
 """Models by name: what the recorded ones lack."""
 

@@ -104,7 +104,7 @@ def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
 
 _OTHER_PARTS = (
     "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "audio_tower.",
-    "embed_audio.", "visual.",
+    "embed_audio.", "visual.", "patch_merge_mlp.",
 )  # fmt: skip
 """Beginnings of names of weights that read images and sound."""
 

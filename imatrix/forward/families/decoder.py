@@ -12,13 +12,19 @@ from dataclasses import replace
 from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.delta_net.config import DeltaNetConfig
+from convert.architectures.minimax_m3 import BlockIndexedConfig
 from convert.architectures.recurrent.lfm2 import ShortConvConfig
 from convert.architectures.recurrent.mamba2 import MambaConfig
 from imatrix.forward.families.parts import FeedForwards, mamba_sizes, network_of, rope_of, unstretched
 from imatrix.forward.layer import Attention, Layer, SideBySide
+from imatrix.forward.layers.attention.block_indexer import load_block_indexer
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
-from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
+from imatrix.forward.layers.attention.shared_keys import (
+    HeadSizes,
+    SharedKeyAttention,
+    load_shared_key_attention,
+)
 from imatrix.forward.layers.attention.short_conv import load_short_conv
 from imatrix.forward.layers.experts import Groups
 from imatrix.forward.layers.load import Loader
@@ -65,10 +71,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         rotate_here = rotation_of(load, number, rotate)
         sizes = local_heads if number in sliding else heads
         attention = load_shared_key_attention(load, number, sizes, rotate_here, window)
-        if config.centred_norms:
-            attention = replace(attention, norm=_norm(load, f"blk.{number}.attn_norm.weight", config))
-        if config.sharpness is not None:
-            attention = replace(attention, sharpness=rotate.sharpness(config.sharpness))
+        attention = _with_own_parts(attention, load, number, config, rotate)
         if isinstance(config, MambaConfig) and config.beside_attention:
             return SideBySide(attention, load_mamba2(load, number, mamba_sizes(config)))
         if not has_post_norms:
@@ -95,8 +98,24 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         embedding_scale=config.embedding_scale or 1.0,
         logits=rule,
         end=end,
+        n_chosen=config.indexer.n_positions if isinstance(config, BlockIndexedConfig) else None,
         output_norm=OUTPUT_NORM if family.makes(OUTPUT_NORM) else "token_embd_norm.weight",
     )
+
+
+def _with_own_parts(
+    attention: SharedKeyAttention, load: Loader, number: int, config: DecoderConfig, rotate: Rotation
+) -> SharedKeyAttention:
+    """Give the attention of a layer what few models have: another norm, an indexer, sharpness."""
+    if config.centred_norms:
+        attention = replace(attention, norm=_norm(load, f"blk.{number}.attn_norm.weight", config))
+    if isinstance(config, BlockIndexedConfig) and number >= config.first_k_dense_replace:
+        hidden, n_rotated, eps = config.hidden_size, config.rotated_cols, config.rms_norm_eps
+        indexer = load_block_indexer(load, number, config.indexer, hidden, rotate, n_rotated, eps)
+        attention = replace(attention, indexer=indexer)
+    if config.sharpness is not None:
+        attention = replace(attention, sharpness=rotate.sharpness(config.sharpness))
+    return attention
 
 
 def _norm(load: Loader, name: str, config: DecoderConfig) -> RMSNorm:

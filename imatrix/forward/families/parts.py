@@ -80,7 +80,7 @@ class FeedForwards:
     dense_width   of that block
     shared_width  of the shared experts together; 0 for none
     n_experts     routed experts of a layer, each of expert_width
-    clamped       whether experts have gpt-oss's gate
+    clamped       whether blocks and experts have gpt-oss's gate
     limit         see FeedForward
     post_norm_eps  epsilon of the norm of a dense block's output; None for no norm
     gelu           whether dense blocks have GELU
@@ -122,6 +122,8 @@ class FeedForwards:
         if is_dense and self.fused:
             names = replace(names, gate=names.up)
         block = load_ffn(load, names, self.hidden, width, limit=self.limit) if width else None
+        if block is not None and self.clamped:
+            block = replace(block, clamped=True)
         if block is not None and self.post_norm_eps is not None:
             weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)
             block = replace(block, gelu=self.gelu, post_norm=RMSNorm(weight, self.post_norm_eps))

@@ -86,7 +86,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     assert relative_error(logits, expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "qwen3"])
+@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "qwen3", "minimax-m3-chosen"])
 def test_queries_in_blocks_see_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder_model(name, tmp_path / name)
     with open_model(tmp_path / name) as model:
@@ -124,7 +124,16 @@ def assert_gradients(observer: WeightGradients, linears: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral", "olmo3"],
+    [
+        "qwen2-tied",
+        "qwen3moe",
+        "glm4moe-normed",
+        "gpt-oss",
+        "minimax-m2",
+        "minimax-m3-chosen",
+        "mistral",
+        "olmo3",
+    ],
 )
 def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     original, observer = differentiated(name, tmp_path)

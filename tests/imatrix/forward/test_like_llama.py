@@ -146,6 +146,15 @@ def test_an_indexer_chooses_as_llama_cpp_s_does(tmp_path: Path) -> None:
 
 
 @needs_oracle
+def test_an_indexer_chooses_blocks_as_llama_cpp_s_does(tmp_path: Path) -> None:
+    """Of 20 blocks, each token attends to three, for each head of keys to others."""
+    pytest.importorskip("transformers")
+    decoder_model("minimax-m3-chosen", tmp_path / "hf")
+    convert.convert(tmp_path / "hf", tmp_path / "f32.gguf", outtype="f32")
+    assert_rounds_as_llama_cpp(tmp_path / "f32.gguf")
+
+
+@needs_oracle
 def test_an_indexer_chooses_windows_as_llama_cpp_s_does(tmp_path: Path) -> None:
     folder = v4_model(tmp_path / "hf", **LIKE_LLAMA | {"index_topk": 8, "index_n_heads": 64})
     convert.convert(folder, tmp_path / "f32.gguf", outtype="f32")

@@ -6,6 +6,8 @@ value. It may have a gate, whose sigmoid its output is multiplied by; the gate's
 its query. A gate that is a matrix of its own makes a number for each head, or one for each column, and its
 softplus counts.
 
+An indexer may choose, for each head of keys, the blocks of positions that are seen.
+
 A layer may hand its keys and values on, beside the hidden states, and later ones attend to these.
 
 Queries go in blocks, which only see the keys up to their own end.
@@ -19,6 +21,7 @@ import torch
 from torch.nn.functional import linear, softplus
 
 from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
+from imatrix.forward.layers.attention.block_indexer import BlockIndexer, ChosenBlocks
 from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import UNNORMED, Norm, RMSNorm, unit_rows
@@ -94,6 +97,7 @@ class SharedKeyAttention:
     k               makes the keys; None where they are another layer's
     v               makes the values; None where they are what k makes, before its norm
     gate            makes what the output is multiplied by; None for nothing
+    indexer         chooses the blocks of positions that are seen; None: all are
     half_cache      whether keys and values are rounded as in llama.cpp's cache
     """
 
@@ -112,6 +116,7 @@ class SharedKeyAttention:
     post_norm: RMSNorm | None = None
     sharpness: torch.Tensor | None = None
     gate: Projection | None = None
+    indexer: BlockIndexer | None = None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
@@ -119,7 +124,8 @@ class SharedKeyAttention:
         seen = n_tokens if self.window is None else min(n_tokens, self.window)
         n_heads = 2 * (sizes.n_heads + sizes.n_kv_heads) + (sizes.n_heads if sizes.gated else 0)
         matrices = sizes.hidden * sizes.head_dim * n_heads
-        return matrices + sizes.n_heads * sizes.head_dim * seen
+        chooses = 0 if self.indexer is None else self.indexer.work(n_tokens)
+        return matrices + sizes.n_heads * sizes.head_dim * seen + chooses
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Attend within one chunk; return what it adds, float32 (n_tokens, hidden_size)."""
@@ -127,7 +133,9 @@ class SharedKeyAttention:
         query, key, value = self.heads(x, observer)
         assert key is not None
         assert value is not None
-        return self.attend(query, *self.keys_and_values(key, value), observer, self._opening(x, observer))
+        blocks = None if self.indexer is None else self.indexer.choice(x)
+        key, value = self.keys_and_values(key, value)
+        return self.attend(query, key, value, observer, self._opening(x, observer), blocks)
 
     def _opening(self, x: torch.Tensor, observer: Observer) -> torch.Tensor | None:
         """Compute the factors of a gate for the output, (n_tokens, n_heads * head_dim); None for nothing."""
@@ -141,7 +149,8 @@ class SharedKeyAttention:
         """Return the input of the matrices of queries, keys and values."""
         x = self.norm(hidden).to(self.output.weight.dtype)
         matrices = (self.q, self.k, self.v, self.gate)
-        observer.rows(tuple(each.name for each in matrices if each is not None), x)
+        names = tuple(each.name for each in matrices if each is not None)
+        observer.rows(names if self.indexer is None else (*names, *self.indexer.names), x)
         return x
 
     def heads(
@@ -174,11 +183,13 @@ class SharedKeyAttention:
         value: torch.Tensor,
         observer: Observer,
         opening: torch.Tensor | None = None,
+        blocks: ChosenBlocks | None = None,
     ) -> torch.Tensor:
         """Attend to keys and values; return what the layer adds, float32 (n_tokens, hidden_size).
 
         query    as `heads` has it, with its gate
         opening  what the output is multiplied by; None for nothing
+        blocks   those of positions that are seen; None: all
         """
         sizes, dtype = self.sizes, value.dtype
         gate = query[..., sizes.head_dim :].flatten(1)
@@ -186,7 +197,7 @@ class SharedKeyAttention:
         if self.sharpness is not None:
             query = query * self.sharpness[: len(query), None, None]
         query = query.to(dtype)
-        values = self._attend(query, key, value)
+        values = self._attend(query, key, value, blocks)
         if sizes.gated:
             values = values * torch.sigmoid(gate)
         if opening is not None:
@@ -209,7 +220,9 @@ class SharedKeyAttention:
             return self.rotate(heads)
         return torch.cat((self.rotate(heads[..., :rotated]), heads[..., rotated:].float()), -1)
 
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: ChosenBlocks | None
+    ) -> torch.Tensor:
         """Return the values that the queries attend to, (n_tokens, n_heads * head_dim).
 
         query  (n_tokens, n_heads, head_dim); key, value  (n_tokens, n_kv_heads, head_dim)
@@ -219,23 +232,29 @@ class SharedKeyAttention:
         n_query = min(n_tokens, QUERY_BLOCK)
         step = max(1, SCORES_BYTES // (4 * n_query * n_tokens * group))
         query = query.unflatten(1, (sizes.n_kv_heads, group))
-        blocks = []
+        attended = []
         for start in range(0, n_tokens, n_query):
             stop = min(n_tokens, start + n_query)
             first = 0 if self.window is None else max(0, start - self.window + 1)
             unseen = self._unseen(start, stop, first, query)
-            some = [
-                self._block(
-                    query[start:stop, head : head + step],
-                    key[first:stop, head : head + step],
-                    value[first:stop, head : head + step],
-                    unseen,
-                    head * group,
+            some = []
+            for head in range(0, sizes.n_kv_heads, step):
+                heads = slice(head, head + step)
+                hidden = unseen
+                if blocks is not None:
+                    left_out = blocks.left_out(heads, start, stop)[..., first:]
+                    hidden = unseen.masked_fill(left_out, float("-inf"))
+                some.append(
+                    self._block(
+                        query[start:stop, heads],
+                        key[first:stop, heads],
+                        value[first:stop, heads],
+                        hidden,
+                        head * group,
+                    )
                 )
-                for head in range(0, sizes.n_kv_heads, step)
-            ]
-            blocks.append(torch.cat(some, 1))
-        return torch.cat(blocks).flatten(1)
+            attended.append(torch.cat(some, 1))
+        return torch.cat(attended).flatten(1)
 
     def _unseen(self, start: int, stop: int, first: int, like: torch.Tensor) -> torch.Tensor:
         """Return -inf for positions that a query does not see, and 0, (stop - start, stop - first)."""
@@ -251,7 +270,7 @@ class SharedKeyAttention:
         """Return the values of a block of queries, (n_queries, n_kv_heads * group, head_dim).
 
         query   (n_queries, n_kv_heads, group, head_dim); key, value  (n_keys, n_kv_heads, head_dim)
-        unseen  (n_queries, n_keys)
+        unseen  (n_queries, n_keys), or for each head of keys (n_kv_heads, 1, n_queries, n_keys)
         head    number of the first head of queries
         """
         n_queries, n_kv_heads, group, n_cols = query.shape
