@@ -51,7 +51,7 @@ from convert.architectures.gemma.gemma3 import vision_drops
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Drop, Output, OutputTensor, Rule, Where, plus_one
 from convert.tokenizer.files import Quirks
-from gguf_tools.errors import FormatError
+from gguf_tools.errors import FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32, GGMLType
 from gguf_tools.format.hparams import read_hparams
@@ -91,11 +91,17 @@ class BlockIndexer:
     def problem(self, n_kv_heads: int, rotated_cols: int) -> str | None:
         """Say what is wrong with the sizes in a model; None where llama.cpp takes them."""
         if self.n_heads != n_kv_heads:
-            return f"as many heads of the indexer as of keys ({n_kv_heads})"
+            heads = f"the indexer has {self.n_heads} heads (index_n_heads)"
+            return f"{heads}, expected {n_kv_heads}, as keys have (num_key_value_heads)"
         if self.head_dim < rotated_cols:
-            return f"{rotated_cols} columns at least for heads of the indexer: so many are rotated"
+            cols = f"the indexer's heads have {self.head_dim} columns (index_head_dim)"
+            return f"{cols}, expected {rotated_cols} at least: so many are rotated"
         if not self.block_size or not self.n_chosen or self.n_local > self.n_chosen:
-            return "blocks of positions, of which no more are chosen in any case than in all"
+            return (
+                f"the indexer chooses {self.n_chosen} blocks of {self.block_size} positions, and"
+                f" {self.n_local} of them in any case, expected no more in any case than in all"
+                " (index_local_blocks, index_topk_blocks)"
+            )
         return None
 
 
@@ -144,7 +150,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> BlockIndexedConfig:
     fields = {**decoder_fields(read, theta=5e6), **expert_fields(read)}
     rotated, width = fields["rotated_cols"], fields["intermediate_size"]
     if stated.size_or_null("rotary_dim", None) not in (None, rotated):
-        raise stated.bad("rotary_dim", f"{rotated} columns of head_dim, as partial_rotary_factor has it")
+        share = "partial_rotary_factor in rope_parameters, or rope_scaling"
+        raise stated.bad("rotary_dim", f"{rotated}, as head_dim and {share}, have it")
     n_layers, shared = fields["num_hidden_layers"], read.size("shared_intermediate_size")
     n_shared = read.size("n_shared_experts", shared // width if width else 0)
     if n_shared * width != shared:
@@ -152,7 +159,9 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> BlockIndexedConfig:
     n_dense = leading_dense_layers(read, n_layers, 0)
     indexed = layers_of_kind(read, n_layers, lambda layer: False, _INDEXED)
     if indexed != tuple(range(n_dense, n_layers)):
-        raise read.bad("layer_types", f"{_INDEXED!r} for the layers with experts alone: {_WHY}")
+        raise read.bad(
+            "layer_types", f"{_INDEXED!r} where mlp_layer_types is 'sparse', and there alone: {_WHY}"
+        )
     return BlockIndexedConfig(
         **{**fields, "intermediate_size": read.size("dense_intermediate_size")},
         qk_norm=True,
@@ -189,7 +198,7 @@ def _read_indexer(read: ConfigReader, sparse: ConfigReader, fields: Mapping[str,
     )
     problem = indexer.problem(fields["num_key_value_heads"], fields["rotated_cols"])
     if problem is not None:
-        raise read.bad("sparse_attention_config", problem)
+        raise UnsupportedCheckpoint(f"{read.path}: {problem}")
     return indexer
 
 
@@ -208,7 +217,7 @@ def _read_file(
     )
     problem = indexer.problem(plain.num_key_value_heads, plain.rotated_cols)
     if problem is not None:
-        raise FormatError(f"{path}: {indexer}, expected {problem}")
+        raise FormatError(f"{path}: {problem}")
     return BlockIndexedConfig(**vars(plain), indexer=indexer)
 
 

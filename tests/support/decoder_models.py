@@ -54,7 +54,7 @@ _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 _MINIMAX_M3: dict[str, Any] = {
     **_EXPERTS, "num_hidden_layers": 3, "head_dim": 32, "intermediate_size": 32, "rotary_dim": 16,
     "dense_intermediate_size": 96, "shared_intermediate_size": 32, "index_n_heads": 2, "index_head_dim": 32,
-    "index_block_size": 16, "index_topk_blocks": 4,
+    "index_block_size": 16, "index_topk_blocks": 32,
     "mlp_layer_types": ["dense", "sparse", "sparse"],
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},

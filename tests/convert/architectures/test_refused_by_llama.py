@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import convert
+from convert.checkpoint.checkpoint import read_json_object
 from gguf_tools.errors import BadConfig, CheckpointError
 from tests.support.checkpoints import edit_config
 from tests.support.published_models import write
@@ -27,13 +28,18 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("gemma-2", {"final_logit_softcapping": None}, "final_logit_softcapping"),
     ("laguna", {"num_attention_heads_per_layer": [4, 6, 8, 6]}, "with a window have 6 to 8 heads"),
     ("laguna", {"gating": False}, "gating is False, expected true"),
+    ("minimax-m3", {"moe_layer_freq": [0, 1, 1, 1]}, "layer_types .* where mlp_layer_types is 'sparse'"),
+    ("minimax-m3", {"rotary_dim": 8}, "rotary_dim is 8, expected 16"),
+    ("minimax-m3", {"num_key_value_heads": 4}, r"2 heads \(index_n_heads\), expected 4"),
+    ("minimax-m3", {"shared_intermediate_size": 64}, "shared_intermediate_size is 64"),
 )
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), CASES)
 def test_refused(name: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     folder = write(name, tmp_path / "model")
-    edit_config(folder, **changes)
+    text = read_json_object(folder / "config.json").get("text_config")
+    edit_config(folder, **(changes if text is None else {"text_config": text | changes}))
     with pytest.raises((BadConfig, CheckpointError), match=words) as caught:
         convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
     assert "\n" not in str(caught.value)
