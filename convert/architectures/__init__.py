@@ -46,6 +46,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.kimi.k3",
     "convert.architectures.recurrent.falcon_h1",
     "convert.architectures.minimax_m3",
+    "convert.architectures.llama4",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

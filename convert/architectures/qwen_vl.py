@@ -40,7 +40,7 @@ from convert.architectures.decoder.rules import (
 )
 from convert.architectures.gemma.gemma3 import vision_drops
 from convert.architectures.options import NoOptions
-from convert.architectures.rules import Arrange, Output, OutputTensor, Rule, renamed
+from convert.architectures.rules import Arrange, Output, OutputTensor, Rule, Where, renamed
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
@@ -183,17 +183,27 @@ def _stored_sizes(rows: str, cols: str) -> Any:
 
 _STACK = "model.layers.{layer}.mlp.experts."
 _BOTH = f"{_STACK}gate_up_proj"
-_TURNED = (
-    Rule(layers, tuple(
-        Output(f"blk.{{layer}}.ffn_{part}_exps.weight", _BOTH, _stored_sizes("gate_up_rows", "hidden_size"),
-               _half(rows))
+
+
+def turned_stacks(where: Where) -> tuple[Rule, ...]:
+    """Return the rules of `expert_stacks` for two stacks that may have rows as columns."""
+    others = (rule for rule in expert_stacks(where) if _BOTH not in rule.when)
+    halves = tuple(
+        Output(
+            f"blk.{{layer}}.ffn_{part}_exps.weight",
+            _BOTH,
+            _stored_sizes("gate_up_rows", "hidden_size"),
+            _half(rows),
+        )
         for part, rows in (("gate", gate_rows), ("up", up_rows))
-    ), when=(_BOTH,)),
-    Rule(layers, (
-        Output("blk.{layer}.ffn_down_exps.weight", f"{_STACK}down_proj",
-               _stored_sizes("hidden_size", "moe_intermediate_size"), _down),
-    ), when=(_BOTH,)),
-)  # fmt: skip
+    )
+    down = Output(
+        "blk.{layer}.ffn_down_exps.weight",
+        f"{_STACK}down_proj",
+        _stored_sizes("hidden_size", "moe_intermediate_size"),
+        _down,
+    )
+    return *others, Rule(where, halves, when=(_BOTH,)), Rule(where, (down,), when=(_BOTH,))
 
 
 _QWEN3VL = decoder(
@@ -211,7 +221,9 @@ _QWEN3VL_MOE = decoder(
     "Qwen3VLMoeForConditionalGeneration",
     gguf_name="qwen3vlmoe",
     read_config=_read_qwen3vl,
-    rules=mixture_decoder((*(rule for rule in expert_stacks(layers) if _BOTH not in rule.when), *_TURNED)),
+    rules=mixture_decoder(
+        (*(rule for rule in expert_stacks(layers) if _BOTH not in rule.when), *turned_stacks(layers))
+    ),
     metadata=(*_METADATA, EXPERT_WIDTH, _DEEPSTACK),
     drops=vision_drops,
     notes=_qwen3vl_notes,

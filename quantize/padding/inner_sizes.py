@@ -66,6 +66,7 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "hunyuan-moe": _HUNYUAN,
     "kimi-k3": _COUNTED,
     "llama": _MIXTRAL,
+    "llama4": {**_ROUTED, "shared": SizeRule(keys.EXPERT_FEED_FORWARD_LENGTH)},
     "minimax-m2": _MINIMAX,
     "nemotron_h": _DENSE,
     "nemotron_h_moe": _OWN_SHARED,

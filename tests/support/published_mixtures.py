@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.support.published_checkpoint import COMMON, Published
-from tests.support.published_shapes import minimax_m3
+from tests.support.published_shapes import llama4, minimax_m3
 
 MIXTURES: Mapping[str, Published] = {
     "minimax-m3": Published(
@@ -28,5 +28,21 @@ MIXTURES: Mapping[str, Published] = {
                 "image_token_index": 3, "video_token_index": 4, "vision_config": {"model_type": "clip"}},
         prefix="language_model.",
         extra={"vision_tower.vision_model.pre_layrnorm.weight": (8,), "patch_merge_mlp.linear_1.bias": (8,)},
+    ),
+    "llama-4": Published(
+        {**COMMON, "model_type": "llama4_text", "num_hidden_layers": 4, "head_dim": 32,
+         "num_key_value_heads": 2, "intermediate_size": 32, "intermediate_size_mlp": 96,
+         "num_local_experts": 6, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+         "moe_layers": [1, 3], "no_rope_layers": [1, 1, 1, 0], "attention_chunk_size": 8192,
+         "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "use_qk_norm": True,
+         "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "for_llm_compressor": False,
+         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
+        llama4, "gpt-oss",
+        around={"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4",
+                "image_token_index": 3, "boi_token_index": 4, "eoi_token_index": 5,
+                "vision_config": {"model_type": "llama4_vision_model"}},
+        prefix="language_model.",
+        extra={"vision_model.class_embedding": (8,), "multi_modal_projector.linear_1.weight": (8, 8)},
     ),
 }  # fmt: skip

@@ -344,6 +344,25 @@ def minimax_m3(config: Config) -> Shapes:
             yield name, shape
 
 
+def llama4(config: Config) -> Shapes:
+    """Yield the tensors of a Llama 4: stacks of experts with rows as columns in every second layer."""
+    hidden, width, n_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    dense = {key: value for key, value in config.items() if key != "num_local_experts"}
+    dense |= {"intermediate_size": config["intermediate_size_mlp"], "use_qk_norm": False}  # it has no weight
+    for name, shape in decoder(dense):
+        layer, _, part = name.partition(".mlp.")
+        if not part:
+            yield name, shape
+        elif (int(layer.split(".")[2]) + 1) % config["interleave_moe_layer_step"]:
+            yield f"{layer}.feed_forward.{part}", shape
+        elif part == "gate_proj.weight":
+            block = f"{layer}.feed_forward"
+            yield f"{block}.experts.gate_up_proj", (n_experts, hidden, 2 * width)
+            yield f"{block}.experts.down_proj", (n_experts, width, hidden)
+            yield f"{block}.router.weight", (n_experts, hidden)
+            yield from _mlp(f"{block}.shared_expert", width, hidden, _PROJ)
+
+
 def ernie(config: Config) -> Shapes:
     """Yield the tensors of an Ernie 4.5 with experts: a dense layer, then experts, chosen with a bias."""
     n_experts, hidden = config["moe_num_experts"], config["hidden_size"]

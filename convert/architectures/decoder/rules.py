@@ -166,10 +166,11 @@ def fused_attention() -> tuple[Rule, ...]:
     )
 
 
-def dense_blocks(bias: str = "") -> tuple[Rule, ...]:
+def dense_blocks(bias: str = "", *, where: Where = dense_layers) -> tuple[Rule, ...]:
     """Return the rules of the feed-forward blocks of layers without experts.
 
-    bias  attribute of the configuration that says whether they have biases; "" where none has
+    bias   attribute of the configuration that says whether they have biases; "" where none has
+    where  these layers
     """
     rules = []
     for part, rows, cols in (
@@ -178,9 +179,9 @@ def dense_blocks(bias: str = "") -> tuple[Rule, ...]:
         ("down", "hidden_size", "intermediate_size"),
     ):
         source = f"mlp.{part}_proj"
-        rules.append(in_layer(dense_layers, f"ffn_{part}.weight", f"{source}.weight", f"{rows} {cols}"))
+        rules.append(in_layer(where, f"ffn_{part}.weight", f"{source}.weight", f"{rows} {cols}"))
         if bias:
-            biased = layers_if(bias, dense_layers)
+            biased = layers_if(bias, where)
             rules.append(in_layer(biased, f"ffn_{part}.bias", f"{source}.bias", rows))
     return tuple(rules)
 

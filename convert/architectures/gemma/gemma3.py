@@ -103,8 +103,8 @@ def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
 
 
 _OTHER_PARTS = (
-    "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "audio_tower.",
-    "embed_audio.", "visual.", "patch_merge_mlp.",
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "vision_embedder.", "embed_vision.",
+    "audio_tower.", "embed_audio.", "visual.", "patch_merge_mlp.",
 )  # fmt: skip
 """Beginnings of names of weights that read images and sound."""
 

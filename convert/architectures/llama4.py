@@ -1,0 +1,137 @@
+"""Llama 4: experts in every layer or in every second one, and a shared one that is as wide.
+
+Of four layers, three see chunks of positions. The fourth sees all, and rotates nothing. Stacks of experts are
+stored with rows as columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.base import Key
+from convert.architectures.config_reader import MAX_LAYERS
+from convert.architectures.decoder.config import (
+    FULL,
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    with_defaults,
+)
+from convert.architectures.decoder.family import LLAMA3, decoder, decoder_notes
+from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS, VOCAB_SIZE
+from convert.architectures.decoder.rope import LLAMA3_ROTATION
+from convert.architectures.decoder.rules import (
+    attention,
+    dense_blocks,
+    ends,
+    in_layer,
+    norm_of_blocks,
+    shared_experts,
+)
+from convert.architectures.gemma.gemma3 import vision_drops
+from convert.architectures.options import NoOptions
+from convert.architectures.qwen_vl import turned_stacks
+from convert.tokenizer.files import Quirks
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
+
+_WHY = "llama.cpp's llama4 has no other"
+_CHUNK, _PERIOD = 8192, 4
+"""Positions of a chunk, and one layer in so many that sees all: numbers in llama.cpp's code."""
+
+_N_UNNORMED = 128
+"""The number of experts by which llama.cpp knows the model without norms of queries and keys."""
+
+
+@dataclass(frozen=True)
+class Llama4Config(DecoderConfig):
+    """Configuration of a model.
+
+    moe_step  one layer in so many has experts, the last of them
+    sharpens  whether scores grow with the position in layers that don't rotate
+    """
+
+    moe_step: int = 1
+    sharpens: bool = True
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> Llama4Config:
+    """Return the configuration of a Llama 4."""
+    read = with_defaults(raw, path)
+    fields = {**decoder_fields(read, theta=5e5), **expert_fields(read)}
+    n_layers, n_experts, step = (
+        fields["num_hidden_layers"], fields["num_experts"], read.size("interleave_moe_layer_step"),
+    )  # fmt: skip
+    every = range(min(n_layers, MAX_LAYERS))
+    rotated = [int((layer + 1) % _PERIOD != 0) for layer in every]
+    if not read.raw.get("no_rope_layers"):
+        read.fixed("no_rope_layer_interval", _PERIOD, _WHY)
+    read.overruled("no_rope_layer_interval")
+    for key, value in (
+        ("attention_bias", False), ("attention_chunk_size", _CHUNK), ("floor_scale", _CHUNK),
+        ("attn_scale", 0.1), ("use_qk_norm", n_experts != _N_UNNORMED), ("no_rope_layers", rotated or None),
+        ("layer_types", ["chunked_attention" if turns else FULL for turns in rotated]),
+        ("moe_layers", [layer for layer in every if (layer + 1) % step == 0]),
+    ):  # fmt: skip
+        read.fixed(key, value, _WHY)
+    if read.raw.get("attention_chunk_size") is None:
+        raise read.bad("attention_chunk_size", f"{_CHUNK}: {_WHY}")
+    return Llama4Config(
+        **{**fields, "intermediate_size": read.size("intermediate_size_mlp")},
+        moe_intermediate_size=fields["intermediate_size"],
+        num_shared_experts=1,
+        moe_step=step,
+        sharpens=bool(read.raw.get("attn_temperature_tuning")),
+    )
+
+
+def _notes(config: Llama4Config, options: NoOptions) -> tuple[str, ...]:
+    notes = decoder_notes(config, frozenset({LLAMA3}))
+    if config.sharpens:
+        return notes
+    return (
+        *notes,
+        f"attn_temperature_tuning is false: from position {_CHUNK} on, llama.cpp's llama4 sharpens attention"
+        " all the same",
+    )
+
+
+def _with_experts(config: Llama4Config, options: NoOptions) -> Iterator[int]:
+    return (layer for layer in range(config.num_hidden_layers) if (layer + 1) % config.moe_step == 0)
+
+
+def _dense(config: Llama4Config, options: NoOptions) -> Iterator[int]:
+    return (layer for layer in range(config.num_hidden_layers) if (layer + 1) % config.moe_step)
+
+
+_LLAMA4 = decoder(
+    "Llama4ForConditionalGeneration",
+    "Llama4ForCausalLM",
+    gguf_name="llama4",
+    read_config=read_config,
+    rules=(
+        LLAMA3_ROTATION,
+        *ends(),
+        *attention(),
+        norm_of_blocks(),
+        *dense_blocks(where=_dense),
+        in_layer(_with_experts, "ffn_gate_inp.weight", "mlp.router.weight", "num_experts hidden_size"),
+        *turned_stacks(_with_experts),
+        *shared_experts(_with_experts, "shared_expert"),
+    ),
+    metadata=(
+        *COMMON, VOCAB_SIZE, ROTATED_COLS,
+        Key(keys.INTERLEAVE_MOE_LAYER_STEP, Value.u32, lambda c, o: c.moe_step),
+        EXPERT_WIDTH,
+    ),
+    drops=vision_drops,
+    notes=_notes,
+    quirks=Quirks(pre_tokenizers={"gpt-4o": "llama4"}),
+    canonical_name=lambda name: name.replace(".feed_forward.", ".mlp."),
+    reader=None,
+)  # fmt: skip
+
+FAMILIES = (_LLAMA4,)
