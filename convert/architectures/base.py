@@ -88,6 +88,7 @@ class Architecture:
     window_theta  theta of those layers where no key says it; None for that of the others
     norms_rotated whether queries and keys are normed after they are rotated
     gelu          whether dense blocks have GELU
+    gated         whether dense blocks have a gate
     clamped       whether blocks and experts have gpt-oss's gate
     tiled         how heads of delta nets share keys: tiled, or grouped
     """
@@ -117,6 +118,7 @@ class Architecture:
     window_theta: float | None = None
     norms_rotated: bool = False
     gelu: bool = False
+    gated: bool = True
     clamped: bool = False
     tiled: bool = False
 

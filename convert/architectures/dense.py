@@ -5,7 +5,7 @@ Mixtral stands here, too: to llama.cpp, it is a Llama.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
+from convert.architectures.config_reader import MAX_LAYERS, ConfigReader, merged
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
@@ -50,6 +50,8 @@ from convert.architectures.decoder.rules import (
     moe_layers,
     norm_of_blocks,
     normed_behind,
+    once,
+    one,
     sparse_moe_experts,
     sparse_moe_name,
 )
@@ -444,5 +446,67 @@ _EXAONE4 = decoder(
     quirks=Quirks(pre_tokenizers={"gpt-2": "exaone4"}),
 )
 
+# ---- StarCoder 2: LayerNorms, blocks of two matrices without a gate, and biases everywhere
 
-FAMILIES = (_LLAMA, _SMOLLM3, _MINISTRAL3, _QWEN2, _QWEN3, _SEED_OSS, _OLMO2, _GLM4, _GLM4V, _EXAONE4)
+
+def _read_starcoder2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a StarCoder 2."""
+    stated = with_defaults(raw, path)
+    stated.fixed("hidden_act", "gelu_pytorch_tanh", "llama.cpp's starcoder2 has no other")
+    stated.fixed("use_bias", True, "llama.cpp's starcoder2 always has biases")
+    read = ConfigReader(merged(stated.raw, {"hidden_act": "silu"}), path)
+    fields = decoder_fields(read)
+    fix_head_dim(read, fields, "starcoder2")
+    window = read.size_or_null("sliding_window", None)
+    return DecoderConfig(
+        **{**fields, "rms_norm_eps": read.number("norm_epsilon")},
+        centred_norms=True,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        sliding_window=window,
+        sliding_layers=tuple(range(min(fields["num_hidden_layers"], MAX_LAYERS))) if window else (),
+    )
+
+
+def _read_starcoder2_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DecoderConfig:
+    """Return the configuration in a file, see `read_decoder`, whose norms are LayerNorms."""
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    config = read_decoder(family, metadata, shapes, path)
+    return replace(config, centred_norms=True, rms_norm_eps=hparams.number("layer_norm_epsilon", 1e-5))
+
+
+def _starcoder2_rules() -> Iterator[Rule]:
+    yield from ends()
+    yield one(once, "output_norm.bias", "model.norm.bias", "hidden_size")
+    yield from attention()
+    yield norm_of_blocks()
+    for name, norm in (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")):
+        yield in_layer(layers, f"{name}.bias", f"{norm}.bias", "hidden_size")
+    for name, source, rows, cols in (
+        ("ffn_up", "mlp.c_fc", "intermediate_size", "hidden_size"),
+        ("ffn_down", "mlp.c_proj", "hidden_size", "intermediate_size"),
+    ):
+        yield in_layer(layers, f"{name}.weight", f"{source}.weight", f"{rows} {cols}")
+        yield in_layer(layers, f"{name}.bias", f"{source}.bias", rows)
+
+
+_NORM_EPS = Key(keys.LAYERNORM_EPS, Value.f32, lambda c, o: c.rms_norm_eps)
+
+_STARCODER2 = decoder(
+    "Starcoder2ForCausalLM",
+    gguf_name="starcoder2",
+    read_config=_read_starcoder2,
+    rules=tuple(_starcoder2_rules()),
+    metadata=tuple(_NORM_EPS if key.name == keys.LAYERNORM_RMS_EPS else key for key in COMMON),
+    reader=_read_starcoder2_file,
+    gated=False,
+    gelu=True,
+)
+
+
+FAMILIES = (
+    _LLAMA, _SMOLLM3, _MINISTRAL3, _QWEN2, _QWEN3, _SEED_OSS, _OLMO2, _GLM4, _GLM4V, _EXAONE4, _STARCODER2,
+)  # fmt: skip

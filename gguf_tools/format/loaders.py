@@ -98,6 +98,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS,
         _WINDOW | {keys.SLIDING_WINDOW, keys.ATTN_LOGIT_SOFTCAPPING, keys.FINAL_LOGIT_SOFTCAPPING},
     ),
+    "starcoder2": ({keys.LAYERNORM_EPS}, ()),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
     # The loaders read rope.freq_base_swa, too, but the graphs rotate all layers with the one base.
     **dict.fromkeys(("olmo2", "exaone4"), (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW})),

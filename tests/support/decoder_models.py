@@ -156,6 +156,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
     "minimax-m3": ("MiniMaxM3VL", _MINIMAX_M3),
+    "starcoder2": ("Starcoder2", {"num_hidden_layers": 3}),
     "seed-oss": ("SeedOss", {"head_dim": 32}),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
@@ -319,7 +320,7 @@ COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
-    "falcon-h1", "falcon-h1-normed", "kimi-linear", "minimax-m3",
+    "falcon-h1", "falcon-h1-normed", "kimi-linear", "minimax-m3", "starcoder2",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

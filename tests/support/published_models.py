@@ -38,6 +38,7 @@ from tests.support.published_shapes import (
     olmo,
     phi,
     qwen,
+    starcoder2,
 )
 
 _LATENT: Config = {
@@ -224,6 +225,14 @@ PUBLISHED: Mapping[str, Published] = {
          "qk_norm_type": "per_layer", "use_mtp": True, "num_mtp_modules": 3, "rope_theta": 5000000,
          "rms_norm_eps": 1e-6},
         decoder, "gpt-oss",
+    ),
+    "starcoder2": Published(
+        {**_COMMON, "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2",
+         "num_key_value_heads": 2, "tie_word_embeddings": True, "rope_theta": 999999.4420358813,
+         "norm_epsilon": 1e-5, "rms_norm_eps": None, "norm_type": "layer_norm", "mlp_type": "default",
+         "hidden_act": "gelu_pytorch_tanh", "use_bias": True, "sliding_window": 1024, "vocab_size": 640,
+         "attention_bias": None, "bos_token_id": 0, "eos_token_id": 0},
+        starcoder2, "qwen3moe", cutting="gpt-2",
     ),
     "smollm3": Published(
         {**_COMMON, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 5,

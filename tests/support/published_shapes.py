@@ -315,52 +315,15 @@ def laguna(config: Config) -> Shapes:
             yield name.replace("gate.e_score", "experts.e_score"), shape
 
 
-def minimax_m3(config: Config) -> Shapes:
-    """Yield the tensors of a MiniMax-M3: two dense layers, then shared experts and an indexer."""
-    hidden, width = config["hidden_size"], config["intermediate_size"]
-    sparse, n_experts = config["sparse_attention_config"], config["num_local_experts"]
-    sizes = {"intermediate_size": config["dense_intermediate_size"], "first_k_dense_replace": 2,
-             "n_routed_experts": n_experts, "n_shared_experts": 1, "moe_intermediate_size": width,
-             "attention_bias": False, "num_nextn_predict_layers": 0}  # fmt: skip
-    dense = {key: value for key, value in config.items() if key not in ("num_local_experts", "qk_norm_type")}
-    for name, shape in decoder({**dense, **sizes}):
-        layer, _, part = name.partition(".mlp.")
-        if "self_attn.q_norm" in name and int(name.split(".")[2]) >= 2:
-            cols = sparse["sparse_index_dim"]
-            index = name.replace("q_norm.weight", "index_")
-            yield f"{index}q_proj.weight", (sparse["sparse_num_index_heads"] * cols, hidden)
-            yield f"{index}k_proj.weight", (cols, hidden)
-            yield f"{index}q_norm.weight", (cols,)
-            yield f"{index}k_norm.weight", (cols,)
-        if part.startswith("gate.weight"):
-            block = f"{layer}.block_sparse_moe"
-            yield f"{block}.gate.weight", shape
-            yield f"{block}.e_score_correction_bias", (n_experts,)
-            for expert in range(n_experts):
-                yield from _mlp(f"{block}.experts.{expert}", width, hidden, ("w1", "w3", "w2"))
-        elif "shared_experts" in part:
-            yield f"{layer}.block_sparse_moe.{part}", shape
-        elif "expert" not in part and "e_score" not in part:
-            yield name, shape
-
-
-def llama4(config: Config) -> Shapes:
-    """Yield the tensors of a Llama 4: stacks of experts with rows as columns in every second layer."""
-    hidden, width, n_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
-    dense = {key: value for key, value in config.items() if key != "num_local_experts"}
-    dense |= {"intermediate_size": config["intermediate_size_mlp"], "use_qk_norm": False}  # it has no weight
-    for name, shape in decoder(dense):
-        layer, _, part = name.partition(".mlp.")
-        if not part:
-            yield name, shape
-        elif (int(layer.split(".")[2]) + 1) % config["interleave_moe_layer_step"]:
-            yield f"{layer}.feed_forward.{part}", shape
-        elif part == "gate_proj.weight":
-            block = f"{layer}.feed_forward"
-            yield f"{block}.experts.gate_up_proj", (n_experts, hidden, 2 * width)
-            yield f"{block}.experts.down_proj", (n_experts, width, hidden)
-            yield f"{block}.router.weight", (n_experts, hidden)
-            yield from _mlp(f"{block}.shared_expert", width, hidden, _PROJ)
+def starcoder2(config: Config) -> Shapes:
+    """Yield the tensors of a StarCoder 2: biases everywhere, and blocks of two matrices."""
+    for name, shape in decoder({**config, "attention_bias": True, "head_dim": None}):
+        if ".mlp.up_proj" in name:
+            continue
+        name = name.replace(".gate_proj.", ".c_fc.").replace(".down_proj.", ".c_proj.")
+        yield name, shape
+        if "norm" in name or ".mlp." in name or ".o_proj." in name:
+            yield name.replace(".weight", ".bias"), shape[:1]
 
 
 def ernie(config: Config) -> Shapes:

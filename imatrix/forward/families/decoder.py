@@ -90,7 +90,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         return replace(layer, attention_end=end, is_parallel=config.is_parallel)
 
     rule = LogitRule(1 / (config.logit_scale or 1.0), config.final_logit_softcapping)
-    end = (lambda load, norm: CentredNorm(norm.weight, norm.eps)) if config.centred_norms else None
+    end = (lambda load, norm: _norm(load, OUTPUT_NORM, config)) if config.centred_norms else None
     return network_of(
         config,
         rope,
@@ -119,9 +119,13 @@ def _with_own_parts(
 
 
 def _norm(load: Loader, name: str, config: DecoderConfig) -> RMSNorm:
-    """Read the weight of a norm of hidden states."""
-    kind = CentredNorm if config.centred_norms else RMSNorm
-    return kind(load.float32(name, config.hidden_size), config.rms_norm_eps)
+    """Read the weight of a norm of hidden states, and its bias where it has one."""
+    weight = load.float32(name, config.hidden_size)
+    if not config.centred_norms:
+        return RMSNorm(weight, config.rms_norm_eps)
+    bias = f"{name.removesuffix('.weight')}.bias"
+    added = load.float32(bias, config.hidden_size) if load.has(bias) else None
+    return CentredNorm(weight, config.rms_norm_eps, added)
 
 
 def _tables(family: Architecture, config: DecoderConfig, rotate: Rotation) -> Sequence[str]:
@@ -210,7 +214,8 @@ def _feed_forwards(family: Architecture, config: DecoderConfig) -> FeedForwards:
         clamped=family.clamped,
         post_norm_eps=config.rms_norm_eps if family.makes(_POST_NORM) else None,
         gelu=family.gelu,
-        fused=not family.makes("blk.{layer}.ffn_gate.weight"),
+        fused=family.gated and not family.makes("blk.{layer}.ffn_gate.weight"),
+        gated=family.gated,
     )
 
 

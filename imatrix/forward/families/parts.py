@@ -85,6 +85,7 @@ class FeedForwards:
     post_norm_eps  epsilon of the norm of a dense block's output; None for no norm
     gelu           whether dense blocks have GELU
     fused          whether gate and up of dense blocks are one matrix, which is called up
+    gated          whether dense blocks have a gate
     """
 
     hidden: int
@@ -99,6 +100,7 @@ class FeedForwards:
     post_norm_eps: float | None = None
     gelu: bool = False
     fused: bool = False
+    gated: bool = True
 
     @classmethod
     def of(cls, config: DecoderConfig, n_dense: int | None, groups: Groups | None, **others: Any) -> Self:
@@ -119,14 +121,16 @@ class FeedForwards:
         is_dense = self.n_dense is None or number < self.n_dense
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
-        if is_dense and self.fused:
-            names = replace(names, gate=names.up)
-        block = load_ffn(load, names, self.hidden, width, limit=self.limit) if width else None
-        if block is not None and self.clamped:
-            block = replace(block, clamped=True)
+        if is_dense and (self.fused or not self.gated):
+            names = names.without_gate
+        block = None
+        if width:
+            gated = self.gated or not is_dense
+            block = load_ffn(load, names, self.hidden, width, limit=self.limit, gated=gated)
+            block = replace(block, gelu=self.gelu, clamped=self.clamped)
         if block is not None and self.post_norm_eps is not None:
             weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)
-            block = replace(block, gelu=self.gelu, post_norm=RMSNorm(weight, self.post_norm_eps))
+            block = replace(block, post_norm=RMSNorm(weight, self.post_norm_eps))
         if is_dense:
             return block, None
         experts = load_experts(

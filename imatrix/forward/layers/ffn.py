@@ -71,10 +71,11 @@ class FeedForward:
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
     limit                          what gate is clamped to from above, up from both sides; None: not at all
-    gelu                           whether the gate is GELU (its approximation by tanh) in place of SiLU
+    gelu                           whether the activation is GELU (its approximation by tanh)
     post_norm                      of the output; None for none
     share                          what the output is multiplied by; None for one, as in routed experts
-    gated                          whether there is a gate; otherwise `gate` is up, and relu is squared
+    gated                          whether there is a gate; otherwise `gate` is up, and relu is squared where
+                                   the activation isn't GELU
     """
 
     names: BlockNames
@@ -104,7 +105,7 @@ class FeedForward:
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
         if not self.gated:
-            return gate.relu().square()
+            return gelu(gate, approximate="tanh") if self.gelu else gate.relu().square()
         if self.up is None:
             gate, up = gate.chunk(2, -1)
         else:

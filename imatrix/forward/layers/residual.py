@@ -29,12 +29,15 @@ class RMSNorm:
 
 @dataclass(frozen=True)
 class CentredNorm(RMSNorm):
-    """The same of rows less their mean: a LayerNorm."""
+    """The same of rows less their mean: a LayerNorm; `bias` is added, float32 (n_cols,), None for nothing."""
+
+    bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Take each row's mean from it, then scale as an RMSNorm does; computed in float32."""
         x = x.float()
-        return super().__call__(x - x.mean(-1, keepdim=True))
+        normed = super().__call__(x - x.mean(-1, keepdim=True))
+        return normed if self.bias is None else normed.add_(self.bias)
 
 
 class Unnormed:
