@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.config_reader import MAX_LAYERS
+from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.config import (
     FULL,
     DecoderConfig,
@@ -35,6 +35,7 @@ from convert.architectures.gemma.gemma3 import vision_drops
 from convert.architectures.options import NoOptions
 from convert.architectures.qwen_vl import turned_stacks
 from convert.tokenizer.files import Quirks
+from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 
@@ -62,9 +63,12 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Llama4Config:
     """Return the configuration of a Llama 4."""
     read = with_defaults(raw, path)
     fields = {**decoder_fields(read, theta=5e5), **expert_fields(read)}
-    n_layers, n_experts, step = (
-        fields["num_hidden_layers"], fields["num_experts"], read.size("interleave_moe_layer_step"),
-    )  # fmt: skip
+    if fields["rotated_cols"] != fields["head_dim"]:
+        raise UnsupportedCheckpoint(
+            f"{path}: partial_rotary_factor of rope_parameters, or rope_scaling, is {fields['rope'].partial},"
+            f" expected 1: {_WHY}"
+        )
+    n_layers, n_experts, step = fields["num_hidden_layers"], fields["num_experts"], _moe_step(read)
     every = range(min(n_layers, MAX_LAYERS))
     rotated = [int((layer + 1) % _PERIOD != 0) for layer in every]
     if not read.raw.get("no_rope_layers"):
@@ -86,6 +90,15 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Llama4Config:
         moe_step=step,
         sharpens=bool(read.raw.get("attn_temperature_tuning")),
     )
+
+
+def _moe_step(read: ConfigReader) -> int:
+    """Return the number of layers to one with experts; moe_layers counts where both are there."""
+    stated = read.raw.get("moe_layers")
+    read.overruled("interleave_moe_layer_step")
+    if isinstance(stated, list) and stated and type(stated[0]) is int and stated[0] >= 0:
+        return stated[0] + 1
+    return read.size("interleave_moe_layer_step")
 
 
 def _notes(config: Llama4Config, options: NoOptions) -> tuple[str, ...]:

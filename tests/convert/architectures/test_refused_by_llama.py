@@ -31,6 +31,8 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("minimax-m3", {"moe_layer_freq": [0, 1, 1, 1]}, "layer_types .* where mlp_layer_types is 'sparse'"),
     ("llama-4", {"attention_chunk_size": None}, "attention_chunk_size is None, expected 8192"),
     ("llama-4", {"no_rope_layers": [1, 1, 1, 1]}, "no_rope_layers is .* expected .*0"),
+    ("llama-4", {"moe_layers": [1, 2]}, r"moe_layers is \[1, 2\], expected \[1, 3\]"),
+    ("llama-4", {"partial_rotary_factor": 0.5}, "partial_rotary_factor .* is 0.5, expected 1"),
     ("llama-4", {"use_qk_norm": False}, "use_qk_norm is False, expected True"),
     ("minimax-m3", {"rotary_dim": 8}, "rotary_dim is 8, expected 16"),
     ("minimax-m3", {"num_key_value_heads": 4}, r"2 heads \(index_n_heads\), expected 4"),

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tests.support.decoder_models import GOLDEN, MODELS
+from tests.support.decoder_models import GOLDEN, MODELS, NOT_COMPUTED
 
 N_VOCAB = 576
 CONTEXT = 128
@@ -114,6 +114,7 @@ _RECORDED = (
 BASES: Mapping[str, Base] = {
     **{name: Base(f"{MODELS[name][0]}ForCausalLM", _recorded(name)) for name in _RECORDED},
     "llama": Base("LlamaForCausalLM", SIZES),
+    "llama4": Base("Llama4ForCausalLM", {**SIZES, **NOT_COMPUTED["llama4"][1]}),
     "deepseek2": Base("DeepseekV2ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
     "deepseek3": Base("DeepseekV3ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
     "youtu": Base("YoutuForCausalLM", {**SIZES, **_LATENT}),
