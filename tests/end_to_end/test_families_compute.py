@@ -43,13 +43,14 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 _BESIDE_VISION = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", "Mistral3",
-                  "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Glm4v")  # fmt: skip
+                  "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Glm4v",
+                  "MiniMaxM3Sparse", "MiniMaxM3VL")  # fmt: skip
 
 
 def test_every_family_is_in_one_of_these_tests() -> None:
     """DeepSeek V4 has tests of its own, tests/imatrix/forward/test_deepseek4.py.
 
-    Qwen 3.5 and Gemmas beside a vision part differ in names alone; see
+    Qwen 3.5, Gemmas and MiniMax-M3 beside a vision part differ in names alone; see
     tests/end_to_end/test_published_compute.py.
     """
     tested = {variant.architecture for variant in VARIANTS.values()}
@@ -57,6 +58,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
     for case in CASES:
         tested |= set(json.loads((GOLDEN / "models" / case / "config.json").read_text())["architectures"])
     tested |= {"Ernie4_5_ForCausalLM"}  # an older name of Ernie4_5ForCausalLM
+    tested |= {"MiniMaxM3SparseForCausalLM"}  # a published name of MiniMaxM3VLForCausalLM
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
     tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}
     tested |= {PUBLISHED[name].config["architectures"][0] for name in OF_LLAMA_CPP_ALONE}
