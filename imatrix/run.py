@@ -86,12 +86,18 @@ def open_collection(
     model: Path, text: Path, options: CollectOptions, report: Reporter
 ) -> Iterator[Collection]:
     """Open what a collection reads; raises what `imatrix.collect` refuses before it computes."""
-    with torch_threads(options.forward.n_threads), open_model(options.adapted(model)) as source:
-        chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
+    with (
+        torch_threads(options.forward.n_threads),
+        open_model(options.adapted(model), predicts=False) as source,
+    ):
+        vocab, network = source.vocab(), source.network
+        chunks = read_text(text, vocab, network.vocab_size, options.cut, passages=network.encodes)
+        if network.encodes:
+            options = replace(options, perplexity=False)  # it predicts nothing
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
         tell_all(source.findings(chunks.chunk_size), report.tell)
         notes = tuple(finding.text for finding in quality.findings())
-        n_chosen = source.network.n_chosen
+        n_chosen = network.n_chosen
         if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":
             options = replace(options, forward=replace(options.forward, half_cache=True))
             notes += (_CHOSEN.format(n_chosen=n_chosen),)

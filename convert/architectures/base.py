@@ -87,7 +87,8 @@ class Architecture:
                   "own", with a theta and columns that the family's reader tells. "" where none has a window
     window_theta  theta of those layers where no key says it; None for that of the others
     norms_rotated whether queries and keys are normed after they are rotated
-    gelu          whether dense blocks have GELU
+    encodes       whether tokens see later ones, too: an encoder, which predicts none
+    gelu          how dense blocks compute GELU: "tanh", approximated; "" where they have none
     gated         whether dense blocks have a gate
     clamped       whether blocks and experts have gpt-oss's gate
     tiled         how heads of delta nets share keys: tiled, or grouped
@@ -117,7 +118,8 @@ class Architecture:
     windows: Literal["", "stretched", "unstretched", "plain", "alike", "own"] = ""
     window_theta: float | None = None
     norms_rotated: bool = False
-    gelu: bool = False
+    encodes: bool = False
+    gelu: Literal["", "tanh"] = ""
     gated: bool = True
     clamped: bool = False
     tiled: bool = False

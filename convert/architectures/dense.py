@@ -503,7 +503,7 @@ _STARCODER2 = decoder(
     metadata=tuple(_NORM_EPS if key.name == keys.LAYERNORM_RMS_EPS else key for key in COMMON),
     reader=_read_starcoder2_file,
     gated=False,
-    gelu=True,
+    gelu="tanh",
 )
 
 

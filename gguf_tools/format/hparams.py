@@ -131,6 +131,7 @@ class HParams:
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS)
 
     pooling_type: Size = _key(keys.POOLING_TYPE)
+    classifier_pooling_type: Size = _key(keys.CLASSIFIER_POOLING_TYPE)
     interleave_moe_layer_step: Size = _key(keys.INTERLEAVE_MOE_LAYER_STEP)
     moe_every_n_layers: Size = _key(keys.MOE_EVERY_N_LAYERS)
     rescale_every_n_layers: Size = _key(keys.RESCALE_EVERY_N_LAYERS)

@@ -29,10 +29,11 @@ def network_of_model(path: Path, metadata: Metadata, tensors: Iterable[TensorInf
     path    for messages
     raises  as `network_of_tensors`; BadRequest for a model whose weights have scales
     """
-    from imatrix.forward.open import network_of_tensors
+    from imatrix.forward.open import network_of_tensors, refuse_encoder
 
     by_name = {tensor.name: tensor for tensor in tensors}
     network = network_of_tensors(path, metadata, by_name)
+    refuse_encoder(path, network)
     refuse_scales(path, by_name, network.own_scales)
     return network
 

@@ -131,7 +131,7 @@ class LayersJob:
 
     @contextmanager
     def open(self) -> Iterator[LayersWorker]:
-        with open_model(self.model) as source:
+        with open_model(self.model, predicts=False) as source:
             yield LayersWorker(self, source)
 
 

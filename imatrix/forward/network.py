@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -39,6 +39,12 @@ class LogitRule:
             return self.scale
         return (1 - (logits / self.softcap).square()) * self.scale
 
+
+Pooling = Literal["mean", "cls", "last"]
+"""Vector of a text: the mean of its tokens', that of the first one, or that of the last one."""
+
+_PROJECTIONS = ("dense_2.weight", "dense_3.weight")
+"""Matrices that vectors of texts are multiplied by, in this order, where a model has them."""
 
 AS_THEY_ARE = LogitRule()
 """The rule of most models."""
@@ -76,6 +82,9 @@ class Network:
     n_stored_mtp  layers for multi-token prediction that the model has by its keys
     trained_context  tokens of the longest texts that the model was trained with; 0 where nothing says so
     own_scales  parts whose scales are read by the layers themselves, and don't scale weights
+    encodes     whether tokens see later ones, too, so that none is predicted
+    n_positions tokens of the longest text that it takes; None for any
+    pooling     how a text gets one vector; None for a model that is for predictions
     """
 
     n_layers: int
@@ -98,6 +107,9 @@ class Network:
     n_stored_mtp: int = 0
     trained_context: int = 0
     own_scales: Collection[str] = ()
+    encodes: bool = False
+    n_positions: int | None = None
+    pooling: Pooling | None = None
 
     @property
     def n_all_layers(self) -> int:
@@ -127,6 +139,11 @@ class Network:
         if self.end is not None:
             return self.end(load, norm)
         return norm if not self.n_handed else lambda states: norm(states[:, : self.hidden_size])
+
+    def load_projections(self, load: Loader) -> list[torch.Tensor]:
+        """Load the matrices that vectors of texts are multiplied by, in their order."""
+        names = filter(load.has, _PROJECTIONS if self.pooling is not None else ())
+        return [load.matrix(name, *load.tensor(name).shape) for name in names]
 
     @property
     def is_tied(self) -> bool:

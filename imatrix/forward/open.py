@@ -14,7 +14,7 @@ is meant for, so a model that has one is refused, as llama.cpp refuses it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -31,13 +31,14 @@ from convert.architectures.options import LatentOptions
 from convert.architectures.reranker import CLASSIFIER
 from convert.checkpoint.adapted_folder import AdaptedFolder
 from convert.checkpoint.checkpoint import Checkpoint
+from convert.embedding_files import read_embedding_files
 from convert.weights import open_weights
-from gguf_tools.errors import BadRequest, UnexpectedTensors
+from gguf_tools.errors import BadRequest, UnexpectedTensors, UnsupportedCheckpoint
 from gguf_tools.files.early_checks import refuse_missing_model
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
-from gguf_tools.format.hparams import architecture_of
+from gguf_tools.format.hparams import HParams, architecture_of, read_hparams
 from gguf_tools.format.loaders import without_effect
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
@@ -49,7 +50,7 @@ from imatrix.forward.hidden_states import MemoryStates
 from imatrix.forward.layers.llama_rounding import rounding_of
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.mtp import draft_head, own_embeddings, with_mtp
-from imatrix.forward.network import EMBEDDINGS, Network
+from imatrix.forward.network import EMBEDDINGS, Network, Pooling
 from imatrix.forward.options import ForwardOptions
 from imatrix.texts.tokens import Vocabulary
 from quantize.fill.scaled import sides_of, with_scales
@@ -156,13 +157,34 @@ class Closeable(Protocol):
     def close(self) -> None: ...
 
 
-def open_model(path: str | os.PathLike[str]) -> ModelSource:
+def open_model(path: str | os.PathLike[str], *, predicts: bool = True) -> ModelSource:
     """Open a Hugging Face folder, or a GGUF file or split set.
 
-    path    or an AdaptedFolder
-    raises  CheckpointError, GGUFError for what can't be read; UnsupportedCheckpoint for another family;
-            BadRequest for an adapter of a file
+    path      or an AdaptedFolder
+    predicts  whether it has to be a model that predicts tokens, which an encoder is not
+    raises    CheckpointError, GGUFError for what can't be read; UnsupportedCheckpoint for another family;
+              BadRequest for an adapter of a file
     """
+    source = _open(path)
+    try:
+        if predicts:
+            refuse_encoder(source.path, source.network)
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def refuse_encoder(path: Path, network: Network) -> None:
+    """Raise UnsupportedCheckpoint for a model that predicts no tokens."""
+    if network.encodes:
+        raise UnsupportedCheckpoint(
+            f"{path}: an encoder, which predicts no tokens, as this command needs it;"
+            " convert-hf-to-gguf, quantize, imatrix and evaluate take such a model"
+        )
+
+
+def _open(path: str | os.PathLike[str]) -> ModelSource:
     adapted = path if isinstance(path, AdaptedFolder) else None
     path = Path(path)
     if path.is_dir():
@@ -184,7 +206,11 @@ def _open_folder(folder: Path, adapted: AdaptedFolder | None) -> ModelSource:
         choices = {"mla": "none", "mtp": _has_mtp(checkpoint)} if latent else {}
         conversion = build(architecture, open_weights(checkpoint), choices)
         tensors = {tensor.name: tensor for tensor in conversion.tensors}
-        metadata = {keys.ARCHITECTURE: Value.string(architecture.gguf_name), **conversion.metadata}
+        name = architecture.gguf_name
+        embedding, _ = read_embedding_files(
+            folder, name, conversion.metadata, config=checkpoint.config, ranks=architecture.ranks
+        )
+        metadata = {keys.ARCHITECTURE: Value.string(name), **conversion.metadata, **embedding}
         return ModelSource(
             path=folder,
             network=network_of_tensors(folder, metadata, tensors),
@@ -246,6 +272,11 @@ def findings_of(path: Path, network: Network, metadata: Metadata, chunk_size: in
         shown = f"{', '.join(unread[:_SHOWN])}{' ...' * (len(unread) > _SHOWN)}"
         text = f"{path}: without effect, as llama.cpp reads no such key for the architecture: {shown}"
         yield Finding("keys without effect", text, Level.NOTE, unread)
+    if network.n_positions is not None and network.n_positions < chunk_size:
+        raise BadRequest(
+            f"{path}: chunks of {chunk_size} tokens, and the model has positions for"
+            f" {network.n_positions} (-c)"
+        )
     if 0 < network.trained_context < chunk_size:
         yield Finding(
             "long chunks",
@@ -268,6 +299,8 @@ def network_of_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Des
     family = find_family(path, architecture)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     network = with_mtp(network_of_family(family, family.read_file(metadata, shapes, path)), shapes)
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    network = replace(network, pooling=_pooling(network, hparams, shapes))
     used = _used(network, path, tensors)
     used |= {CLASSIFIER} if family.ranks else set()
     used |= {side for name in used & tensors.keys() for side in sides_of(tensors[name])}
@@ -279,6 +312,18 @@ def network_of_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Des
             f" expected those of {architecture} alone"
         )
     return network
+
+
+_POOLINGS: Mapping[int | None, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+"""Number of a pooling, of llama.cpp's enum llama_pooling_type; others make no vector of a text."""
+
+
+def _pooling(network: Network, hparams: HParams, tensors: Container[str]) -> Pooling | None:
+    """Return how a text gets a vector. An encoder always has one: its classifier's, or else the mean."""
+    stated = _POOLINGS.get(hparams.first("pooling_type"))
+    if stated is not None or not network.encodes:
+        return stated
+    return _POOLINGS.get(hparams.first("classifier_pooling_type"), "cls") if CLASSIFIER in tensors else "mean"
 
 
 @dataclass(frozen=True)
@@ -311,6 +356,7 @@ def _used(network: Network, path: Path, tensors: Mapping[str, Described]) -> set
     for name in dict.fromkeys((EMBEDDINGS, network.output)):
         load.matrix(name, network.vocab_size, network.hidden_size)
     network.load_end(load)
+    network.load_projections(load)
     for number in range(network.n_all_layers):
         layer = network.build(load, number, rotate)
         if layer.experts is not None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from gguf_tools.files.named_files import read_corpus, read_input
 from gguf_tools.format.values import Metadata
-from imatrix.texts.tokens import Cut, Text, bos_of, cut_into_chunks, make_encoder
+from imatrix.texts.tokens import Cut, Text, bos_of, cut_into_chunks, end_of, make_encoder
 
 if TYPE_CHECKING:
     from imatrix.texts.suite import Suite
@@ -29,32 +29,34 @@ if TYPE_CHECKING:
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
+def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut, *, passages: bool = False) -> Text:
     """Read a file, or the classes of a folder in equal shares, and cut it into chunks of tokens.
 
     A folder's own contexts, and what it has scored, don't matter here.
 
     vocab       the keys tokenizer.*
     vocab_size  rows of the embedding
+    passages    whether chunks are passages: then each ends with the token that ends a text
     raises  BadRequest for a file that is not text, a file or a class that is too short, a token outside the
             vocabulary, and what `read_suite` raises; BadTokenizer for a tokenizer that is not supported
     """
+    end = end_of(vocab) if passages else None
     if path.is_dir():
-        return _mixed(path, vocab, vocab_size, cut)
+        return _mixed(path, vocab, vocab_size, cut, end)
     text = read_corpus(path)
     ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
-    found = cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
+    found = cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path), end)
     return replace(found, sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
-def _mixed(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
+def _mixed(path: Path, vocab: Metadata, vocab_size: int, cut: Cut, end: int | None) -> Text:
     from imatrix.texts.suite import read_suite
     from imatrix.texts.tokenise import class_tokens
 
     suite, notes = read_suite(path), list[str]()
     bos, whole = bos_of(vocab), Cut(cut.chunk_size)
     texts = {
-        name: cut_into_chunks(ids if bos is None else ids[1:], bos, vocab_size, whole, str(path / name))
+        name: cut_into_chunks(ids if bos is None else ids[1:], bos, vocab_size, whole, str(path / name), end)
         for name, ids in class_tokens(suite, vocab, vocab_size, notes, parse_special=cut.parse_special)
     }
     rounds = sorted(

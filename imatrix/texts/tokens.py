@@ -4,8 +4,11 @@ The text is tokenised as a whole, with a BOS in front when the tokenizer adds on
 equal size, and a shorter rest is not used. Where BOS is added, it then replaces each chunk's first token.
 Control tokens in the text count as plain text unless special tokens are parsed.
 
-The tokenizer, BPE or SentencePiece, is built from tokenizer.* keys: those of a GGUF file, or those that a
-conversion would write. Its ids are llama.cpp's.
+An encoder's text may end with a token of its own, [SEP], as it begins with one. Where texts are taken for
+passages, each chunk's last token is replaced by that.
+
+The tokenizer, BPE, SentencePiece or WordPiece, is built from tokenizer.* keys: those of a GGUF file, or those
+that a conversion would write. Its ids are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from gguf_tools.text import counted, quoted
 from imatrix.texts.bpe import BytePairs
 from imatrix.texts.chunks import Chunks
 from imatrix.texts.sentence_pieces import SentencePieces
+from imatrix.texts.words import UNIGRAM, WORDPIECE, WordTokens
 
 _SENTENCEPIECE = "llama"
 _SENTENCEPIECE_BOS = 1
@@ -105,8 +109,10 @@ class Cut(CheckedFields):
         return slice(self.from_chunk, last)
 
 
-def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:
-    """Cut token ids into chunks; `name` is the text's, for messages.
+def cut_into_chunks(
+    ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str, end: int | None = None
+) -> Text:
+    """Cut token ids into chunks; `name` is the text's, for messages, and `end` the last token of each.
 
     raises  BadRequest when there is no whole chunk, or a token outside the vocabulary
     """
@@ -122,6 +128,8 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     inputs = tokens.copy()
     if bos is not None:
         inputs[:, 0] = bos
+    if end is not None:
+        inputs[:, -1] = end
     for used in (tokens, inputs):
         outside = used[(used < 0) | (used >= vocab_size)]
         if outside.size:
@@ -159,18 +167,37 @@ def bos_of(vocab: Metadata) -> int | None:
 
     raises  BadTokenizer when it should add one and the keys name none
     """
-    is_spm = _data(vocab, keys.TOKENIZER_MODEL, None) == _SENTENCEPIECE
-    cutting = cutting_of(vocab)
-    adds = _data(vocab, keys.TOKENIZER_ADD_BOS, is_spm or (cutting is not None and cutting.adds_bos))
-    if not adds:
+    model = _data(vocab, keys.TOKENIZER_MODEL, None)
+    is_spm, cutting = model == _SENTENCEPIECE, cutting_of(vocab)
+    usual = is_spm or model == WORDPIECE or (cutting is not None and cutting.adds_bos)
+    if not _data(vocab, keys.TOKENIZER_ADD_BOS, usual):
         return None
-    bos = _data(vocab, keys.TOKENIZER_BOS_ID, _SENTENCEPIECE_BOS if is_spm else None)
-    if not isinstance(bos, int):
-        raise BadTokenizer(f"{keys.TOKENIZER_ADD_BOS} is true, but there is no {keys.TOKENIZER_BOS_ID}")
+    return _token(
+        vocab, keys.TOKENIZER_ADD_BOS, keys.TOKENIZER_BOS_ID, _SENTENCEPIECE_BOS if is_spm else None
+    )
+
+
+def end_of(vocab: Metadata) -> int | None:
+    """Return the token that ends every passage, None when the tokenizer adds none.
+
+    raises  BadTokenizer when it should add one and the keys name none
+    """
+    is_wordpiece = _data(vocab, keys.TOKENIZER_MODEL, None) == WORDPIECE
+    if not _data(vocab, keys.TOKENIZER_ADD_EOS, is_wordpiece):
+        return None
+    ending = keys.TOKENIZER_SEP_ID if is_wordpiece else keys.TOKENIZER_EOS_ID
+    return _token(vocab, keys.TOKENIZER_ADD_EOS, ending)
+
+
+def _token(vocab: Metadata, flag: str, key: str, default: int | None = None) -> int:
+    """Return the token that a key names, which a flag wants."""
+    token = _data(vocab, key, default)
+    if not isinstance(token, int):
+        raise BadTokenizer(f"{flag} is true, but there is no {key}")
     n_tokens = len(_data(vocab, keys.TOKENIZER_TOKENS, ()))
-    if n_tokens and not 0 <= bos < n_tokens:
-        raise BadTokenizer(f"{keys.TOKENIZER_BOS_ID} is {bos}, expected one of {n_tokens:,} tokens")
-    return bos
+    if n_tokens and not 0 <= token < n_tokens:
+        raise BadTokenizer(f"{key} is {token}, expected one of {n_tokens:,} tokens")
+    return token
 
 
 class Encoder(Protocol):
@@ -187,10 +214,12 @@ def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
     model = _data(vocab, keys.TOKENIZER_MODEL, None)
     if model == _SENTENCEPIECE:
         return SentencePieces(vocab, parse_special=parse_special)
+    if model in (WORDPIECE, UNIGRAM):
+        return WordTokens(vocab, parse_special=parse_special)
     if model not in BYTE_PAIRS:
         raise BadTokenizer(
-            f"{keys.TOKENIZER_MODEL} is {quoted(model)}, expected 'llama' (SentencePiece) or "
-            f"{', '.join(map(repr, BYTE_PAIRS))} (BPE)"
+            f"{keys.TOKENIZER_MODEL} is {quoted(model)}, expected 'llama' (SentencePiece),"
+            f" {WORDPIECE!r} (WordPiece), {UNIGRAM!r} (unigrams) or {', '.join(map(repr, BYTE_PAIRS))} (BPE)"
         )
     cutting = cutting_of(vocab)
     if cutting is None:

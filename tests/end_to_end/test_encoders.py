@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 import transformers
@@ -15,10 +16,18 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer
 
 import convert
+import gguf_tools
 import imatrix
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from gguf_tools import open_gguf
-from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
+from gguf_tools.errors import BadConfig, BadRequest, UnsupportedCheckpoint
+from imatrix.forward.observe import Silent
+from imatrix.forward.open import open_model
+from imatrix.forward.options import ForwardOptions
+from imatrix.forward.pooled import pooled
+from imatrix.forward.run import forward_pass
+from imatrix.forward.work_folder import WorkFolder
+from imatrix.texts.tokens import Text, bos_of, end_of, make_encoder
 from tests.end_to_end.arch_models import GOLDEN
 from tests.end_to_end.test_convert_published import described, keys
 from tests.imatrix.forward.hostile_text import HOSTILE
@@ -144,8 +153,87 @@ def test_what_llama_cpp_has_no_place_for_is_refused(
         convert.convert(folder, tmp_path / "out.gguf")
 
 
-def test_commands_that_predict_tokens_refuse_an_encoder(tmp_path: Path) -> None:
+def test_commands_that_need_predictions_refuse_an_encoder(tmp_path: Path) -> None:
     folder = write("bert", tmp_path / "model")
     (tmp_path / "text.txt").write_text(TEXT * 50)
-    with pytest.raises(UnsupportedCheckpoint, match="'bert': convert-hf-to-gguf and quantize take such"):
-        imatrix.collect(folder, tmp_path / "text.txt", tmp_path / "m.gguf")
+    with pytest.raises(UnsupportedCheckpoint, match=r"model: an encoder, which predicts no tokens"):
+        gguf_tools.sensitivity(folder, tmp_path / "text.txt", tmp_path / "x.json", chunk_size=64)
+    with pytest.raises(UnsupportedCheckpoint, match=r"model: an encoder, which predicts no tokens"):
+        gguf_tools.calibrate(
+            folder, tmp_path / "out.gguf", "Q4_0", tmp_path / "text.txt", chunk_size=64, any_text=True
+        )
+
+
+def vectors_of(path: Path, ids: list[int]) -> npt.NDArray[np.float64]:
+    """Return the vector that the forward pass makes of a text."""
+    tokens = np.array([ids])
+    with open_model(path, predicts=False) as source, WorkFolder(path.parent / "work", {}) as work:
+        chunks = Text(tokens, tokens).chunks
+        options = ForwardOptions(device="cpu")
+        with forward_pass(source, chunks, options, work, lambda share: None) as forward:
+            assert [*forward.layers(Silent)] == [*range(source.network.n_layers)]
+            return pooled(forward)[0].numpy()
+
+
+@needs_llama
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_forward_pass_makes_the_vectors_of_both(name: str, tmp_path: Path) -> None:
+    folder, path = write(name, tmp_path / "model"), tmp_path / "out.gguf"
+    convert.convert(folder, path, outtype="f32")
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    is_cls = name.endswith("-rank") and not name.startswith("modern-bert")  # as its classifier takes it
+    with oracle.Model(path) as llama:
+        theirs = llama.pooled(ids, "cls" if is_cls else "mean", len(hidden[0]))
+    ours = vectors_of(path, ids)
+    for vector, limit in ((hidden[0] if is_cls else hidden.mean(0), 1e-6), (theirs, 5e-4)):
+        assert np.linalg.norm(ours - vector / np.linalg.norm(vector)) < limit
+    assert np.array_equal(ours, vectors_of(folder, ids))
+
+
+def test_the_forward_pass_computes_windows_and_projections_of_embeddinggemma(tmp_path: Path) -> None:
+    folder, path = write_published("embeddinggemma", tmp_path / "model"), tmp_path / "out.gguf"
+    convert.convert(folder, path, outtype="f32")
+    ids = [5 + 7 * number % 500 for number in range(60)]  # more than a window
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+    assert np.linalg.norm(vectors_of(path, ids) - expected / np.linalg.norm(expected)) < 1e-5
+
+
+@needs_llama
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "roberta", "modern-bert"])
+def test_texts_become_the_tokens_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    folder = write(name, tmp_path / "model", *([charsmap(tmp_path)] if name == "xlm-roberta" else []))
+    convert.convert(folder, tmp_path / "out.gguf", vocab_only=True)
+    with open_gguf(tmp_path / "out.gguf") as file:
+        vocab = file.metadata
+    encoder = make_encoder(vocab)
+    with oracle.Model(tmp_path / "out.gguf", vocab_only=True) as model:
+        assert [bos_of(vocab), *encoder.encode(TEXT), end_of(vocab)] == model.tokenize(TEXT, add_special=True)
+        for text in HOSTILE:
+            if name != "bert" or not _OTHERWISE & set(text):
+                assert encoder.encode(text) == model.tokenize(text)
+
+
+def test_an_importance_matrix_of_an_encoder_counts_every_token(tmp_path: Path) -> None:
+    folder = write("bert", tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT * 50)
+    found = imatrix.collect(
+        folder, tmp_path / "text.txt", tmp_path / "m.gguf", chunk_size=32, n_chunks=3, any_text=True
+    )
+    assert found.perplexity is None
+    entries = found.importances.entries
+    assert {name.removeprefix("blk.0.") for name in entries if name.startswith("blk.0.")} == {
+        f"{part}.weight" for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+    }
+    assert all(entry.counts.tolist() == [96] for entry in entries.values())
+
+
+def test_a_text_longer_than_the_positions_is_refused(tmp_path: Path) -> None:
+    folder = write("bert", tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT * 50)
+    with pytest.raises(BadRequest, match=r"chunks of 131 tokens, and the model has positions for 130"):
+        imatrix.collect(folder, tmp_path / "text.txt", tmp_path / "m.gguf", chunk_size=131, any_text=True)

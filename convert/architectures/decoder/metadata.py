@@ -145,7 +145,7 @@ def read_decoder(
     raises    FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
     hparams = read_hparams(metadata, family.gguf_name, path)
-    refuse_unlike(hparams, by_layer)
+    refuse_unlike(hparams, by_layer, encodes=family.encodes)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
     n_layers = size("block_count") - n_mtp
@@ -187,12 +187,13 @@ def _sections(hparams: HParams) -> tuple[int, ...] | None:
     return sections if isinstance(sections, tuple) and min(sections[:2]) > 0 else None
 
 
-def refuse_unlike(hparams: HParams, by_layer: Container[str] = ()) -> None:
+def refuse_unlike(hparams: HParams, by_layer: Container[str] = (), *, encodes: bool = False) -> None:
     """Raise UnsupportedCheckpoint for what llama.cpp computes by the keys, and the forward pass does not.
 
     by_layer  fields of HParams that may differ from layer to layer
+    encodes   whether tokens may see later ones
     """
-    if hparams.attention_causal is False:
+    if hparams.attention_causal is False and not encodes:
         raise UnsupportedCheckpoint(
             f"{hparams.path}: {hparams.key('attention_causal')} is false, expected true: the forward pass"
             " lets no token see later ones"

@@ -17,6 +17,7 @@ from convert.architectures.base import Architecture, Key
 from convert.architectures.decoder.config import with_defaults
 from convert.architectures.decoder.metadata import SIZES
 from convert.architectures.decoder.rules import layers_if, once, one
+from convert.architectures.encoders.files import read_encoder
 from convert.architectures.encoders.parts import (
     CLASSIFIER,
     LABELS,
@@ -187,6 +188,8 @@ _ENCODER = Architecture(
     drops=_drops,
     notes=_notes,
     forced_type=in_full,
+    reader=read_encoder,
+    encodes=True,
     quirks=Quirks(pre_tokenizers={"gpt-2": "roberta-bpe"}),
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.config import FULL, SLIDING, layers_of_kind, with_defaults
 from convert.architectures.decoder.metadata import SIZES, VOCAB_SIZE
 from convert.architectures.decoder.rules import layers_if, once, one
+from convert.architectures.encoders.files import read_encoder
 from convert.architectures.encoders.parts import (
     CLASSIFIER,
     LABELS,
@@ -186,6 +187,10 @@ _MODERN_BERT = Architecture(
     _METADATA,
     drops=_drops,
     quirks=Quirks(pre_tokenizers={"gpt-2": "modern-bert"}),
+    reader=read_encoder,
+    windows="unstretched",
+    window_theta=10000.0,
+    encodes=True,
 )
 
 FAMILIES = (_MODERN_BERT,)

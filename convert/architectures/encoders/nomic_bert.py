@@ -15,6 +15,7 @@ from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader, merged
 from convert.architectures.decoder.metadata import SIZES
 from convert.architectures.decoder.rules import once, one
+from convert.architectures.encoders.files import read_encoder
 from convert.architectures.encoders.parts import EncoderConfig, encoder_fields, every_layer, in_full
 from convert.architectures.rules import Rule
 from gguf_tools.format import keys
@@ -112,6 +113,15 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.TOKENIZER_TYPE_COUNT, Value.u32, lambda c, o: c.type_vocab_size),
 )
 
-_NOMIC = Architecture(("NomicBertModel",), "nomic-bert", _read_config, _RULES, _METADATA, forced_type=in_full)
+_NOMIC = Architecture(
+    ("NomicBertModel",),
+    "nomic-bert",
+    _read_config,
+    _RULES,
+    _METADATA,
+    forced_type=in_full,
+    reader=read_encoder,
+    encodes=True,
+)
 
 FAMILIES = (_NOMIC,)

@@ -119,7 +119,7 @@ _GEMMA2 = decoder(
     quirks=QUIRKS,
     reader=_read_file,
     windows="stretched",
-    gelu=True,
+    gelu="tanh",
 )  # fmt: skip
 
 FAMILIES = (_GEMMA2,)

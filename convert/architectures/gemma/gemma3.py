@@ -89,7 +89,8 @@ def _read_file(
 ) -> DecoderConfig:
     """Return the configuration in a file, see `read_decoder`, with what no key says."""
     config = read_decoder(family, metadata, shapes, path)
-    scale = scores_divisor(config, _LAYERS_OF_27B) ** -0.5
+    divisor = config.head_dim if family.encodes else scores_divisor(config, _LAYERS_OF_27B)
+    scale = divisor**-0.5
     return replace(config, attention_scale=scale, embedding_scale=config.hidden_size**0.5)
 
 
@@ -140,7 +141,7 @@ _GEMMA3 = decoder(
     reader=_read_file,
     windows="unstretched",
     window_theta=10000.0,
-    gelu=True,
+    gelu="tanh",
 )
 
 # ---- EmbeddingGemma: an encoder, which makes vectors of texts
@@ -150,7 +151,7 @@ _EMBEDDING_GEMMA = replace(
     hf_names=("Gemma3TextModel",),
     gguf_name="gemma-embedding",
     read_config=partial(read_config, is_encoder=True),
-    reader=None,
+    encodes=True,
 )
 
 

@@ -100,6 +100,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         end=end,
         n_chosen=config.indexer.n_positions if isinstance(config, BlockIndexedConfig) else None,
         output_norm=OUTPUT_NORM if family.makes(OUTPUT_NORM) else "token_embd_norm.weight",
+        encodes=family.encodes,
     )
 
 
@@ -203,6 +204,7 @@ def _head_sizes(family: Architecture, config: DecoderConfig) -> HeadSizes:
         normed=bool(_norm_of_blocks(family)),
         fused=not family.makes("blk.{layer}.attn_q.weight"),
         norms_rotated=family.norms_rotated,
+        causal=not family.encodes,
     )
 
 

@@ -167,7 +167,7 @@ class _Parts:
             attention,
             self.norm("pre_ffw_norm_2"),
             None,
-            replace(experts, gelu=True),
+            replace(experts, gelu="tanh"),
             around_attention=StrandEntry(before.together() if self.number else None),
             around_block=DenseBesideExperts(self.norm("ffn_norm"), block),
             router_norm=RMSNorm(scale, config.rms_norm_eps),
@@ -178,7 +178,7 @@ class _Parts:
 
     def block(self, width: int, post_norm: str) -> FeedForward:
         block = load_ffn(self.load, BlockNames.of(self.number), self.config.hidden_size, width)
-        return replace(block, gelu=True, post_norm=self.norm(post_norm))
+        return replace(block, gelu="tanh", post_norm=self.norm(post_norm))
 
     def embedding(self) -> LayerEmbedding:
         config, load = self.config, self.load

@@ -10,7 +10,7 @@ from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.recurrent.mamba2 import MambaConfig
 from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
 from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
-from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
+from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, load_ffn
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rope
@@ -83,7 +83,7 @@ class FeedForwards:
     clamped       whether blocks and experts have gpt-oss's gate
     limit         see FeedForward
     post_norm_eps  epsilon of the norm of a dense block's output; None for no norm
-    gelu           whether dense blocks have GELU
+    gelu           how dense blocks compute GELU, see FeedForward
     fused          whether gate and up of dense blocks are one matrix, which is called up
     gated          whether dense blocks have a gate
     """
@@ -98,7 +98,7 @@ class FeedForwards:
     clamped: bool = False
     limit: float | None = None
     post_norm_eps: float | None = None
-    gelu: bool = False
+    gelu: Gelu = ""
     fused: bool = False
     gated: bool = True
 

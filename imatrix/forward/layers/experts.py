@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear, softplus
 
-from imatrix.forward.layers.ffn import BlockNames, FeedForward
+from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu
 from imatrix.forward.layers.load import Loader
 
 Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
@@ -143,7 +143,7 @@ class Experts:
     width: int
     clamped: bool = False
     limit: float | None = None
-    gelu: bool = False
+    gelu: Gelu = ""
     gated: bool = True
 
     @property

@@ -2,13 +2,14 @@
 
 Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
 gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
-has the usual gate. Nemotron has none: down(relu(up(x)) ** 2). The output of Qwen's shared expert is
-multiplied by the sigmoid of a number that one row makes of the input.
+has the usual gate. Nemotron has none: down(relu(up(x)) ** 2); nor has BERT: down(gelu(up(x))). The output of
+Qwen's shared expert is multiplied by the sigmoid of a number that one row makes of the input.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.nn.functional import gelu, linear, silu
@@ -46,6 +47,9 @@ class BlockNames:
         return tuple(dict.fromkeys((self.gate, self.up)))
 
 
+Gelu = Literal["", "tanh", "none"]
+"""No GELU, its approximation by tanh, or GELU itself, by torch's names."""
+
 CLAMP, SHARPNESS = 7.0, 1.702
 """Where gpt-oss clamps its gate from above, and up from both sides; and how steep its gate is."""
 
@@ -71,11 +75,11 @@ class FeedForward:
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
     limit                          what gate is clamped to from above, up from both sides; None: not at all
-    gelu                           whether the activation is GELU (its approximation by tanh)
+    gelu                           how GELU is computed in place of SiLU, see Gelu; "" where it is not
     post_norm                      of the output; None for none
     share                          what the output is multiplied by; None for one, as in routed experts
-    gated                          whether there is a gate; otherwise `gate` is up, and relu is squared where
-                                   the activation isn't GELU
+    gated                          whether there is a gate; otherwise `gate` is up, and without GELU relu is
+                                   squared
     """
 
     names: BlockNames
@@ -88,7 +92,7 @@ class FeedForward:
     clamped: bool = False
     limit: float | None = None
     share: Share | None = None
-    gelu: bool = False
+    gelu: Gelu = ""
     post_norm: RMSNorm | None = None
     gated: bool = True
 
@@ -105,14 +109,14 @@ class FeedForward:
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
         if not self.gated:
-            return gelu(gate, approximate="tanh") if self.gelu else gate.relu().square()
+            return gelu(gate, approximate=self.gelu) if self.gelu else gate.relu().square()
         if self.up is None:
             gate, up = gate.chunk(2, -1)
         else:
             up = linear(x, self.up, self.up_bias)
             watch(observer, self.names.up, x, up, index, n_mats)
         if self.gelu:
-            return gelu(gate, approximate="tanh") * up
+            return gelu(gate, approximate=self.gelu) * up
         if not gate.requires_grad and not self.clamped and self.limit is None:
             return silu(gate, inplace=True).mul_(up)
         if self.clamped:

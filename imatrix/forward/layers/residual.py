@@ -29,15 +29,18 @@ class RMSNorm:
 
 @dataclass(frozen=True)
 class CentredNorm(RMSNorm):
-    """The same of rows less their mean: a LayerNorm; `bias` is added, float32 (n_cols,), None for nothing."""
+    """The same of rows less their mean: a LayerNorm.
+
+    bias  float32 (n_cols,): what is added in the end; None for nothing
+    """
 
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Take each row's mean from it, then scale as an RMSNorm does; computed in float32."""
         x = x.float()
-        normed = super().__call__(x - x.mean(-1, keepdim=True))
-        return normed if self.bias is None else normed.add_(self.bias)
+        scaled = super().__call__(x - x.mean(-1, keepdim=True))
+        return scaled if self.bias is None else scaled.add_(self.bias)
 
 
 class Unnormed:
@@ -130,6 +133,22 @@ class Scaled:
 
     def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         return ResidualStream(hidden, hidden, hidden.new_full((len(hidden), 1), self.factor))
+
+
+@dataclass(frozen=True)
+class Normed:
+    """One strand that is normed before the part sees it and adds to it: the norm behind the part before.
+
+    added  float32 (n_positions, n_cols): what is added before the norm, by position; one row for all. None
+           for nothing
+    """
+
+    norm: Norm
+    added: torch.Tensor | None = None
+
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        x = self.norm(hidden if self.added is None else hidden + self.added[: len(hidden)])
+        return ResidualStream(x, x)
 
 
 @dataclass(frozen=True)

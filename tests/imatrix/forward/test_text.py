@@ -68,8 +68,8 @@ def test_a_bos_outside_of_the_vocabulary() -> None:
 
 
 def test_tokenizers_that_are_not_read() -> None:
-    with pytest.raises(BadTokenizer, match="'bert', expected 'llama'"):
-        make_encoder({"tokenizer.ggml.model": Value.string("bert")})
+    with pytest.raises(BadTokenizer, match="'rwkv', expected 'llama'"):
+        make_encoder({"tokenizer.ggml.model": Value.string("rwkv")})
     with pytest.raises(BadTokenizer, match="there is no"):
         bos_of({"tokenizer.ggml.add_bos_token": Value.bool_(True)})
 

@@ -10,7 +10,8 @@ An indexer may choose, for each head of keys, the blocks of positions that are s
 
 A layer may hand its keys and values on, beside the hidden states, and later ones attend to these.
 
-Queries go in blocks, which only see the keys up to their own end.
+Queries go in blocks. In a decoder they only see the keys up to their own end; an encoder's see all keys, or
+those within half a window on either side.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class HeadSizes:
     fused                whether one matrix has the rows of queries, keys and values
     unit_values          whether values are normed, without a weight
     norms_rotated        whether queries and keys are normed after they are rotated
+    causal               whether tokens see no later ones
     """
 
     hidden: int
@@ -59,6 +61,7 @@ class HeadSizes:
     unit_values: bool = False
     fused: bool = False
     norms_rotated: bool = False
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class SharedKeyAttention:
     q_norm, k_norm  of queries and keys; None for none. Their weights have the columns of a head, or of all
                     heads together
     sinks           float32 (n_heads,), None for none
-    window          positions that are seen, the token's own with them; None for all
+    window          positions that are seen, the token's own with them, or half as many on either side; None
+                    for all
     post_norm       of what the layer adds; None for none
     sharpness       float32 (n_positions,): what scores are multiplied by, too; None for nothing
     k               makes the keys; None where they are another layer's
@@ -235,8 +239,8 @@ class SharedKeyAttention:
         attended = []
         for start in range(0, n_tokens, n_query):
             stop = min(n_tokens, start + n_query)
-            first = 0 if self.window is None else max(0, start - self.window + 1)
-            unseen = self._unseen(start, stop, first, query)
+            first, last = self._seen(start, stop, n_tokens)
+            unseen = self._unseen(start, stop, first, last, query)
             some = []
             for head in range(0, sizes.n_kv_heads, step):
                 heads = slice(head, head + step)
@@ -247,8 +251,8 @@ class SharedKeyAttention:
                 some.append(
                     self._block(
                         query[start:stop, heads],
-                        key[first:stop, heads],
-                        value[first:stop, heads],
+                        key[first:last, heads],
+                        value[first:last, heads],
                         hidden,
                         head * group,
                     )
@@ -256,13 +260,23 @@ class SharedKeyAttention:
             attended.append(torch.cat(some, 1))
         return torch.cat(attended).flatten(1)
 
-    def _unseen(self, start: int, stop: int, first: int, like: torch.Tensor) -> torch.Tensor:
-        """Return -inf for positions that a query does not see, and 0, (stop - start, stop - first)."""
-        unseen = like.new_full((stop - start, stop - first), float("-inf"))
-        later = unseen.triu(start - first + 1)
-        if self.window is None:
-            return later
-        return later + unseen.tril(start - first - self.window)
+    def _seen(self, start: int, stop: int, n_tokens: int) -> tuple[int, int]:
+        """Return the first position that any of some queries sees, and the one behind the last."""
+        before, after = self._reach(n_tokens)
+        return max(0, start - before), min(n_tokens, stop + after)
+
+    def _reach(self, n_tokens: int) -> tuple[int, int]:
+        """Return how many positions a query sees before its own, and behind it."""
+        if self.sizes.causal:
+            return (n_tokens if self.window is None else self.window - 1), 0
+        half = n_tokens if self.window is None else self.window // 2
+        return half, half
+
+    def _unseen(self, start: int, stop: int, first: int, last: int, like: torch.Tensor) -> torch.Tensor:
+        """Return -inf for positions that a query does not see, and 0, (stop - start, last - first)."""
+        unseen = like.new_full((stop - start, last - first), float("-inf"))
+        before, after = self._reach(last)
+        return unseen.triu(start - first + after + 1) + unseen.tril(start - first - before - 1)
 
     def _block(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor, head: int
