@@ -366,6 +366,8 @@ def read_report(path: Path, *, for_card: bool = False) -> Report:
     other = "not a report of `evaluate --json`" if for_card else "not what evaluate --json writes"
     content = read_document(path, unless=other)
     made = content.get("format") if isinstance(content, dict) else None
+    if made is None and "'recall_at_10'" in str(content):
+        made = "what it writes of a model for embeddings"
     if made is not None:
         raise BadRequest(f"{path}: {other}, but {made}")
     try:

@@ -219,6 +219,14 @@ def difference_interval(classes: Sequence[ChunkSums], level: float = LEVEL) -> I
     return _interval(classes, np.subtract, level)
 
 
+def mean_interval(classes: Sequence[tuple[Ints, Values]]) -> Interval:
+    """Compute the mean of values with its interval; classes weigh the same.
+
+    classes  of each the number of every value's chunk, and the values
+    """
+    return _interval([ChunkSums.of(chunk, each, each) for chunk, each in classes], lambda a, _: a)
+
+
 def kld_interval(classes: Sequence[TokenValues]) -> Interval:
     """Compute the mean divergence of a file with its interval; classes weigh the same."""
     sums = [ChunkSums.of(each.chunk, each.kld, each.kld) for each in classes]
@@ -227,8 +235,7 @@ def kld_interval(classes: Sequence[TokenValues]) -> Interval:
 
 def flips_interval(classes: Sequence[TokenValues]) -> Interval:
     """Compute the share of tokens that a file flips with its interval; classes weigh the same."""
-    sums = [ChunkSums.of(each.chunk, each.flipped, each.flipped) for each in classes]
-    found = _interval(sums, lambda a, _: a)
+    found = mean_interval([(each.chunk, each.flipped.astype(np.float64)) for each in classes])
     return replace(found, low=max(0.0, found.low))
 
 

@@ -2,6 +2,7 @@
 
 A text alone is a suite with one class. It is shown with the measures of llama-perplexity, whose errors are
 over tokens, and with the drift of each layer. Classes are shown by `Figures`, whose errors are over chunks.
+Models that are for embeddings have `Likeness` in the place of both, and what is about predictions is absent.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from imatrix.evaluate.against import FileComparison, compare_files, comparison_l
 from imatrix.evaluate.divergence import (
     DRAFT_HEADINGS,
     DRAFTS_ARE,
-    Divergence,
     Drafts,
     Estimate,
-    TokenValues,
     draft_rows,
 )
 from imatrix.evaluate.figures import ALL, Figures
+from imatrix.evaluate.likeness import LIKENESS_HEADINGS, Likeness
 from imatrix.evaluate.noise_floor import NoiseFloor, mean_floor, noise_by_class_lines, noise_lines
 from imatrix.texts.suite import Suite
 from imatrix.texts.tokenise import ClassChunks
@@ -51,11 +51,11 @@ class EvaluatedModel:
     path             of its file, or of the first one
     n_bytes          size of its file or files
     bits_per_weight  of its tensors
-    divergence       of its predictions from the base's
+    divergence       of its predictions from the base's; of a model for embeddings, how like its vectors are
     layers           how far it has moved from the base after each layer; empty where only the base's logits
                      are known
     worst_layer      the layer that adds most to the drift, and the errors of its tensors; None without layers
-    tokens           what was measured of each token
+    tokens           what was measured of each token, or of each passage
     tensors          all that the file has, in its order
     drafts           what its MTP layer predicts; None where it or the base has none
     """
@@ -63,10 +63,10 @@ class EvaluatedModel:
     path: Path
     n_bytes: int
     bits_per_weight: float
-    divergence: Divergence
+    divergence: Any  # Divergence or Likeness
     layers: tuple[LayerDrift, ...]
     worst_layer: WorstLayer | None
-    tokens: TokenValues = field(repr=False)
+    tokens: Any = field(repr=False)  # TokenValues or PassageValues
     tensors: Sequence[TensorInfo] = field(repr=False)
     drafts: Drafts | None = None
 
@@ -77,6 +77,15 @@ class EvaluatedModel:
     def measures_json(self) -> dict[str, Any]:
         """Return as JSON data what was measured: ratios as fractions."""
         found, worst = self.divergence, self.worst_layer
+        of_layers = {
+            "layers": [
+                {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
+                for layer in self.layers
+            ],
+            "worst_layer": None if worst is None else worst.to_json(),
+        }
+        if isinstance(found, Likeness):
+            return {**found.row(), **of_layers}
         return {
             "ppl": found.ppl.value,
             "ppl_error": found.ppl.error,
@@ -101,11 +110,7 @@ class EvaluatedModel:
                 {"first": each.first, "last": each.last, "kld": each.kld.value, "error": each.kld.error}
                 for each in found.by_position
             ],
-            "layers": [
-                {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
-                for layer in self.layers
-            ],
-            "worst_layer": None if worst is None else worst.to_json(),
+            **of_layers,
             **({} if self.drafts is None else {"drafts": self.drafts.to_json()}),
         }
 
@@ -115,13 +120,13 @@ class ClassEvaluation:
     """Models against a base, on a class of texts.
 
     text      its chunks
-    base_ppl  perplexity of the base
+    base_ppl  perplexity of the base; None of a model for embeddings
     models    each model against the base, in the order in which they were given
     noise     what the base itself loses to rounding; None: not measured
     """
 
     text: ClassChunks
-    base_ppl: Estimate
+    base_ppl: Estimate | None
     models: tuple[EvaluatedModel, ...]
     noise: NoiseFloor | None = None
 
@@ -148,6 +153,11 @@ class Evaluation:
         return only
 
     @property
+    def is_of_vectors(self) -> bool:
+        """Whether vectors of passages were compared, and no predictions."""
+        return isinstance(self.models[0].divergence, Likeness)
+
+    @property
     def models(self) -> tuple[EvaluatedModel, ...]:
         """The models as they were measured on the first class, or on the text alone."""
         return next(iter(self.by_class.values())).models
@@ -162,13 +172,14 @@ class Evaluation:
         return replace(self, by_class=by_class, stock=None if self.stock is None else order.index(self.stock))
 
     @cached_property
-    def figures(self) -> tuple[Mapping[str, Figures], ...]:
-        """The figures of each model: class -> those on its chunks, and ALL -> those over all classes."""
+    def figures(self) -> tuple[Mapping[str, Any], ...]:
+        """The Figures, or Likeness, of each model by class, and under ALL over all classes."""
         found = []
+        kind: Any = Likeness if self.is_of_vectors else Figures
         for number in range(len(self.models)):
             tokens = {name: each.models[number].tokens for name, each in self.by_class.items()}
-            of_classes = {name: Figures.over([each]) for name, each in tokens.items()}
-            found.append({**of_classes, ALL: Figures.over(list(tokens.values()))})
+            of_classes = {name: kind.over([each]) for name, each in tokens.items()}
+            found.append({**of_classes, ALL: kind.over(list(tokens.values()))})
         return tuple(found)
 
     @cached_property
@@ -187,21 +198,29 @@ class Evaluation:
 
     @property
     def mean_klds(self) -> tuple[float, ...]:
-        """The mean divergence of each model; classes weigh the same."""
+        """The mean divergence of each model, or what the mean cosine lacks to 1; classes weigh the same."""
+        if self.is_of_vectors:
+            return tuple(figures[ALL].distance for figures in self.figures)
         if self.suite is None:
             return tuple(model.divergence.kld.mean.value for model in self.models)
         return tuple(figures[ALL].kld.value for figures in self.figures)
 
+    @property
+    def measure_name(self) -> str:
+        """Name of what `mean_klds` has."""
+        return "1 - cosine" if self.is_of_vectors else "KLD"
+
     def __repr__(self) -> str:
         models = ", ".join(
-            f"{model.path.name}: KLD {kld:.6f}"
+            f"{model.path.name}: {self.measure_name} {kld:.6f}"
             for model, kld in zip(self.models, self.mean_klds, strict=True)
         )
-        where = (
-            f"{self.alone.text.n_tokens_measured} tokens"
-            if self.suite is None
-            else f"{len(self.by_class)} classes of {self.suite.name}"
-        )
+        if self.suite is not None:
+            where = f"{len(self.by_class)} classes of {self.suite.name}"
+        elif self.is_of_vectors:
+            where = f"{self.alone.text.n_chunks} passages"
+        else:
+            where = f"{self.alone.text.n_tokens_measured} tokens"
         return f"<Evaluation of {self.base_path.name} on {where}: {models}>"
 
     def _repr_html_(self) -> str:
@@ -250,6 +269,8 @@ SuiteEvaluation = Evaluation
 
 def _overview(models: Sequence[EvaluatedModel]) -> list[Sequence[str]]:
     """Return the heads and rows of a table of files on one text."""
+    if isinstance(models[0].divergence, Likeness):
+        return _likenesses(models)
     rows = [
         (
             *_about(model),
@@ -262,6 +283,15 @@ def _overview(models: Sequence[EvaluatedModel]) -> list[Sequence[str]]:
     return [("model", "size", "bpw", "PPL", "KLD", "same top"), *rows]
 
 
+_LIKENESSES = ("model", "size", "bpw", *LIKENESS_HEADINGS)
+
+
+def _likenesses(models: Sequence[EvaluatedModel]) -> list[Sequence[str]]:
+    """Return the heads and rows of a table of files for embeddings on one text."""
+    rows = [(*_about(each), *each.divergence.cells()) for each in models]
+    return [_LIKENESSES, *rows]
+
+
 def _about(model: EvaluatedModel) -> tuple[str, str, str]:
     """Return the columns that every table of files begins with."""
     return model.path.name, size_text(model.n_bytes), f"{model.bits_per_weight:.2f}"
@@ -269,6 +299,9 @@ def _about(model: EvaluatedModel) -> tuple[str, str, str]:
 
 def _model_row(model: EvaluatedModel) -> dict[str, Any]:
     found, drafts = model.divergence, model.drafts
+    if isinstance(found, Likeness):
+        about = {"n_bytes": model.n_bytes, "bits_per_weight": model.bits_per_weight}
+        return {"file": model.path.name, **about, **found.row()}
     row = {
         "file": model.path.name,
         "n_bytes": model.n_bytes,
@@ -314,7 +347,10 @@ def _text_json(evaluation: Evaluation) -> dict[str, Any]:
             "sha256": text.sha256,
             **_sizes(text),
         },
-        "base": {"path": str(evaluation.base_path), "ppl": ppl.value, "ppl_error": ppl.error},
+        "base": {
+            "path": str(evaluation.base_path),
+            **({} if ppl is None else {"ppl": ppl.value, "ppl_error": ppl.error}),
+        },
         **({} if noise is None else {"noise_floor": noise.to_json()}),
         "models": [model.about_json() | model.measures_json() for model in alone.models],
         **comparisons_json(evaluation.comparisons),
@@ -357,7 +393,7 @@ def _class_json(evaluation: ClassEvaluation) -> dict[str, Any]:
         "template": text.template,
         "notes": list(text.notes),
         **_sizes(text),
-        "base_ppl": evaluation.base_ppl.value,
+        **({} if evaluation.base_ppl is None else {"base_ppl": evaluation.base_ppl.value}),
     }
 
 
@@ -380,6 +416,15 @@ def _text_lines(evaluation: Evaluation) -> list[str]:
     """Print the measures of every model on a text alone, and how far each has drifted, layer by layer."""
     alone, models = evaluation.alone, evaluation.models
     text = alone.text
+    ends = ["", *_drift_sections(models)] if any(model.layers for model in models) else []
+    if alone.base_ppl is None:
+        return [
+            f"{text.path}: {text.n_chunks} passages of {text.chunk_size} tokens",
+            f"base {evaluation.base_path}",
+            "",
+            *table(_likenesses(models), right=range(1, len(_LIKENESSES))),
+            *ends,
+        ]
     lines = [
         f"{evaluation.base_path if text.path is None else text.path}: {text.n_chunks} chunks of"
         f" {text.chunk_size} tokens, {text.n_tokens_measured} measured",
@@ -395,12 +440,12 @@ def _text_lines(evaluation: Evaluation) -> list[str]:
     if alone.noise is not None:
         files = [model.path.name for model in models]
         lines += ["", *noise_lines(alone.noise, zip(files, evaluation.mean_klds, strict=True))]
-    lines += comparison_lines(evaluation.comparisons)
-    if not any(model.layers for model in models):
-        return lines
+    return [*lines, *comparison_lines(evaluation.comparisons), *ends]
+
+
+def _drift_sections(models: Sequence[EvaluatedModel]) -> list[str]:
+    """Print how far each model has drifted, layer by layer, and the tensors of the worst layer."""
     return [
-        *lines,
-        "",
         "drift of the hidden states by layer (share of expert choices that changed)",
         *_drift_lines(models),
         "",
@@ -421,12 +466,12 @@ def _measures(model: EvaluatedModel) -> Sequence[str]:
 
 
 def _divergences(model: EvaluatedModel) -> Sequence[str]:
-    kld = model.divergence.kld
+    found = model.divergence
     return (
         model.path.name,
-        kld.mean.text(6),
-        *(f"{kld.percentiles[name]:.5f}" for name in ("median", "p90", "p99", "p99_9", "max")),
-        f"{model.divergence.rms_delta_p.value:.3%}",
+        found.kld.mean.text(6),
+        *(f"{found.kld.percentiles[name]:.5f}" for name in ("median", "p90", "p99", "p99_9", "max")),
+        f"{found.rms_delta_p.value:.3%}",
     )
 
 
@@ -462,6 +507,7 @@ def _drift(layer: LayerDrift) -> str:
 
 
 _CLASSES = ("class", "chunks", "context", "tokens measured", "PPL of the base")
+_PASSAGES = ("class", "passages", "tokens of the longest")
 _OVERALL = ("model", "size", "bpw", "KLD", "99.9%", "same top", "flips", "ln ratio")
 _BY_CLASS = ("class", "KLD", "median", "99%", "99.9%", "same top", "flips", "ln ratio")
 
@@ -473,21 +519,27 @@ def _suite_lines(evaluation: Evaluation, suite: Suite) -> list[str]:
     """Print the figures over all classes, and then those of every model by class."""
     classes = [*evaluation.by_class.values()]
     n_measured = sum(each.text.n_tokens_measured for each in classes)
-    quick = ", a tenth of each" if suite.quick else ""
+    measured = f"{n_measured} tokens measured"
+    heads: Sequence[str] = _CLASSES
+    by_class: Sequence[str] = _BY_CLASS
+    if evaluation.is_of_vectors:
+        measured = f"{sum(each.text.n_chunks for each in classes)} passages"
+        heads, by_class = _PASSAGES, ("class", *LIKENESS_HEADINGS)
+    quick, overall = ", a tenth of each" if suite.quick else "", _overall(evaluation)
     lines = [
-        f"suite {suite.name}: {len(classes)} classes{quick}, {n_measured} tokens measured",
+        f"suite {suite.name}: {len(classes)} classes{quick}, {measured}",
         f"base {evaluation.base_path}",
         "",
-        *table([_CLASSES, *map(_class_row, classes)], right=range(1, len(_CLASSES))),
+        *table([heads, *map(_class_row, classes)], right=range(1, len(heads))),
         *(f"note: {note}" for each in classes for note in _notes(each.text)),
         "",
         "over all classes, which have the same weight",
-        *table(_overall(evaluation), right=range(1, len(_OVERALL))),
+        *table(overall, right=range(1, len(overall[0]))),
     ]
     for model, figures in zip(evaluation.models, evaluation.figures, strict=True):
         rows = [(name, *_by_class(each)) for name, each in figures.items()]
         lines += ["", f"{model.path.name} by class"]
-        lines += table([_BY_CLASS, *rows], right=range(1, len(_BY_CLASS)))
+        lines += table([by_class, *rows], right=range(1, len(by_class)))
     if evaluation.noise:
         klds = [
             (model.path.name, {name: each.kld.value for name, each in figures.items()})
@@ -499,10 +551,11 @@ def _suite_lines(evaluation: Evaluation, suite: Suite) -> list[str]:
 
 def _class_row(evaluation: ClassEvaluation) -> Sequence[str]:
     text = evaluation.text
+    sizes = (text.name, str(text.n_chunks), str(text.chunk_size))
+    if evaluation.base_ppl is None:
+        return sizes
     return (
-        text.name,
-        str(text.n_chunks),
-        str(text.chunk_size),
+        *sizes,
         str(text.n_tokens_measured),
         f"{evaluation.base_ppl.value:.4f}",
     )
@@ -516,6 +569,9 @@ def _notes(text: ClassChunks) -> Iterator[str]:
 
 def _overall(evaluation: Evaluation) -> list[Sequence[str]]:
     """Return the heads and rows of the table over all classes."""
+    if evaluation.is_of_vectors:
+        files = zip(evaluation.models, evaluation.figures, strict=True)
+        return [_LIKENESSES, *((*_about(model), *figures[ALL].cells()) for model, figures in files)]
     rows = [
         (
             *_about(model),
@@ -528,7 +584,9 @@ def _overall(evaluation: Evaluation) -> list[Sequence[str]]:
     return [_OVERALL, *rows]
 
 
-def _by_class(figures: Figures) -> Sequence[str]:
+def _by_class(figures: Figures | Likeness) -> Sequence[str]:
+    if isinstance(figures, Likeness):
+        return figures.cells()
     percentiles = (figures.median, figures.p99, figures.p99_9)
     return (figures.kld.text(6), *(f"{value:.5f}" for value in percentiles), *_shares(figures))
 

@@ -15,23 +15,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gguf_tools.choices import spoken
+from gguf_tools.errors import BadRequest
 from gguf_tools.files.leftovers import forget
 from gguf_tools.files.named_files import AnyPath
 from gguf_tools.files.run_lock import in_use
 from gguf_tools.findings import Finding, Level, tell_all
 from gguf_tools.progress import Reporter
 from imatrix.evaluate.against import with_stock
-from imatrix.evaluate.bases.base import Entrant, Lockstep
+from imatrix.evaluate.bases.base import ComputedBase, Entrant, Lockstep
 from imatrix.evaluate.bases.logits_file import write_logits
 from imatrix.evaluate.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
-from imatrix.evaluate.divergence import Drafts, measure
+from imatrix.evaluate.divergence import Divergence, Drafts, TokenValues, measure
 from imatrix.evaluate.evaluation import Check, ClassEvaluation, EvaluatedModel, Evaluation
+from imatrix.evaluate.likeness import Likeness, PassageValues
 from imatrix.evaluate.noise_floor import NoiseFloor
 from imatrix.evaluate.options import EvaluateOptions, LogitsFile
 from imatrix.evaluate.visitor import DivergenceVisitor
 from imatrix.evaluate.worst_layer import WorstLayers
+from imatrix.forward.device import to_numpy
 from imatrix.forward.logits import SCORED, LogitSource, sweep_vocabulary
-from imatrix.forward.open import ModelSource, open_model
+from imatrix.forward.network import Pooling
+from imatrix.forward.open import ModelSource, open_model, refuse_encoder
+from imatrix.forward.pooled import pooled
 from imatrix.forward.run import ForwardPass
 from imatrix.forward.workers import torch_threads
 from imatrix.texts.chunks import Chunks
@@ -59,9 +64,20 @@ def open_evaluation(
         noise, entrants = planned.noise, [*map(Entrant, models), *planned.noise]
         with _work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
             steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
-            heads, drafts = _head_layers(steps.models), _head_layers(steps.drafting)
+            heads = 0.0 if source.pooling is not None else _head_layers(steps.models)
+            drafts = _head_layers(steps.drafting)
             report.start(steps.n_layers_in_all + heads + drafts, steps.n_layers_done)
             steps.run()
+            suite = texts if isinstance(texts, Suite) else None
+            if source.pooling is not None:
+                by_text = zip(*_pooled_models(steps, source.pooling), strict=True)
+                by_class = {
+                    text.name: ClassEvaluation(text, None, of_text)
+                    for text, of_text in zip(read, by_text, strict=True)
+                }
+                _refuse_changed(source, models)
+                yield Evaluation(source.path, by_class, planned.stock, suite)
+                return
             head = steps.base_head()
             visitor = _compare_logits(source, [head, *steps.heads()], steps.models, report, heads)
             drafted = None
@@ -72,15 +88,19 @@ def open_evaluation(
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
             models_by_text = zip(*_models(steps, visitor, drafted, len(models)), strict=True)
             floors = _noise_floors(visitor, len(models), noise, chunks)
-            source.refuse_changed()
-            for model in models:
-                model.watch.refuse_changed()
+            _refuse_changed(source, models)
             by_class = {
                 text.name: ClassEvaluation(text, of_text[0].divergence.base_ppl, of_text, floor)
                 for text, of_text, floor in zip(read, models_by_text, floors, strict=True)
             }
-            suite = texts if isinstance(texts, Suite) else None
             yield Evaluation(source.path, by_class, planned.stock, suite)
+
+
+def _refuse_changed(base: OpenBase, models: Sequence[ModelSource]) -> None:
+    """Raise InputChanged for a file that is not as it was when its weights were read."""
+    base.refuse_changed()
+    for model in models:
+        model.watch.refuse_changed()
 
 
 @dataclass(frozen=True)
@@ -117,9 +137,13 @@ def open_comparison(
     with ExitStack() as opened:
         opened.enter_context(torch_threads(options.forward.n_threads))
         paths, stock = with_stock(quants, options.against)
-        models = [opened.enter_context(open_model(path)) for path in paths]
+        models = [opened.enter_context(open_model(path, predicts=False)) for path in paths]
         source = open_base(base, options, opened)
         source.known.admit(models, report.tell)
+        if source.pooling is not None:
+            _refuse_of_predictions(source.path, options)
+        for model in models if source.pooling is None else ():
+            refuse_encoder(model.path, model.network)
         read = source.read(texts, models[0].vocab())
         tell_all(_findings_of(models, max(text.chunks.longest for text in read)), report.tell)
         for text in read:
@@ -230,28 +254,66 @@ def _models(
     drafted  of the drafts, where some have been compared
     """
     for number, model in enumerate(steps.models[:n_models], 1):
-        tokens, source, drafts = visitor.values(number), model.source, None
+        tokens, drafts = visitor.values(number), None
         if drafted is not None and model in steps.drafting:
             drafts = drafted.values(1 + steps.drafting.index(model))
-        worst = WorstLayers(steps.weights, model)
-        n_bytes = sum(digest.n_bytes for digest in source.watch.digests.values())
-        of_texts = []
-        for part, chunks in enumerate(model.chunks.parts):
-            here, layers = tokens.of_chunks(chunks), steps.drift(model, part)
-            of_texts.append(
-                EvaluatedModel(
-                    path=source.path,
-                    n_bytes=n_bytes,
-                    bits_per_weight=source.bits_per_weight,
-                    divergence=measure(here),
-                    layers=layers,
-                    worst_layer=worst.of(layers),
-                    tokens=here,
-                    tensors=source.infos,
-                    drafts=None if drafts is None else Drafts.of(here, drafts.of_chunks(chunks)),
-                )
+        yield tuple(_of_texts(steps, model, tokens, drafts))
+
+
+def _pooled_models(steps: Lockstep, pooling: Pooling) -> Iterator[tuple[EvaluatedModel, ...]]:
+    """Yield how like the base's the vectors of each model are, on each text."""
+    assert isinstance(steps.base, ComputedBase)
+    base = to_numpy(pooled(steps.base.forward, pooling))
+    for model in steps.models:
+        vectors = to_numpy(pooled(model, pooling))
+        if vectors.shape != base.shape:
+            raise BadRequest(
+                f"{model.source.path}: vectors of {vectors.shape[1]} columns, the base's have {base.shape[1]}"
             )
-        yield tuple(of_texts)
+        yield tuple(_of_texts(steps, model, PassageValues.of(base, vectors)))
+
+
+def _of_texts(
+    steps: Lockstep,
+    model: ForwardPass,
+    values: TokenValues | PassageValues,
+    drafts: TokenValues | None = None,
+) -> Iterator[EvaluatedModel]:
+    """Yield what was measured of a model on each text."""
+    source, worst = model.source, WorstLayers(steps.weights, model)
+    n_bytes = sum(digest.n_bytes for digest in source.watch.digests.values())
+    for part, chunks in enumerate(model.chunks.parts):
+        here, layers = values.of_chunks(chunks), steps.drift(model, part)
+        found: Divergence | Likeness
+        drafted = None
+        if isinstance(here, PassageValues):
+            found = Likeness.over([here])
+        else:
+            found = measure(here)
+            drafted = None if drafts is None else Drafts.of(here, drafts.of_chunks(chunks))
+        yield EvaluatedModel(
+            path=source.path,
+            n_bytes=n_bytes,
+            bits_per_weight=source.bits_per_weight,
+            divergence=found,
+            layers=layers,
+            worst_layer=worst.of(layers),
+            tokens=here,
+            tensors=source.infos,
+            drafts=drafted,
+        )
+
+
+def _refuse_of_predictions(base: Path, options: EvaluateOptions) -> None:
+    """Raise BadRequest for what is measured of predictions, where a model is for embeddings."""
+    for name, is_wanted in (
+        ("--keep", options.keep is not None),
+        ("--kl-divergence-base", options.logits is not None),
+        ("--against", options.against is not None),
+        ("--noise-floor", options.noise_floor),
+    ):
+        if is_wanted:
+            raise BadRequest(f"{base}: is for embeddings, and {name} is for models that predict tokens")
 
 
 def _noise_floors(

@@ -11,16 +11,18 @@ from torch.nn.functional import linear, normalize
 
 from gguf_tools.errors import BadActivation
 from imatrix.forward.device import to_cpu
+from imatrix.forward.network import Pooling
 from imatrix.forward.run import ForwardPass
 
 
 @torch.inference_mode()
-def pooled(model: ForwardPass) -> torch.Tensor:
+def pooled(model: ForwardPass, pooling: Pooling | None = None) -> torch.Tensor:
     """Return the vector of each chunk, float64 (n_chunks, n_cols), once all layers are computed.
 
+    pooling  None: the model's own
     raises  BadActivation for NaN or infinity
     """
-    load, end, pooling = model.load, model.output_norm(), model.source.network.pooling
+    load, end, pooling = model.load, model.output_norm(), pooling or model.source.network.pooling
     matrices = model.source.network.load_projections(load)
     vectors = []
     for chunk in range(model.chunks.n_chunks):

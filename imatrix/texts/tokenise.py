@@ -31,7 +31,7 @@ from imatrix.texts.rendering import ChatRenderer
 from imatrix.texts.spelling import spelled
 from imatrix.texts.suite import ALL, CHAT, Suite, TextClass
 from imatrix.texts.templates import PLAIN, Template, control_tokens, own_template, special_tokens
-from imatrix.texts.tokens import Cut, Encoder, bos_of, cut_into_chunks, make_encoder
+from imatrix.texts.tokens import Cut, Encoder, bos_of, cut_into_chunks, end_of, make_encoder
 
 _TENTH, _FIRST = 10, 4
 """Of every ten chunks, the fifth is in the quick suite."""
@@ -91,16 +91,21 @@ class _Chunk:
     scored: npt.NDArray[np.bool_]
 
 
-def tokenise(suite: Suite, vocab: Metadata, vocab_size: int) -> tuple[ClassChunks, ...]:
+def tokenise(
+    suite: Suite, vocab: Metadata, vocab_size: int, *, passages: bool = False, longest: int | None = None
+) -> tuple[ClassChunks, ...]:
     """Cut the classes of a suite into chunks of a model's tokens.
 
     vocab       the keys tokenizer.* of the model, its chat templates among them
     vocab_size  rows of the embedding
+    passages    whether chunks are passages: all tokens count, and each ends with the token that ends a text
+    longest     tokens of a chunk at most; None for any
     raises      BadRequest for a class without a whole chunk, a template that can't be compiled, or a token
                 outside the vocabulary; BadTokenizer for a tokenizer that is not supported
     """
     with ChatRenderer(special_tokens(vocab), control_tokens(vocab)) as renderer:
-        return tuple(_Tokeniser(vocab, vocab_size, renderer).classes(suite))
+        tokeniser = _Tokeniser(vocab, vocab_size, renderer, passages, longest)
+        return tuple(tokeniser.classes(suite))
 
 
 def class_tokens(
@@ -120,7 +125,16 @@ def class_tokens(
 
 
 class _Tokeniser:
-    def __init__(self, vocab: Metadata, vocab_size: int, renderer: ChatRenderer) -> None:
+    def __init__(
+        self,
+        vocab: Metadata,
+        vocab_size: int,
+        renderer: ChatRenderer,
+        passages: bool = False,
+        longest: int | None = None,
+    ) -> None:
+        self._passages, self._longest = passages, longest
+        self._end = end_of(vocab) if passages else None
         self._vocab = vocab
         self._renderer = renderer
         self._vocab_size = vocab_size
@@ -129,8 +143,9 @@ class _Tokeniser:
 
     def classes(self, suite: Suite) -> Iterator[ClassChunks]:
         encoders = self._encoders(suite)
-        for each in suite.classes:
+        for stated in suite.classes:
             notes: list[str] = []
+            each = self._within(stated, notes)
             chunks: Sequence[_Chunk]
             template = None
             if each.read == CHAT:
@@ -152,6 +167,13 @@ class _Tokeniser:
                 template=template,
                 notes=tuple(notes),
             )
+
+    def _within(self, each: TextClass, notes: list[str]) -> TextClass:
+        """Return a class with chunks that the model takes; all tokens of passages count."""
+        if self._longest is not None and self._longest < each.context:
+            notes.append(f"chunks of {self._longest} tokens, not {each.context}: the model takes no more")
+            each = replace(each, context=self._longest)
+        return replace(each, scored=ALL) if self._passages else each
 
     def streams(
         self, suite: Suite, notes: list[str], *, parse_special: bool
@@ -181,7 +203,8 @@ class _Tokeniser:
             if len(ids) + (self._bos is not None) < each.context:
                 notes.append(f"{source.name}: {len(ids)} tokens, fewer than a chunk of {each.context}")
                 continue
-            text = cut_into_chunks(ids, self._bos, self._vocab_size, Cut(each.context), source.name)
+            cut = Cut(each.context)
+            text = cut_into_chunks(ids, self._bos, self._vocab_size, cut, source.name, self._end)
             is_scored = text.chunks.scored[: each.context]  # of one chunk as of all others
             if each.scored == ALL:
                 is_scored = np.arange(each.context) > 0
@@ -224,7 +247,9 @@ class _Tokeniser:
         self, each: TextClass, talk: Conversation, ids: list[int], rendered: Rendered
     ) -> _Chunk | None:
         """Make the chunk of a conversation; None where nothing in it is scored."""
-        is_scored = _touched(_places(rendered.text, [self._pieces[number] for number in ids]), rendered)
+        is_scored: npt.NDArray[np.bool_] | None = np.ones(len(ids), np.bool_)
+        if not self._passages:
+            is_scored = _touched(_places(rendered.text, [self._pieces[number] for number in ids]), rendered)
         if is_scored is None:
             raise BadRequest(f"{talk.place}: the tokenizer does not spell what the template has made")
         if self._bos is not None and ids[:1] != [self._bos]:
@@ -234,7 +259,7 @@ class _Tokeniser:
         is_scored[:1] = False
         if not is_scored.any():
             return None
-        text = cut_into_chunks(ids, None, self._vocab_size, Cut(len(ids)), talk.place)
+        text = cut_into_chunks(ids, None, self._vocab_size, Cut(len(ids)), talk.place, self._end)
         return _Chunk(talk.place, text.tokens[0], text.inputs[0], is_scored)
 
 

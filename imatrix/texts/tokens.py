@@ -75,8 +75,12 @@ class Text:
 
         So every scored token is predicted from half a chunk or more.
         """
+        return self.scored_from(self.chunk_size // 2 + 1)
+
+    def scored_from(self, first: int) -> Chunks:
+        """Return the chunks, with the tokens of each scored that stand at `first` or behind it."""
         scored = np.zeros(self.tokens.shape, np.bool_)
-        scored[:, self.chunk_size // 2 + 1 :] = True
+        scored[:, first:] = True
         bounds = np.arange(self.n_chunks + 1) * self.chunk_size
         return Chunks(self.tokens.ravel(), self.inputs.ravel(), bounds, scored.ravel())
 

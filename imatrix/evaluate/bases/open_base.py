@@ -25,7 +25,7 @@ from imatrix.evaluate.options import SHORTEST_CHUNK, EvaluateOptions, LogitsFile
 from imatrix.forward.device import choose_device
 from imatrix.forward.layers.load import SharedWeights
 from imatrix.forward.logits import predicted_positions
-from imatrix.forward.network import LogitRule
+from imatrix.forward.network import LogitRule, Pooling
 from imatrix.forward.open import ModelSource, open_model
 from imatrix.forward.options import ForwardOptions
 from imatrix.forward.run import ForwardPass, forward_pass, refuse_full_disk
@@ -61,6 +61,11 @@ class OpenBase(ABC):
     floor: ClassVar[float | None] = None
 
     @property
+    def pooling(self) -> Pooling | None:
+        """How a text gets a vector, where that is what the base is for."""
+        return None if self.source is None else self.source.network.pooling
+
+    @property
     def known(self) -> KnownModel:
         """The model, as far as it is known."""
         return KnownModel(self.path, self.facts, self.source)
@@ -76,9 +81,15 @@ class OpenBase(ABC):
         if not isinstance(texts, Suite):
             if texts is None:
                 raise BadArgument("no text; only a file of logits has its own")
-            text = read_text(texts, vocab, self.facts.vocab_size, self.options.cut)
-            return (_alone(text, texts, texts.name, vocab),)
-        classes = tokenise(texts, vocab, self.facts.vocab_size)
+            text = read_text(
+                texts, vocab, self.facts.vocab_size, self.options.cut, passages=self.pooling is not None
+            )
+            alone = _alone(text, texts, texts.name, vocab)
+            return (alone if self.pooling is None else replace(alone, chunks=text.scored_from(1)),)
+        network = None if self.source is None or self.pooling is None else self.source.network
+        longest = None if network is None else network.n_positions or network.trained_context or None
+        size = self.facts.vocab_size
+        classes = tokenise(texts, vocab, size, passages=network is not None, longest=longest)
         for each in classes:
             if each.name == ALL:
                 raise BadRequest(f"class {ALL!r}: figures over all classes are called so; name it otherwise")
@@ -293,11 +304,13 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
             remark(f"{kept.damaged}: missing, or not as it was written; computing the base again")
         elif kept.about is not None:
             is_needed = base.exists() or options.adapted(base) is not base
-            source = opened.enter_context(open_model(options.adapted(base))) if is_needed else None
+            source = (
+                opened.enter_context(open_model(options.adapted(base), predicts=False)) if is_needed else None
+            )
             facts = ModelFacts(**kept.about["facts"])
             read = None if source is None else source.watch
             return StoredBase(base, facts, options, read, source, kept, kept.about)
-    source = opened.enter_context(open_model(options.adapted(base)))
+    source = opened.enter_context(open_model(options.adapted(base), predicts=False))
     return ModelBase(source.path, ModelFacts.of(source), options, source.watch, source, kept)
 
 

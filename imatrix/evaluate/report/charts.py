@@ -54,11 +54,14 @@ BESIDE_AXES, BELOW_AXES, _A_LAYER = 70, 90, 45
 WIDE, NARROW = Canvas("wide", 540, 400), Canvas("narrow", 356, 380)
 
 
-def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas, floor: float | None = None) -> str:
+def size_chart(
+    points: Sequence[Point], prefix: str, canvas: Canvas, floor: float | None = None, measure: str = "KLD"
+) -> str:
     """Return the divergence of files against their sizes, with the front of those that no other beats.
 
     points  of the newest evaluation (group 0) in its order, and of earlier ones
     floor   divergence that is noise; None: not measured
+    measure name of the divergence
     """
     shown = [point for point in points if point.kld > SMALLEST_KLD]
     names = dict(zip(map(id, points), short_names([printable(point.name) for point in points]), strict=True))
@@ -67,7 +70,7 @@ def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas, floor: floa
         axes = figure.subplots()
         _log_axes(axes, shown, canvas, floor)
         axes.set_xlabel("size of the file")
-        axes.set_ylabel("mean KLD, nats a token")
+        axes.set_ylabel("mean KLD, nats a token" if measure == "KLD" else f"mean {measure}")
         front = pareto_front(shown)
         sizes, klds = [point.n_bytes for point in front], [point.kld for point in front]
         axes.plot(sizes, klds, color=MUTED, linewidth=1, zorder=1)
@@ -80,11 +83,11 @@ def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas, floor: floa
                 linestyle="", zorder=3 if point.group == 0 else 2,
             )  # fmt: skip
             drawn.set_gid(f"point{place}")
-            what = f"{size_text(point.n_bytes)}, KLD {point.kld:.6f}"
+            what = f"{size_text(point.n_bytes)}, {measure} {point.kld:.6f}"
             titles[f"point{place}"] = f"{printable(point.name)}: {what}"
         places = [(point.n_bytes, point.kld, names[id(point)]) for point in shown]
         label_points(figure, axes, places, [[*zip(sizes, klds, strict=True)]])
-        return svg_text(figure, prefix, "Mean KLD against size of each file, logarithmic", titles)
+        return svg_text(figure, prefix, f"Mean {measure} against size of each file, logarithmic", titles)
 
 
 def tokens_chart(models: Sequence[EvaluatedModel], prefix: str, canvas: Canvas) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from convert.card.facts import Report, read_report
 from gguf_tools.drawing import Canvas, require_matplotlib
@@ -17,9 +19,10 @@ from gguf_tools.text import html_text, printable, size_text
 from gguf_tools.web_page import page_html, table_html
 from imatrix.evaluate.against import HEADINGS, FileComparison, comparison_rows
 from imatrix.evaluate.comparison import Comparison, Interval, Verdict, flips_interval, kld_interval
-from imatrix.evaluate.divergence import DRAFT_HEADINGS, DRAFTS_ARE, TokenValues, draft_rows
+from imatrix.evaluate.divergence import DRAFT_HEADINGS, DRAFTS_ARE, draft_rows
 from imatrix.evaluate.evaluation import EvaluatedModel, Evaluation
 from imatrix.evaluate.figures import ALL
+from imatrix.evaluate.likeness import LIKENESS_HEADINGS, Likeness, PassageValues
 from imatrix.evaluate.noise_floor import NOISE_HEADINGS, mean_floor, noise_by_class_rows, noise_rows
 from imatrix.evaluate.report.charts import (
     SMALLEST_KLD,
@@ -115,17 +118,17 @@ def report_page(
     sections = [
         f"<h1>{html_text(title)}</h1>",
         f'<p class="note">{_note(evaluation)}</p>',
-        *summary_section(measured, floor, evaluation.comparisons),
-        *(_tables(evaluation) if is_alone else table_html(_OVERALL, _overall(evaluation))),
+        *summary_section(measured, floor, evaluation.comparisons, evaluation.measure_name),
+        *(_tables(evaluation) if is_alone else table_html(*_overall(evaluation))),
         '<div class="charts">',
-        _size_figure((*measured, *others), earlier, floor),
+        _size_figure((*measured, *others), earlier, floor, evaluation.measure_name),
         *(_token_charts(models) if is_alone else _class_charts(evaluation)),
         "</div>",
         *comparison_section(evaluation.comparisons),
         *(() if is_alone else _by_class(evaluation)),
         *map_sections(models),
         *price_sections(models, losses),
-        *passage_sections(evaluation.by_class),
+        *(() if evaluation.is_of_vectors else passage_sections(evaluation.by_class)),
     ]
     return page_html(title, sections)
 
@@ -138,11 +141,14 @@ _FLIPS = (
 
 def _note(evaluation: Evaluation) -> str:
     """Say what was measured, and what the figures mean."""
+    if evaluation.is_of_vectors:
+        return _note_on_vectors(evaluation)
     nats = "KLD is the Kullback-Leibler divergence from the base, in nats."
     suite = evaluation.suite
     if suite is None:
         alone = evaluation.alone
         text = alone.text
+        assert alone.base_ppl is not None
         return (
             f"{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of {text.chunk_size}"
             f" tokens of {html_text(text.name)}. The base's perplexity is"
@@ -160,10 +166,27 @@ def _note(evaluation: Evaluation) -> str:
     )
 
 
+def _note_on_vectors(evaluation: Evaluation) -> str:
+    """Say the same of a model for embeddings."""
+    texts = [each.text for each in evaluation.by_class.values()]
+    suite = evaluation.suite
+    name = html_text(texts[0].name if suite is None else f"{suite.name}, {len(texts)} classes")
+    return (
+        f"{sum(each.n_chunks for each in texts):,} passages of {name}. A passage's vectors by the file and by"
+        " the base are compared by the cosine of their angle: 1 where they agree. Recall@10 is the share of"
+        " each passage's ten nearest by the base that are among the ten nearest by the file. Brackets have"
+        " 95 % intervals over passages. In the mean over all classes, each class has the same weight."
+    )
+
+
+_VECTORS = ("file", "size", "bpw", *LIKENESS_HEADINGS)
 _HEADINGS = ("file", "KLD", "size", "bpw", "PPL", "median", "99%", "max", "same top", "flips", "RMS dp")
 
 
 def _tables(evaluation: Evaluation) -> Iterator[str]:
+    if evaluation.is_of_vectors:
+        yield from table_html(*_overall(evaluation))
+        return
     yield from table_html(_HEADINGS, map(_measures, evaluation.models))
     drafts = list(draft_rows((model.path, model.drafts) for model in evaluation.models))
     if drafts:
@@ -193,35 +216,48 @@ def _measures(model: EvaluatedModel) -> Sequence[str]:
 _OVERALL = ("file", "KLD", "size", "bpw", "99.9%", "same top", "flips", "flips of the confident")
 
 
-def _overall(evaluation: Evaluation) -> Iterator[Sequence[str]]:
+def _overall(evaluation: Evaluation) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Return the heads and rows of the table over all classes."""
+    rows: list[Sequence[str]] = []
     for file, figures in zip(evaluation.models, evaluation.figures, strict=True):
-        found = figures[ALL]
-        yield (
+        found, size, bpw = figures[ALL], size_text(file.n_bytes), f"{file.bits_per_weight:.2f}"
+        if evaluation.is_of_vectors:
+            rows.append((file.path.name, size, bpw, *found.cells()))
+            continue
+        rows.append((
             file.path.name,
             f"{found.kld.value:.5f} \u00b1 {found.kld.error:.5f}",
-            size_text(file.n_bytes),
-            f"{file.bits_per_weight:.2f}",
+            size,
+            bpw,
             f"{found.p99_9:.4f}",
             f"{found.same_top.value:.2%}",
             f"{found.flips.value:.2%}",
             f"{found.flips_of_confident.value:.2%}",
-        )
+        ))  # fmt: skip
+    return _VECTORS if evaluation.is_of_vectors else _OVERALL, rows
 
 
 def _by_class(evaluation: Evaluation) -> Iterator[str]:
     """Yield tables of the divergences by class, with the noise floor beside them."""
     names = [*evaluation.by_class, ALL]
-    yield "<h2>Mean divergence by class</h2>"
+    yield f"<h2>Mean {'cosine' if evaluation.is_of_vectors else 'divergence'} by class</h2>"
     noise = noise_by_class_rows(evaluation.noise) if evaluation.noise else []
     rows = [
-        (file.path.name, *(f"{figures[name].kld.value:.5f}" for name in names))
+        (file.path.name, *(f"{_mean_of(figures[name]).value:.5f}" for name in names))
         for file, figures in zip(evaluation.models, evaluation.figures, strict=True)
     ]
     yield from table_html(("", *names), [*rows, *noise])
 
 
-def _size_figure(points: Sequence[Point], earlier: Sequence[Report], floor: float | None) -> str:
-    """Draw files by size and divergence.
+def _mean_of(figures: Any) -> Any:
+    """Return the mean divergence, or the mean cosine of vectors."""
+    return figures.cosine if isinstance(figures, Likeness) else figures.kld
+
+
+def _size_figure(
+    points: Sequence[Point], earlier: Sequence[Report], floor: float | None, measure: str = "KLD"
+) -> str:
+    """Draw files by size and divergence, which is called `measure`.
 
     points  those that were measured, and those of earlier evaluations
     floor   divergence that is noise; None: not measured
@@ -239,18 +275,19 @@ def _size_figure(points: Sequence[Point], earlier: Sequence[Report], floor: floa
     if equal:
         parts.append(f"Not shown, because the divergence is 0: {', '.join(map(printable, equal))}.")
     return chart_html(
-        "size", "Divergence against size", " ".join(parts),
-        lambda prefix, canvas: size_chart(points, prefix, canvas, floor),
+        "size", "Divergence against size" if measure == "KLD" else f"{measure} against size", " ".join(parts),
+        lambda prefix, canvas: size_chart(points, prefix, canvas, floor, measure),
     )  # fmt: skip
 
 
 def _token_charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
-    yield chart_html(
-        "tokens", "Divergence over tokens",
-        "The share of tokens whose divergence is larger than a value. A file with a long tail to the right is"
-        " good on most tokens and far off on a few.",
-        lambda prefix, canvas: tokens_chart(models, prefix, canvas),
-    )  # fmt: skip
+    if not isinstance(models[0].divergence, Likeness):
+        yield chart_html(
+            "tokens", "Divergence over tokens",
+            "The share of tokens whose divergence is larger than a value. A file with a long tail to the"
+            " right is good on most tokens and far off on a few.",
+            lambda prefix, canvas: tokens_chart(models, prefix, canvas),
+        )  # fmt: skip
     if any(model.layers for model in models):
         yield chart_html(
             "drift", "Drift by layer",
@@ -267,6 +304,13 @@ def _token_charts(models: Sequence[EvaluatedModel]) -> Iterator[str]:
 
 
 def _class_charts(evaluation: Evaluation) -> Iterator[str]:
+    if evaluation.is_of_vectors:
+        about = "with its 95 % interval over passages, each by itself. Bars join the files."
+        for name, title, of in (("cosines", "cosine", "cosine"), ("recalls", "Recall@10", "recall")):
+            interval = partial(_interval_of, of)
+            rows = _rows_of(evaluation, f"mean {title}", interval, "{:.5f}")
+            yield _class_figure(name, f"Mean {title} by class", f"Mean {title} of each file {about}", rows)
+        return
     divergences = _rows_of(evaluation, "mean KLD, nats a token", kld_interval, "{:.5f}")
     about = "Mean KLD of each file with its 95 % interval over chunks, each by itself. Bars join the files."
     yield _class_figure("classes", "Divergence by class", f"{about} {floor_text(divergences)}", divergences)
@@ -285,6 +329,12 @@ def _class_charts(evaluation: Evaluation) -> Iterator[str]:
     )  # fmt: skip
 
 
+def _interval_of(name: str, classes: Sequence[PassageValues]) -> Interval:
+    """Return the cosine, or the recall, of some classes."""
+    found: Interval = getattr(Likeness.over(classes), name)
+    return found
+
+
 def _class_figure(name: str, title: str, caption: str, rows: ClassRows) -> str:
     def draw(prefix: str, canvas: Canvas) -> str:
         return class_chart(rows, prefix, canvas)
@@ -292,9 +342,7 @@ def _class_figure(name: str, title: str, caption: str, rows: ClassRows) -> str:
     return chart_html(name, title, caption, draw)
 
 
-def _rows_of(
-    evaluation: Evaluation, label: str, interval: Callable[[Sequence[TokenValues]], Interval], form: str
-) -> ClassRows:
+def _rows_of(evaluation: Evaluation, label: str, interval: Callable[[Any], Interval], form: str) -> ClassRows:
     """Return a figure of every file by class and over all, with its interval."""
     is_kld = interval is kld_interval
     floors = [each.kld for each in evaluation.noise.values()]
@@ -349,26 +397,28 @@ _MOST_BEATEN, _NOTABLE, _EQUAL = 4, 0.005, 0.05
 
 
 def summary_section(
-    points: Sequence[Point], floor: float | None, comparisons: Sequence[FileComparison]
+    points: Sequence[Point], floor: float | None, comparisons: Sequence[FileComparison], measure: str = "KLD"
 ) -> Iterator[str]:
     """Yield some sentences on the files of an evaluation.
 
     points       the files that were measured
     floor        divergence that is noise; None: not measured
     comparisons  with the stock file
+    measure      name of what points have
     """
-    sentences = [*_sentences(points, floor), *(each.words for each in comparisons)]
+    sentences = [*_sentences(points, floor, measure), *(each.words for each in comparisons)]
     yield '<ul class="summary">'
     yield from (f"<li>{html_text(each)}</li>" for each in sentences)
     yield "</ul>"
 
 
-def _sentences(points: Sequence[Point], floor: float | None) -> Iterator[str]:
+def _sentences(points: Sequence[Point], floor: float | None, measure: str) -> Iterator[str]:
     nearest = min(points, key=lambda point: point.kld)
     if len(points) == 1:
-        yield f"{nearest.name} has a mean KLD of {nearest.kld:.5f}."
+        yield f"{nearest.name} has a mean {measure} of {nearest.kld:.5f}."
     else:
-        yield f"Of {len(points)} files, {nearest.name} is nearest to the base: mean KLD {nearest.kld:.5f}."
+        figure = f"mean {measure} {nearest.kld:.5f}"
+        yield f"Of {len(points)} files, {nearest.name} is nearest to the base: {figure}."
         front = pareto_front(points)
         names = short_names([point.name for point in points])
         shown = {point.name: name for point, name in zip(points, names, strict=True)}

@@ -97,6 +97,8 @@ def refuse_another_base(earlier: Report, evaluation: Evaluation) -> None:
 def _strange(earlier: Report, evaluation: Evaluation) -> tuple[float, float] | None:
     """Return two perplexities on one text that no two computations of one base have; None: there are none."""
     for each in evaluation.by_class.values():
+        if each.base_ppl is None:
+            raise BadRequest(f"{earlier.path}: measured predictions, and vectors are compared here")
         there, here = _same_text(earlier, each.text).base_ppl, each.base_ppl.value
         if abs(there / here - 1) > _NEAR:
             return there, here
