@@ -54,6 +54,10 @@ what the columns mean:
              token. Greedy speculative decoding accepts the first draft of each step under this condition.
              The base's share stands beside it
 
+Where BASE is an encoder, or says how it pools vectors, these columns are in place of those above but drift:
+  cosine     of the vectors of a passage by QUANT and by BASE: the mean over passages, and the lowest
+  Recall@10  share of the ten passages nearest to each by BASE that are among the ten nearest by QUANT
+
 Only the second half of every chunk is measured, so each prediction has half a chunk of context or more.
 
 several texts:

@@ -193,7 +193,7 @@ def test_the_forward_pass_makes_the_vectors_of_both(name: str, tmp_path: Path) -
     assert np.array_equal(ours, vectors_of(folder, ids))
 
 
-def test_the_forward_pass_computes_windows_and_projections_of_embeddinggemma(tmp_path: Path) -> None:
+def test_the_forward_pass_computes_the_windows_of_embeddinggemma(tmp_path: Path) -> None:
     folder, path = write_published("embeddinggemma", tmp_path / "model"), tmp_path / "out.gguf"
     convert.convert(folder, path, outtype="f32")
     ids = [5 + 7 * number % 500 for number in range(60)]  # more than a window

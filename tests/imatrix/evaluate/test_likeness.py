@@ -18,6 +18,7 @@ import gguf_tools  # noqa: E402
 from gguf_tools.commands.evaluate import main  # noqa: E402
 from imatrix.evaluate.likeness import Likeness, PassageValues  # noqa: E402
 from tests.support.encoder_models import write  # noqa: E402
+from tests.support.published_models import write as write_published  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[3]
 TEXT = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
@@ -99,3 +100,12 @@ def test_classes_have_passages_that_the_model_takes(tmp_path: Path) -> None:
     )
     assert "passages of 130" not in "\n".join(found.lines())
     assert "the model takes no more" in "\n".join(found.lines())
+
+
+def test_a_decoder_that_pools_is_evaluated_by_its_vectors(tmp_path: Path) -> None:
+    base = write_published("qwen3-embedding", tmp_path / "model")
+    convert.convert(base, tmp_path / "out.gguf", outtype="Q4_0")
+    found = gguf_tools.evaluate(base, TEXT, [tmp_path / "out.gguf"], chunk_size=32, n_chunks=50)
+    (model,) = found.models
+    assert isinstance(model.divergence, Likeness)
+    assert 0.5 < model.divergence.cosine.value < 1
