@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -167,7 +168,10 @@ def test_commands_that_need_predictions_refuse_an_encoder(tmp_path: Path) -> Non
 def vectors_of(path: Path, ids: list[int]) -> npt.NDArray[np.float64]:
     """Return the vector that the forward pass makes of a text."""
     tokens = np.array([ids])
-    with open_model(path, predicts=False) as source, WorkFolder(path.parent / "work", {}) as work:
+    with (
+        open_model(path, predicts=False) as source,
+        WorkFolder(path.parent / f"{path.name}.work", {}) as work,
+    ):
         chunks = Text(tokens, tokens).chunks
         options = ForwardOptions(device="cpu")
         with forward_pass(source, chunks, options, work, lambda share: None) as forward:
@@ -201,6 +205,44 @@ def test_the_forward_pass_computes_the_windows_of_embeddinggemma(tmp_path: Path)
     with torch.no_grad():
         expected = model(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
     assert np.linalg.norm(vectors_of(path, ids) - expected / np.linalg.norm(expected)) < 1e-5
+
+
+def add_projections(path: Path, output: Path) -> None:
+    """Copy an EmbeddingGemma with the matrices of its two Dense modules."""
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(output, "gemma-embedding")
+    for key, field in reader.fields.items():
+        if key != "general.architecture" and not key.startswith("GGUF."):
+            item = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], item)
+    random, width = np.random.default_rng(3), 64
+    for number, n_in, n_out in ((2, width, 3 * width), (3, 3 * width, width)):
+        writer.add_uint32(f"gemma-embedding.dense_{number}_feat_in", n_in)
+        writer.add_uint32(f"gemma-embedding.dense_{number}_feat_out", n_out)
+        matrix = random.standard_normal((n_out, n_in)).astype(np.float32)
+        writer.add_tensor(f"dense_{number}.weight", matrix)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@needs_llama
+def test_vectors_go_through_the_projections_of_a_file(tmp_path: Path) -> None:
+    folder, plain, path = (
+        write_published("embeddinggemma", tmp_path / "model"),
+        tmp_path / "a",
+        tmp_path / "b",
+    )
+    convert.convert(folder, plain, outtype="f32")
+    add_projections(plain, path)
+    ids = [5 + 7 * number % 500 for number in range(60)]
+    with oracle.Model(path) as llama:
+        theirs = llama.pooled(ids, "mean", 64)
+    ours = vectors_of(path, ids)
+    assert np.linalg.norm(ours - theirs / np.linalg.norm(theirs)) < 2e-3  # GELU is a table of F16 there
+    assert np.linalg.norm(ours - vectors_of(plain, ids)) > 0.1
 
 
 @needs_llama

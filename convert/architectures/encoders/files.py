@@ -25,13 +25,11 @@ class EncoderFile(DecoderConfig):
     has_positions  whether positions have embeddings; else queries and keys are rotated
     post_normed    whether norms stand behind attention and block, not before them
     has_silu       whether blocks have SiLU in place of GELU
-    moe_period     of so many layers the second one has experts; 0: none has
     """
 
     has_positions: bool = False
     post_normed: bool = False
     has_silu: bool = False
-    moe_period: int = 0
 
 
 def read_encoder(
@@ -59,9 +57,8 @@ def read_encoder(
         step = 3 if period is None else period
         fields["sliding_layers"] = tuple(n for n in range(plain.num_hidden_layers) if not step or n % step)
     return EncoderFile(
-        **fields | {"norm_topk_prob": False, "centred_norms": True},
+        **fields | {"centred_norms": True},
         has_positions=family.makes("position_embd.weight"),
         post_normed=family.makes("blk.{layer}.attn_output_norm.weight"),
         has_silu=activation == _SILU,
-        moe_period=hparams.size("moe_every_n_layers", 0),
     )

@@ -1,7 +1,7 @@
 """Networks of encoders: BERT and its relatives, in which every token sees all others, or those around it.
 
-A norm behind a block stands at the beginning of the next layer, so that it takes the sum with the experts'
-outputs, too; behind the last layer it is the end of the network.
+A norm behind a block stands at the beginning of the next layer, and behind the last layer at the end of the
+network.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.architectures.encoders.files import EncoderFile
-from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
+from imatrix.forward.families.parts import network_of, rope_of, unstretched
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
-from imatrix.forward.layers.experts import Experts, load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, load_ffn
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, UNNORMED, CentredNorm, Normed, Residual
@@ -44,8 +43,8 @@ def encoder_network(config: EncoderFile) -> Network:
         norm = UNNORMED if is_post else _norm(load, f"{name}.ffn_norm.weight", config)
         behind = Normed(_norm(load, f"{name}.attn_output_norm.weight", config)) if is_post else PLAIN
         attention = attention_of(load, number, None if config.has_positions else rotate)
-        parts = _block(load, number, config)
-        return Layer(name, attention, norm, *parts, _start(load, number, config), behind)
+        block = _block(load, number, config)
+        return Layer(name, attention, norm, block, None, _start(load, number, config), behind)
 
     def end(load: Loader, norm: object) -> CentredNorm:
         load.leave(*_CLASSIFIER)
@@ -99,15 +98,12 @@ def _head_sizes(config: EncoderFile, *, fused: bool) -> HeadSizes:
     )
 
 
-def _block(load: Loader, number: int, config: EncoderFile) -> tuple[FeedForward | None, Experts | None]:
-    """Read the block of a layer, or its experts. A gate may stand in the rows of `up`, or not be there."""
+def _block(load: Loader, number: int, config: EncoderFile) -> FeedForward:
+    """Read the block of a layer. A gate may stand in the rows of `up`, or not be there."""
     gelu: Gelu = "" if config.has_silu else "none"
     hidden, width = config.hidden_size, config.intermediate_size
-    if config.moe_period and number % config.moe_period == 1:
-        experts = load_experts(load, number, routing_of(config), config.num_experts, hidden, width)
-        return None, replace(experts, names=experts.names.without_gate, gated=False, gelu=gelu)
     names = BlockNames.of(number)
     is_gated = load.has(names.gate) or load.tensor(names.up).shape[0] != width
     if not load.has(names.gate):
         names = names.without_gate
-    return replace(load_ffn(load, names, hidden, width, gated=is_gated), gelu=gelu), None
+    return replace(load_ffn(load, names, hidden, width, gated=is_gated), gelu=gelu)
