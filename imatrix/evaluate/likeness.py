@@ -93,7 +93,7 @@ class Likeness:
 
     @property
     def distance(self) -> float:
-        """What the mean cosine lacks to 1; 0 or more, whatever rounding does."""
+        """Distance of the mean cosine from 1; 0 or more, whatever rounding does."""
         return max(0.0, 1 - self.cosine.value)
 
     def row(self) -> dict[str, float]:
