@@ -26,6 +26,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.deepseek2.mistral_large3",
     "convert.architectures.deepseek4",
     "convert.architectures.delta_net.family",
+    "convert.architectures.delta_net.qwen4exp",
     "convert.architectures.qwen_vl",
     "convert.architectures.gemma.gemma2",
     "convert.architectures.gemma.gemma3",

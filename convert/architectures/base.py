@@ -59,6 +59,7 @@ class Architecture:
     read_config      config.json and its path -> the family's configuration
     options          the frozen dataclass of its options
     n_experts        configuration -> how many weights a source with {expert} stands for
+    with_stored      (config, weights) -> the configuration with what it has of numbers in the checkpoint
     drops            (config, options) -> what a checkpoint may hold that the file doesn't need
     notes            (config, options) -> what the user should know about running the result
     check            (config, options) -> nothing; raises BadRequest for options that don't fit the model
@@ -101,6 +102,7 @@ class Architecture:
     metadata: tuple[Key, ...]
     options: type[Any] = NoOptions
     n_experts: Callable[[Any], int] = lambda config: 0
+    with_stored: Callable[[Any, Renaming], Any] = lambda config, weights: config
     drops: Callable[[Any, Any], tuple[Drop, ...]] = lambda config, options: ()
     notes: Callable[[Any, Any], tuple[str, ...]] = lambda config, options: ()
     check: Callable[[Any, Any], None] = lambda config, options: None
@@ -192,6 +194,7 @@ def build(
     if is_base_class and "lm_head.weight" not in model.names() and not config.tie_word_embeddings:
         config = architecture.read_config(merged(fields, {"tie_word_embeddings": True}), path)
         tied = (_TIED_NOTE,)
+    config = architecture.with_stored(config, stored)
     options = make_options(architecture.options, choices, checkpoint.config["architectures"][0])
     architecture.check(config, options)
     options = architecture.resolve_options(config, options, frozenset(model.names()))

@@ -202,16 +202,18 @@ class Output:
     """One tensor of the file.
 
     name     in the file, with {layer}
-    source   logical weight it is made of, with {layer} and possibly {expert}; several of them separated by
-             spaces; "" for none
+    source   logical weight it is made of, with {layer} and possibly {expert} or {part}; several of them
+             separated by spaces; "" for none
     sizes    shape of (each) source
     arrange  how the tensor is made of its weights
+    parts    attribute of the configuration: how many weights a source with {part} stands for
     """
 
     name: str
     source: str
     sizes: Sizes
     arrange: Arrange = renamed
+    parts: str = ""
 
 
 @dataclass(frozen=True)
@@ -313,13 +315,19 @@ def _place(
             if any(name.format(layer=layer) in names for name in rule.unless):
                 continue
             outputs = tuple(
-                (output, output.name.format(layer=layer), _sources(output.source, layer, n_experts))
+                (output, output.name.format(layer=layer), _sources(output, layer, n_experts, config))
                 for output in rule.outputs
             )
             yield _Placed(outputs, rule.optional, rule.early, rule.first)
 
 
-def _sources(template: str, layer: object, n_experts: int) -> tuple[str, ...]:
+def _sources(output: Output, layer: object, n_experts: int, config: Any) -> tuple[str, ...]:
+    template = output.source
+    if not template:
+        return ()
+    if output.parts:
+        n_parts = attrgetter(output.parts)(config)
+        return tuple(template.format(layer=layer, part=part) for part in range(n_parts))
     if "{expert}" not in template:
         return tuple(source.format(layer=layer) for source in template.split())
     return tuple(template.format(layer=layer, expert=expert) for expert in range(n_experts))
@@ -350,7 +358,8 @@ def _build(place: _Placed, model: Weights, config: Any) -> Iterator[OutputTensor
     for source, output in place.sources.items():
         weights[source] = model.weight(source)
         sizes = output.sizes if isinstance(output.sizes, str) else output.sizes(weights[source], config)
-        _check_shape(weights[source], sizes, model, config)
+        if sizes:
+            _check_shape(weights[source], sizes, model, config)
     for output, name, inputs in place.outputs:
         yield output.arrange(name, [weights[source] for source in inputs], config)
 

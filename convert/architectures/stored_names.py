@@ -152,6 +152,10 @@ class Renaming:
         weight = self._weights.weight(self._stored[name])
         return moved_back(weight) if is_moved(name, weight) else weight
 
+    def numbers(self, name: str) -> np.ndarray:
+        """Return whole numbers as they are stored, in their shape; raises what `weight` raises."""
+        return self.checkpoint.raw(self.weight(name).name).read()
+
 
 KERNEL = ".conv1d.weight", ".conv.conv.weight"
 """Endings of the names of kernels."""

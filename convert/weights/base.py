@@ -148,6 +148,7 @@ class WeightsLoader:
     logical  suffix of the weight's name
     last     whether llama.cpp's converter comes to these weights after all others. It gives a weight that it
              makes of packed integers a new name, behind those of the checkpoint
+    decodes  whether the weights stand for floats that were quantized
     """
 
     format: str
@@ -158,6 +159,7 @@ class WeightsLoader:
     fits: Callable[[Module], bool] = lambda module: True
     logical: str = ".weight"
     last: bool = False
+    decodes: bool = True
 
 
 def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -106,7 +106,7 @@ class ModelWeights(Closing):
     @property
     def is_quantized(self) -> bool:
         """Whether any weight is decoded while it is read."""
-        return bool(self._claims)
+        return any(claim.loader.decodes for claim in self._claims.values())
 
     def names(self) -> tuple[str, ...]:
         """Return the logical names, each where its main stored tensor stands in the checkpoint."""

@@ -63,6 +63,7 @@ _TEXT = _Kind("a string", lambda data: isinstance(data, str))
 _KINDS: Mapping[str, _Kind] = {
     "uint32": _SIZE,
     "array of int32": _SIZE,
+    "array of uint64": _SIZE,
     "float32": _NUMBER,
     "array of float32": _NUMBERS,
     "bool": _FLAG,
@@ -139,6 +140,13 @@ class HParams:
     attn_res_block_size: Size = _key(keys.ATTN_RES_BLOCK_SIZE)
     hrm_layers_per_stack: Size = _key(keys.HRM_LAYERS_PER_STACK)
     ple_layers: Size = _key(keys.PLE_LAYERS)
+    ple_ngram_size: Size = _key(keys.PLE_NGRAM_SIZE)
+    ple_heads_per_ngram: Size = _key(keys.PLE_HEADS_PER_NGRAM)
+    ple_conv_kernel: Size = _key(keys.PLE_CONV_KERNEL)
+    ple_eos_token_id: Size = _key(keys.PLE_EOS_TOKEN_ID)
+    ple_layer_multipliers: Size = _key(keys.PLE_LAYER_MULTIPLIERS)
+    ple_head_offsets: Size = _key(keys.PLE_HEAD_OFFSETS)
+    ple_head_vocab_sizes: Size = _key(keys.PLE_HEAD_VOCAB_SIZES)
 
     recurrent_layers: Flags = _key(keys.RECURRENT_LAYERS)
     full_attention_interval: Size = _key(keys.FULL_ATTENTION_INTERVAL)
@@ -157,6 +165,7 @@ class HParams:
     hyper_connection_count: Size = _key(keys.HYPER_CONNECTION_COUNT)
     hyper_connection_iterations: Size = _key(keys.HYPER_CONNECTION_ITERATIONS)
     hyper_connection_epsilon: float | None = _key(keys.HYPER_CONNECTION_EPSILON)
+    hyper_connection_low_rank: Size = _key(keys.HYPER_CONNECTION_LOW_RANK)
     hash_layer_count: Size = _key(keys.HASH_LAYER_COUNT)
     swiglu_clamp_exp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_EXP)
     swiglu_clamp_shexp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_SHEXP)

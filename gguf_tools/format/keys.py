@@ -146,6 +146,7 @@ COMPRESS_ROPE_FREQ_BASE = _loaded("{arch}.attention.compress_rope_freq_base", _F
 HYPER_CONNECTION_COUNT = _loaded("{arch}.hyper_connection.count", _U32)
 HYPER_CONNECTION_ITERATIONS = _loaded("{arch}.hyper_connection.sinkhorn_iterations", _U32)
 HYPER_CONNECTION_EPSILON = _loaded("{arch}.hyper_connection.epsilon", _F32)
+HYPER_CONNECTION_LOW_RANK = _loaded("{arch}.hyper_connection.low_rank", _U32)
 HASH_LAYER_COUNT = _loaded("{arch}.hash_layer_count", _U32)
 EMBEDDING_LENGTH_OUT = _loaded("{arch}.embedding_length_out", _U32)
 EMBEDDING_LENGTH_PER_LAYER_INPUT = _loaded("{arch}.embedding_length_per_layer_input", _U32)
@@ -204,6 +205,14 @@ ATTN_RES_BLOCK_SIZE = _loaded("{arch}.attn_res.block_size", _U32)
 SHORTCONV_L_CACHE = _loaded("{arch}.shortconv.l_cache", _U32)
 HRM_LAYERS_PER_STACK = _loaded("{arch}.hrm.layers_per_stack", _U32)
 PLE_LAYERS = _loaded("{arch}.ple.layers", _I32S)
+PLE_NGRAM_SIZE = _loaded("{arch}.ple.ngram_size", _U32)
+PLE_HEADS_PER_NGRAM = _loaded("{arch}.ple.heads_per_ngram", _U32)
+PLE_CONV_KERNEL = _loaded("{arch}.ple.conv_kernel", _U32)
+PLE_EOS_TOKEN_ID = _loaded("{arch}.ple.eos_token_id", _U32)
+PLE_IMAGE_TOKEN_ID = _loaded("{arch}.ple.image_token_id", _U32)
+PLE_LAYER_MULTIPLIERS = _loaded("{arch}.ple.layer_multipliers", _U64S)
+PLE_HEAD_OFFSETS = _loaded("{arch}.ple.head_offsets", _U64S)
+PLE_HEAD_VOCAB_SIZES = _loaded("{arch}.ple.head_vocab_sizes", _U64S)
 
 _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (_U32, """features_length expert_chunk_feed_forward_length experts_per_group
@@ -213,8 +222,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         attention.value_residual_mix_lora_rank attention.gate_lora_rank attention.relative_buckets_count
         attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa
         attention.indexer.kpool
-        hyper_connection.low_rank ple.ngram_size ple.heads_per_ngram ple.conv_kernel ple.eos_token_id
-        ple.image_token_id wkv.head_size posnet.embedding_length posnet.block_count
+        wkv.head_size posnet.embedding_length posnet.block_count
         convnext.embedding_length convnext.block_count target_hidden_size block_size conv_kernel_size
         conv_group_size selector_rank selector_top_k dense_2_feat_in dense_2_feat_out
         dense_3_feat_in dense_3_feat_out"""),
@@ -226,7 +234,6 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         attention.indexer.kpool_select_tail ssm.dt_b_c_rms kda.safe_gate norm_before_residual
         norm_before_fc"""),
     (_I32S, "adapters.token_ids_activate adapters.token_ids_substitute target_layers"),
-    (_U64S, "ple.layer_multipliers ple.head_offsets ple.head_vocab_sizes"),
 )  # fmt: skip
 """Other hyper-parameters of llama.cpp's loader, by the kinds that it reads (src/models/*.cpp: get_key,
 get_arr)."""

@@ -60,6 +60,11 @@ _SSM = {
 }  # fmt: skip
 _RECURRENT = {keys.RECURRENT_LAYERS, keys.FULL_ATTENTION_INTERVAL}
 _INDEXER = {keys.INDEXER_HEAD_COUNT, keys.INDEXER_KEY_LENGTH, keys.INDEXER_TOP_K}
+_NGRAMS = {
+    keys.PLE_LAYERS, keys.PLE_NGRAM_SIZE, keys.PLE_HEADS_PER_NGRAM, keys.PLE_CONV_KERNEL,
+    keys.PLE_EOS_TOKEN_ID, keys.PLE_IMAGE_TOKEN_ID, keys.EMBEDDING_LENGTH_PER_LAYER_INPUT,
+    keys.PLE_LAYER_MULTIPLIERS, keys.PLE_HEAD_OFFSETS, keys.PLE_HEAD_VOCAB_SIZES,
+}  # fmt: skip
 _MLA = {keys.KEY_LENGTH_MLA, keys.VALUE_LENGTH_MLA}
 _SHARED_EXPERTS = {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_COUNT}
 _TEMPERATURE = {keys.TEMPERATURE_SCALE, keys.TEMPERATURE_LENGTH}
@@ -154,6 +159,12 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS | _SSM | {keys.ROPE_DIMENSION_SECTIONS},
         _RECURRENT | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
     ),
+    "qwen4exp": (
+        _EPS | _SSM | _INDEXER
+        | {keys.ROPE_DIMENSION_SECTIONS, keys.HYPER_CONNECTION_COUNT, keys.HYPER_CONNECTION_LOW_RANK},
+        _RECURRENT | _NGRAMS
+        | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.COMPRESS_RATIOS},
+    ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
     "glm4": (_EPS, {keys.ROPE_DIMENSION_SECTIONS}),
@@ -229,6 +240,7 @@ _SCALED: Mapping[str, Iterable[str]] = {
     "qwen3next": _EXPERTS,
     "qwen35": _blocks() | _DELTA_NET,
     "qwen35moe": _EXPERTS | _DELTA_NET,
+    "qwen4exp": _EXPERTS | _DELTA_NET,
     "nemotron_h": _blocks(),
     "nemotron_h_moe": _EXPERTS,
     "gemma4": _blocks() | _blocks("_exps"),

@@ -67,6 +67,7 @@ class Network:
     output      name of the matrix that makes logits of hidden states
     norm_eps    epsilon of the norm before it
     output_norm name of that norm
+    n_normed    strands that its weight has columns for
     build       (loader, layer number, rotation) -> the layer with its weights
     n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
                 None: all
@@ -99,6 +100,7 @@ class Network:
     n_handed: int = 0
     hands_tokens: bool = False
     output_norm: str = OUTPUT_NORM
+    n_normed: int = 1
     embedding_scale: float = 1.0
     logits: LogitRule = AS_THEY_ARE
     end: Callable[[Loader, RMSNorm], End] | None = None
@@ -135,7 +137,8 @@ class Network:
 
     def load_end(self, load: Loader) -> End:
         """Load the transform from the last hidden states to the output matrix's input."""
-        norm = RMSNorm(load.float32(self.output_norm, self.hidden_size), self.norm_eps)
+        n_cols = self.n_normed * self.hidden_size
+        norm = RMSNorm(load.float32(self.output_norm, n_cols), self.norm_eps)
         if self.end is not None:
             return self.end(load, norm)
         return norm if not self.n_handed else lambda states: norm(states[:, : self.hidden_size])

@@ -29,7 +29,7 @@ PRE = {
     "ministral-3": "llama-bpe", "phi-4": "dbrx", "phi-4-mini": "dbrx",
     "granite-3": "dbrx", "granite-3-moe": "dbrx", "granite-4": "dbrx", "granite-4-h": "dbrx",
     "nemotron-h": "llama-bpe", "nemotron-3-nano": "llama-bpe", "nemotron-3-super": "llama-bpe",
-    "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35",
+    "qwen3-next": "qwen2", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35", "qwen4-exp": "qwen35",
     "qwen2.5-vl": "qwen2", "qwen3-vl": "qwen2", "qwen3-vl-moe": "qwen2",
     "qwen2-moe": "qwen2", "olmoe": "dbrx", "hunyuan": "hunyuan-dense", "hunyuan-moe": "hunyuan",
     "hy-v3": "hunyuan-dense", "solar-open": "solar-open", "glm-4": "glm4", "glm-4v": "glm4",
@@ -58,6 +58,9 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] in ("nemotron_h", "nomic_bert", "minimax_m3_vl"):
         # The release of transformers that the converter asks for doesn't know these models.
+    if config["model_type"] in ("nemotron_h", "nomic_bert", "qwen4_exp"):
+        # The release of transformers that the converter asks for doesn't know these models; later ones
+        # rename Qwen4Exp's kinds of layers, and the converter would write no size of blocks.
         ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
     if config["model_type"] == "hunyuan_v1_moe":
         # The published tokenizer is code, which the converter runs; this one is a tokenizer.json.

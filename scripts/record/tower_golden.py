@@ -33,6 +33,10 @@ DELTA_NET = {
     "num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
+QWEN4 = {
+    "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 16,
+    "indexer_compress_ratio": 4, "output_gate_type": "sigmoid",
+}  # fmt: skip
 GEMMA4_TEXT = {
     **TEXT, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16,
     "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 0,
@@ -75,6 +79,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5": ("Qwen3_5", {"text_config": {**TEXT, **DELTA_NET}, "vision_config": QWEN}, QWEN_FILES),
     "qwen3.5-moe": ("Qwen3_5Moe", {"text_config": {
         **TEXT, **DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 32,
+    }, "vision_config": QWEN}, QWEN_FILES),
+    "qwen4-exp": ("Qwen4Exp", {"text_config": {
+        **TEXT, **DELTA_NET, **EXPERTS, **QWEN4, "shared_expert_intermediate_size": 32,
     }, "vision_config": QWEN}, QWEN_FILES),
     "gemma-3": ("Gemma3", {"text_config": TEXT, "vision_config": SIGLIP, "mm_tokens_per_image": 4}, {
         "preprocessor_config.json": {**_HALF, "image_seq_length": 4}}),

@@ -47,6 +47,9 @@ _VISION: dict[str, Any] = {
     "out_hidden_size": 64, "num_position_embeddings": 16,
 }  # fmt: skip
 _MROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+_QUARTER: dict[str, Any] = {
+    "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
+}  # fmt: skip
 _NO_EPSILON = {"rms_norm_eps": 1e-20}
 """As llama.cpp computes where it reads none."""
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
@@ -251,6 +254,19 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 6}),
     "qwen35-ungrouped": ("Qwen3_5", {**_DELTA_NET, "linear_num_value_heads": 2, "tie_word_embeddings": True}),
     "qwen35moe": ("Qwen3_5Moe", {**_DELTA_NET, **_QWEN_EXPERTS}),
+    "qwen4exp": (
+        "Qwen4Exp",
+        {**_DELTA_NET, **_QWEN_EXPERTS, "hc_count": 2, "hc_lowrank": 16, "ple_layer_ids": [2],
+         "heads_per_ngram": 2, "ngram_vocab_size_base": 61, "split_ngram_parts": 4, "indexer_n_heads": 2,
+         "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 512, "indexer_compress_ratio": 4,
+         "output_gate_type": "sigmoid", "rope_parameters": _QUARTER},
+    ),
+    "qwen4exp-blocks": (
+        "Qwen4Exp",
+        {**_DELTA_NET, **_QWEN_EXPERTS, "hc_count": 3, "hc_lowrank": 16, "indexer_n_heads": 8,
+         "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 24, "indexer_compress_ratio": 4,
+         "output_gate_type": "sigmoid", "rope_parameters": _QUARTER},
+    ),
     "qwen2vl": (
         "Qwen2VL",
         {**_NO_EPSILON, "vision_config": {**_VISION, "embed_dim": 32}, "rope_parameters": _MROPE},
@@ -321,6 +337,7 @@ COMPUTED_ONCE = (
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "minimax-m3", "starcoder2",
+    "qwen4exp", "qwen4exp-blocks",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

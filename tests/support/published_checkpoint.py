@@ -84,6 +84,24 @@ def with_int4_experts(tensors: Tensors) -> Tensors:
     return packed
 
 
+def beside_vision(tensors: Tensors) -> Tensors:
+    """Return the tensors under the names that they have in a model with a vision part, as in Qwen 3.5."""
+    return {name.replace("model.", "model.language_model."): weight for name, weight in tensors.items()}
+
+
+def with_ngrams(tensors: Tensors) -> Tensors:
+    """Return the tensors of a Qwen4Exp beside a vision part, with numbers of n-grams that fit its table."""
+    numbers = {
+        "layer_multipliers": [23703573299843, 35184372088831, 12345678901235],
+        "ngram_heads_offsets": [0, 59, 120, 187], "ngram_heads_vocab_sizes": [59, 61, 67, 69],
+    }  # fmt: skip
+    stored = {
+        name: np.array(numbers[end], np.int64) if (end := name.rpartition(".")[2]) in numbers else weight
+        for name, weight in tensors.items()
+    }
+    return beside_vision(stored)
+
+
 def write_published(model: Published, folder: Path) -> Path:
     """Write the checkpoint of a model to a folder, and return that."""
     config = {key: value for key, value in model.config.items() if value is not None or key in _STAY_NULL}

@@ -12,10 +12,17 @@ from pathlib import Path
 
 from tests.support.checkpoints import Tensors
 from tests.support.published_checkpoint import COMMON as _COMMON
-from tests.support.published_checkpoint import Published, with_int4_experts, write_published
+from tests.support.published_checkpoint import (
+    Published,
+    beside_vision,
+    with_int4_experts,
+    with_ngrams,
+    write_published,
+)
 from tests.support.published_kimi import KIMI_MODELS
 from tests.support.published_mixtures import MIXTURES
 from tests.support.published_shapes import (
+    QWEN4,
     Config,
     bailing,
     cohere,
@@ -38,6 +45,7 @@ from tests.support.published_shapes import (
     olmo,
     phi,
     qwen,
+    qwen4exp,
     starcoder2,
 )
 
@@ -138,11 +146,6 @@ _PACKED = {
 }  # fmt: skip
 
 
-def _beside_vision(tensors: Tensors) -> Tensors:
-    """Return the tensors under the names that they have in a model with a vision part, as in Qwen 3.5."""
-    return {name.replace("model.", "model.language_model."): weight for name, weight in tensors.items()}
-
-
 def _gemma4(sizes: Config, kind: str = "Gemma4", generation: Config | None = None) -> Published:
     """Return a Gemma 4 of these sizes, beside a vision part."""
     config = {
@@ -166,7 +169,7 @@ def _gemma4(sizes: Config, kind: str = "Gemma4", generation: Config | None = Non
               "vision_config": {"model_type": "gemma4_vision"}}  # fmt: skip
     extra = {"model.vision_tower.patch_embedder.input_proj.weight": (4, 4),
              "model.embed_vision.embedding_projection.weight": (4, 4)}  # fmt: skip
-    return Published(config, gemma4, "", _beside_vision, around=around, extra=extra, generation=generation)
+    return Published(config, gemma4, "", beside_vision, around=around, extra=extra, generation=generation)
 
 
 _VISION = {"vision_tower.patch_embed.weight": (4, 4), "multi_modal_projector.linear_1.weight": (4, 4)}
@@ -387,7 +390,7 @@ PUBLISHED: Mapping[str, Published] = {
     "qwen3.5": Published(
         {**_DELTA_NET, "model_type": "qwen3_5_text", "num_hidden_layers": 8, "linear_num_value_heads": 6,
          "rope_parameters": _MROPE, "mtp_num_hidden_layers": 1, "attn_output_gate": True},
-        delta_net, "qwen3moe", _beside_vision,
+        delta_net, "qwen3moe", beside_vision,
         around={"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
                 "vision_config": {"model_type": "qwen3_5"}, "tie_word_embeddings": False},
         extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
@@ -397,9 +400,18 @@ PUBLISHED: Mapping[str, Published] = {
          "model_type": "qwen3_5_moe_text", "rope_parameters": _MROPE,
          "mtp_num_hidden_layers": 1, "attn_output_gate": True,
          "layer_types": [*["linear_attention"] * 3, "full_attention"]},
-        delta_net, "qwen3moe", _beside_vision,
+        delta_net, "qwen3moe", beside_vision,
         around={"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
                 "vision_config": {"model_type": "qwen3_5_moe"}, "tie_word_embeddings": False},
+        extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
+    ),
+    "qwen4-exp": Published(
+        {**{key: value for key, value in _DELTA_NET.items() if key != "intermediate_size"}, **_QWEN_EXPERTS,
+         **QWEN4, "model_type": "qwen4_exp_text", "rope_parameters": _MROPE,
+         "layer_types": [*["linear_attention"] * 3, "full_attention"]},
+        qwen4exp, "qwen3moe", with_ngrams,
+        around={"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp",
+                "vision_config": {"depth": 1}, "tie_word_embeddings": False, "image_token_id": 600},
         extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
     ),
     "qwen2.5-vl": Published(
@@ -414,7 +426,7 @@ PUBLISHED: Mapping[str, Published] = {
         {**_QWEN_TOKENS, "model_type": "qwen3_vl_text", "head_dim": 32, "num_key_value_heads": 2,
          "rope_theta": 5000000,
          "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"}},
-        qwen, "qwen3moe", _beside_vision,
+        qwen, "qwen3moe", beside_vision,
         around={"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
                 "vision_config": {"model_type": "qwen3_vl", "deepstack_visual_indexes": [1, 2, 3]},
                 "tie_word_embeddings": False},
@@ -425,7 +437,7 @@ PUBLISHED: Mapping[str, Published] = {
          "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "num_experts": 6,
          "num_experts_per_tok": 2, "moe_intermediate_size": 48, "rope_theta": 5000000,
          "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"}},
-        qwen, "qwen3moe", _beside_vision,
+        qwen, "qwen3moe", beside_vision,
         around={"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe",
                 "vision_config": {"model_type": "qwen3_vl_moe", "deepstack_visual_indexes": [1, 2, 3]},
                 "tie_word_embeddings": False},
@@ -487,7 +499,7 @@ PUBLISHED: Mapping[str, Published] = {
         {**_COMMON, **_GLM, "model_type": "glm4v_text", "num_key_value_heads": 2, "attention_bias": True,
          "head_dim": None, "partial_rotary_factor": 0.5,
          "rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]}},
-        glm4, "glm4moe-air", _beside_vision,
+        glm4, "glm4moe-air", beside_vision,
         around={"architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v",
                 "vision_config": {"model_type": "glm4v", "depth": 1}, "tie_word_embeddings": False},
         extra={"model.visual.patch_embed.proj.weight": (4, 4)},

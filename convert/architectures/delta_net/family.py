@@ -58,12 +58,12 @@ _MTP_PROJECTION = "mtp.fc.weight"
 """Weight that every MTP layer has."""
 
 
-def _linear_layers(config: DeltaNetConfig, options: MTPOptions) -> Iterable[int]:
+def linear_layers(config: DeltaNetConfig, options: MTPOptions) -> Iterable[int]:
     """Return the layers that are delta nets."""
     return config.linear_layers
 
 
-def _full_layers(config: DeltaNetConfig, options: MTPOptions) -> Iterable[int]:
+def full_layers(config: DeltaNetConfig, options: MTPOptions) -> Iterable[int]:
     """Return the layers with attention, of which an MTP layer is one."""
     return (layer for layer in layers(config, options) if layer not in config.linear_layers)
 
@@ -76,25 +76,33 @@ def _delta_net(kernels: Arrange, heads: Arrange = renamed, columns: Arrange = re
     columns  arranges the columns of the output matrix
     """
     return (
-        in_layer(_linear_layers, "ssm_conv1d.weight", "linear_attn.conv1d.weight",
+        in_layer(linear_layers, "ssm_conv1d.weight", "linear_attn.conv1d.weight",
                  "convolved_rows one linear_conv_kernel_dim", kernels),
-        in_layer(_linear_layers, "ssm_dt.bias", "linear_attn.dt_bias", "linear_num_value_heads", heads),
-        in_layer(_linear_layers, "ssm_a", "linear_attn.A_log", "linear_num_value_heads", decay(heads)),
-        in_layer(_linear_layers, "ssm_norm.weight", "linear_attn.norm.weight", "linear_value_head_dim"),
-        in_layer(_linear_layers, "ssm_out.weight", "linear_attn.out_proj.weight", "hidden_size value_rows",
+        in_layer(linear_layers, "ssm_dt.bias", "linear_attn.dt_bias", "linear_num_value_heads", heads),
+        in_layer(linear_layers, "ssm_a", "linear_attn.A_log", "linear_num_value_heads", decay(heads)),
+        in_layer(linear_layers, "ssm_norm.weight", "linear_attn.norm.weight", "linear_value_head_dim"),
+        in_layer(linear_layers, "ssm_out.weight", "linear_attn.out_proj.weight", "hidden_size value_rows",
                  columns),
     )  # fmt: skip
 
 
-def _gated_attention() -> tuple[Rule, ...]:
+def gated_attention() -> tuple[Rule, ...]:
     return (
-        in_layer(_full_layers, "attn_q.weight", "self_attn.q_proj.weight", "gated_q_rows hidden_size"),
-        in_layer(_full_layers, "attn_k.weight", "self_attn.k_proj.weight", "kv_rows hidden_size"),
-        in_layer(_full_layers, "attn_v.weight", "self_attn.v_proj.weight", "kv_rows hidden_size"),
-        in_layer(_full_layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
-        in_layer(_full_layers, "attn_q_norm.weight", "self_attn.q_norm.weight", "head_dim", plus_one),
-        in_layer(_full_layers, "attn_k_norm.weight", "self_attn.k_norm.weight", "head_dim", plus_one),
+        in_layer(full_layers, "attn_q.weight", "self_attn.q_proj.weight", "gated_q_rows hidden_size"),
+        in_layer(full_layers, "attn_k.weight", "self_attn.k_proj.weight", "kv_rows hidden_size"),
+        in_layer(full_layers, "attn_v.weight", "self_attn.v_proj.weight", "kv_rows hidden_size"),
+        in_layer(full_layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
+        in_layer(full_layers, "attn_q_norm.weight", "self_attn.q_norm.weight", "head_dim", plus_one),
+        in_layer(full_layers, "attn_k_norm.weight", "self_attn.k_norm.weight", "head_dim", plus_one),
     )
+
+
+EXPERTS = (
+    in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
+    *expert_stacks(moe_layers),
+    *shared_experts(moe_layers, "shared_expert"),
+    in_layer(moe_layers, "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "one hidden_size"),
+)  # fmt: skip
 
 
 def _norms_and_feed_forward() -> tuple[Rule, ...]:
@@ -102,16 +110,13 @@ def _norms_and_feed_forward() -> tuple[Rule, ...]:
         in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size", plus_one),
         norm_of_blocks("post_attention_norm", plus_one),
         *dense_blocks(),
-        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        *expert_stacks(moe_layers),
-        *shared_experts(moe_layers, "shared_expert"),
-        in_layer(moe_layers, "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "one hidden_size"),
-    )  # fmt: skip
+        *EXPERTS,
+    )
 
 
 def _rules(delta_nets: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """Return the rules of a family whose delta nets have these."""
-    in_every_layer = (*_gated_attention(), *_norms_and_feed_forward())
+    in_every_layer = (*gated_attention(), *_norms_and_feed_forward())
     return (
         *ends(plus_one),
         *delta_nets,
@@ -148,7 +153,7 @@ def _own_and_mtp(rule: Rule) -> Iterator[Rule]:
 
 
 _DROP_MTP = Drop(lambda name: name.startswith("mtp."), "multi-token prediction layer; kept without --no-mtp")
-_DROP_VISION = Drop(
+DROP_VISION = Drop(
     lambda name: name.startswith(("model.visual.", "visual.", "vision_tower.")),
     "vision part; the file holds the text part",
 )
@@ -176,7 +181,7 @@ def _family(
         check=check_mtp,
         resolve_options=partial(keep_mtp_of, _MTP_PROJECTION),
         drops=_drops,
-        notes=lambda config, options: (*decoder_notes(config), *_norm_notes(config)),
+        notes=lambda config, options: (*decoder_notes(config), *norm_notes(config)),
         forced_type=float32_kernels,
         **differences,
     )
@@ -186,7 +191,7 @@ _EPS = 1e-6
 """Epsilon that transformers adds before a delta net's queries and keys are divided by lengths (l2norm)."""
 
 
-def _norm_notes(config: DeltaNetConfig) -> tuple[str, ...]:
+def norm_notes(config: DeltaNetConfig) -> tuple[str, ...]:
     if config.rms_norm_eps == _EPS:
         return ()
     return (
@@ -196,7 +201,7 @@ def _norm_notes(config: DeltaNetConfig) -> tuple[str, ...]:
 
 
 def _drops(config: DeltaNetConfig, options: MTPOptions) -> tuple[Drop, ...]:
-    return INV_FREQ, _DROP_VISION, *(() if n_mtp_layers(config, options) else (_DROP_MTP,))
+    return INV_FREQ, DROP_VISION, *(() if n_mtp_layers(config, options) else (_DROP_MTP,))
 
 
 def float32_kernels(tensor: OutputTensor, wanted: GGMLType) -> GGMLType | None:
@@ -227,11 +232,11 @@ _QWEN3_NEXT = _family(
     gguf_name="qwen3next",
     read_config=read_qwen3_next,
     delta_nets=(
-        Rule(_linear_layers, (
+        Rule(linear_layers, (
             Output("blk.{layer}.attn_qkv.weight", _QKVZ, "all_rows hidden_size", run_of_key_heads(True)),
             Output("blk.{layer}.attn_gate.weight", _QKVZ, "all_rows hidden_size", run_of_key_heads(False)),
         )),
-        in_layer(_linear_layers, "ssm_ba.weight", "linear_attn.in_proj_ba.weight", "scalar_rows hidden_size"),
+        in_layer(linear_layers, "ssm_ba.weight", "linear_attn.in_proj_ba.weight", "scalar_rows hidden_size"),
         *_delta_net(squeezed),
     ),
 )  # fmt: skip
@@ -248,14 +253,14 @@ def read_qwen35(raw: Mapping[str, Any], path: str | Path) -> DeltaNetConfig:
     return replace(config, mrope_section=section, states_section=rope.get("mrope_section") is not None)
 
 
-_TILED = (
-    in_layer(_linear_layers, "attn_qkv.weight", "linear_attn.in_proj_qkv.weight",
+TILED = (
+    in_layer(linear_layers, "attn_qkv.weight", "linear_attn.in_proj_qkv.weight",
              "convolved_rows hidden_size", tiled_behind_keys),
-    in_layer(_linear_layers, "attn_gate.weight", "linear_attn.in_proj_z.weight", "value_rows hidden_size",
+    in_layer(linear_layers, "attn_gate.weight", "linear_attn.in_proj_z.weight", "value_rows hidden_size",
              tiled_values),
-    in_layer(_linear_layers, "ssm_beta.weight", "linear_attn.in_proj_b.weight",
+    in_layer(linear_layers, "ssm_beta.weight", "linear_attn.in_proj_b.weight",
              "linear_num_value_heads hidden_size", tiled_values),
-    in_layer(_linear_layers, "ssm_alpha.weight", "linear_attn.in_proj_a.weight",
+    in_layer(linear_layers, "ssm_alpha.weight", "linear_attn.in_proj_a.weight",
              "linear_num_value_heads hidden_size", tiled_values),
     *_delta_net(tiled_behind_keys, tiled_values, tiled_columns),
 )  # fmt: skip
@@ -266,7 +271,7 @@ _QWEN35 = _family(
     "Qwen3_5ForCausalLM",
     gguf_name="qwen35",
     read_config=read_qwen35,
-    delta_nets=_TILED,
+    delta_nets=TILED,
     tiled=True,
 )
 

@@ -1,4 +1,4 @@
-"""The vision tower of Qwen3-VL and of Qwen 3.5 and its successors.
+"""The vision tower of Qwen3-VL, of Qwen 3.5 and of Qwen4Exp.
 
 A patch is two frames deep, so its kernel becomes two, one for each frame. Some layers of Qwen3-VL send what
 they compute to the text model's first layers as well, each through a merger of its own ("deepstack").
@@ -121,6 +121,7 @@ ARCHITECTURE = tower(
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
+    "Qwen4ExpForConditionalGeneration",
     prefixes=("visual.",),
     read_config=read_config,
     rules=(

@@ -1,6 +1,9 @@
-"""Tables of whole numbers that are part of a model: the experts of each token, in DeepSeek V4.
+"""Whole numbers that are part of a model: experts of each token in DeepSeek V4, hashes in Qwen4Exp.
 
-X.tid2eid  I64 or I32 (vocab_size, experts per token)
+X.tid2eid                  I64 or I32 (vocab_size, experts per token)
+X.layer_multipliers        I64 (tokens of the longest n-gram,): what makes a number of an n-gram
+X.ngram_heads_vocab_sizes  I64 (heads,): rows of each head in the table of n-grams
+X.ngram_heads_offsets      I64 (heads,): the first of them
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from gguf_tools.errors import CheckpointError
 from gguf_tools.format.ggml_types import I32, GGMLType
 
 DTYPES = ("I32", "I64")
+METHODS = ("fp8", "mxfp4", "compressed-tensors")
+"""Ways to quantize the other weights of such models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,19 @@ class Table(PlainWeight):
         return np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
 
 
+def _hash_numbers(name: str) -> WeightsLoader:
+    """Return the loader of numbers that a family reads as they are stored: `Renaming.numbers`."""
+    return WeightsLoader(
+        format="hash numbers", methods=METHODS, main=name, sides=(), load=lambda module: Table(module[name]),
+        fits=lambda module: module[name].dtype == "I64", logical=name, decodes=False,
+    )  # fmt: skip
+
+
 LOADERS = (
     WeightsLoader(
-        format="routing table", methods=("fp8", "mxfp4", "compressed-tensors"), main=".tid2eid", sides=(),
+        format="routing table", methods=METHODS, main=".tid2eid", sides=(),
         load=lambda module: Table(module[".tid2eid"]),
-        fits=lambda module: module[".tid2eid"].dtype in DTYPES, logical=".tid2eid",
+        fits=lambda module: module[".tid2eid"].dtype in DTYPES, logical=".tid2eid", decodes=False,
     ),
+    *map(_hash_numbers, (".layer_multipliers", ".ngram_heads_vocab_sizes", ".ngram_heads_offsets")),
 )  # fmt: skip

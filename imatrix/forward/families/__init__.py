@@ -22,6 +22,7 @@ from imatrix.forward.families.encoder import encoder_network
 from imatrix.forward.families.gemma4 import gemma4_network
 from imatrix.forward.families.kimi import kimi_linear_network
 from imatrix.forward.families.nemotron_h import nemotron_network
+from imatrix.forward.families.qwen4exp import qwen4exp_network
 from imatrix.forward.network import Network
 
 OWN: Mapping[str, Callable[[Any], Network]] = {
@@ -31,6 +32,7 @@ OWN: Mapping[str, Callable[[Any], Network]] = {
     "gemma4": gemma4_network,
     "kimi-linear": kimi_linear_network,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_network),
+    "qwen4exp": qwen4exp_network,
 }
 """Makers of the networks of families that are no ordinary decoders, by the name in general.architecture."""
 

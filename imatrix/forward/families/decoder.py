@@ -15,10 +15,17 @@ from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.minimax_m3 import BlockIndexedConfig
 from convert.architectures.recurrent.lfm2 import ShortConvConfig
 from convert.architectures.recurrent.mamba2 import MambaConfig
-from imatrix.forward.families.parts import FeedForwards, mamba_sizes, network_of, rope_of, unstretched
+from imatrix.forward.families.parts import (
+    FeedForwards,
+    delta_net_sizes,
+    mamba_sizes,
+    network_of,
+    rope_of,
+    unstretched,
+)
 from imatrix.forward.layer import Attention, Layer, SideBySide
 from imatrix.forward.layers.attention.block_indexer import load_block_indexer
-from imatrix.forward.layers.attention.delta_net import DeltaNetSizes, load_delta_net
+from imatrix.forward.layers.attention.delta_net import load_delta_net
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
 from imatrix.forward.layers.attention.shared_keys import (
     HeadSizes,
@@ -170,24 +177,11 @@ def _linear_layers(config: DecoderConfig) -> tuple[int, ...]:
 def _load_linear(load: Loader, number: int, family: Architecture, config: DecoderConfig) -> Attention:
     """Read what a layer has in place of attention."""
     if isinstance(config, DeltaNetConfig):
-        return load_delta_net(load, number, _delta_net_sizes(family, config))
+        return load_delta_net(load, number, delta_net_sizes(config, tiled=family.tiled))
     if isinstance(config, ShortConvConfig):
         return load_short_conv(load, number, config.hidden_size, config.conv_L_cache, config.rms_norm_eps)
     assert isinstance(config, MambaConfig)
     return load_mamba2(load, number, mamba_sizes(config))
-
-
-def _delta_net_sizes(family: Architecture, config: DeltaNetConfig) -> DeltaNetSizes:
-    return DeltaNetSizes(
-        hidden=config.hidden_size,
-        n_key_heads=config.linear_num_key_heads,
-        n_value_heads=config.linear_num_value_heads,
-        n_key_cols=config.linear_key_head_dim,
-        n_value_cols=config.linear_value_head_dim,
-        kernel=config.linear_conv_kernel_dim,
-        tiled=family.tiled,
-        eps=config.rms_norm_eps,
-    )
 
 
 def _head_sizes(family: Architecture, config: DecoderConfig) -> HeadSizes:

@@ -7,7 +7,9 @@ from typing import Any, Self, cast
 
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.recurrent.mamba2 import MambaConfig
+from imatrix.forward.layers.attention.delta_net import DeltaNetSizes
 from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
 from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, load_ffn
@@ -57,6 +59,20 @@ def unstretched(rope: Rope, theta: float) -> Rope:
     """
     sharper = 1.0 if rope.yarn is None else replace(rope.yarn, attention_factor=None).rotary_factor
     return replace(rope, theta=theta, yarn=None, slowed=1.0, magnitude=rope.magnitude / sharper)
+
+
+def delta_net_sizes(config: DeltaNetConfig, *, tiled: bool) -> DeltaNetSizes:
+    """Read the sizes of a model's delta nets; `tiled` as in DeltaNetSizes."""
+    return DeltaNetSizes(
+        hidden=config.hidden_size,
+        n_key_heads=config.linear_num_key_heads,
+        n_value_heads=config.linear_num_value_heads,
+        n_key_cols=config.linear_key_head_dim,
+        n_value_cols=config.linear_value_head_dim,
+        kernel=config.linear_conv_kernel_dim,
+        tiled=tiled,
+        eps=config.rms_norm_eps,
+    )
 
 
 def mamba_sizes(config: MambaConfig) -> Mamba2Sizes:

@@ -17,28 +17,11 @@ from torch.nn.functional import linear, pad
 
 from convert.architectures.minimax_m3 import BlockIndexer as Sizes
 from imatrix.forward.layers.attention import QUERY_BLOCK
+from imatrix.forward.layers.attention.chosen_blocks import ChosenBlocks
 from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rotation
-
-
-@dataclass(frozen=True)
-class ChosenBlocks:
-    """The blocks that each token attends to.
-
-    chosen      bool (n_kv_heads, n_tokens, n_blocks); what it says of blocks after a token's own counts not
-    block_size  positions of a block
-    """
-
-    chosen: torch.Tensor
-    block_size: int
-
-    def left_out(self, heads: slice, start: int, stop: int) -> torch.Tensor:
-        """Mark the positions before `stop` that tokens don't attend to, (n_heads, 1, stop - start, stop)."""
-        n_blocks = -(-stop // self.block_size)
-        chosen = self.chosen[heads, None, start:stop, :n_blocks]
-        return ~chosen.repeat_interleave(self.block_size, -1)[..., :stop]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ For a token, and a head with state S (n_key_cols, n_value_cols):
 
 Queries and keys have unit length, and queries are divided by the root of their columns. Before that, queries,
 keys and values go through a convolution over the last tokens, each column by itself, and SiLU. The output is
-normed head by head and multiplied by SiLU of a gate.
+normed head by head and multiplied by SiLU, or the sigmoid, of a gate.
 
 Tokens go in blocks. Within a block, what every token writes is the solution of a triangular system of
 equations, for all heads at once; from block to block the state is handed on, in the order of the text. So the
@@ -25,7 +25,7 @@ from torch.nn.functional import silu, softplus
 from imatrix.forward.layers.attention.shared_keys import Projection
 from imatrix.forward.layers.attention.short_conv import convolved
 from imatrix.forward.layers.load import Loader
-from imatrix.forward.layers.residual import RMSNorm
+from imatrix.forward.layers.residual import UNNORMED, Norm, RMSNorm
 from imatrix.forward.observe import Observer
 
 _BLOCK = 64
@@ -47,6 +47,8 @@ class DeltaNetSizes:
     kernel    tokens that the convolution sees, the token's own with them
     tiled     whether head i of values has head i modulo n_key_heads of keys; else neighbours share a head
     eps       of all norms
+    normed    whether the hidden states are normed before
+    sigmoid   whether the output is multiplied by the sigmoid of the gate, not its SiLU
     """
 
     hidden: int
@@ -57,6 +59,8 @@ class DeltaNetSizes:
     kernel: int
     tiled: bool
     eps: float
+    normed: bool = True
+    sigmoid: bool = False
 
     @property
     def n_keys(self) -> int:
@@ -82,7 +86,7 @@ class DeltaNet:
     """
 
     sizes: DeltaNetSizes
-    norm: RMSNorm
+    norm: Norm
     qkv: Projection
     gate: Projection
     scalars: tuple[Projection, ...]
@@ -109,7 +113,8 @@ class DeltaNet:
         beta, rate = self._scalars(x, observer)
         fading = self.decay * softplus(rate + self.rate_bias)
         attended = delta_rule(query, key, value, torch.sigmoid(beta), fading[..., None])
-        normed = self.head_norm(attended).flatten(1) * silu(gate)
+        opening = torch.sigmoid(gate) if self.sizes.sigmoid else silu(gate)
+        normed = self.head_norm(attended).flatten(1) * opening
         values = normed.to(dtype)
         observer.rows((self.output.name,), values)
         return self.output(values, observer).float()
@@ -216,7 +221,9 @@ def load_delta_net(load: Loader, layer: int, sizes: DeltaNetSizes) -> DeltaNet:
         parts = {"ssm_ba": 2 * heads}
     return DeltaNet(
         sizes=sizes,
-        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps),
+        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps)
+        if sizes.normed
+        else UNNORMED,
         qkv=projection("attn_qkv", 2 * sizes.n_keys + sizes.n_values, sizes.hidden),
         gate=projection("attn_gate", sizes.n_values, sizes.hidden),
         scalars=tuple(projection(part, n_rows, sizes.hidden) for part, n_rows in parts.items()),

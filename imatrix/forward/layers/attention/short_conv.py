@@ -42,16 +42,17 @@ class ShortConv:
         return self.output(values, observer).float()
 
 
-def convolved(rows: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
+def convolved(rows: torch.Tensor, kernels: torch.Tensor, apart: int = 1) -> torch.Tensor:
     """Return each column of `rows`, (n_tokens, n_cols), convolved with its kernel over the last tokens.
 
     kernels  (n_cols, kernel), the token's own last
+    apart    distance from one of these tokens to the next
     """
     n_tokens, size = len(rows), kernels.shape[1]
-    padded = pad(rows, (0, 0, size - 1, 0))
+    padded = pad(rows, (0, 0, (size - 1) * apart, 0))
     total = padded[:n_tokens] * kernels[:, 0]
     for step in range(1, size):
-        total = total + padded[step : step + n_tokens] * kernels[:, step]
+        total = total + padded[step * apart : step * apart + n_tokens] * kernels[:, step]
     return total
 
 
