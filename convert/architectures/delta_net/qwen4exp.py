@@ -114,21 +114,27 @@ def read_qwen4exp(raw: Mapping[str, Any], path: str | Path) -> Qwen4Config:
     read = with_defaults(raw, path)
     read.overruled("mtp_num_hidden_layers")
     read.fixed("norm_topk_prob", True, "llama.cpp's qwen4exp normalises the weights of experts")
-    gate = "hidden_act" if read.raw.get("output_gate_type") is None else "output_gate_type"
-    read.fixed(gate, "sigmoid" if gate == "output_gate_type" else None, "llama.cpp gates with a sigmoid")
+    gate = read.raw.get("output_gate_type") or read.raw.get("hidden_act")
+    if gate != "sigmoid":
+        raise read.bad(
+            "output_gate_type", "'sigmoid' (without one, hidden_act counts), as llama.cpp computes"
+        )
     read.fixed("indexer_kv_heads", 1, "llama.cpp's indexer has one head of keys")
     config = read_qwen35(merged(raw, {"mtp_num_hidden_layers": 0}), path)
     budget, ratio = read.size("indexer_budget"), read.size("indexer_compress_ratio")
     if budget % ratio:
         raise read.bad("indexer_budget", f"a multiple of indexer_compress_ratio ({ratio})")
-    # llama.cpp ends at an assertion where a head of the indexer has less columns than the sections name.
+    # llama.cpp ends at an assertion where a head has less columns than the sections name.
     least = max(config.rotated_cols, sum(config.mrope_section or ()))
+    cols = read.size("indexer_head_dim")
+    if cols < least:
+        raise read.bad("indexer_head_dim", f"{least} at least, as rotated columns and mrope_section say")
     return Qwen4Config(
         **vars(config),
         hc_count=read.size("hc_count", least=2),
         hc_lowrank=read.size("hc_lowrank"),
         indexer_n_heads=read.size("indexer_n_heads"),
-        indexer_head_dim=read.size("indexer_head_dim", least=least),
+        indexer_head_dim=cols,
         indexer_budget=budget,
         indexer_compress_ratio=ratio,
         **_ngram_fields(read, config),
@@ -138,7 +144,7 @@ def read_qwen4exp(raw: Mapping[str, Any], path: str | Path) -> Qwen4Config:
 def _ngram_fields(read: ConfigReader, config: DeltaNetConfig) -> dict[str, Any]:
     """Return the fields about embeddings of n-grams."""
     listed = read.raw.get("ple_layer_ids") or []
-    read.overruled("seed", "ngram_vocab_size_base", "make_ngram_vocab_size_divisible_by")
+    read.overruled("ngram_vocab_size_base", "make_ngram_vocab_size_divisible_by")
     known = range(1, config.num_hidden_layers + 1)
     if not isinstance(listed, list) or not all(type(layer) is int and layer in known for layer in listed):
         raise read.bad("ple_layer_ids", f"a list of layers, from 1 to {config.num_hidden_layers}")
@@ -185,6 +191,12 @@ def _with_numbers(config: Qwen4Config, weights: Renaming) -> Qwen4Config:
     if not config.ple_layers:
         return config
     place = _PLE.format(layer=config.ple_layers[0]) + "ple_embedding."
+    n_parts = sum(name.startswith(f"{place}ngram_embedding.shard_") for name in weights.names())
+    if n_parts != config.split_ngram_parts:
+        raise CheckpointError(
+            f"{weights.checkpoint.folder}: {place}ngram_embedding has {n_parts} parts, expected"
+            f" {config.split_ngram_parts}, as split_ngram_parts of config.json says"
+        )
     found: dict[str, tuple[int, ...]] = {}
     for field, name in _NUMBERS.items():
         numbers = weights.numbers(place + name)

@@ -84,7 +84,11 @@ class NgramEntry:
 
     def __call__(self, hidden: torch.Tensor, tokens: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return a chunk's strands with what their n-grams add, float32."""
-        x = self._rows(tokens).to(self.key.weight.dtype)
+        rows = self._rows(tokens)
+        if hidden.requires_grad:
+            # Only what lies on the way to the hidden states is differentiated, and so observed.
+            rows = rows + 0 * hidden[:, :1]
+        x = rows.to(self.key.weight.dtype)
         observer.rows((self.key.name, self.value.name), x)
         n_strands = self.key_norm.n_strands
         key = self.key_norm(self.key(x, observer).float()).unflatten(-1, (n_strands, -1))

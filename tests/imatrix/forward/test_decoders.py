@@ -101,7 +101,8 @@ def differentiated(name: str, tmp_path: Path) -> tuple[Any, WeightGradients]:
     """Compare gradients at the embeddings; return the model of transformers, and ours of weights."""
     original: Any = decoder_model(name, tmp_path / name).requires_grad_()
     kept: list[Any] = []
-    norm = getattr(original.model, "norm_f" if name.startswith("nemotron") else "norm")
+    ends = {"nemotron-h": "norm_f", "nemotron-3": "norm_f", "qwen4exp": "hyper_connection_mixer"}
+    norm = getattr(original.model, ends.get(name, "norm"))
     norm.register_forward_hook(lambda _m, _i, out: kept.append(out))
     embed = original.get_input_embeddings()
     embeddings = embed(torch.from_numpy(CHUNKS)).detach().requires_grad_()
@@ -223,7 +224,7 @@ def test_gradients_of_gemmas_equal_those_of_transformers(name: str, tmp_path: Pa
         assert relative_error(observer.of("blk.5.ffn_down_exps.weight"), down.numpy()) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["qwen35-ungrouped", "qwen35moe", "qwen3next"])
+@pytest.mark.parametrize("name", ["qwen35-ungrouped", "qwen35moe", "qwen3next", "qwen4exp"])
 def test_gradients_of_delta_nets_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     original, observer = differentiated(name, tmp_path)
     net, attention = original.model.layers[1].linear_attn, original.model.layers[3].self_attn
@@ -233,7 +234,12 @@ def test_gradients_of_delta_nets_equal_those_of_transformers(name: str, tmp_path
         pairs |= {"blk.1.ssm_alpha": net.in_proj_a, "blk.1.ssm_beta": net.in_proj_b}
     if name == "qwen3next":
         pairs |= {"blk.1.ssm_ba": net.in_proj_ba}
-    if name != "qwen35moe":
+    if name == "qwen4exp":
+        strands, ngrams = original.model.layers[2].mlp_hyper_connection, original.model.layers[1].ple
+        pairs |= {"blk.2.hc_ffn_down": strands.input_mix_weight_down, "blk.1.ple_key": ngrams.key_proj}
+        pairs |= {"blk.2.hc_ffn_up": strands.input_mix_weight_up, "blk.1.ple_value": ngrams.value_proj}
+        pairs |= {"blk.2.hc_ffn_inject": strands.block_inject_weight}
+    elif name != "qwen35moe":
         pairs |= {"blk.1.ssm_out": net.out_proj}
     assert_gradients(observer, pairs)
 
