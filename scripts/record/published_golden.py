@@ -56,9 +56,7 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] in ("nemotron_h", "nomic_bert", "minimax_m3_vl"):
-        # The release of transformers that the converter asks for doesn't know these models.
-    if config["model_type"] in ("nemotron_h", "nomic_bert", "qwen4_exp"):
+    if config["model_type"] in ("nemotron_h", "nomic_bert", "minimax_m3_vl", "qwen4_exp"):
         # The release of transformers that the converter asks for doesn't know these models; later ones
         # rename Qwen4Exp's kinds of layers, and the converter would write no size of blocks.
         ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.checkpoints import Tensors
 from tests.support.published_checkpoint import COMMON as _COMMON
 from tests.support.published_checkpoint import (
     Published,

@@ -44,8 +44,9 @@ from convert.architectures.stored_names import Renaming
 from convert.weights.base import Weight, rows_and_cols
 from gguf_tools.errors import CheckpointError, FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
-from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.hparams import HParams, read_hparams
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import quoted
 from quantize.fill.sources import HeadRows
 
 INDEXED = "indexed_attention"
@@ -338,19 +339,7 @@ def _read_file(
             f"{path}: blocks of {sorted(ratios)} positions and embeddings of n-grams in layers {ple_layers}:"
             f" expected a {family.gguf_name} model"
         )
-    fields: dict[str, Any] = {}
-    if ple_layers:
-        fields = {
-            "ple_layers": ple_layers,
-            "ple_conv_kernel_size": size("ple_conv_kernel"),
-            "ngram_size": size("ple_ngram_size"),
-            "heads_per_ngram": size("ple_heads_per_ngram"),
-            "ngram_cols": size("embedding_length_per_layer_input"),
-            "ple_eos": size("ple_eos_token_id"),
-            "multipliers": hparams.ple_layer_multipliers,
-            "offsets": hparams.ple_head_offsets,
-            "head_sizes": hparams.ple_head_vocab_sizes,
-        }
+    fields = _ngram_fields_of(hparams) if ple_layers else {}
     return Qwen4Config(
         **vars(config),
         hc_count=size("hyper_connection_count"),
@@ -359,8 +348,38 @@ def _read_file(
         indexer_head_dim=size("indexer_key_length"),
         indexer_budget=size("indexer_top_k"),
         indexer_compress_ratio=ratios.pop(),
+        ple_layers=ple_layers,
         **fields,
     )
+
+
+def _ngram_fields_of(hparams: HParams) -> dict[str, Any]:
+    """Return the fields about n-grams; of too many numbers the first, as llama.cpp takes them."""
+    size = hparams.size
+    n_tokens, per_size = size("ple_ngram_size"), size("ple_heads_per_ngram")
+    n_heads, numbers = (n_tokens - 1) * per_size, {}
+    for field, name, count in (
+        ("multipliers", "ple_layer_multipliers", n_tokens),
+        ("offsets", "ple_head_offsets", n_heads),
+        ("head_sizes", "ple_head_vocab_sizes", n_heads),
+    ):
+        stated = getattr(hparams, name)
+        if n_tokens < 2 or per_size < 1 or not isinstance(stated, tuple) or len(stated) < count:
+            raise FormatError(
+                f"{hparams.path}: {hparams.key(name)} is {quoted(stated)}, expected {count} numbers for"
+                f" n-grams of 2 to {n_tokens} tokens with {per_size} heads each"
+            )
+        numbers[field] = stated[:count]
+    if min(numbers["head_sizes"]) < 1:
+        raise FormatError(f"{hparams.path}: {hparams.key('ple_head_vocab_sizes')} has a head without rows")
+    return {
+        "ple_conv_kernel_size": size("ple_conv_kernel"),
+        "ngram_size": n_tokens,
+        "heads_per_ngram": per_size,
+        "ngram_cols": size("embedding_length_per_layer_input"),
+        "ple_eos": size("ple_eos_token_id"),
+        **numbers,
+    }
 
 
 _DROPS = (
