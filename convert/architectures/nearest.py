@@ -65,7 +65,7 @@ def _closest_name(family: Architecture, name: str) -> str:
 def _sources(family: Architecture) -> set[str]:
     """Return the names of weights that a family's rules ask for, with N in place of numbers."""
     sources = (source for rule in family.rules for output in rule.outputs for source in output.source.split())
-    return {_NUMBER.sub(".N", source.format(layer="N", expert="N")) for source in sources}
+    return {_NUMBER.sub(".N", source.format(layer="N", expert="N", part="N")) for source in sources}
 
 
 def _kinds(family: Architecture, stored: list[str]) -> Iterator[str]:

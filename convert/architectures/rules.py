@@ -323,8 +323,6 @@ def _place(
 
 def _sources(output: Output, layer: object, n_experts: int, config: Any) -> tuple[str, ...]:
     template = output.source
-    if not template:
-        return ()
     if output.parts:
         n_parts = attrgetter(output.parts)(config)
         return tuple(template.format(layer=layer, part=part) for part in range(n_parts))

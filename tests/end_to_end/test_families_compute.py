@@ -44,13 +44,13 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
 
 _BESIDE_VISION = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", "Mistral3",
                   "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Glm4v",
-                  "MiniMaxM3Sparse", "MiniMaxM3VL")  # fmt: skip
+                  "MiniMaxM3Sparse", "MiniMaxM3VL", "Qwen4Exp")  # fmt: skip
 
 
 def test_every_family_is_in_one_of_these_tests() -> None:
     """DeepSeek V4 has tests of its own, tests/imatrix/forward/test_deepseek4.py.
 
-    Qwen 3.5, Gemmas and MiniMax-M3 beside a vision part differ in names alone; see
+    Qwen 3.5, Qwen4Exp, Gemmas and MiniMax-M3 beside a vision part differ in names alone; see
     tests/end_to_end/test_published_compute.py.
     """
     tested = {variant.architecture for variant in VARIANTS.values()}

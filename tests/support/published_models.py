@@ -11,17 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.published_checkpoint import COMMON as _COMMON
-from tests.support.published_checkpoint import (
-    Published,
-    beside_vision,
-    with_int4_experts,
-    with_ngrams,
-    write_published,
-)
+from tests.support.published_checkpoint import Published, beside_vision, with_int4_experts, write_published
 from tests.support.published_kimi import KIMI_MODELS
 from tests.support.published_mixtures import MIXTURES
+from tests.support.published_qwen4 import qwen4_model
 from tests.support.published_shapes import (
-    QWEN4,
     Config,
     bailing,
     cohere,
@@ -44,7 +38,6 @@ from tests.support.published_shapes import (
     olmo,
     phi,
     qwen,
-    qwen4exp,
     starcoder2,
 )
 
@@ -404,15 +397,7 @@ PUBLISHED: Mapping[str, Published] = {
                 "vision_config": {"model_type": "qwen3_5_moe"}, "tie_word_embeddings": False},
         extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
     ),
-    "qwen4-exp": Published(
-        {**{key: value for key, value in _DELTA_NET.items() if key != "intermediate_size"}, **_QWEN_EXPERTS,
-         **QWEN4, "model_type": "qwen4_exp_text", "rope_parameters": _MROPE,
-         "layer_types": [*["linear_attention"] * 3, "full_attention"]},
-        qwen4exp, "qwen3moe", with_ngrams,
-        around={"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp",
-                "vision_config": {"depth": 1}, "tie_word_embeddings": False, "image_token_id": 600},
-        extra={"model.visual.patch_embed.proj.weight": (4, 4)}, cutting="qwen35",
-    ),
+    "qwen4-exp": qwen4_model({**_DELTA_NET, **_QWEN_EXPERTS, "rope_parameters": _MROPE}),
     "qwen2.5-vl": Published(
         {**_QWEN_TOKENS, "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
          "num_key_value_heads": 2, "attention_bias": True, "use_sliding_window": False,

@@ -28,7 +28,7 @@ class ChosenBlocks:
         return ~chosen.repeat_interleave(self.block_size, -1)[..., :stop]
 
 
-class Indexer(Protocol):
+class BlockChooser(Protocol):
     """Something that chooses blocks by matrices of its own."""
 
     @property

@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import linear, softplus
 
 from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
-from imatrix.forward.layers.attention.chosen_blocks import ChosenBlocks, Indexer
+from imatrix.forward.layers.attention.chosen_blocks import BlockChooser, ChosenBlocks
 from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import UNNORMED, Norm, RMSNorm, unit_rows
@@ -120,7 +120,7 @@ class SharedKeyAttention:
     post_norm: RMSNorm | None = None
     sharpness: torch.Tensor | None = None
     gate: Projection | None = None
-    indexer: Indexer | None = None
+    indexer: BlockChooser | None = None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
@@ -230,7 +230,7 @@ class SharedKeyAttention:
         """Return the values that the queries attend to, (n_tokens, n_heads * head_dim).
 
         query  (n_tokens, n_heads, head_dim); key, value  (n_tokens, n_kv_heads, head_dim)
-        closed see BlockChooser
+        blocks see `attend`
         """
         n_tokens, sizes = len(query), self.sizes
         group = sizes.n_heads // sizes.n_kv_heads
