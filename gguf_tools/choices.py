@@ -116,10 +116,11 @@ _SWITCHES = {
 } | {"--leave-output-tensor": "leave_output=True", "--no-mtp": "mtp=False"}  # fmt: skip
 
 _NAMES = {
-    "-c": "chunk_size", "--calibrate": "calibration", "--chunks": "n_chunks", "--curve": "a curve",
-    "--device": "device", "--dtype": "dtype", "--exclude-weights": "exclude", "--fallback": "fallbacks",
-    "--from-chunk": "from_chunk", "--html": "a page", "--imatrix": "importances",
-    "--include-weights": "include", "--json": "a report", "--like": "like", "--lora": "lora",
+    "--against": "against", "-c": "chunk_size", "--calibrate": "calibration", "--chunks": "n_chunks",
+    "--curve": "a curve", "--device": "device", "--dtype": "dtype", "--exclude-weights": "exclude",
+    "--fallback": "fallbacks", "--from-chunk": "from_chunk", "--html": "a page", "--imatrix": "importances",
+    "--include-weights": "include", "--json": "a report", "--keep": "keep",
+    "--kl-divergence-base": "logits", "--like": "like", "--lora": "lora",
     "--lora-scale": "lora_scale", "--memory": "memory_bytes", "--metadata": "metadata_file", "--mla": "mla",
     "--model-name": "model_name", "--only": "only", "--outfile": "outfile",
     "--output-tensor-type": "output_type", "--outtype": "outtype", "--override-kv": "kv_overrides",
