@@ -43,6 +43,7 @@ from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
 from gguf_tools.format.shards import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
+from gguf_tools.hub.names import cached_repo, folder_name
 from quantize.fill.sources import FLOAT_DTYPES
 from quantize.prepare import QUANTIZATION_VERSION
 
@@ -73,13 +74,17 @@ def convert_adapter(
         convert_adapter("my-adapter", "Qwen3-4B", "my-adapter.gguf")
 
     base     folder of the model that the adapter was trained on
-    outfile  a file, or a folder, in which the file is named after the adapter; None: the adapter's folder
+    outfile  a file, or a folder, in which the file is named after the adapter; None: the adapter's folder,
+             or the current one for one in the Hub's cache
     force    replace `outfile` if it is there
     returns  the file
     raises   CheckpointError for an adapter that does not fit the base; UnsupportedCheckpoint for one that
              llama.cpp can't add; OutputError
     """
-    target = Path(adapter) if outfile is None else output_path(outfile, may_be_folder=True)
+    if outfile is None:
+        target = Path(adapter) if cached_repo(adapter) is None else Path()
+    else:
+        target = output_path(outfile, may_be_folder=True)
     with Checkpoint(AdaptedFolder(base, Path(adapter)), allow_pickle=allow_pickle) as checkpoint:
         opened = checkpoint.adapter
         assert opened is not None
@@ -105,7 +110,7 @@ def convert_adapter(
             ADAPTER_ALPHA: Value.f32(opened.alpha),
             keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
         }
-        path = target / f"{opened.folder.resolve().name}-{type_.name}.gguf" if target.is_dir() else target
+        path = target / f"{folder_name(opened.folder)}-{type_.name}.gguf" if target.is_dir() else target
         refuse_to_replace([path], force=force)
         layout = FileLayout.of(metadata, infos)
         with GGUFWriter(path, layout, [each.path for each in checkpoint.inputs()]) as writer:

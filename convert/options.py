@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 class AdapterOptions:
     """An adapter of PEFT that is merged into a folder's weights while they are read.
 
-    lora        its folder; None for none
+    lora        its folder, or OWNER/NAME on the Hub; None for none
     lora_scale  what all that is added to weights is multiplied by
     """
 
     lora: Path | None = flag(
         None,
-        "merge the PEFT adapter in this folder (LoRA, DoRA) into the weights of a model's folder while they"
-        " are read",
+        "merge the PEFT adapter (LoRA, DoRA) in this folder, or OWNER/NAME on the Hub, into the weights of a"
+        " model's folder while they are read",
         parse=Path,
         metavar="ADAPTER",
     )
@@ -46,7 +46,10 @@ class AdapterOptions:
             if self.lora_scale != 1:
                 raise BadArgument("--lora-scale scales an adapter, and there is no --lora")
             return folder
-        return AdaptedFolder(folder, Path(self.lora), self.lora_scale)
+        # The Hub's client is loaded only where there is an adapter.
+        from convert.checkpoint.hub import adapter_folder
+
+        return AdaptedFolder(folder, adapter_folder(self.lora), self.lora_scale)
 
 
 class AdapterChoices(TypedDict, total=False):

@@ -6,8 +6,7 @@ A model is a GGUF file or a Hugging Face folder, on this machine or on the Hub. 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from convert.checkpoint import hub
 from convert.checkpoint.streamed import StreamedFolder
 from convert.options import AdapterChoices, AdapterOptions, ConvertOptions
 from gguf_tools.choices import filled
-from gguf_tools.errors import BadArgument, BadRequest, HubError
-from gguf_tools.hub.client import is_unknown
-from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
+from gguf_tools.errors import BadArgument, BadRequest
 from quantize.options import QuantizeChoices, QuantizeOptions
 from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture
@@ -78,29 +75,15 @@ def plan_source(
     return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
 
 
-def hub_name(text: str) -> HubName | None:
-    """Read the name of a model on the Hub; None for a path.
-
-    What exists on this machine is meant, whatever it looks like. OWNER/NAME is a name on the Hub unless
-    there is a folder OWNER here: then it is a path, rightly or wrongly typed.
-
-    raises  BadRequest for an address that names no model
-    """
-    if os.path.exists(text):
-        return None
-    name = parse_hub_name(text)
-    return None if _is_plain(text) and Path(text).parent.is_dir() else name
-
-
 def model_path(text: str, *, quiet: bool = False) -> Path:
     """Find the folder or file that `text` names; one on the Hub is fetched into its cache first.
 
     raises  BadRequest for an address that names no model, HubError, CheckpointError
     """
-    name = hub_name(text)
+    name = hub.hub_name(text)
     if name is None:
         return Path(text)
-    with _here_neither(text):
+    with hub.here_neither(text):
         return hub.fetch(name, quiet=quiet)
 
 
@@ -121,27 +104,12 @@ def source_folder(
     allow_pickle  .bin and .pt files may be fetched
     raises        as `model_path`; BadRequest for `stream` with a model that is here
     """
-    name = hub_name(text)
+    name = hub.hub_name(text)
     if name is None:
         if stream:
             raise BadRequest(f"--stream reads a model of the Hub, and {text} is a path; leave it out")
         return Path(text)
-    with _here_neither(text):
+    with hub.here_neither(text):
         if weights and (stream or (dry_run and not allow_pickle and not hub.is_offline())):
             return hub.stream(name, quiet=quiet)
         return hub.fetch(name, weights=weights, allow_pickle=allow_pickle, quiet=quiet)
-
-
-@contextmanager
-def _here_neither(text: str) -> Iterator[None]:
-    """Let an error of the Hub say that `text`, which may be a mistyped path, is no path either."""
-    try:
-        yield
-    except HubError as error:
-        if _is_plain(text) and is_unknown(error):
-            error.add_note(f"nor is there a file or folder {text} on this machine")
-        raise
-
-
-def _is_plain(text: str) -> bool:
-    return not text.startswith((SCHEME, "http://", "https://"))

@@ -31,6 +31,7 @@ from convert.checkpoint.streamed import Kept
 from gguf_tools.errors import BadConfig, CheckpointError, UnsupportedCheckpoint
 from gguf_tools.expressions import Expression, parse_expression
 from gguf_tools.files.inputs import InputFile, InputWatch
+from gguf_tools.hub.names import folder_name
 from gguf_tools.text import quoted, shown
 
 READ = """
@@ -212,7 +213,7 @@ class Adapter:
         ((_, digest),) = InputWatch([weights]).recognised_by()
         config = json.dumps(self.config, sort_keys=True)
         both = blake2b(f"{config} {digest}".encode(), digest_size=8).hexdigest()
-        return f"{self.folder.resolve().name} ({both}), scale {self.scale:g}"
+        return f"{folder_name(self.folder)} ({both}), scale {self.scale:g}"
 
     @cached_property
     def repeats_embeddings(self) -> bool:

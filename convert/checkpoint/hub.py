@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
+from convert.checkpoint.adapted_folder import CONFIG_NAME, WEIGHTS_NAME
 from convert.checkpoint.checkpoint import (
     INDEX_NAME,
     PICKLE_NAMES,
@@ -25,9 +27,9 @@ from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
 from gguf_tools.findings import remark
 from gguf_tools.hub.answers import endpoint
-from gguf_tools.hub.client import is_passing, quiet_client
+from gguf_tools.hub.client import is_passing, is_unknown, quiet_client
 from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, list_files
-from gguf_tools.hub.names import HubName
+from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
 from gguf_tools.text import has_terminal, size_text
 
 SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
@@ -38,6 +40,58 @@ SMALL_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json")
 
 MAX_SMALL_BYTES = 256 << 20
 """Maximum size of such a file; the largest tokenizer.json are a tenth of it."""
+
+
+def hub_name(text: str) -> HubName | None:
+    """Read the name of a model on the Hub; None for a path.
+
+    What exists on this machine is meant, whatever it looks like. OWNER/NAME is a name on the Hub unless
+    there is a folder OWNER here: then it is a path, rightly or wrongly typed.
+
+    raises  BadRequest for an address that names no model
+    """
+    if os.path.exists(text):
+        return None
+    name = parse_hub_name(text)
+    return None if _is_plain(text) and Path(text).parent.is_dir() else name
+
+
+@contextmanager
+def here_neither(text: str) -> Iterator[None]:
+    """Let an error of the Hub say that `text`, which may be a mistyped path, is no path either."""
+    try:
+        yield
+    except HubError as error:
+        if _is_plain(text) and is_unknown(error):
+            error.add_note(f"nor is there a file or folder {text} on this machine")
+        raise
+
+
+def _is_plain(text: str) -> bool:
+    return not text.startswith((SCHEME, "http://", "https://"))
+
+
+def adapter_folder(folder: str | os.PathLike[str]) -> Path:
+    """Find the folder of an adapter; one on the Hub, OWNER/NAME, is fetched into its cache first.
+
+    raises  HubError; UnsupportedCheckpoint for what has no weights in safetensors
+    """
+    text = os.fspath(folder)
+    name = hub_name(text)
+    if name is None:
+        return Path(folder)
+    with here_neither(text), quiet_client(bars=has_terminal()):
+        try:
+            listing = list_files(name)
+        except HubError as error:
+            return _cached(name, error)
+        files = [listing.files[each] for each in (CONFIG_NAME, WEIGHTS_NAME) if each in listing.files]
+        if len(files) < 2:
+            raise UnsupportedCheckpoint(
+                f"{name}: no adapter among its {len(listing.files)} files, expected {CONFIG_NAME} and"
+                f" {WEIGHTS_NAME}"
+            )
+        return download(name, listing.commit, files)
 
 
 def fetch(name: HubName, *, weights: bool = True, allow_pickle: bool = False, quiet: bool = False) -> Path:

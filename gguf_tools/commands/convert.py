@@ -112,7 +112,8 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
     parser.add_argument(
         "--base", type=Path, metavar="FOLDER",
         help="write the PEFT adapter in MODEL_DIR as a GGUF file of its own, in f32, f16 or bf16 (default:"
-        " f32); FOLDER is the model that it was trained on. llama.cpp's programs load the file with --lora",
+        " f32); FOLDER is the model that it was trained on, of which no weights are read. Both may be on the"
+        " Hub. llama.cpp's programs load the file with --lora",
     )  # fmt: skip
     add_family_flags(parser, DECLARED)
     parser.add_argument(
@@ -197,6 +198,8 @@ _OF_AN_ADAPTER = frozenset(
 
 def _convert_adapter(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from convert.adapter_file import convert_adapter
+    from convert.checkpoint.hub import adapter_folder
+    from convert.sources import source_folder
 
     for name, value in vars(args).items():
         if name not in _OF_AN_ADAPTER and value != parser.get_default(name):
@@ -204,8 +207,14 @@ def _convert_adapter(args: argparse.Namespace, parser: argparse.ArgumentParser) 
     if args.model is None:
         parser.error("MODEL_DIR is missing")
     outtype: Any = "f32" if args.outtype == "auto" else args.outtype
+    base = source_folder(str(args.base), dry_run=True, allow_pickle=args.allow_pickle, quiet=args.quiet)
     path = convert_adapter(
-        args.model, args.base, args.outfile, outtype, allow_pickle=args.allow_pickle, force=args.force
+        adapter_folder(args.model),
+        base,
+        args.outfile,
+        outtype,
+        allow_pickle=args.allow_pickle,
+        force=args.force,
     )
     if not args.quiet:
         say(f"wrote {path}")

@@ -164,7 +164,8 @@ def carry_out(request: AuditRequest) -> int:
 
 def _audited(request: AuditRequest) -> AuditReport:
     from convert.audit.pipeline import audit
-    from convert.sources import hub_name, source_folder
+    from convert.checkpoint.hub import hub_name
+    from convert.sources import source_folder
     from gguf_tools.findings import Finding, Level
 
     is_remote = hub_name(request.base) is not None
