@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gguf_tools.commands.cook.request import CookRequest, WantedFile
+from gguf_tools.errors import BadRequest
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.system.locks import usable_cores
@@ -65,6 +66,12 @@ class Estimates:
         return Cost(int(wanted.size.amount * (n_weights / 8 if wanted.size.kind == "bpw" else 1)), seconds)
 
     def evaluation(self, text: Path) -> Cost:
+        """Estimate the divergence; BadRequest for a model without any."""
+        if self._shapes.network.pooling is not None:
+            raise BadRequest(
+                f"{self.request.source}: is for embeddings, and --evaluate tells the divergence of models"
+                " that predict tokens; leave --evaluate out, and run evaluate with the files"
+            )
         models = [self._infos, *(each.preparation.plan.infos for each in self.runs.values())]
         passes = self._passes(self._read(text, self.request.held_out_cut))
         return Cost(1 << 20, passes.comparison(models) / self.n_threads)

@@ -20,6 +20,7 @@ from gguf_tools.commands.attestation import Attestation
 from gguf_tools.files.named_files import sha256_of
 from imatrix.store import load
 from tests.support.hub_server import HubServer
+from tests.support.published_models import write as write_published
 from tests.support.trained_model import EXAMPLE, calibration_text
 
 pytest.importorskip("torch")
@@ -128,6 +129,15 @@ def test_a_text_to_evaluate_on_is_looked_at_first(
     )
     assert part in capsys.readouterr().err
     assert not (texts / "out" / "tiny-deepseek-v3.imatrix.gguf").exists()
+
+
+def test_a_model_for_embeddings_has_no_divergence(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_published("qwen3-embedding", texts / "model")
+    asked = ["cook", str(base), "-f", "cal.txt", "-c", "64", "--chunks", "4", "--types", "Q8_0", "-o", "out"]
+    assert gguf_tools.commands.main.main([*asked, "--evaluate", "held.txt"]) == 1
+    assert "model: is for embeddings, and --evaluate tells the divergence" in capsys.readouterr().err
+    assert not list((texts / "out").glob("*.gguf"))
+    assert gguf_tools.commands.main.main([*asked, "-q"]) == 0
 
 
 def test_a_folder_of_texts_serves_the_whole_run(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
