@@ -156,6 +156,8 @@ class HParams:
     ssm_time_step_rank: Size = _key(keys.SSM_TIME_STEP_RANK)
     ssm_inner_size: Size = _key(keys.SSM_INNER_SIZE)
     kda_head_dim: Size = _key(keys.KDA_HEAD_DIM)
+    kda_safe_gate: bool | None = _key(keys.KDA_SAFE_GATE)
+    kda_gate_lower_bound: float | None = _key(keys.KDA_GATE_LOWER_BOUND)
     shortconv_l_cache: Size = _key(keys.SHORTCONV_L_CACHE)
 
     output_group_count: Size = _key(keys.OUTPUT_GROUP_COUNT)

@@ -168,6 +168,7 @@ SSM_GROUP_COUNT = _loaded("{arch}.ssm.group_count", _U32)
 SSM_TIME_STEP_RANK = _loaded("{arch}.ssm.time_step_rank", _U32)
 SSM_INNER_SIZE = _loaded("{arch}.ssm.inner_size", _U32)
 KDA_HEAD_DIM = _loaded("{arch}.kda.head_dim", _U32)
+KDA_SAFE_GATE = _loaded("{arch}.kda.safe_gate", _BOOL)
 KDA_GATE_LOWER_BOUND = _loaded("{arch}.kda.gate_lower_bound", _F32)
 SITU_BETA = _loaded("{arch}.activation.situ_beta", _F32)
 SITU_LINEAR_BETA = _loaded("{arch}.activation.situ_linear_beta", _F32)
@@ -231,7 +232,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         attention.group_norm_epsilon attention.output_scale attention.value_scale
         hyper_connection.magnitude"""),
     (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm
-        attention.indexer.kpool_select_tail ssm.dt_b_c_rms kda.safe_gate norm_before_residual
+        attention.indexer.kpool_select_tail ssm.dt_b_c_rms norm_before_residual
         norm_before_fc"""),
     (_I32S, "adapters.token_ids_activate adapters.token_ids_substitute target_layers"),
 )  # fmt: skip

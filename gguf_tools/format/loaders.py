@@ -130,6 +130,14 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         | {keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.EXPERT_GATING_FUNC},
         {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_WEIGHTS_SCALE},
     ),
+    "bailingmoe3": (
+        _EPS | _MLA | _SHARED_EXPERTS
+        | {keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.KDA_GATE_LOWER_BOUND,
+           keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_GATING_FUNC},
+        _WEIGHTS
+        | {keys.Q_LORA_RANK, keys.KDA_SAFE_GATE, keys.ROPE_DIMENSION_SECTIONS,
+           keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.SWIGLU_CLAMP_EXP, keys.SWIGLU_CLAMP_SHEXP},
+    ),
     "lfm2": (_EPS | {keys.SHORTCONV_L_CACHE}, {keys.SLIDING_WINDOW}),
     "lfm2moe": (
         _EPS | {keys.SHORTCONV_L_CACHE, keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},
@@ -254,6 +262,7 @@ _SCALED: Mapping[str, Iterable[str]] = {
 
 _OF_ATTENTION = {
     "deepseek2": {"attn_output"}, "deepseek32": {"attn_output"}, "glm-dsa": {"attn_output"}, "deepseek4": (),
+    "bailingmoe3": (),
     "kimi-linear": (),  # in layers of KDA; those of latent attention multiply attn_output by it
     "qwen3next": _ATTENTION - {"attn_qkv"},
 }  # fmt: skip

@@ -123,8 +123,8 @@ class DraftEnd:
 
 def draft_norm(network: Network, load: Loader) -> RMSNorm:
     """Load the norm behind the MTP layer."""
-    name = _name(network.n_layers, "shared_head_norm")
-    name = name if load.has(name) else OUTPUT_NORM
+    named = _name(network.n_layers, "shared_head_norm"), f"blk.{network.n_layers}.layer_output_norm.weight"
+    name = next(filter(load.has, named), OUTPUT_NORM)
     return RMSNorm(load.float32(name, network.hidden_size), network.norm_eps)
 
 

@@ -38,6 +38,7 @@ PRE = {
     "command-r7b": "llama-bpe", "command-a-plus": "llama-bpe", "lfm2": "llama-bpe", "lfm2-moe": "llama-bpe",
     "ling-mini-2": "llama-bpe", "laguna": "laguna", "falcon-h1": "llama-bpe", "embeddinggemma": "qwen2",
     "kimi-linear": "llama-bpe", "kimi-k3": "llama-bpe", "kimi-k3-bf16": "llama-bpe",
+    "ling-3-flash": "llama-bpe", "ling-3-tiny": "llama-bpe",
     "minimax-m3": "minimax-m2", "llama-4": "llama4", "starcoder2": "gpt-2",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
@@ -56,9 +57,10 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] in ("nemotron_h", "nomic_bert", "minimax_m3_vl", "qwen4_exp"):
+    if config["model_type"] in ("nemotron_h", "nomic_bert", "minimax_m3_vl", "qwen4_exp", "bailing_hybrid"):
         # The release of transformers that the converter asks for doesn't know these models; later ones
-        # rename Qwen4Exp's kinds of layers, and the converter would write no size of blocks.
+        # rename Qwen4Exp's kinds of layers, and the converter would write no size of blocks, nor the size of
+        # Ling 3's heads.
         ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
     if config["model_type"] == "hunyuan_v1_moe":
         # The published tokenizer is code, which the converter runs; this one is a tokenizer.json.

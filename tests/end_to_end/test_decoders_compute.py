@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
 LIMIT = {"qwen35": 5e-5, "qwen35-ungrouped": 5e-5, "qwen35moe": 5e-5, "qwen3next": 5e-5,
+         "ling3-groups": 5e-5,
          "starcoder2": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3, "gemma4": 1e-3, "gemma4-experts": 1e-3,
          "gemma4-small": 1e-3}  # fmt: skip
 """Largest difference, over the largest logit (1e-5 otherwise). Norms of what delta nets read magnify what is

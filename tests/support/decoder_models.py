@@ -54,6 +54,12 @@ _NO_EPSILON = {"rms_norm_eps": 1e-20}
 """As llama.cpp computes where it reads none."""
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
+_LING3: dict[str, Any] = {
+    "num_hidden_layers": 4, "layer_group_size": 2, "num_key_value_heads": 4, "head_dim": 16,
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    "n_group": 4, "topk_group": 2,
+}  # fmt: skip
 _MINIMAX_M3: dict[str, Any] = {
     **_EXPERTS, "num_hidden_layers": 3, "head_dim": 32, "intermediate_size": 32, "rotary_dim": 16,
     "dense_intermediate_size": 96, "shared_intermediate_size": 32, "index_n_heads": 2, "index_head_dim": 32,
@@ -291,6 +297,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
              "full_attn_layers": [2, 4], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 4,
              "short_conv_kernel_size": 4}},
     ),
+    "ling3-groups": ("BailingHybrid", _LING3),
+    "ling3-compressed": ("BailingHybrid", {**_LING3, "q_lora_rank": 24, "n_group": 1, "topk_group": 1}),
     "cohere2": (
         "Cohere2",
         {"num_hidden_layers": 5, "sliding_window": 16, "tie_word_embeddings": True, "logit_scale": 0.25},
@@ -336,8 +344,8 @@ COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
-    "falcon-h1", "falcon-h1-normed", "kimi-linear", "minimax-m3", "starcoder2",
-    "qwen4exp", "qwen4exp-blocks",
+    "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "minimax-m3",
+    "starcoder2", "qwen4exp", "qwen4exp-blocks",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.support.published_checkpoint import COMMON as _COMMON
 from tests.support.published_checkpoint import Published, beside_vision, with_int4_experts, write_published
 from tests.support.published_kimi import KIMI_MODELS
+from tests.support.published_ling3 import LING3_MODELS
 from tests.support.published_mixtures import MIXTURES
 from tests.support.published_qwen4 import qwen4_model
 from tests.support.published_shapes import (
@@ -583,6 +584,7 @@ PUBLISHED: Mapping[str, Published] = {
         decoder, "llama-r1-distill",
     ),
     **KIMI_MODELS,
+    **LING3_MODELS,
     **MIXTURES,
 }  # fmt: skip
 """Models by name: what the recorded ones lack."""

@@ -25,18 +25,20 @@ from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import with_defaults
 from convert.architectures.decoder.metadata import EXPERT_NORM
-from convert.architectures.decoder.rules import in_layer, layers_if, moe_layers, one
+from convert.architectures.decoder.rules import ends, in_layer, layers_if, moe_layers, one
 from convert.architectures.kimi.linear import (
     COMMON_RULES,
     DEFAULTS,
     NAME,
     KimiConfig,
+    in_two,
     kimi,
     kimi_delta,
     kimi_fields,
     kimi_keys,
     latent_layers,
     linear_layers,
+    read_bound,
     with_deepseek_names,
 )
 from convert.architectures.rules import Drop, Output, Renamed, Rule, stacked
@@ -50,12 +52,10 @@ from gguf_tools.format.values import Value
 class K3Config(KimiConfig):
     """Configuration of a model; names as in config.json.
 
-    gate_lower_bound           below which no logarithm of a decay falls; None: its rate is a softplus
     routed_expert_hidden_size  columns that routed experts see; None: those of hidden states
     attn_res_block_size        one layer in so many has its hidden states kept; 0: no layer
     """
 
-    gate_lower_bound: float | None
     routed_expert_hidden_size: int | None
     activation_situ_beta: float
     activation_situ_linear_beta: float
@@ -72,12 +72,9 @@ def _read(raw: Mapping[str, Any], path: str | Path) -> K3Config:
     fields = kimi_fields(read, replace(DEFAULTS, activation="situ"))
     stated = read.raw.get("linear_attn_config")
     net = ConfigReader(stated or {}, read.path, "linear_attn_config.")
-    bound = net.raw.get("gate_lower_bound")
-    if bound is not None and (type(bound) not in (int, float) or not -1e38 < bound < 0):
-        raise net.bad("gate_lower_bound", "a number below 0")
     return K3Config(
         **fields,
-        gate_lower_bound=bound,
+        gate_lower_bound=read_bound(net, "gate_lower_bound"),
         routed_expert_hidden_size=read.size_or_null("routed_expert_hidden_size", None),
         activation_situ_beta=read.number("activation_situ_beta"),
         activation_situ_linear_beta=read.number_or_null("activation_situ_linear_beta") or 0.0,
@@ -135,8 +132,10 @@ _with_scores = layers_if("attn_res_block_size")
 _latent_experts = layers_if("routed_expert_hidden_size", moe_layers)
 
 _RULES: tuple[Rule, ...] = (
+    *ends(needs_output=True),
     *COMMON_RULES,
     *kimi_delta("num_attention_heads"),
+    *in_two("f"),
     _gate(linear_layers, "ssm_g", "linear_rows", optional=False),
     _gate(latent_layers, "attn_gate", "attention_cols", optional=True),
     _score(_with_scores, "blk.{layer}.attn_res_score", "model.layers.{layer}.self_attention_res"),
@@ -166,9 +165,7 @@ _KIMI_K3 = kimi(
     read_config=_read,
     rules=_RULES,
     metadata=(
-        *kimi_keys(
-            lambda c: c.kv_lora_rank, Key(keys.KDA_GATE_LOWER_BOUND, _f32, lambda c, o: c.gate_lower_bound)
-        ),
+        *kimi_keys(lambda c: c.kv_lora_rank),
         EXPERT_NORM,
         Key(keys.EXPERT_LATENT_LENGTH, _u32, lambda c, o: c.routed_expert_hidden_size),
         Key(keys.SITU_BETA, _f32, lambda c, o: c.activation_situ_beta),

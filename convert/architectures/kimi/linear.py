@@ -49,7 +49,7 @@ from convert.architectures.deepseek2.metadata import read_deepseek_file
 from convert.architectures.delta_net.arrange import decay
 from convert.architectures.delta_net.config import LINEAR
 from convert.architectures.delta_net.family import float32_kernels
-from convert.architectures.rules import Renamed, Rule, renamed
+from convert.architectures.rules import Arrange, Renamed, Rule, renamed
 from convert.tokenizer.files import Quirks
 from convert.weights.base import Weight
 from gguf_tools.format import keys
@@ -66,11 +66,13 @@ class KimiConfig(DeepseekConfig):
     linear_layers           layers of KDA; the others have latent attention
     linear_head_dim         columns of a head of KDA, of which there are as many as of attention
     linear_conv_kernel_dim  tokens that a convolution sees
+    gate_lower_bound        below which no logarithm of a decay falls; None: its rate is a softplus
     """
 
     linear_layers: tuple[int, ...]
     linear_head_dim: int
     linear_conv_kernel_dim: int
+    gate_lower_bound: float | None = None
 
     @property
     def linear_rows(self) -> int:
@@ -87,9 +89,9 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_position_embeddings": ("model_max_length",),
     "norm_topk_prob": ("moe_renormalize",),
     "n_group": ("num_expert_group",),
-    "scoring_func": ("moe_router_activation_func",),
+    "scoring_func": ("moe_router_activation_func", "score_function"),
 }
-"""Field of DeepSeek -> what Kimi Linear calls it, too, and which counts."""
+"""Field of DeepSeek -> what families with KDA call it, too, and which counts."""
 
 
 def with_deepseek_names(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -133,6 +135,14 @@ def kimi_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
     }
 
 
+def read_bound(read: ConfigReader, key: str) -> float | None:
+    """Return the bound of the logarithms of decays, a number below 0; None where config.json has none."""
+    bound = read.raw.get(key)
+    if bound is not None and (type(bound) not in (int, float) or not -1e38 < bound < 0):
+        raise read.bad(key, "a number below 0")
+    return bound
+
+
 DEFAULTS = Defaults(groups=(1, 1), dense=1)
 
 
@@ -149,12 +159,14 @@ def read_kimi_file(
     """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
     latent = read_deepseek_file(family, metadata, shapes, path, by_layer=("head_count_kv",))
     hparams = read_hparams(metadata, family.gguf_name, path)
-    kv_heads = hparams.by_layer("head_count_kv", latent.num_hidden_layers)
+    n_layers = latent.num_hidden_layers + (latent.num_nextn_predict_layers or 0)
+    kv_heads = hparams.by_layer("head_count_kv", n_layers)
     return KimiConfig(
         **vars(latent),
         linear_layers=tuple(layer for layer, count in enumerate(kv_heads) if not count),
         linear_head_dim=hparams.size("kda_head_dim"),
         linear_conv_kernel_dim=hparams.size("ssm_conv_kernel"),
+        gate_lower_bound=hparams.kda_gate_lower_bound,
     )
 
 
@@ -180,15 +192,20 @@ def _kernels(name: str, weights: Any, config: KimiConfig) -> Renamed:
     return Renamed(name, (1, weight.shape[0], 1, weight.shape[-1]), weight.type, weight)
 
 
-def kimi_delta(decay_sizes: str) -> tuple[Rule, ...]:
-    """Return the rules of KDA but for its gate; `decay_sizes` is the shape of A_log."""
+NEGATIVE_DECAY = decay(renamed)
+
+
+def kimi_delta(decay_sizes: str, decay: Arrange = NEGATIVE_DECAY) -> tuple[Rule, ...]:
+    """Return the rules of KDA but for those of its rate and gate.
+
+    decay_sizes  shape of A_log
+    decay        arranges it
+    """
     parts = [
         in_layer(linear_layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size linear_rows"),
-        in_layer(linear_layers, "ssm_f_a.weight", "self_attn.f_a_proj.weight", "linear_head_dim hidden_size"),
-        in_layer(linear_layers, "ssm_f_b.weight", "self_attn.f_b_proj.weight", "linear_rows linear_head_dim"),
         in_layer(linear_layers, "ssm_beta.weight", "self_attn.b_proj.weight",
                  "num_attention_heads hidden_size"),
-        in_layer(linear_layers, "ssm_a", "self_attn.A_log", decay_sizes, decay(renamed)),
+        in_layer(linear_layers, "ssm_a", "self_attn.A_log", decay_sizes, decay),
         in_layer(linear_layers, "ssm_dt.bias", "self_attn.dt_bias", "linear_rows"),
         in_layer(linear_layers, "ssm_norm.weight", "self_attn.o_norm.weight", "linear_head_dim"),
     ]  # fmt: skip
@@ -200,8 +217,17 @@ def kimi_delta(decay_sizes: str) -> tuple[Rule, ...]:
     return tuple(parts)
 
 
+def in_two(part: str) -> tuple[Rule, ...]:
+    """Return the rules of the rate ("f") or the gate ("g") of KDA as two matrices, one behind the other."""
+    return (
+        in_layer(linear_layers, f"ssm_{part}_a.weight", f"self_attn.{part}_a_proj.weight",
+                 "linear_head_dim hidden_size"),
+        in_layer(linear_layers, f"ssm_{part}_b.weight", f"self_attn.{part}_b_proj.weight",
+                 "linear_rows linear_head_dim"),
+    )  # fmt: skip
+
+
 COMMON_RULES: tuple[Rule, ...] = (
-    *ends(needs_output=True),
     in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
     *latent_attention(latent_layers),
     *split_heads(latent_layers),
@@ -211,13 +237,14 @@ COMMON_RULES: tuple[Rule, ...] = (
     in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
     *shared_experts(moe_layers),
 )
-"""Rules that Kimi Linear and Kimi K3 share."""
+"""Rules that families with KDA share."""
 
 _RULES: tuple[Rule, ...] = (
+    *ends(needs_output=True),
     *COMMON_RULES,
     *kimi_delta("one one num_attention_heads one"),
-    in_layer(linear_layers, "ssm_g_a.weight", "self_attn.g_a_proj.weight", "linear_head_dim hidden_size"),
-    in_layer(linear_layers, "ssm_g_b.weight", "self_attn.g_b_proj.weight", "linear_rows linear_head_dim"),
+    *in_two("f"),
+    *in_two("g"),
     *expert_stacks(moe_layers, down="w2", gate="w1", up="w3", order="gate down up"),
 )
 
@@ -244,10 +271,10 @@ def kimi_keys(value_length: Callable[[Any], int | None], *others: Key) -> tuple[
     """Return the keys of a family.
 
     value_length  configuration -> what the key of that name says; None: it is left out
-    others        stand behind the columns of a head of KDA
+    others        stand behind the columns of a head of KDA, before the bound of its decay
     """
     return (
-        Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
+        Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
         *SIZES,
         Key(keys.HEAD_COUNT_KV, Value.i32s,
             lambda c, o: [int(layer not in c.linear_layers) for layer in layers(c, o)]),
@@ -264,6 +291,7 @@ def kimi_keys(value_length: Callable[[Any], int | None], *others: Key) -> tuple[
         Key(keys.SSM_CONV_KERNEL, _u32, lambda c, o: c.linear_conv_kernel_dim),
         Key(keys.KDA_HEAD_DIM, _u32, lambda c, o: c.linear_head_dim),
         *others,
+        Key(keys.KDA_GATE_LOWER_BOUND, _f32, lambda c, o: c.gate_lower_bound),
         Key(keys.Q_LORA_RANK, _u32, lambda c, o: c.q_lora_rank),
         Key(keys.KV_LORA_RANK, _u32, lambda c, o: c.kv_lora_rank),
         ROTATED_COLS,
@@ -281,7 +309,7 @@ _EPS = 1e-6
 """Epsilon of transformers' norm of latents, and of the lengths of queries and keys in KDA."""
 
 
-def _notes(config: KimiConfig, options: Any) -> tuple[str, ...]:
+def eps_notes(config: KimiConfig, options: Any) -> tuple[str, ...]:
     if config.rms_norm_eps == _EPS:
         return ()
     return (
@@ -290,15 +318,15 @@ def _notes(config: KimiConfig, options: Any) -> tuple[str, ...]:
     )
 
 
-def kimi(hf_name: str, **fields: Any) -> Architecture:
-    """Return a family with what Kimi Linear and Kimi K3 share; `fields` as `decoder` takes them."""
+def kimi(*hf_names: str, **fields: Any) -> Architecture:
+    """Return a family with what those with KDA share; `fields` as `decoder` takes them."""
     shared: dict[str, Any] = {
         "canonical_name": usual_name,
         "forced_type": float32_kernels,
         "reader": read_kimi_file,
         "quirks": Quirks(tiktoken=True),
     }
-    return decoder(hf_name, **shared | fields)
+    return decoder(*hf_names, **shared | fields)
 
 
 _KIMI_LINEAR = kimi(
@@ -307,7 +335,7 @@ _KIMI_LINEAR = kimi(
     read_config=_read,
     rules=_RULES,
     metadata=kimi_keys(lambda c: c.stated_head_dim),
-    notes=_notes,
+    notes=eps_notes,
 )
 
 FAMILIES = (_KIMI_LINEAR,)

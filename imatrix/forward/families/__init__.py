@@ -20,7 +20,7 @@ from imatrix.forward.families.deepseek2 import deepseek2_network
 from imatrix.forward.families.deepseek4 import deepseek4_network
 from imatrix.forward.families.encoder import encoder_network
 from imatrix.forward.families.gemma4 import gemma4_network
-from imatrix.forward.families.kimi import kimi_linear_network
+from imatrix.forward.families.kimi import kimi_linear_network, ling3_network
 from imatrix.forward.families.nemotron_h import nemotron_network
 from imatrix.forward.families.qwen4exp import qwen4exp_network
 from imatrix.forward.network import Network
@@ -28,6 +28,7 @@ from imatrix.forward.network import Network
 OWN: Mapping[str, Callable[[Any], Network]] = {
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2_network),
     "deepseek4": deepseek4_network,
+    "bailingmoe3": ling3_network,
     **dict.fromkeys(("bert", "modern-bert", "nomic-bert"), encoder_network),
     "gemma4": gemma4_network,
     "kimi-linear": kimi_linear_network,

@@ -1,8 +1,12 @@
-"""The network of Kimi Linear: KDA or latent attention that rotates nothing, then a dense block or experts."""
+"""The networks of Kimi Linear and of Ling 3: KDA or latent attention, then a dense block or experts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from convert.architectures.kimi.linear import KimiConfig
+from convert.architectures.kimi.ling3 import Ling3Config
 from imatrix.forward.families.parts import FeedForwards, network_of, rope_of
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.kimi_delta import KimiDeltaSizes, load_kimi_delta
@@ -14,12 +18,44 @@ from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.network import Network
 
 _LATENT_NORM_EPS = 1e-6
-"""Epsilon of the norm of latents in Kimi's code, whatever rms_norm_eps is."""
+"""Epsilon of the norm of latents in the original code, whatever rms_norm_eps is."""
 
 
 def kimi_linear_network(config: KimiConfig) -> Network:
-    hidden, eps = config.hidden_size, config.rms_norm_eps
-    net, latent = _delta_sizes(config), _latent_model(config, _LATENT_NORM_EPS)
+    return _network(config, _latent_model(config), rotates=False)
+
+
+def ling3_network(config: Ling3Config) -> Network:
+    def limited(layer: Layer, number: int) -> Layer:
+        block, experts = layer.block, layer.experts
+        if block is not None:
+            block = replace(block, limit=_limit(config.block_limits, number), after_silu=True)
+        if experts is not None:
+            experts = replace(experts, limit=_limit(config.expert_limits, number), after_silu=True)
+        return replace(layer, block=block, experts=experts)
+
+    return _network(config, replace(_latent_model(config), gated=True), rotates=True, finish=limited)
+
+
+def _limit(limits: tuple[float, ...] | None, number: int) -> float | None:
+    """Return the limit of a layer; llama.cpp takes next to nothing for none."""
+    limit = limits[number] if limits is not None and number < len(limits) else 0.0
+    return limit if limit > 1e-6 else None
+
+
+def _network(
+    config: KimiConfig,
+    latent: LatentModel,
+    *,
+    rotates: bool,
+    finish: Callable[[Layer, int], Layer] = lambda layer, number: layer,
+) -> Network:
+    """Return the network of a model.
+
+    rotates  whether latent attention does
+    finish   takes a layer and its number, and returns it with what the family has besides
+    """
+    hidden, eps, net = config.hidden_size, config.rms_norm_eps, _delta_sizes(config)
     groups = Groups(config.n_group or 1, config.topk_group or 1, n_best=2)
     feed_forwards = FeedForwards.of(config, config.first_k_dense_replace, groups)
 
@@ -28,9 +64,9 @@ def kimi_linear_network(config: KimiConfig) -> Network:
         if number in config.linear_layers:
             attention = load_kimi_delta(load, number, net)
         else:
-            attention = load_latent_attention(load, number, latent, None)
+            attention = load_latent_attention(load, number, latent, rotate if rotates else None)
         norm = RMSNorm(load.float32(f"blk.{number}.ffn_norm.weight", hidden), eps)
-        return Layer(f"blk.{number}", attention, norm, *feed_forwards.load(load, number))
+        return finish(Layer(f"blk.{number}", attention, norm, *feed_forwards.load(load, number)), number)
 
     return network_of(config, rope_of(config.rope, config.rotated_cols, halves=False), build)
 
@@ -42,10 +78,11 @@ def _delta_sizes(config: KimiConfig) -> KimiDeltaSizes:
         n_cols=config.linear_head_dim,
         kernel=config.linear_conv_kernel_dim,
         eps=config.rms_norm_eps,
+        bound=config.gate_lower_bound,
     )
 
 
-def _latent_model(config: KimiConfig, latent_eps: float) -> LatentModel:
+def _latent_model(config: KimiConfig) -> LatentModel:
     return LatentModel(
         hidden=config.hidden_size,
         n_heads=config.num_attention_heads,
@@ -56,5 +93,5 @@ def _latent_model(config: KimiConfig, latent_eps: float) -> LatentModel:
         q_lora=config.q_lora_rank,
         scale=config.head_dim**-0.5,
         eps=config.rms_norm_eps,
-        latent_eps=latent_eps,
+        latent_eps=_LATENT_NORM_EPS,
     )

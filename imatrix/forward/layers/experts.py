@@ -130,7 +130,7 @@ class Experts:
 
     names    of the stacks, (n_experts, width, hidden_size) and for down (n_experts, hidden_size, width)
     clamped  whether an expert has gpt-oss's gate
-    limit    see FeedForward
+    limit, after_silu  see FeedForward
     gelu     see FeedForward
     gated    see FeedForward
     """
@@ -143,6 +143,7 @@ class Experts:
     width: int
     clamped: bool = False
     limit: float | None = None
+    after_silu: bool = False
     gelu: Gelu = ""
     gated: bool = True
 
@@ -166,6 +167,7 @@ class Experts:
             self._bias(names.down, expert, hidden),
             self.clamped,
             self.limit,
+            self.after_silu,
             gelu=self.gelu,
             gated=self.gated,
         )

@@ -2,8 +2,9 @@
 
 Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
 gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
-has the usual gate. Nemotron has none: down(relu(up(x)) ** 2); nor has BERT: down(gelu(up(x))). The output of
-Qwen's shared expert is multiplied by the sigmoid of a number that one row makes of the input.
+has the usual gate, and Ling 3 clamps silu(gate) and up. Nemotron has no gate: down(relu(up(x)) ** 2); nor has
+BERT: down(gelu(up(x))). The output of Qwen's shared expert is multiplied by the sigmoid of a number that one
+row makes of the input.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class FeedForward:
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
     limit                          what gate is clamped to from above, up from both sides; None: not at all
+    after_silu                     whether it is silu(gate) that the limit holds for
     gelu                           how GELU is computed in place of SiLU, see Gelu; "" where it is not
     post_norm                      of the output; None for none
     share                          what the output is multiplied by; None for one, as in routed experts
@@ -91,6 +93,7 @@ class FeedForward:
     down_bias: torch.Tensor | None = None
     clamped: bool = False
     limit: float | None = None
+    after_silu: bool = False
     share: Share | None = None
     gelu: Gelu = ""
     post_norm: RMSNorm | None = None
@@ -122,6 +125,8 @@ class FeedForward:
         if self.clamped:
             gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
             return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
+        if self.limit is not None and self.after_silu:
+            return silu(gate).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return silu(gate) * up

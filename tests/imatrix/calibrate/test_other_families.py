@@ -56,6 +56,11 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
                                 "short_conv_kernel_size": 4}},
         ("attn_q", "ssm_f_a", "ssm_g_a", "attn_output", "ffn_up_exps"),
     ),
+    "ling3-compressed": (
+        {"moe_intermediate_size": 256, "v_head_dim": 64, "kv_lora_rank": 256, "head_dim": 64,
+         "first_k_dense_replace": 0},
+        ("attn_q", "ssm_f_a", "ssm_g_a", "attn_output", "ffn_up_exps"),
+    ),
     "ernie4.5-moe": (
         {"moe_intermediate_size": 256, "moe_num_shared_experts": 1, "moe_layer_start_index": 0},
         ("attn_q", "ffn_down_exps", "ffn_up_shexp"),

@@ -189,6 +189,16 @@ def test_gradients_of_kimi_delta_attention_equal_those_of_transformers(tmp_path:
 
 
 @pytest.mark.slow
+def test_gradients_of_single_matrices_and_gates_of_heads_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("ling3-compressed", tmp_path)
+    delta, latent = (original.model.layers[number].self_attn for number in (2, 3))
+    pairs = {"blk.2.ssm_f_a": delta.forget_gate.f_proj, "blk.2.ssm_g_a": delta.g_proj,
+             "blk.2.ssm_beta": delta.b_proj, "blk.3.attn_gate": latent.g_proj,
+             "blk.3.attn_output": latent.o_proj}  # fmt: skip
+    assert_gradients(observer, pairs)
+
+
+@pytest.mark.slow
 def test_blocks_of_kimi_delta_attention_hand_on_their_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

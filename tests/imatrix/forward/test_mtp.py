@@ -50,6 +50,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen3.5": lambda folder: write("qwen3.5", folder),
     "qwen3.5-moe": lambda folder: write("qwen3.5-moe", folder),
     "hy-v3": lambda folder: write("hy-v3", folder),
+    "ling-3-flash": lambda folder: write("ling-3-flash", folder),
 }
 
 
@@ -87,7 +88,11 @@ needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xlla
 
 @needs_oracle
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "hy-v3" else name for name in MODELS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("hy-v3", "ling-3-flash") else name
+        for name in MODELS
+    ],
 )
 def test_drafts_equal_those_of_llama(name: str, tmp_path: Path) -> None:
     path = converted(name, tmp_path)

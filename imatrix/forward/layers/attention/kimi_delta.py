@@ -1,8 +1,9 @@
 """Kimi Delta Attention (KDA, arXiv 2510.26692): a gated delta net whose states fade row by row.
 
 Queries, keys and values have a matrix and a convolution each, and there are as many heads of one as of the
-others. Two matrices, one behind the other, say how fast each column of a head's keys fades; two more, or a
-single one, make the gate of the output, which is a sigmoid.
+others. Two matrices, one behind the other, or a single one say how fast each column of a head's keys fades,
+and as many make the gate of the output, which is a sigmoid. In some families, the logarithm of a decay has a
+bound.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class KimiDeltaSizes:
     n_cols  columns of a head's queries, keys and values
     kernel  tokens that a convolution sees, the token's own with them
     eps     of all norms
+    bound   below which no logarithm of a decay falls; None: its rate is a softplus
     """
 
     hidden: int
@@ -34,6 +36,7 @@ class KimiDeltaSizes:
     n_cols: int
     kernel: int
     eps: float
+    bound: float | None = None
 
     @property
     def n_rows(self) -> int:
@@ -51,7 +54,7 @@ class KimiDelta:
     beta       gives a number for each head
     kernels    float32 (n_rows, kernel), of the convolutions of queries, keys and values
     rate_bias  float32 (n_rows,), added to the rate
-    decay      float32 (n_heads, 1), below 0
+    decay      float32 (n_heads, 1), what rates are multiplied by; with a bound, its sign means nothing
     head_norm  of the output, for every head
     """
 
@@ -85,12 +88,18 @@ class KimiDelta:
         )
         query, key = unit_heads(query) * self.sizes.n_cols**-0.5, unit_heads(key)
         beta = torch.sigmoid(self.beta(x, observer).float())
-        fading = self.decay * softplus(self._heads(_through(self.rate, x, observer) + self.rate_bias))
+        fading = self._fading(self._heads(_through(self.rate, x, observer) + self.rate_bias))
         attended = delta_rule(query, key, value, beta, fading)
         gate = torch.sigmoid(_through(self.gate, x, observer))
         values = (self.head_norm(attended).flatten(1) * gate).to(dtype)
         observer.rows((self.output.name,), values)
         return self.output(values, observer).float()
+
+    def _fading(self, rate: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of how each row of a state fades; both (n_tokens, n_heads, n_cols)."""
+        if self.sizes.bound is None:
+            return self.decay * softplus(rate)
+        return self.sizes.bound * torch.sigmoid(self.decay.abs() * rate)
 
     def _heads(self, rows: torch.Tensor) -> torch.Tensor:
         """Return (n_tokens, n_heads, n_cols) of (n_tokens, n_rows)."""
@@ -115,21 +124,24 @@ def load_kimi_delta(load: Loader, layer: int, sizes: KimiDeltaSizes) -> KimiDelt
         matrix = f"{name}.{part}.weight"
         return Projection(matrix, load.matrix(matrix, n_rows, n_cols), None)
 
-    def pair(part: str) -> tuple[Projection, Projection]:
+    def one_or_two(part: str) -> tuple[Projection, ...]:
+        if not load.has(f"{name}.{part}_b.weight"):
+            return (projection(f"{part}_a", rows),)
         return projection(f"{part}_a", cols), projection(f"{part}_b", rows, cols)
 
+    heads_in_row = load.tensor(f"{name}.ssm_a").shape[-1]  # all, or one
     kernels = (f"{name}.ssm_conv1d_{part}.weight" for part in "qkv")
     return KimiDelta(
         sizes=sizes,
         norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", hidden), sizes.eps),
         qkv=tuple(projection(f"attn_{part}", rows) for part in "qkv"),
-        rate=pair("ssm_f"),
-        gate=pair("ssm_g"),
+        rate=one_or_two("ssm_f"),
+        gate=one_or_two("ssm_g"),
         beta=projection("ssm_beta", sizes.n_heads),
         output=Projection(f"{name}.attn_output.weight",
                           load.matrix(f"{name}.attn_output.weight", hidden, rows), None),
         kernels=tuple(load.float32(kernel, 1, rows, 1, sizes.kernel)[0, :, 0] for kernel in kernels),
         rate_bias=load.float32(f"{name}.ssm_dt.bias", rows),
-        decay=load.float32(f"{name}.ssm_a", 1, 1, sizes.n_heads, 1)[0, 0],
+        decay=load.float32(f"{name}.ssm_a", sizes.n_heads // heads_in_row, heads_in_row).reshape(-1, 1),
         head_norm=RMSNorm(load.float32(f"{name}.ssm_norm.weight", cols), sizes.eps),
     )  # fmt: skip

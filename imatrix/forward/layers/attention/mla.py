@@ -17,6 +17,8 @@ A differentiated pass expands the values, too: the gradients at all products of 
 it, and those of the absorbed form follow from the gradients at scores and attended values. A pass that rounds
 as llama.cpp does (imatrix.forward.layers.llama_rounding) takes the form that llama.cpp takes.
 
+What all heads attend to may be multiplied by a gate: the sigmoid of a number for each head.
+
 Queries go in blocks, which only see the keys up to their own end.
 """
 
@@ -29,6 +31,7 @@ from torch.nn.functional import linear
 
 from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
 from imatrix.forward.layers.attention.indexer import Indexer, all_but
+from imatrix.forward.layers.attention.shared_keys import Projection
 from imatrix.forward.layers.llama_rounding import AttentionRounding, round_f16, without_rounding
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
@@ -50,6 +53,7 @@ class LatentModel:
                 A layer with an indexer puts its choice there, one without takes it from there
     sharpness   s and n: the scores of the token at position p are multiplied by 1 + s ln(1 + floor(p / n)),
                 too; None for nothing
+    gated       whether there is a gate
     """
 
     hidden: int
@@ -64,6 +68,7 @@ class LatentModel:
     latent_eps: float
     n_handed: int = 0
     sharpness: tuple[float, int] | None = None
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class LatentAttention:
     indexer        chooses the positions that are attended to; None where all are
     rounding       None where activations stay as they are
     sharpness      float32 (n_positions,): what scores are multiplied by, too; None for nothing
+    gate           a row for each head; None for no gate
     """
 
     name: str
@@ -96,6 +102,7 @@ class LatentAttention:
     indexer: Indexer | None = None
     rounding: AttentionRounding | None = None
     sharpness: torch.Tensor | None = None
+    gate: Projection | None = None
 
     def work(self, n_tokens: int) -> int:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
@@ -135,6 +142,9 @@ class LatentAttention:
             if self.rounding is not None:
                 query, latent, shared_key = self.rounding.absorbed(query, latent, shared_key)
             values = self._attend(query, latent, shared_key, unseen, observer)
+        if self.gate is not None:
+            opening = torch.sigmoid(self.gate(x, observer).float())[..., None]
+            values = (values.unflatten(-1, (model.n_heads, -1)) * opening).flatten(1).to(dtype)
         observer.rows((f"{name}.attn_output.weight",), values)
         output = linear(values, self.output)
         watch(observer, f"{name}.attn_output.weight", values, output)
@@ -149,12 +159,15 @@ class LatentAttention:
         The second is which positions they attend to, see `Indexer.choice`; None without an indexer, too.
         """
         name, n_heads = self.name, self.model.n_heads
+        names: tuple[str, ...] = (f"{name}.attn_kv_a_mqa.weight",)
+        if self.gate is not None:
+            names = (*names, self.gate.name)
         if self.q_a is None or self.q_a_norm is None:
-            observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q.weight"), x)
+            observer.rows((*names, f"{name}.attn_q.weight"), x)
             query = linear(x, self.q_b).unflatten(-1, (n_heads, -1))
             watch(observer, f"{name}.attn_q.weight", x, query, 0, n_heads)
             return query, None
-        names: tuple[str, ...] = (f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q_a.weight")
+        names = (*names, f"{name}.attn_q_a.weight")
         of_compressed: tuple[str, ...] = (f"{name}.attn_q_b.weight",)
         if self.indexer is not None:
             names = (*names, f"{name}.indexer.attn_k.weight", f"{name}.indexer.proj.weight")
@@ -303,7 +316,11 @@ def load_latent_attention(
         indexer=indexer,
         rounding=_rounding(load, name, model.nope) if load.half_cache else None,
         sharpness=None if rotate is None else rotate.sharpness(model.sharpness),
-    )
+        gate=Projection(f"{name}.attn_gate.weight",
+                        load.matrix(f"{name}.attn_gate.weight", model.n_heads, hidden), None)
+        if model.gated
+        else None,
+    )  # fmt: skip
 
 
 def _rounding(load: Loader, name: str, nope: int) -> AttentionRounding:

@@ -1,0 +1,253 @@
+"""Ling and Ring 3 (Bailing MoE V3): groups of layers of KDA that end with one of latent attention.
+
+What they have besides Kimi Linear (facts of llama.cpp's converter, BailingMoeV3Model, and of transformers'
+modeling_bailing_hybrid.py):
+
+    ssm_f_a, ssm_g_a  one matrix for the rate of KDA, and one for its gate
+    ssm_a             exp(A_log): the rate is kda_lower_bound * sigmoid(ssm_a * rate)
+    attn_gate         a row for each head of latent attention, which rotates, before its output matrix
+    swiglu_clamp_*    limits of SiLU(gate) and up, layer by layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.architectures.base import Architecture, Key
+from convert.architectures.config_reader import ConfigReader, merged
+from convert.architectures.decoder.config import FULL, layers_of_kind, refuse_one_kind, with_defaults
+from convert.architectures.decoder.metadata import EXPERT_NORM, SHARED_WIDTH, changed, inserted
+from convert.architectures.decoder.rules import (
+    check_mtp,
+    ends,
+    expert_stacks,
+    in_layer,
+    keep_last_mtp,
+    layers,
+    moe_layers,
+    mtp_drops,
+    mtp_layers,
+)
+from convert.architectures.deepseek2.config import Defaults, deepseek_fields
+from convert.architectures.delta_net.config import LINEAR
+from convert.architectures.kimi.linear import (
+    COMMON_RULES,
+    KimiConfig,
+    eps_notes,
+    kimi,
+    kimi_delta,
+    kimi_keys,
+    latent_layers,
+    linear_layers,
+    read_bound,
+    read_kimi_file,
+    with_deepseek_names,
+)
+from convert.architectures.options import MTPOptions
+from convert.architectures.rules import Renamed, Rule
+from convert.tokenizer.files import Quirks
+from convert.weights.base import Weight
+from gguf_tools.errors import FormatError
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
+
+_CLASS = "BailingHybridForCausalLM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ling3Config(KimiConfig):
+    """Configuration of a model; names as in transformers' class.
+
+    expert_limits  layer by layer what SiLU(gate) of routed experts may reach, and up from both sides; 0 for
+                   no limit. None: there is none in any layer
+    block_limits   the same of dense blocks and of shared experts
+    """
+
+    expert_limits: tuple[float, ...] | None = None
+    block_limits: tuple[float, ...] | None = None
+
+
+# ---- config.json
+
+_FIXED: Mapping[str, Any] = {
+    "no_kda_lora": True, "kda_safe_gate": True, "gated_attention_proj_granularity_type": "head_wise",
+    "use_bias": False, "use_qkv_bias": False, "use_rmsnorm": True, "moe_router_enable_expert_bias": True,
+    "use_sliding_window": False,
+}  # fmt: skip
+
+
+def _read(raw: Mapping[str, Any], path: str | Path) -> Ling3Config:
+    named = with_deepseek_names(raw)
+    # The class has a default under the other name. What is rotated is qk_rope_head_dim, whatever the part.
+    mtp = {"num_mtp_layers": raw["num_nextn_predict_layers"]} if "num_nextn_predict_layers" in raw else {}
+    named = merged(named, {**mtp, "partial_rotary_factor": None})
+    read = with_defaults(named, path, name=_CLASS)
+    for key, value in _FIXED.items():
+        read.fixed(key, value, "llama.cpp's bailingmoe3 has no other")
+    read.overruled("sliding_window", "max_window_layers", "router_dtype", "use_qk_norm")
+    fields = deepseek_fields(read, dict.fromkeys(_LING3.hf_names, Defaults(dense=2)))
+    if fields["rope"].kind != "default":
+        raise read.bad("rope_scaling", "null: llama.cpp doesn't sharpen scores of this architecture")
+    n_layers, heads = fields["num_hidden_layers"], fields["num_attention_heads"]
+    read.fixed("linear_num_heads", heads, "llama.cpp has as many heads in all layers")
+    group = read.size("layer_group_size")
+    in_groups = n_layers // group * group
+    linear = layers_of_kind(
+        read, n_layers, lambda layer: layer < in_groups and (layer + 1) % group > 0, LINEAR
+    )
+    refuse_one_kind(read, "layer_types", {LINEAR: len(linear), FULL: n_layers - len(linear)})
+    bound = read_bound(read, "kda_lower_bound")
+    if bound is None:
+        raise read.bad("kda_lower_bound", "a number below 0")
+    shared = fields["num_shared_experts"] * fields["moe_intermediate_size"]
+    return Ling3Config(
+        **fields | {"lengths_first": True},
+        shared_expert_intermediate_size=read.size("moe_shared_expert_intermediate_size", shared),
+        linear_layers=linear,
+        # transformers saves the size of rotated columns as head_dim, and this beside it.
+        linear_head_dim=read.size("linear_head_dim", read.size("head_dim")),
+        linear_conv_kernel_dim=read.size(
+            "linear_conv_kernel_dim", read.size("short_conv_kernel_size"), least=2
+        ),
+        gate_lower_bound=bound,
+        expert_limits=_read_limits(read, "expert_swiglu_limit_list"),
+        block_limits=_read_limits(read, "share_expert_swiglu_limit_list"),
+    )
+
+
+def _read_limits(read: ConfigReader, key: str) -> tuple[float, ...] | None:
+    limits = read.raw.get(key)
+    if limits is None:
+        return None
+    if not isinstance(limits, list) or not all(
+        limit is None or (type(limit) in (int, float) and 0 <= limit < 1e38) for limit in limits
+    ):
+        raise read.bad(key, "a list of numbers, zero or more, or null for layers without a limit")
+    return tuple(float(limit or 0) for limit in limits)
+
+
+def read_ling3_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> Ling3Config:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
+    config = read_kimi_file(family, metadata, shapes, path)
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    if hparams.kda_safe_gate is False or config.gate_lower_bound is None or not config.gate_lower_bound < 0:
+        raise FormatError(
+            f"{path}: {hparams.key('kda_gate_lower_bound')} is {config.gate_lower_bound},"
+            f" {hparams.key('kda_safe_gate')} {hparams.kda_safe_gate}, expected a bound below 0 that holds"
+        )
+
+    def limits(name: str) -> tuple[float, ...] | None:
+        stated = getattr(hparams, name)
+        return (stated,) * config.num_hidden_layers if isinstance(stated, float) else stated
+
+    return Ling3Config(
+        **vars(config), expert_limits=limits("swiglu_clamp_exp"), block_limits=limits("swiglu_clamp_shexp")
+    )
+
+
+# ---- rules
+
+
+@dataclass(frozen=True, eq=False)
+class Powers(Renamed):
+    """Powers of e with the numbers of a vector for exponents, a row for each, float32.
+
+    They are rounded once: programs' own exponentials of float32 differ.
+    """
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        exponents = super().read_rows(0, 1).reshape(-1, 1)[start:stop]
+        return np.exp(exponents.astype(np.float64)).astype(np.float32)
+
+
+def _powers(name: str, weights: Sequence[Weight], config: Ling3Config) -> Powers:
+    (weight,) = weights
+    return Powers(name, (*weight.shape, 1), F32, weight)
+
+
+_RULES: tuple[Rule, ...] = (
+    *ends(),
+    *COMMON_RULES,
+    *kimi_delta("num_attention_heads", _powers),
+    in_layer(linear_layers, "ssm_f_a.weight", "self_attn.f_proj.weight", "linear_rows hidden_size"),
+    in_layer(linear_layers, "ssm_g_a.weight", "self_attn.g_proj.weight", "linear_rows hidden_size"),
+    in_layer(latent_layers, "attn_gate.weight", "self_attn.g_proj.weight", "num_attention_heads hidden_size"),
+    *expert_stacks(moe_layers),
+    in_layer(mtp_layers, "nextn.eh_proj.weight", "eh_proj.weight", "hidden_size concat_size"),
+    in_layer(mtp_layers, "nextn.enorm.weight", "enorm.weight", "hidden_size"),
+    in_layer(mtp_layers, "nextn.hnorm.weight", "hnorm.weight", "hidden_size"),
+    in_layer(mtp_layers, "layer_output_norm.weight", "final_layernorm.weight", "hidden_size"),
+)
+
+_OTHER_NAMES = (
+    ("model.word_embeddings.", "model.embed_tokens."),
+    (".attention.dense.", ".self_attn.o_proj."),
+    (".attention.", ".self_attn."),
+    (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
+)
+"""Names of Bailing MoE V3 -> those that most families have."""
+
+
+def _usual_name(name: str) -> str:
+    for theirs, usual in _OTHER_NAMES:
+        name = name.replace(theirs, usual)
+    return name
+
+
+# ---- keys
+
+
+def _limits(key: str, name: str) -> Key:
+    """Return the key of the limits of all layers, also of those for which config.json says nothing."""
+
+    def padded(config: Ling3Config, options: Any) -> tuple[float, ...] | None:
+        limits, n_layers = getattr(config, name), len(layers(config, options))
+        return None if limits is None else (*limits, *(0.0,) * n_layers)[:n_layers]
+
+    return Key(key, Value.f32s, padded)
+
+
+_METADATA: tuple[Key, ...] = (
+    *changed(
+        inserted(
+            kimi_keys(lambda c: c.linear_head_dim, Key(keys.KDA_SAFE_GATE, Value.bool_, lambda c, o: True)),
+            SHARED_WIDTH,
+            after=keys.EXPERT_FEED_FORWARD_LENGTH,
+        ),
+        Key(keys.EXPERT_GROUP_COUNT, Value.u32, lambda c, o: c.expert_groups[0]),
+        Key(keys.EXPERT_GROUP_USED_COUNT, Value.u32, lambda c, o: c.expert_groups[1]),
+    ),
+    EXPERT_NORM,
+    _limits(keys.SWIGLU_CLAMP_EXP, "expert_limits"),
+    _limits(keys.SWIGLU_CLAMP_SHEXP, "block_limits"),
+    Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, lambda c, o: len(mtp_layers(c, o)) or None),
+)
+
+_LING3 = kimi(
+    "BailingMoeV3ForCausalLM",
+    _CLASS,
+    gguf_name="bailingmoe3",
+    options=MTPOptions,
+    check=check_mtp,
+    resolve_options=keep_last_mtp,
+    read_config=_read,
+    rules=_RULES,
+    metadata=_METADATA,
+    drops=mtp_drops,
+    notes=eps_notes,
+    canonical_name=_usual_name,
+    quirks=Quirks(),
+    says_norm=True,
+    reader=read_ling3_file,
+)
+
+FAMILIES = (_LING3,)
