@@ -46,6 +46,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.kimi.linear",
     "convert.architectures.kimi.k3",
     "convert.architectures.kimi.ling3",
+    "convert.architectures.kimi.glm5_next",
     "convert.architectures.recurrent.falcon_h1",
     "convert.architectures.minimax_m3",
     "convert.architectures.llama4",

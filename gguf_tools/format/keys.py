@@ -138,6 +138,8 @@ INDEXER_KEY_LENGTH = _loaded("{arch}.attention.indexer.key_length", _U32)
 INDEXER_TOP_K = _loaded("{arch}.attention.indexer.top_k", _U32)
 INDEXER_BLOCK_SIZE = _loaded("{arch}.attention.indexer.block_size", _U32)
 INDEXER_LOCAL_BLOCKS = _loaded("{arch}.attention.indexer.local_blocks", _U32)
+INDEXER_KPOOL = _loaded("{arch}.attention.indexer.kpool", _U32)
+INDEXER_KPOOL_SELECT_TAIL = _loaded("{arch}.attention.indexer.kpool_select_tail", _BOOL)
 INDEXER_TYPES = _layered("{arch}.attention.indexer.types", _FLAG_PER_LAYER)
 OUTPUT_GROUP_COUNT = _loaded("{arch}.attention.output_group_count", _U32)
 OUTPUT_LORA_RANK = _loaded("{arch}.attention.output_lora_rank", _U32)
@@ -222,7 +224,6 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         hrm.l_cycles attention.group_norm_groups attention.decay_lora_rank attention.iclr_lora_rank
         attention.value_residual_mix_lora_rank attention.gate_lora_rank attention.relative_buckets_count
         attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa
-        attention.indexer.kpool
         wkv.head_size posnet.embedding_length posnet.block_count
         convnext.embedding_length convnext.block_count target_hidden_size block_size conv_kernel_size
         conv_group_size selector_rank selector_top_k dense_2_feat_in dense_2_feat_out
@@ -232,7 +233,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         attention.group_norm_epsilon attention.output_scale attention.value_scale
         hyper_connection.magnitude"""),
     (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm
-        attention.indexer.kpool_select_tail ssm.dt_b_c_rms norm_before_residual
+        ssm.dt_b_c_rms norm_before_residual
         norm_before_fc"""),
     (_I32S, "adapters.token_ids_activate adapters.token_ids_substitute target_layers"),
 )  # fmt: skip

@@ -39,6 +39,7 @@ PRE = {
     "ling-mini-2": "llama-bpe", "laguna": "laguna", "falcon-h1": "llama-bpe", "embeddinggemma": "qwen2",
     "kimi-linear": "llama-bpe", "kimi-k3": "llama-bpe", "kimi-k3-bf16": "llama-bpe",
     "ling-3-flash": "llama-bpe", "ling-3-tiny": "llama-bpe",
+    "glm-5.3-flash": "glm4",
     "minimax-m3": "minimax-m2", "llama-4": "llama4", "starcoder2": "gpt-2",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
@@ -46,6 +47,10 @@ PRE = {
 OTHERWISE = {"nemotron-3-super": ["blk.5.ffn_gate_inp.weight"]}
 """Model -> tensors that are not compared: the converter loses track of the layer of this router, and stores
 it as any other matrix where it means F32."""
+
+
+UNKNOWN = ("nemotron_h", "nomic_bert", "minimax_m3_vl", "qwen4_exp", "bailing_hybrid", "glm5_next")
+"""Kinds of models whose config.json the converter is given as it is."""
 
 
 def convert(folder: Path, outfile: Path, pre: str) -> None:
@@ -57,7 +62,7 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] in ("nemotron_h", "nomic_bert", "minimax_m3_vl", "qwen4_exp", "bailing_hybrid"):
+    if config["model_type"] in UNKNOWN:
         # The release of transformers that the converter asks for doesn't know these models; later ones
         # rename Qwen4Exp's kinds of layers, and the converter would write no size of blocks, nor the size of
         # Ling 3's heads.

@@ -350,6 +350,15 @@ COMPUTED_ONCE = (
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 
 NOT_COMPUTED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "glm5-next": (
+        "Glm5Next",
+        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+         "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+         "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "index_topk": 16, "index_kpool": 4,
+         "mlp_layer_types": ["dense", *["sparse"] * 3], "index_head_dim": 64, "index_n_heads": 32,
+         "rms_norm_eps": 1e-6, "vision_config": {**_VISION, "num_heads": 2}},
+    ),
     "llama4": (
         "Llama4",
         {**_EXPERTS, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size_mlp": 160,

@@ -36,7 +36,7 @@ def kimi_linear(config: Config) -> Shapes:
         at, _, of_attention = name.partition(".self_attn.")
         if of_attention and int(at.rpartition(".")[2]) + 1 in net["kda_layers"]:
             if of_attention == "o_proj.weight":
-                yield from _kimi_delta(f"{at}.self_attn", hidden, heads, cols, size)
+                yield from kimi_delta(f"{at}.self_attn", hidden, heads, cols, size)
         else:
             for ours, published in (("gate", "w1"), ("down", "w2"), ("up", "w3")):
                 if ".experts." in name:
@@ -45,7 +45,7 @@ def kimi_linear(config: Config) -> Shapes:
             yield name if dense in name else name.replace(".mlp.", ".block_sparse_moe."), shape
 
 
-def _kimi_delta(prefix: str, hidden: int, heads: int, cols: int, size: int) -> Shapes:
+def kimi_delta(prefix: str, hidden: int, heads: int, cols: int, size: int) -> Shapes:
     for part in "qkv":
         yield f"{prefix}.{part}_proj.weight", (heads * cols, hidden)
         yield f"{prefix}.{part}_conv1d.weight", (heads * cols, 1, size)

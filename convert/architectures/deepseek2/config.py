@@ -180,8 +180,13 @@ class Indexer:
         return self.layers[layer]
 
 
-def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> dict[str, Any]:
-    """Return the fields of DeepseekConfig; see its `from_dict`."""
+def deepseek_fields(
+    read: ConfigReader, defaults_of: Mapping[str, Defaults], *, rotates: bool = True
+) -> dict[str, Any]:
+    """Return the fields of DeepseekConfig; see its `from_dict`.
+
+    rotates  whether heads have rotated columns
+    """
     architecture = read.architecture(defaults_of)
     defaults = defaults_of[architecture]
     read.fixed("hidden_act", defaults.activation, "llama.cpp has no other activation for this architecture")
@@ -194,6 +199,7 @@ def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> 
         )
     context = read.size("max_position_embeddings")
     rope = _read_rope(read, context)
+    rotated = read.size("qk_rope_head_dim", least=int(rotates))
     mtp_key = "num_mtp_layers" if "num_mtp_layers" in read.raw else "num_nextn_predict_layers"
     read.overruled("num_nextn_predict_layers")
     return {
@@ -206,9 +212,9 @@ def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> 
         "num_key_value_heads": heads,
         "q_lora_rank": read.size_or_null("q_lora_rank"),
         "kv_lora_rank": read.size("kv_lora_rank"),
-        "head_dim": read.size("qk_nope_head_dim") + read.size("qk_rope_head_dim"),
+        "head_dim": read.size("qk_nope_head_dim") + rotated,
         "stated_head_dim": None,
-        "rotated_cols": read.size("qk_rope_head_dim"),
+        "rotated_cols": rotated,
         "v_head_dim": read.size("v_head_dim"),
         **_expert_fields(read, defaults),
         "rms_norm_eps": read.number("rms_norm_eps", defaults.eps),

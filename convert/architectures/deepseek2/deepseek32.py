@@ -73,7 +73,7 @@ class IndexedConfig(DeepseekConfig):
             index_n_heads=read.size("index_n_heads", defaults.index_heads),
             index_head_dim=head_dim,
             index_topk=read.size("index_topk", 2048),
-            indexer_types=_indexer_types(read, n_layers, n_mtp) if defaults.may_share else None,
+            indexer_types=read_indexer_types(read, n_layers, n_mtp) if defaults.may_share else None,
             states_mtp="num_nextn_predict_layers" in raw or "num_mtp_layers" in raw,
         )
 
@@ -94,8 +94,8 @@ class IndexedConfig(DeepseekConfig):
         return self.indexer_types[layer] if layer < len(self.indexer_types) else None
 
 
-def _indexer_types(read: ConfigReader, n_layers: int, n_mtp: int) -> tuple[bool, ...] | None:
-    """Read which layers have an indexer, which GLM's config.json says in one of three ways."""
+def read_indexer_types(read: ConfigReader, n_layers: int, n_mtp: int) -> tuple[bool, ...] | None:
+    """Read which layers have an indexer, which GLM's config.json says in one of three ways; None for all."""
     key = "indexer_types" if read.raw.get("indexer_types") is not None else "index_topk_pattern"
     kinds = read.raw.get(key)
     if kinds is not None:

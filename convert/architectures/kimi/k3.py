@@ -30,6 +30,7 @@ from convert.architectures.kimi.linear import (
     COMMON_RULES,
     DEFAULTS,
     NAME,
+    OF_EXPERTS,
     KimiConfig,
     in_two,
     kimi,
@@ -166,6 +167,7 @@ _KIMI_K3 = kimi(
     rules=_RULES,
     metadata=(
         *kimi_keys(lambda c: c.kv_lora_rank),
+        *OF_EXPERTS,
         EXPERT_NORM,
         Key(keys.EXPERT_LATENT_LENGTH, _u32, lambda c, o: c.routed_expert_hidden_size),
         Key(keys.SITU_BETA, _f32, lambda c, o: c.activation_situ_beta),

@@ -268,7 +268,7 @@ def _lengths(value_length: Callable[[Any], int | None], *, first: bool) -> tuple
 
 
 def kimi_keys(value_length: Callable[[Any], int | None], *others: Key) -> tuple[Key, ...]:
-    """Return the keys of a family.
+    """Return the keys of a family, up to those of its experts.
 
     value_length  configuration -> what the key of that name says; None: it is left out
     others        stand behind the columns of a head of KDA, before the bound of its decay
@@ -298,11 +298,17 @@ def kimi_keys(value_length: Callable[[Any], int | None], *others: Key) -> tuple[
         *_lengths(value_length, first=False),
         Key(keys.KEY_LENGTH_MLA, _u32, lambda c, o: c.head_dim),
         Key(keys.VALUE_LENGTH_MLA, _u32, lambda c, o: c.v_head_dim),
-        EXPERT_WIDTH,
-        SHARED_EXPERTS,
-        DENSE_LAYERS,
-        EXPERT_SCALE,
     )  # fmt: skip
+
+
+OF_EXPERTS: tuple[Key, ...] = (EXPERT_WIDTH, SHARED_EXPERTS, DENSE_LAYERS, EXPERT_SCALE)
+"""The last keys of Kimi Linear and Kimi K3."""
+
+GROUPS: tuple[Key, ...] = (
+    Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.expert_groups[0]),
+    Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.expert_groups[1]),
+)
+"""Groups of experts, of families of which llama.cpp's converter knows them."""
 
 
 _EPS = 1e-6
@@ -334,7 +340,7 @@ _KIMI_LINEAR = kimi(
     gguf_name="kimi-linear",
     read_config=_read,
     rules=_RULES,
-    metadata=kimi_keys(lambda c: c.stated_head_dim),
+    metadata=(*kimi_keys(lambda c: c.stated_head_dim), *OF_EXPERTS),
     notes=eps_notes,
 )
 

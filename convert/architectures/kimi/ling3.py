@@ -37,6 +37,8 @@ from convert.architectures.deepseek2.config import Defaults, deepseek_fields
 from convert.architectures.delta_net.config import LINEAR
 from convert.architectures.kimi.linear import (
     COMMON_RULES,
+    GROUPS,
+    OF_EXPERTS,
     KimiConfig,
     eps_notes,
     kimi,
@@ -216,16 +218,11 @@ def _limits(key: str, name: str) -> Key:
     return Key(key, Value.f32s, padded)
 
 
+_BOUNDED = Key(keys.KDA_SAFE_GATE, Value.bool_, lambda c, o: True)
+
 _METADATA: tuple[Key, ...] = (
-    *changed(
-        inserted(
-            kimi_keys(lambda c: c.linear_head_dim, Key(keys.KDA_SAFE_GATE, Value.bool_, lambda c, o: True)),
-            SHARED_WIDTH,
-            after=keys.EXPERT_FEED_FORWARD_LENGTH,
-        ),
-        Key(keys.EXPERT_GROUP_COUNT, Value.u32, lambda c, o: c.expert_groups[0]),
-        Key(keys.EXPERT_GROUP_USED_COUNT, Value.u32, lambda c, o: c.expert_groups[1]),
-    ),
+    *changed(kimi_keys(lambda c: c.linear_head_dim, _BOUNDED), *GROUPS),
+    *inserted(OF_EXPERTS, SHARED_WIDTH, after=keys.EXPERT_FEED_FORWARD_LENGTH),
     EXPERT_NORM,
     _limits(keys.SWIGLU_CLAMP_EXP, "expert_limits"),
     _limits(keys.SWIGLU_CLAMP_SHEXP, "block_limits"),
