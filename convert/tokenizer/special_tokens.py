@@ -110,7 +110,8 @@ def read_special_tokens(
     ids |= {kind: found for kind, found in _by_quirks(files) if found in range(len(tokens))}
     ends = _unknown_ends(files, tokens, set(ids.values()))
     notes = (*named.notes, *add_notes, *id_notes, *ends)
-    return SpecialTokens(ids, adds, notes, last=("eot",) if quirks.eod or quirks.listed_eot else ())
+    is_late = quirks.eod or quirks.listed_eot or quirks.late_eot
+    return SpecialTokens(ids, adds, notes, last=("eot",) if is_late else ())
 
 
 def _text(source: Mapping[str, Any], kind: str) -> str | None:

@@ -188,6 +188,9 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         | {keys.SLIDING_WINDOW, keys.EXPERT_GATING_FUNC, keys.EXPERT_SHARED_COUNT,
            keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
     ),
+    "muse-glimmer": (
+        _EPS | {keys.SLIDING_WINDOW, keys.LOGIT_SCALE}, _WINDOW | {keys.FINAL_LOGIT_SOFTCAPPING},
+    ),
     "ernie4_5": (_EPS, {keys.ROPE_DIMENSION_SECTIONS}),
     "ernie4_5-moe": (
         _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.INTERLEAVE_MOE_LAYER_STEP},

@@ -234,6 +234,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "rope_parameters": {
              "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0}}},
     ),
+    "muse-glimmer": (
+        "MuseGlimmer",
+        {"num_hidden_layers": 4, "head_dim": 32, "sliding_window": 16, "vision_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4}},
+    ),
     "gemma2": (
         "Gemma2",
         {"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
@@ -343,6 +349,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
+    "muse-glimmer",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "minimax-m3",
     "starcoder2", "qwen4exp", "qwen4exp-blocks",

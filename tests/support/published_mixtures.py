@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.support.published_checkpoint import COMMON, Published
-from tests.support.published_shapes import _PROJ, Config, Shapes, _mlp, decoder
+from tests.support.published_checkpoint import COMMON, Published, beside_vision
+from tests.support.published_shapes import _PROJ, Config, Shapes, _mlp, decoder, gemma
 
 
 def minimax_m3(config: Config) -> Shapes:
@@ -56,6 +56,14 @@ def llama4(config: Config) -> Shapes:
             yield from _mlp(f"{block}.shared_expert", width, hidden, _PROJ)
 
 
+def muse_glimmer(config: Config) -> Shapes:
+    """Yield the tensors of a Muse Glimmer: norms around attention and block, and a gate of attention."""
+    for name, shape in gemma(config):
+        yield name, shape
+        if name.endswith("self_attn.q_proj.weight"):
+            yield name.replace("q_proj", "gate_proj"), shape
+
+
 MIXTURES: Mapping[str, Published] = {
     "minimax-m3": Published(
         {**COMMON, "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_text",
@@ -93,5 +101,20 @@ MIXTURES: Mapping[str, Published] = {
                 "vision_config": {"model_type": "llama4_vision_model"}},
         prefix="language_model.",
         extra={"vision_model.class_embedding": (8,), "multi_modal_projector.linear_1.weight": (8, 8)},
+    ),
+    "muse-glimmer": Published(
+        {**COMMON, "model_type": "muse_glimmer_text", "hidden_act": None, "hidden_activation": "silu",
+         "num_hidden_layers": 4, "head_dim": 32, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+         "post_norm_eps": 1e-8, "sliding_window": 2048, "final_logit_softcapping": 20.0,
+         "qk_scale_factor": 3.87, "output_multiplier": 0.19611613513818404, "rope_theta": None,
+         "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+         "layer_rope_theta": [500000.0, 500000.0, 500000.0, 0],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+        muse_glimmer, "gpt-oss", edit=beside_vision, words=("<|eot|>",),
+        around={"architectures": ["MuseGlimmerForConditionalGeneration"], "model_type": "muse_glimmer",
+                "image_token_id": 3, "video_token_id": 4,
+                "vision_config": {"model_type": "muse_glimmer_vision"}},
+        extra={"model.vision_tower.ln_pre.weight": (8,), "model.vision_adapter.fc1.weight": (8, 8),
+               "model.vision_projection.weight": (8, 8)},
     ),
 }  # fmt: skip

@@ -44,6 +44,9 @@ class DecoderConfig:
     attention_softcapping  the size that scores can't reach; None for no bound
     final_logit_softcapping  the same of logits
     centred_norms          whether norms take the mean of a row from it: LayerNorm, not RMSNorm
+    norms_embeddings       whether embeddings are normed, without a weight
+    post_norm_eps          epsilon of norms behind attention and block; None for rms_norm_eps
+    sigmoid_gates          whether gates that are a matrix of their own have a sigmoid, not softplus
     is_parallel            whether block and experts see what the attention sees
     block_scale            what experts, shared ones with them, are multiplied by before they are added; None
                            for nothing
@@ -91,6 +94,9 @@ class DecoderConfig:
     attention_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     centred_norms: bool = False
+    norms_embeddings: bool = False
+    post_norm_eps: float | None = None
+    sigmoid_gates: bool = False
     is_parallel: bool = False
     block_scale: float | None = None
     num_experts: int = 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.delta_net.config import DeltaNetConfig
@@ -35,7 +37,7 @@ from imatrix.forward.layers.attention.shared_keys import (
 from imatrix.forward.layers.attention.short_conv import load_short_conv
 from imatrix.forward.layers.experts import Groups
 from imatrix.forward.layers.load import Loader
-from imatrix.forward.layers.residual import PLAIN, UNNORMED, CentredNorm, RMSNorm, Scaled
+from imatrix.forward.layers.residual import PLAIN, UNNORMED, CentredNorm, Normed, Residual, RMSNorm, Scaled
 from imatrix.forward.layers.rope import Rope, Rotation
 from imatrix.forward.network import OUTPUT_NORM, LogitRule, Network
 
@@ -62,7 +64,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     linear = _linear_layers(config)
     is_mamba = family.makes("blk.{layer}.ssm_out.weight")
     linear_end = "ssm_out.weight" if is_mamba else "shortconv.out_proj.weight"
-    residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
+    residual: Residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
         if number in sliding and family.windows != "alike":
@@ -84,7 +86,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         if not has_post_norms:
             return attention
         weight = load.float32(f"blk.{number}.post_attention_norm.weight", config.hidden_size)
-        return replace(attention, post_norm=RMSNorm(weight, config.rms_norm_eps))
+        return replace(attention, post_norm=RMSNorm(weight, config.post_norm_eps or config.rms_norm_eps))
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
@@ -93,7 +95,11 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         parts = feed_forwards.load(load, number)
         scale = config.block_scale if parts[1] is not None else None
         around = residual if scale is None else Scaled(scale)
-        layer = Layer(f"blk.{number}", attention, norm, *parts, residual, around)
+        before = residual
+        if config.norms_embeddings and number == 0:
+            ones = torch.ones(config.hidden_size, device=load.device)
+            before = Normed(RMSNorm(ones, config.rms_norm_eps))
+        layer = Layer(f"blk.{number}", attention, norm, *parts, before, around)
         return replace(layer, attention_end=end, is_parallel=config.is_parallel)
 
     rule = LogitRule(1 / (config.logit_scale or 1.0), config.final_logit_softcapping)
@@ -199,6 +205,7 @@ def _head_sizes(family: Architecture, config: DecoderConfig) -> HeadSizes:
         fused=not family.makes("blk.{layer}.attn_q.weight"),
         norms_rotated=family.norms_rotated,
         causal=not family.encodes,
+        sigmoid_gates=config.sigmoid_gates,
     )
 
 
@@ -208,7 +215,7 @@ def _feed_forwards(family: Architecture, config: DecoderConfig) -> FeedForwards:
         config.first_k_dense_replace if config.num_experts else None,
         Groups(config.n_group or 1, config.topk_group or 1, n_best=2),
         clamped=family.clamped,
-        post_norm_eps=config.rms_norm_eps if family.makes(_POST_NORM) else None,
+        post_norm_eps=(config.post_norm_eps or config.rms_norm_eps) if family.makes(_POST_NORM) else None,
         gelu=family.gelu,
         fused=family.gated and not family.makes("blk.{layer}.ffn_gate.weight"),
         gated=family.gated,

@@ -161,7 +161,7 @@ BASES: Mapping[str, Base] = {
     ),
     **{
         name: _beside(name, tie_word_embeddings=False)
-        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v")
+        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v", "muse-glimmer")
     },
     "mistral3-wrapped": Base(
         "Mistral3ForConditionalGeneration",

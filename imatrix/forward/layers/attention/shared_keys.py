@@ -4,7 +4,7 @@ Queries and keys may be normed before they are rotated or after, per head or all
 see the last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no
 value. It may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of
 its query. A gate that is a matrix of its own makes a number for each head, or one for each column, and its
-softplus counts.
+softplus or sigmoid counts.
 
 An indexer may choose, for each head of keys, the blocks of positions that are seen.
 
@@ -46,6 +46,7 @@ class HeadSizes:
     unit_values          whether values are normed, without a weight
     norms_rotated        whether queries and keys are normed after they are rotated
     causal               whether tokens see no later ones
+    sigmoid_gates        whether gates that are a matrix of their own have a sigmoid, not softplus
     """
 
     hidden: int
@@ -62,6 +63,7 @@ class HeadSizes:
     fused: bool = False
     norms_rotated: bool = False
     causal: bool = True
+    sigmoid_gates: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,8 @@ class SharedKeyAttention:
         """Compute the factors of a gate for the output, (n_tokens, n_heads * head_dim); None for nothing."""
         if self.gate is None:
             return None
-        opening = softplus(self.gate(x, observer).float()).to(x.dtype)
+        opened = torch.sigmoid if self.sizes.sigmoid_gates else softplus
+        opening = opened(self.gate(x, observer).float()).to(x.dtype)
         n_cols = self.sizes.n_heads * self.sizes.head_dim
         return opening.repeat_interleave(n_cols // opening.shape[1], 1)
 
