@@ -327,7 +327,7 @@ def _read_file(
         scoring_func=scoring_function(hparams, _GATING_FUNCTIONS),
         norm_topk_prob=hparams.expert_weights_norm is not False,
         routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
-        swiglu_limit=_limit(hparams),
+        swiglu_limit=read_limit(hparams),
         index_n_heads=size("indexer_head_count"),
         index_head_dim=size("indexer_key_length"),
         index_topk=size("indexer_top_k"),
@@ -348,7 +348,7 @@ def _ratios_of(hparams: HParams) -> tuple[int, ...]:
     return ratios[:n_layers]
 
 
-def _limit(hparams: HParams) -> float:
+def read_limit(hparams: HParams) -> float:
     """Return the limit of gate and up, which has to be the same in all layers; 0 for none."""
     limits: set[float] = set()
     for stated in (hparams.swiglu_clamp_exp, hparams.swiglu_clamp_shexp):

@@ -125,6 +125,8 @@ class HParams:
     indexer_top_k: Size = _key(keys.INDEXER_TOP_K)
     indexer_block_size: Size = _key(keys.INDEXER_BLOCK_SIZE)
     indexer_local_blocks: Size = _key(keys.INDEXER_LOCAL_BLOCKS)
+    indexer_kpool: Size = _key(keys.INDEXER_KPOOL)
+    indexer_kpool_select_tail: bool | None = _key(keys.INDEXER_KPOOL_SELECT_TAIL)
     indexer_types: Flags = _key(keys.INDEXER_TYPES)
     q_lora_rank: Size = _key(keys.Q_LORA_RANK)
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK)

@@ -138,6 +138,15 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         | {keys.Q_LORA_RANK, keys.KDA_SAFE_GATE, keys.ROPE_DIMENSION_SECTIONS,
            keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.SWIGLU_CLAMP_EXP, keys.SWIGLU_CLAMP_SHEXP},
     ),
+    "glm5-next": (
+        _EPS | _MLA | _SHARED_EXPERTS | _INDEXER
+        | {keys.Q_LORA_RANK, keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.INDEXER_KPOOL,
+           keys.HYPER_CONNECTION_COUNT, keys.HYPER_CONNECTION_ITERATIONS, keys.HYPER_CONNECTION_EPSILON},
+        _WEIGHTS
+        | {keys.LAYERNORM_EPS, keys.KDA_GATE_LOWER_BOUND, keys.LEADING_DENSE_BLOCK_COUNT,
+           keys.EXPERT_GATING_FUNC, keys.SWIGLU_CLAMP_EXP, keys.SWIGLU_CLAMP_SHEXP, keys.INDEXER_TYPES,
+           keys.INDEXER_KPOOL_SELECT_TAIL},
+    ),
     "lfm2": (_EPS | {keys.SHORTCONV_L_CACHE}, {keys.SLIDING_WINDOW}),
     "lfm2moe": (
         _EPS | {keys.SHORTCONV_L_CACHE, keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC},
@@ -265,7 +274,7 @@ _SCALED: Mapping[str, Iterable[str]] = {
 
 _OF_ATTENTION = {
     "deepseek2": {"attn_output"}, "deepseek32": {"attn_output"}, "glm-dsa": {"attn_output"}, "deepseek4": (),
-    "bailingmoe3": (),
+    **dict.fromkeys(("bailingmoe3", "glm5-next"), ()),
     "kimi-linear": (),  # in layers of KDA; those of latent attention multiply attn_output by it
     "qwen3next": _ATTENTION - {"attn_qkv"},
 }  # fmt: skip

@@ -60,7 +60,6 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "nomic-bert": _DENSE,
     "gemma": _DENSE,
     "gemma-embedding": _DENSE,
-    "glm5-next": _COUNTED,
     "granite": _DENSE,
     "granitehybrid": _GRANITE_EXPERTS,
     "granitemoe": _GRANITE_EXPERTS,

@@ -39,7 +39,7 @@ PRE = {
     "ling-mini-2": "llama-bpe", "laguna": "laguna", "falcon-h1": "llama-bpe", "embeddinggemma": "qwen2",
     "kimi-linear": "llama-bpe", "kimi-k3": "llama-bpe", "kimi-k3-bf16": "llama-bpe",
     "ling-3-flash": "llama-bpe", "ling-3-tiny": "llama-bpe",
-    "glm-5.3-flash": "glm4",
+    "glm-5.3-flash": "glm4", "glm-5.3-shared": "glm4",
     "minimax-m3": "minimax-m2", "llama-4": "llama4", "muse-glimmer": "llama4", "starcoder2": "gpt-2",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""

@@ -42,7 +42,7 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-_BESIDE_VISION = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", "Mistral3",
+_BESIDE_VISION = ("Glm5Next", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", "Mistral3",
                   "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Glm4v",
                   "MiniMaxM3Sparse", "MiniMaxM3VL", "Qwen4Exp", "MuseGlimmer")  # fmt: skip
 
@@ -50,7 +50,7 @@ _BESIDE_VISION = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", 
 def test_every_family_is_in_one_of_these_tests() -> None:
     """DeepSeek V4 has tests of its own, tests/imatrix/forward/test_deepseek4.py.
 
-    Qwen 3.5, Qwen4Exp, Gemmas and MiniMax-M3 beside a vision part differ in names alone; see
+    GLM-5 Next, Qwen 3.5, Qwen4Exp, Gemmas and MiniMax-M3 beside a vision part differ in names alone; see
     tests/end_to_end/test_published_compute.py.
     """
     tested = {variant.architecture for variant in VARIANTS.values()}

@@ -303,6 +303,15 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
              "full_attn_layers": [2, 4], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 4,
              "short_conv_kernel_size": 4}},
     ),
+    "glm5-next": (
+        "Glm5Next",
+        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+         "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+         "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "index_topk": 16, "index_kpool": 4,
+         "mlp_layer_types": ["dense", *["sparse"] * 3], "index_head_dim": 64, "index_n_heads": 32,
+         "rms_norm_eps": 1e-6, "vision_config": {**_VISION, "num_heads": 2}},
+    ),
     "ling3-groups": ("BailingHybrid", _LING3),
     "ling3-compressed": ("BailingHybrid", {**_LING3, "q_lora_rank": 24, "n_group": 1, "topk_group": 1}),
     "cohere2": (
@@ -351,21 +360,12 @@ COMPUTED_ONCE = (
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
     "muse-glimmer",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
-    "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "minimax-m3",
-    "starcoder2", "qwen4exp", "qwen4exp-blocks",
+    "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "glm5-next",
+    "minimax-m3", "starcoder2", "qwen4exp", "qwen4exp-blocks",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 
 NOT_COMPUTED: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "glm5-next": (
-        "Glm5Next",
-        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
-         "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
-         "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4, "n_routed_experts": 6,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "index_topk": 16, "index_kpool": 4,
-         "mlp_layer_types": ["dense", *["sparse"] * 3], "index_head_dim": 64, "index_n_heads": 32,
-         "rms_norm_eps": 1e-6, "vision_config": {**_VISION, "num_heads": 2}},
-    ),
     "llama4": (
         "Llama4",
         {**_EXPERTS, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size_mlp": 160,

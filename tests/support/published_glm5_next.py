@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tests.support.published_checkpoint import COMMON, Published
 from tests.support.published_kimi import kimi_delta
 from tests.support.published_shapes import Config, Shapes, latent
@@ -34,8 +36,16 @@ def glm5_next(config: Config) -> Shapes:
                     yield f"{layer}.hc_{mixed}_scale", (3,)
 
 
-def glm5_next_model(tokens: Config) -> Published:
-    """Return the model; `tokens` are the fields about GLM's tokens."""
+def glm5_next_models(tokens: Config) -> Mapping[str, Published]:
+    """Return models with and without indexers that are shared; `tokens` are the fields about GLM's tokens."""
+    kinds = ["full"] * 5
+    return {
+        "glm-5.3-flash": _model(tokens, kinds, index_topk=128),
+        "glm-5.3-shared": _model(tokens, [*kinds[:4], "shared"], index_topk=16),
+    }
+
+
+def _model(tokens: Config, indexer_types: list[str], index_topk: int) -> Published:
     config: Config = {
         **COMMON, **tokens, "model_type": "glm5_next_text", "num_hidden_layers": 5,
         "layer_types": ["linear_attention", "full_attention"] * 2 + ["full_attention"], "q_lora_rank": 48,
@@ -43,9 +53,9 @@ def glm5_next_model(tokens: Config) -> Published:
         "mla_use_nope": True, "mhc": True, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
         "linear_attn_config": {"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
                                "gate_lower_bound": -5.0, "safe_gate": True},
-        "index_n_heads": 4, "index_head_dim": 32, "index_topk": 16, "index_kpool": 4,
+        "index_n_heads": 4, "index_head_dim": 32, "index_topk": index_topk, "index_kpool": 4,
         "index_kpool_always_select_tail": True,
-        "indexer_types": ["full", "full", "full", "full", "shared"], "n_routed_experts": 6,
+        "indexer_types": indexer_types, "n_routed_experts": 6,
         "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "scoring_func": "sigmoid",
         "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0,

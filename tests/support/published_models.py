@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.published_checkpoint import COMMON as _COMMON
 from tests.support.published_checkpoint import Published, beside_vision, with_int4_experts, write_published
-from tests.support.published_glm5_next import glm5_next_model
+from tests.support.published_glm5_next import glm5_next_models
 from tests.support.published_kimi import KIMI_MODELS
 from tests.support.published_ling3 import LING3_MODELS
 from tests.support.published_mixtures import MIXTURES
@@ -586,7 +586,7 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     **KIMI_MODELS,
     **LING3_MODELS,
-    "glm-5.3-flash": glm5_next_model(_GLM),
+    **glm5_next_models(_GLM),
     **MIXTURES,
 }  # fmt: skip
 """Models by name: what the recorded ones lack."""

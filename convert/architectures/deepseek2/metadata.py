@@ -146,12 +146,14 @@ def read_deepseek_file(
     path: str | Path,
     *,
     by_layer: Container[str] = (),
+    rotates: bool = True,
 ) -> DeepseekConfig:
     """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes    tensor name -> shape, rows first
     path      the file, for messages
     by_layer  as in `read_decoder`
+    rotates   whether heads have rotated columns
     raises    FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
     hparams = read_hparams(metadata, family.gguf_name, path)
@@ -164,7 +166,7 @@ def read_deepseek_file(
     has_q_lora = any(name.endswith("attn_q_a.weight") for name in shapes)
     # A bias for the choice of experts tells V3 from V2.
     has_bias = any(name.endswith("exp_probs_b.bias") for name in shapes)
-    heads, experts = _head_fields(hparams, n_layers), expert_fields_of(family, hparams)
+    heads, experts = _head_fields(hparams, n_layers, rotates=rotates), expert_fields_of(family, hparams)
     unset = _unset_scoring(family, n_layers, shapes["token_embd.weight"][0])
     return DeepseekConfig(
         architecture=V3 if has_bias else V2,
@@ -196,12 +198,12 @@ def _unset_scoring(family: Architecture, n_layers: int, vocab_size: int) -> str:
     return "sigmoid" if is_flash else family.unset_gating
 
 
-def _head_fields(hparams: HParams, n_layers: int) -> dict[str, Any]:
+def _head_fields(hparams: HParams, n_layers: int, *, rotates: bool) -> dict[str, Any]:
     size = hparams.size
     heads, rope = size("head_count"), size("rope_dimension_count")
     qk_head = size("key_length_mla", 0) or size("key_length")
     value_head = size("value_length_mla", 0) or size("value_length")
-    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope or rope % 2:
+    if min(n_layers, heads, value_head) < 1 or rope < rotates or qk_head <= rope or rope % 2:
         raise FormatError(
             f"{hparams.path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
             f" {value_head} value columns: expected a {hparams.architecture} model"

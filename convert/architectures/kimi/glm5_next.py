@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from convert.architectures.base import Key
+from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader, merged
 from convert.architectures.decoder.config import FULL, layers_of_kind, refuse_one_kind, with_defaults
 from convert.architectures.decoder.metadata import (
@@ -42,6 +42,7 @@ from convert.architectures.decoder.rules import (
 )
 from convert.architectures.deepseek2.config import Defaults, deepseek_fields
 from convert.architectures.deepseek2.deepseek32 import read_indexer_types
+from convert.architectures.deepseek4 import read_limit
 from convert.architectures.delta_net.config import LINEAR
 from convert.architectures.delta_net.family import DROP_VISION, float32_kernels
 from convert.architectures.kimi.linear import (
@@ -54,14 +55,17 @@ from convert.architectures.kimi.linear import (
     kimi_keys,
     latent_layers,
     read_bound,
+    read_kimi_file,
     with_deepseek_names,
 )
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import OutputTensor, Rule
 from convert.tokenizer.files import GLM
+from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32, GGMLType
-from gguf_tools.format.values import Value
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +179,35 @@ def _types(read: ConfigReader, fields: Mapping[str, Any], linear: tuple[int, ...
     return types[:n_layers]
 
 
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> Glm5NextConfig:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_deepseek_file`."""
+    config = read_kimi_file(family, metadata, shapes, path, rotates=False)
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    size = hparams.size
+    pool = size("indexer_kpool")
+    if pool < 2 or size("indexer_top_k") % pool or not hparams.indexer_kpool_select_tail:
+        raise UnsupportedCheckpoint(
+            f"{path}: {hparams.key('indexer_kpool')} is {pool}, expected a divisor of"
+            f" {hparams.key('indexer_top_k')} from 2 on, and {hparams.key('indexer_kpool_select_tail')}"
+        )
+    return Glm5NextConfig(
+        **vars(config),
+        states_theta=True,
+        index_n_heads=size("indexer_head_count"),
+        index_head_dim=size("indexer_key_length"),
+        index_topk=size("indexer_top_k"),
+        index_kpool=pool,
+        index_kpool_always_select_tail=True,
+        indexer_types=hparams.flags("indexer_types", config.num_hidden_layers),
+        hc_mult=size("hyper_connection_count"),
+        hc_sinkhorn_iters=size("hyper_connection_iterations"),
+        hc_eps=hparams.number("hyper_connection_epsilon", 1e-6),
+        swiglu_limit=read_limit(hparams) or None,
+    )
+
+
 # ---- rules
 
 
@@ -279,7 +312,9 @@ _GLM5_NEXT = kimi(
     canonical_name=None,
     forced_type=_forced_type,
     quirks=GLM,
-    reader=None,
+    unset_gating="sigmoid",
+    says_norm=True,
+    reader=_read_file,
 )
 
 FAMILIES = (_GLM5_NEXT,)

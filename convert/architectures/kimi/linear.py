@@ -154,10 +154,15 @@ def _read(raw: Mapping[str, Any], path: str | Path) -> KimiConfig:
 
 
 def read_kimi_file(
-    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+    family: Architecture,
+    metadata: Metadata,
+    shapes: Mapping[str, tuple[int, ...]],
+    path: str | Path,
+    *,
+    rotates: bool = True,
 ) -> KimiConfig:
-    """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
-    latent = read_deepseek_file(family, metadata, shapes, path, by_layer=("head_count_kv",))
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_deepseek_file`."""
+    latent = read_deepseek_file(family, metadata, shapes, path, by_layer=("head_count_kv",), rotates=rotates)
     hparams = read_hparams(metadata, family.gguf_name, path)
     n_layers = latent.num_hidden_layers + (latent.num_nextn_predict_layers or 0)
     kv_heads = hparams.by_layer("head_count_kv", n_layers)

@@ -1,17 +1,22 @@
-"""The networks of Kimi Linear and of Ling 3: KDA or latent attention, then a dense block or experts."""
+"""The networks of Kimi Linear, Ling 3 and GLM-5 Next: KDA or latent attention, then a block or experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from convert.architectures.kimi.glm5_next import Glm5NextConfig
 from convert.architectures.kimi.linear import KimiConfig
 from convert.architectures.kimi.ling3 import Ling3Config
+from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.parts import FeedForwards, network_of, rope_of
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.kimi_delta import KimiDeltaSizes, load_kimi_delta
-from imatrix.forward.layers.attention.mla import LatentModel, load_latent_attention
+from imatrix.forward.layers.attention.mla import LatentAttention, LatentModel, load_latent_attention
+from imatrix.forward.layers.attention.pool_indexer import PoolSizes, load_pool_indexer
 from imatrix.forward.layers.experts import Groups
+from imatrix.forward.layers.hyper_connections import MeanEnd, StrandSizes, load_hyper_connection
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rotation
@@ -26,7 +31,7 @@ def kimi_linear_network(config: KimiConfig) -> Network:
 
 
 def ling3_network(config: Ling3Config) -> Network:
-    def limited(layer: Layer, number: int) -> Layer:
+    def limited(layer: Layer, number: int, load: Loader) -> Layer:
         block, experts = layer.block, layer.experts
         if block is not None:
             block = replace(block, limit=_limit(config.block_limits, number), after_silu=True)
@@ -35,6 +40,37 @@ def ling3_network(config: Ling3Config) -> Network:
         return replace(layer, block=block, experts=experts)
 
     return _network(config, replace(_latent_model(config), gated=True), rotates=True, finish=limited)
+
+
+def glm5_next_network(config: Glm5NextConfig) -> Network:
+    index, strands = _pool_sizes(config), _strands(config)
+    if config.indexer_types is not None and not all(
+        config.indexer_types[layer]
+        for layer in range(config.num_hidden_layers)
+        if layer not in config.linear_layers
+    ):
+        raise UnsupportedCheckpoint(
+            "indexer_types: layers use the choice of earlier ones, expected an indexer in each: shared ones"
+            " of glm5-next are not computed yet"
+        )
+
+    def in_strands(layer: Layer, number: int, load: Loader) -> Layer:
+        attention = layer.attention
+        if isinstance(attention, LatentAttention):
+            attention = replace(attention, indexer=load_pool_indexer(load, number, index))
+        return replace(
+            layer,
+            attention=attention,
+            around_attention=load_hyper_connection(load, f"blk.{number}.hc_attn", strands),
+            around_block=load_hyper_connection(load, f"blk.{number}.hc_ffn", strands),
+        )
+
+    latent = replace(_latent_model(config), latent_eps=config.rms_norm_eps)
+    return _network(
+        config, latent, rotates=False, finish=in_strands, limit=config.swiglu_limit,
+        n_chosen=config.index_topk, n_strands=config.hc_mult,
+        end=lambda load, norm: MeanEnd(config.hc_mult, norm), builds_mtp=False,
+    )  # fmt: skip
 
 
 def _limit(limits: tuple[float, ...] | None, number: int) -> float | None:
@@ -48,16 +84,20 @@ def _network(
     latent: LatentModel,
     *,
     rotates: bool,
-    finish: Callable[[Layer, int], Layer] = lambda layer, number: layer,
+    finish: Callable[[Layer, int, Loader], Layer] = lambda layer, number, load: layer,
+    limit: float | None = None,
+    **others: Any,
 ) -> Network:
     """Return the network of a model.
 
     rotates  whether latent attention does
-    finish   takes a layer and its number, and returns it with what the family has besides
+    finish   takes a layer, its number and a loader, and returns it with what the family has besides
+    limit    see FeedForward
+    others   other fields of Network
     """
     hidden, eps, net = config.hidden_size, config.rms_norm_eps, _delta_sizes(config)
     groups = Groups(config.n_group or 1, config.topk_group or 1, n_best=2)
-    feed_forwards = FeedForwards.of(config, config.first_k_dense_replace, groups)
+    feed_forwards = FeedForwards.of(config, config.first_k_dense_replace, groups, limit=limit)
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention: Attention
@@ -66,9 +106,10 @@ def _network(
         else:
             attention = load_latent_attention(load, number, latent, rotate if rotates else None)
         norm = RMSNorm(load.float32(f"blk.{number}.ffn_norm.weight", hidden), eps)
-        return finish(Layer(f"blk.{number}", attention, norm, *feed_forwards.load(load, number)), number)
+        layer = Layer(f"blk.{number}", attention, norm, *feed_forwards.load(load, number))
+        return finish(layer, number, load)
 
-    return network_of(config, rope_of(config.rope, config.rotated_cols, halves=False), build)
+    return network_of(config, rope_of(config.rope, config.rotated_cols, halves=False), build, **others)
 
 
 def _delta_sizes(config: KimiConfig) -> KimiDeltaSizes:
@@ -79,6 +120,28 @@ def _delta_sizes(config: KimiConfig) -> KimiDeltaSizes:
         kernel=config.linear_conv_kernel_dim,
         eps=config.rms_norm_eps,
         bound=config.gate_lower_bound,
+    )
+
+
+def _pool_sizes(config: Glm5NextConfig) -> PoolSizes:
+    assert config.q_lora_rank is not None, "an indexer sees compressed queries"
+    return PoolSizes(
+        n_heads=config.index_n_heads,
+        n_cols=config.index_head_dim,
+        length=config.index_kpool,
+        n_chosen=config.index_topk // config.index_kpool,
+        hidden=config.hidden_size,
+        q_lora=config.q_lora_rank,
+    )
+
+
+def _strands(config: Glm5NextConfig) -> StrandSizes:
+    return StrandSizes(
+        hidden=config.hidden_size,
+        n_strands=config.hc_mult,
+        n_rounds=config.hc_sinkhorn_iters,
+        eps=config.hc_eps,
+        norm_eps=config.rms_norm_eps,
     )
 
 

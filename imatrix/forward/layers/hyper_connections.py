@@ -1,9 +1,10 @@
 """Hyper-connections: several strands of hidden states, mixed around each part of a layer.
 
-DeepSeek V4 carries `hc_mult` residual streams (arXiv 2512.24880), here called strands. For each token,
-weights are computed of all its strands: how much of each the part sees, how much of the output each takes,
-and how the strands mix among themselves. The mixing matrix is made doubly stochastic: its rows and columns
-are divided by their sums in turn, so that strands neither grow nor shrink on their way through many layers.
+DeepSeek V4 and GLM-5 Next carry `hc_mult` residual streams (arXiv 2512.24880), here called strands. For each
+token, weights are computed of all its strands: how much of each the part sees, how much of the output each
+takes, and how the strands mix among themselves. The mixing matrix is made doubly stochastic: its rows and
+columns are divided by their sums in turn, so that strands neither grow nor shrink on their way through many
+layers.
 
 Strands of a token stand side by side in one row, (n_tokens, n_strands * hidden_size), float32.
 """
@@ -106,6 +107,18 @@ class StrandsEnd:
         products = linear(unit_rows(hidden, self.sizes.norm_eps), self.fn)
         weights = torch.sigmoid(products * self.scale + self.base) + self.sizes.eps
         return self.norm(_weighted_sum(hidden.unflatten(-1, (self.sizes.n_strands, -1)), weights))
+
+
+@dataclass(frozen=True)
+class MeanEnd:
+    """Input of the output matrix: the norm of the mean of the last strands."""
+
+    n_strands: int
+    norm: RMSNorm
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the output matrix's input, float32 (n_tokens, hidden)."""
+        return self.norm(hidden.unflatten(-1, (self.n_strands, -1)).mean(1))
 
 
 def load_hyper_connection(load: Loader, name: str, sizes: StrandSizes) -> HyperConnection:

@@ -91,15 +91,9 @@ def _recorded(name: str) -> dict[str, Any]:
 
 def _beside(name: str, **others: Any) -> Base:
     """Return a model whose class has a vision part."""
-    return _wrapped((MODELS[name][0], _recorded(name)), **others)
-
-
-def _wrapped(model: tuple[str, Mapping[str, Any]], **others: Any) -> Base:
-    """Return a model, told as in MODELS, whose text part stands beside its vision_config."""
-    kind, sizes = model
-    text = {**SIZES, **{key: value for key, value in sizes.items() if key != "vision_config"}}
-    both = {"text_config": text, "vision_config": sizes["vision_config"]}
-    return Base(f"{kind}ForConditionalGeneration", {**both, **others}, wrapped=True)
+    kind, vision = MODELS[name][0], {"vision_config": MODELS[name][1]["vision_config"]}
+    text = {key: value for key, value in _recorded(name).items() if key != "vision_config"}
+    return Base(f"{kind}ForConditionalGeneration", {"text_config": text, **vision, **others}, wrapped=True)
 
 
 def _text(name: str, model_type: str, **others: Any) -> dict[str, Any]:
@@ -121,7 +115,6 @@ BASES: Mapping[str, Base] = {
     **{name: Base(f"{MODELS[name][0]}ForCausalLM", _recorded(name)) for name in _RECORDED},
     "llama": Base("LlamaForCausalLM", SIZES),
     "llama4": Base("Llama4ForCausalLM", {**SIZES, **NOT_COMPUTED["llama4"][1]}),
-    "glm5-next": _wrapped(NOT_COMPUTED["glm5-next"], tie_word_embeddings=False),
     "deepseek2": Base("DeepseekV2ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
     "deepseek3": Base("DeepseekV3ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
     "youtu": Base("YoutuForCausalLM", {**SIZES, **_LATENT}),
@@ -161,7 +154,7 @@ BASES: Mapping[str, Base] = {
     ),
     **{
         name: _beside(name, tie_word_embeddings=False)
-        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v", "muse-glimmer")
+        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v", "muse-glimmer", "glm5-next")
     },
     "mistral3-wrapped": Base(
         "Mistral3ForConditionalGeneration",

@@ -26,7 +26,7 @@ from imatrix.forward.layers.llama_rounding import round_f16
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.rope import Rotation
 
-_KEY_NORM_EPS = 1e-6
+KEY_NORM_EPS = 1e-6
 """Epsilon of the keys' layer norm, whatever rms_norm_eps is."""
 
 
@@ -60,8 +60,10 @@ class Indexer:
     weight, bias  of the keys' norm, (n_cols,)
     shares    (n_heads, hidden_size): what makes the weights of heads
     turn      Hadamard matrix for some columns of a head; None: keys are neither turned nor rounded
+    names     of the matrices that multiply hidden states, and of those that multiply compressed queries
     """
 
+    names: tuple[tuple[str, ...], tuple[str, ...]]
     sizes: IndexerSizes
     rotate: Rotation
     queries: torch.Tensor
@@ -84,7 +86,7 @@ class Indexer:
         if n_tokens <= sizes.n_chosen:
             return None
         query = self._rotated(linear(compressed, self.queries).unflatten(-1, (sizes.n_heads, -1)))
-        key = layer_norm(linear(x, self.keys).float(), (sizes.n_cols,), self.weight, self.bias, _KEY_NORM_EPS)
+        key = layer_norm(linear(x, self.keys).float(), (sizes.n_cols,), self.weight, self.bias, KEY_NORM_EPS)
         key = self._rotated(key[:, None])[:, 0]
         if self.turn is not None:
             query, key = self._turned(query, self.turn), round_f16(self._turned(key, self.turn))
@@ -147,6 +149,7 @@ def load_indexer(load: Loader, layer: int, sizes: IndexerSizes, rotate: Rotation
     """Read the indexer of a layer."""
     queries, keys, weight, bias, shares = indexer_names(layer)
     return Indexer(
+        names=((keys, shares), (queries,)),
         sizes=sizes,
         rotate=rotate,
         queries=load.matrix(queries, sizes.n_heads * sizes.n_cols, sizes.q_lora),

@@ -31,6 +31,7 @@ from torch.nn.functional import linear
 
 from imatrix.forward.layers.attention import QUERY_BLOCK, SCORES_BYTES
 from imatrix.forward.layers.attention.indexer import Indexer, all_but
+from imatrix.forward.layers.attention.pool_indexer import PoolIndexer
 from imatrix.forward.layers.attention.shared_keys import Projection
 from imatrix.forward.layers.llama_rounding import AttentionRounding, round_f16, without_rounding
 from imatrix.forward.layers.load import Loader
@@ -99,7 +100,7 @@ class LatentAttention:
     keys: torch.Tensor
     values: torch.Tensor
     output: torch.Tensor
-    indexer: Indexer | None = None
+    indexer: Indexer | PoolIndexer | None = None
     rounding: AttentionRounding | None = None
     sharpness: torch.Tensor | None = None
     gate: Projection | None = None
@@ -170,8 +171,8 @@ class LatentAttention:
         names = (*names, f"{name}.attn_q_a.weight")
         of_compressed: tuple[str, ...] = (f"{name}.attn_q_b.weight",)
         if self.indexer is not None:
-            names = (*names, f"{name}.indexer.attn_k.weight", f"{name}.indexer.proj.weight")
-            of_compressed = (*of_compressed, f"{name}.indexer.attn_q_b.weight")
+            names = (*names, *self.indexer.names[0])
+            of_compressed = (*of_compressed, *self.indexer.names[1])
         observer.rows(names, x)
         compressed = linear(x, self.q_a)
         watch(observer, f"{name}.attn_q_a.weight", x, compressed)
@@ -288,7 +289,11 @@ def _hidden_from(like: torch.Tensor, start: int, stop: int, unseen: torch.Tensor
 
 
 def load_latent_attention(
-    load: Loader, layer: int, model: LatentModel, rotate: Rotation | None, indexer: Indexer | None = None
+    load: Loader,
+    layer: int,
+    model: LatentModel,
+    rotate: Rotation | None,
+    indexer: Indexer | PoolIndexer | None = None,
 ) -> LatentAttention:
     """Read the attention of a layer; `indexer` is the layer's own, `rotate` None where nothing is rotated."""
     name, hidden, latent, q_lora = f"blk.{layer}", model.hidden, model.kv_lora, model.q_lora
