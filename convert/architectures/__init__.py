@@ -50,7 +50,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.recurrent.falcon_h1",
     "convert.architectures.minimax_m3",
     "convert.architectures.llama4",
-    "convert.architectures.muse_glimmer",
+    "convert.architectures.gemma.muse_glimmer",
 )
 """Modules with FAMILIES, in the order of asking. One with several for a name in config.json has `choose`."""
 

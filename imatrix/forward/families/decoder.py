@@ -95,10 +95,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         parts = feed_forwards.load(load, number)
         scale = config.block_scale if parts[1] is not None else None
         around = residual if scale is None else Scaled(scale)
-        before = residual
-        if config.norms_embeddings and number == 0:
-            ones = torch.ones(config.hidden_size, device=load.device)
-            before = Normed(RMSNorm(ones, config.rms_norm_eps))
+        before = _normed_embeddings(load, config) if config.norms_embeddings and number == 0 else residual
         layer = Layer(f"blk.{number}", attention, norm, *parts, before, around)
         return replace(layer, attention_end=end, is_parallel=config.is_parallel)
 
@@ -115,6 +112,11 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         output_norm=OUTPUT_NORM if family.makes(OUTPUT_NORM) else "token_embd_norm.weight",
         encodes=family.encodes,
     )
+
+
+def _normed_embeddings(load: Loader, config: DecoderConfig) -> Normed:
+    """Build the norm of the hidden states before the first layer, which has no weight."""
+    return Normed(RMSNorm(torch.ones(config.hidden_size, device=load.device), config.rms_norm_eps))
 
 
 def _with_own_parts(
