@@ -31,6 +31,7 @@ from convert.architectures.decoder.metadata import (
     SHARED_EXPERTS,
     SHARED_WIDTH,
     USED_EXPERTS,
+    dense_by_routers,
     read_decoder,
 )
 from convert.architectures.decoder.rope import RopeConfig
@@ -192,9 +193,7 @@ def _read_v3_file(
 ) -> DecoderConfig:
     """Return the configuration in a file, see `read_decoder`; the first layers have no router."""
     config = read_decoder(family, metadata, shapes, path)
-    routed = (f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(config.num_hidden_layers))
-    n_dense = next((layer for layer, is_routed in enumerate(routed) if is_routed), config.num_hidden_layers)
-    return replace(config, first_k_dense_replace=n_dense)
+    return replace(config, first_k_dense_replace=dense_by_routers(shapes, config.num_hidden_layers))
 
 
 _V3 = decoder(

@@ -184,6 +184,7 @@ class HParams:
     residual_scale: float | None = _key(keys.RESIDUAL_SCALE)
     embedding_scale: float | None = _key(keys.EMBEDDING_SCALE)
     attention_scale: float | None = _key(keys.ATTENTION_SCALE)
+    attention_value_scale: float | None = _key(keys.VALUE_SCALE)
     attn_logit_softcapping: float | None = _key(keys.ATTN_LOGIT_SOFTCAPPING)
     final_logit_softcapping: float | None = _key(keys.FINAL_LOGIT_SOFTCAPPING)
     rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT)

@@ -158,6 +158,7 @@ LOGIT_SCALE = _loaded("{arch}.logit_scale", _F32)
 RESIDUAL_SCALE = _loaded("{arch}.residual_scale", _F32)
 EMBEDDING_SCALE = _loaded("{arch}.embedding_scale", _F32)
 ATTENTION_SCALE = _loaded("{arch}.attention.scale", _F32)
+VALUE_SCALE = _loaded("{arch}.attention.value_scale", _F32)
 SWIGLU_CLAMP_EXP = _layered("{arch}.swiglu_clamp_exp", _F32_PER_LAYER)
 SWIGLU_CLAMP_SHEXP = _layered("{arch}.swiglu_clamp_shexp", _F32_PER_LAYER)
 Q_LORA_RANK = _loaded("{arch}.attention.q_lora_rank", _U32)
@@ -230,7 +231,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         dense_3_feat_in dense_3_feat_out"""),
     (_F32, """expert_group_scale attn_logit_softcapping
         router_logit_softcapping adapters.router_gain attention.max_alibi_bias attention.clamp_kqv
-        attention.group_norm_epsilon attention.output_scale attention.value_scale
+        attention.group_norm_epsilon attention.output_scale
         hyper_connection.magnitude"""),
     (_BOOL, """use_parallel_residual swin_norm skip_loop_final_norm hrm.prefix_lm
         ssm.dt_b_c_rms norm_before_residual

@@ -200,6 +200,10 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "muse-glimmer": (
         _EPS | {keys.SLIDING_WINDOW, keys.LOGIT_SCALE}, _WINDOW | {keys.FINAL_LOGIT_SOFTCAPPING},
     ),
+    "mimo2": (
+        _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW, keys.SLIDING_WINDOW_PATTERN},
+        {keys.ROPE_FREQ_BASE_SWA, keys.VALUE_SCALE},
+    ),
     "ernie4_5": (_EPS, {keys.ROPE_DIMENSION_SECTIONS}),
     "ernie4_5-moe": (
         _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.INTERLEAVE_MOE_LAYER_STEP},

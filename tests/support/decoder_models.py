@@ -240,6 +240,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
             "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4}},
     ),
+    "mimo-v2-flash": (
+        "MiMoV2Flash",
+        {"num_hidden_layers": 4, "head_dim": 24, "v_head_dim": 16, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 16,
+         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"]},
+    ),
     "gemma2": (
         "Gemma2",
         {"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
@@ -361,7 +367,7 @@ COMPUTED_ONCE = (
     "muse-glimmer",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "glm5-next",
-    "minimax-m3", "starcoder2", "qwen4exp", "qwen4exp-blocks",
+    "minimax-m3", "starcoder2", "qwen4exp", "qwen4exp-blocks", "mimo-v2-flash",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

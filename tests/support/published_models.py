@@ -15,6 +15,7 @@ from tests.support.published_checkpoint import Published, beside_vision, with_in
 from tests.support.published_glm5_next import glm5_next_models
 from tests.support.published_kimi import KIMI_MODELS
 from tests.support.published_ling3 import LING3_MODELS
+from tests.support.published_mimo import MIMO_MODELS
 from tests.support.published_mixtures import MIXTURES
 from tests.support.published_qwen4 import qwen4_model
 from tests.support.published_shapes import (
@@ -587,6 +588,7 @@ PUBLISHED: Mapping[str, Published] = {
     **KIMI_MODELS,
     **LING3_MODELS,
     **glm5_next_models(_GLM),
+    **MIMO_MODELS,
     **MIXTURES,
 }  # fmt: skip
 """Models by name: what the recorded ones lack."""

@@ -7,9 +7,9 @@ file says what the model computes. A missing size without a default is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader, known_fields, merged
 from convert.architectures.decoder.rope import RopeConfig, read_rope
@@ -25,6 +25,7 @@ class DecoderConfig:
 
     head_dim               columns of a head
     stated_head_dim        the same where transformers' configuration has it, None where it has not
+    v_head_dim             columns of a head's values; None: head_dim
     attention_bias         whether queries, keys and values have biases
     qk_norm                whether queries and keys are normed before they are rotated
     norms_all_heads        whether such a norm takes all heads together, not one at a time
@@ -32,6 +33,7 @@ class DecoderConfig:
     sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
     sliding_theta          base of their rotation, which is not stretched; None where it is the model's
     sliding_heads          heads of queries in these layers; None: as many as in others
+    sliding_kv_heads       heads of keys and values there; None: as many as in others
     sliding_cols           columns of a head that are rotated there; None: as many as in others
     unrotated_layers       layers that rotate nothing
     mrope_section          pairs of columns that time, height and width rotate; None for plain RoPE
@@ -40,6 +42,7 @@ class DecoderConfig:
                            1 + s ln(1 + floor(p / n)); None for nothing
     embedding_scale        what embeddings are multiplied by; None for nothing
     residual_scale         what attention and block are multiplied by before they are added; None for nothing
+    attention_value_scale  what attention alone is multiplied by before it is added; None for nothing
     logit_scale            what logits are divided by; None for nothing
     attention_softcapping  the size that scores can't reach; None for no bound
     final_logit_softcapping  the same of logits
@@ -58,6 +61,7 @@ class DecoderConfig:
     scoring_func           of the router: "softmax", "sigmoid"; None where nothing is said
     norm_topk_prob         whether the weights of a token's experts are made to add up to one
     num_nextn_predict_layers  layers for multi-token prediction; None where nothing is said
+    dense_mtp              whether these have dense blocks behind layers with experts
     """
 
     architecture: str
@@ -74,6 +78,7 @@ class DecoderConfig:
     rope: RopeConfig
     rotated_cols: int
     tie_word_embeddings: bool
+    v_head_dim: int | None = None
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -83,6 +88,7 @@ class DecoderConfig:
     sliding_layers: tuple[int, ...] = ()
     sliding_theta: float | None = None
     sliding_heads: int | None = None
+    sliding_kv_heads: int | None = None
     sliding_cols: int | None = None
     unrotated_layers: tuple[int, ...] = ()
     mrope_section: tuple[int, ...] | None = None
@@ -90,6 +96,7 @@ class DecoderConfig:
     sharpness: tuple[float, int] | None = None
     embedding_scale: float | None = None
     residual_scale: float | None = None
+    attention_value_scale: float | None = None
     logit_scale: float | None = None
     attention_softcapping: float | None = None
     final_logit_softcapping: float | None = None
@@ -111,6 +118,7 @@ class DecoderConfig:
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     num_nextn_predict_layers: int | None = None
+    dense_mtp: bool = False
 
     @property
     def q_rows(self) -> int:
@@ -123,14 +131,35 @@ class DecoderConfig:
         return self.sliding_heads or self.num_attention_heads
 
     @property
+    def windowed(self) -> Self:
+        """The configuration with the heads of layers with a window."""
+        kv_heads = self.sliding_kv_heads or self.num_key_value_heads
+        return replace(self, num_attention_heads=self.heads_in_windows, num_key_value_heads=kv_heads)
+
+    @property
     def kv_rows(self) -> int:
-        """Rows of k_proj and of v_proj: the keys, or values, of every head that has its own."""
+        """Rows of k_proj: the keys of every head that has its own."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def value_cols(self) -> int:
+        """Columns of a head's values."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def v_rows(self) -> int:
+        """Rows of v_proj: the values of every head that has its own."""
+        return self.num_key_value_heads * self.value_cols
+
+    @property
+    def o_cols(self) -> int:
+        """Columns of o_proj: what every head makes of values."""
+        return self.num_attention_heads * self.value_cols
 
     @property
     def qkv_rows(self) -> int:
         """Rows of queries, keys and values together."""
-        return self.q_rows + 2 * self.kv_rows
+        return self.q_rows + self.kv_rows + self.v_rows
 
     @property
     def q_norm_cols(self) -> int:
@@ -294,6 +323,28 @@ def layers_of_kind(
     if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {wanted, FULL}:
         raise read.bad("layer_types", f"{wanted!r} or {FULL!r} for each of the {n_layers} layers")
     return tuple(layer for layer, kind in enumerate(kinds) if kind == wanted)
+
+
+def counts_of_kinds(
+    by_layer: Any, sliding: tuple[int, ...], n_layers: int, path: str | Path, what: str = "heads"
+) -> tuple[int, int]:
+    """Return a count of layers without a window, and that of layers with one, by a count for each layer.
+
+    by_layer  the counts; `what` says of what
+    raises    UnsupportedCheckpoint where layers of a kind differ
+    """
+    if not isinstance(by_layer, list | tuple) or len(by_layer) != n_layers:
+        raise UnsupportedCheckpoint(f"{path}: {what} of {n_layers} layers, expected a number for each")
+    kinds = {kind: {by_layer[n] for n in range(n_layers) if (n in sliding) == kind} for kind in (True, False)}
+    for kind, found in kinds.items():
+        if len(found) > 1:
+            which = "with" if kind else "without"
+            raise UnsupportedCheckpoint(
+                f"{path}: layers {which} a window have {min(found)} to {max(found)} {what}, expected one"
+                " number"
+            )
+    full, local = (next(iter(kinds[kind] or kinds[not kind])) for kind in (False, True))
+    return full, local
 
 
 def refuse_one_kind(read: ConfigReader, key: str, counts: Mapping[str, int]) -> None:

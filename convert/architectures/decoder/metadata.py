@@ -81,7 +81,7 @@ COMMON: tuple[Key, ...] = (
     Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.topk_group),
     GATING,
     Key(keys.KEY_LENGTH, _u32, lambda c, o: c.stated_head_dim),
-    Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.stated_head_dim),
+    Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.stated_head_dim and c.value_cols),
 )  # fmt: skip
 
 EXPERT_WIDTH = Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size or None)
@@ -96,11 +96,7 @@ EXPERT_NORM = Key(keys.EXPERT_WEIGHTS_NORM, _bool, lambda c, o: c.norm_topk_prob
 SLIDING_PATTERN = Key(
     keys.SLIDING_WINDOW_PATTERN,
     Value.bools,
-    lambda c, o: (
-        None
-        if c.sliding_window is None
-        else [layer in c.sliding_layers for layer in range(c.num_hidden_layers)]
-    ),
+    lambda c, o: None if c.sliding_window is None else [layer in c.sliding_layers for layer in layers(c, o)],
 )
 SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
 MROPE_SECTIONS = Key(
@@ -114,6 +110,13 @@ VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)
 
 SLIDING_THETA = Key(keys.ROPE_FREQ_BASE_SWA, _f32, lambda c, o: c.sliding_theta)
 """Base of the rotation of layers with a window; stands behind that of the others."""
+
+
+def counts_by_layer(key: str, count: str) -> Key:
+    """Return a key with a count for each layer, an attribute of the configuration; see `windowed`."""
+    return Key(key, Value.i32s, lambda c, o: [
+        getattr(c.windowed if layer in c.sliding_layers else c, count) for layer in layers(c, o)
+    ])  # fmt: skip
 
 
 def changed(metadata: Sequence[Key], *others: Key) -> tuple[Key, ...]:
@@ -135,6 +138,7 @@ def read_decoder(
     path: str | Path,
     *,
     by_layer: Container[str] = (),
+    own_values: bool = False,
 ) -> DecoderConfig:
     """Read the configuration out of the keys and tensors of a GGUF file, as llama.cpp's loader does.
 
@@ -142,6 +146,7 @@ def read_decoder(
     shapes    tensor name -> shape, rows first
     path      the file, for messages
     by_layer  fields of HParams that may differ from layer to layer; of these, the first that isn't 0
+    own_values  whether values may have other columns than keys
     raises    FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
     """
     hparams = read_hparams(metadata, family.gguf_name, path)
@@ -163,7 +168,7 @@ def read_decoder(
         hidden_size=size("embedding_length"),
         intermediate_size=size("feed_forward_length", 0),
         num_hidden_layers=n_layers,
-        **_attention_fields(hparams, shapes),
+        **_attention_fields(hparams, shapes, own_values),
         max_position_embeddings=size("context_length", 0),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
         rope=rope,
@@ -225,7 +230,7 @@ def _window_fields(family: Architecture, hparams: HParams, n_layers: int, rope: 
     """Return the fields about layers with a window, where the family has any."""
     if family.windows in ("", "own"):
         return {}
-    interval, window = WINDOW_PERIODS[family.gguf_name], hparams.size("sliding_window", 0)
+    interval, window = WINDOW_PERIODS.get(family.gguf_name), hparams.size("sliding_window", 0)
     if keys.SLIDING_WINDOW in LOADERS[family.gguf_name].required:
         window = read_window(hparams, 0)
     if not window:
@@ -268,25 +273,34 @@ def read_theta(hparams: HParams, name: str, default: float) -> float:
     return theta
 
 
-def sliding_layers(hparams: HParams, n_layers: int, interval: int) -> tuple[int, ...]:
-    """Return the layers that have a window: those that are flagged, or all but every `interval`-th."""
+def sliding_layers(hparams: HParams, n_layers: int, interval: int | None) -> tuple[int, ...]:
+    """Return the layers that have a window: those that are flagged, or all but every `interval`-th.
+
+    interval  None where llama.cpp takes flags alone; FormatError without them
+    """
     pattern = hparams.sliding_window_pattern
     if isinstance(pattern, tuple):
         return tuple(layer for layer, has_window in enumerate(pattern[:n_layers]) if has_window)
+    if interval is None:
+        key = hparams.key("sliding_window_pattern")
+        raise FormatError(f"{hparams.path}: {key} is {quoted(pattern)}, expected a flag for each layer")
     step = interval if pattern is None else pattern
     if not step:
         return tuple(range(n_layers))
     return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if layer % step < step - 1)
 
 
-def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _attention_fields(
+    hparams: HParams, shapes: Mapping[str, tuple[int, ...]], own_values: bool
+) -> dict[str, Any]:
     size = hparams.size
     heads = size("head_count")
     kv_heads = size("head_count_kv", heads)
     head_dim = size("key_length", size("embedding_length") // heads)
     value_dim = size("value_length", size("embedding_length") // heads)
     rotated = size("rope_dimension_count", head_dim)
-    if not kv_heads or heads % kv_heads or head_dim < 2 or head_dim % 2 or value_dim != head_dim:
+    fits = value_dim > 0 if own_values else value_dim == head_dim
+    if not kv_heads or heads % kv_heads or head_dim < 2 or head_dim % 2 or not fits:
         raise FormatError(
             f"{hparams.path}: {heads} heads with {kv_heads} keys of {head_dim} columns and values of"
             f" {value_dim}"
@@ -303,6 +317,7 @@ def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "stated_head_dim": hparams.first("key_length"),
+        "v_head_dim": value_dim if own_values else None,
         "rotated_cols": rotated,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "output_bias": "blk.0.attn_output.bias" in shapes,
@@ -330,6 +345,12 @@ def expert_fields_of(family: Architecture, hparams: HParams) -> dict[str, Any]:
         # llama.cpp takes 0 for "no scaling" too.
         "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
     }
+
+
+def dense_by_routers(shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> int:
+    """Return how many layers stand before the first with a router."""
+    routed = (layer for layer in range(n_layers) if f"blk.{layer}.ffn_gate_inp.weight" in shapes)
+    return next(routed, n_layers)
 
 
 def group_fields(hparams: HParams) -> dict[str, int]:

@@ -9,8 +9,8 @@ whether MTP layers are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.architectures.options import MTPOptions
@@ -46,14 +46,15 @@ def mtp_layers(config: Any, options: Any) -> range:
     return layers(config, options)[config.num_hidden_layers :]
 
 
-def dense_layers(config: Any, options: Any) -> range:
-    every = layers(config, options)
-    return every[: config.first_k_dense_replace] if config.num_experts else every
+def dense_layers(config: Any, options: Any) -> list[int]:
+    experts = moe_layers(config, options)
+    return [layer for layer in layers(config, options) if layer not in experts]
 
 
 def moe_layers(config: Any, options: Any) -> range:
     every = layers(config, options)
-    return every[config.first_k_dense_replace :] if config.num_experts else every[:0]
+    last = config.num_hidden_layers if config.dense_mtp else len(every)
+    return every[config.first_k_dense_replace : last] if config.num_experts else every[:0]
 
 
 def layers_if(flag: str, where: Where = layers) -> Where:
@@ -146,15 +147,32 @@ def attention(
         in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size", norm),
         in_layer(where, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size", rotated),
         in_layer(where, "attn_k.weight", "self_attn.k_proj.weight", "kv_rows hidden_size", rotated),
-        in_layer(where, "attn_v.weight", "self_attn.v_proj.weight", "kv_rows hidden_size"),
-        in_layer(where, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
+        in_layer(where, "attn_v.weight", "self_attn.v_proj.weight", "v_rows hidden_size"),
+        in_layer(where, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size o_cols"),
         in_layer(biased, "attn_q.bias", "self_attn.q_proj.bias", "q_rows", rotated),
         in_layer(biased, "attn_k.bias", "self_attn.k_proj.bias", "kv_rows", rotated),
-        in_layer(biased, "attn_v.bias", "self_attn.v_proj.bias", "kv_rows"),
+        in_layer(biased, "attn_v.bias", "self_attn.v_proj.bias", "v_rows"),
         in_layer(layers_if("output_bias", where), "attn_output.bias", "self_attn.o_proj.bias", "hidden_size"),
         in_layer(normed, "attn_q_norm.weight", "self_attn.q_norm.weight", "q_norm_cols", norm),
         in_layer(normed, "attn_k_norm.weight", "self_attn.k_norm.weight", "k_norm_cols", norm),
     )
+
+
+def by_window(*rules: Rule) -> Iterator[Rule]:
+    """Yield the rules for layers without a window, and for those with one, where these have other heads."""
+
+    def of(sliding: bool, where: Where) -> Where:
+        return lambda c, o: (layer for layer in where(c, o) if (layer in c.sliding_layers) == sliding)
+
+    for rule in rules:
+        (output,) = rule.outputs
+        assert isinstance(output.sizes, str)
+        local = re.sub(r"\b(?=\w*(?:_rows|_cols)\b)", "windowed.", output.sizes)
+        if local == output.sizes:
+            yield rule
+            continue
+        for sliding, sizes in ((False, output.sizes), (True, local)):
+            yield replace(rule, where=of(sliding, rule.where), outputs=(replace(output, sizes=sizes),))
 
 
 def fused_attention() -> tuple[Rule, ...]:
@@ -244,6 +262,41 @@ def mixture_decoder(experts: tuple[Rule, ...], *, needs_output: bool = False) ->
         in_layer(layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
         *experts,
     )
+
+
+@dataclass(frozen=True)
+class MTPLayer:
+    """A layer for multi-token prediction, by its number in the file and that among its like."""
+
+    number: int
+    index: int
+
+
+def own_and_mtp(rule: Rule, prefix: str) -> Iterator[Rule]:
+    """Yield the rule for the model's own layers, and for MTP layers that a checkpoint counts apart.
+
+    prefix  of the names of their weights, in place of "model.layers.{layer}.": "mtp.layers.{layer.index}."
+    """
+
+    def own(config: Any, options: Any) -> Iterator[object]:
+        every = rule.where(config, options)
+        return (layer for layer in every if not isinstance(layer, int) or layer < config.num_hidden_layers)
+
+    def apart(config: Any, options: Any) -> Iterator[object]:
+        n_layers = config.num_hidden_layers
+        every = rule.where(config, options)
+        return (MTPLayer(n, n - n_layers) for n in every if isinstance(n, int) and n >= n_layers)
+
+    def moved(name: str) -> str:
+        return name.replace("model.layers.{layer}.", prefix)
+
+    yield replace(rule, where=own)
+    outputs = tuple(
+        replace(each, name=each.name.replace("{layer}", "{layer.number}"), source=moved(each.source))
+        for each in rule.outputs
+    )
+    when, unless = tuple(map(moved, rule.when)), tuple(map(moved, rule.unless))
+    yield replace(rule, where=apart, outputs=outputs, when=when, unless=unless)
 
 
 _EXPERTS = "blk.{{layer}}.ffn_{}_exps.weight"

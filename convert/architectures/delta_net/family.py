@@ -6,7 +6,7 @@ net.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from convert.architectures.decoder.rules import (
     n_mtp_layers,
     norm_of_blocks,
     one,
+    own_and_mtp,
     shared_experts,
 )
 from convert.architectures.delta_net.arrange import (
@@ -48,11 +49,11 @@ from convert.architectures.delta_net.config import (
     read_delta_net_file,
 )
 from convert.architectures.options import MTPOptions
-from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Rule, Where, plus_one, renamed
+from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Rule, plus_one, renamed
 from gguf_tools.format.ggml_types import F32, GGMLType
 
-_LAYER, _MTP_LAYER = "model.layers.{layer}.", "mtp.layers.0."
-"""Beginnings of the names of weights in a layer, and in the one MTP layer that llama.cpp runs."""
+_MTP_LAYER = "mtp.layers.0."
+"""Beginning of the names of weights in the one MTP layer that llama.cpp runs."""
 
 _MTP_PROJECTION = "mtp.fc.weight"
 """Weight that every MTP layer has."""
@@ -120,7 +121,7 @@ def _rules(delta_nets: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return (
         *ends(plus_one),
         *delta_nets,
-        *(rule for each in in_every_layer for rule in _own_and_mtp(each)),
+        *(rule for each in in_every_layer for rule in own_and_mtp(each, _MTP_LAYER)),
         one(mtp_layers, "blk.{layer}.nextn.eh_proj.weight", _MTP_PROJECTION, "hidden_size concat_size"),
         _mtp_norm("enorm", "pre_fc_norm_embedding"),
         _mtp_norm("hnorm", "pre_fc_norm_hidden"),
@@ -131,25 +132,6 @@ def _rules(delta_nets: tuple[Rule, ...]) -> tuple[Rule, ...]:
 def _mtp_norm(name: str, source: str) -> Rule:
     place = f"blk.{{layer}}.nextn.{name}.weight"
     return one(mtp_layers, place, f"mtp.{source}.weight", "hidden_size", plus_one)
-
-
-def _own_and_mtp(rule: Rule) -> Iterator[Rule]:
-    """Yield the rule for the model's own layers, and for the MTP layer under its other names."""
-
-    def of(is_mtp: bool) -> Where:
-        return lambda config, options: (
-            layer
-            for layer in rule.where(config, options)
-            if layer is not None and (layer >= config.num_hidden_layers) == is_mtp
-        )
-
-    def moved(name: str) -> str:
-        return name.replace(_LAYER, _MTP_LAYER)
-
-    yield replace(rule, where=of(False))
-    outputs = tuple(replace(output, source=moved(output.source)) for output in rule.outputs)
-    when, unless = tuple(map(moved, rule.when)), tuple(map(moved, rule.unless))
-    yield replace(rule, where=of(True), outputs=outputs, when=when, unless=unless)
 
 
 _DROP_MTP = Drop(lambda name: name.startswith("mtp."), "multi-token prediction layer; kept without --no-mtp")

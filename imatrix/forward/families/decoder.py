@@ -55,16 +55,13 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     # M-RoPE rotates halves in every architecture.
     halves = family.rotation == "halves" or config.mrope_section is not None
     rope = rope_of(config.rope, config.rotated_cols, halves=halves)
-    local_heads = replace(
-        heads, n_heads=config.heads_in_windows, rotated=config.sliding_cols or config.rotated_cols
-    )
+    local_heads = _local_heads(heads, config)
     sliding = frozenset(config.sliding_layers)
     local = _local_rope(family, config, rope)
     norm_name, has_post_norms = _norm_of_blocks(family), family.makes(_POST_NORM)
     linear = _linear_layers(config)
     is_mamba = family.makes("blk.{layer}.ssm_out.weight")
     linear_end = "ssm_out.weight" if is_mamba else "shortconv.out_proj.weight"
-    residual: Residual = PLAIN if config.residual_scale is None else Scaled(config.residual_scale)
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
         if number in sliding and family.windows != "alike":
@@ -93,25 +90,31 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         norm = _norm(load, f"blk.{number}.{norm_name}", config) if norm_name else UNNORMED
         end = linear_end if number in linear else "attn_output.weight"
         parts = feed_forwards.load(load, number)
-        scale = config.block_scale if parts[1] is not None else None
-        around = residual if scale is None else Scaled(scale)
-        before = _normed_embeddings(load, config) if config.norms_embeddings and number == 0 else residual
+        around = _added(config.block_scale if parts[1] is not None else None, config.residual_scale)
+        before = _added(config.attention_value_scale, config.residual_scale)
+        if config.norms_embeddings and number == 0:
+            before = _normed_embeddings(load, config)
         layer = Layer(f"blk.{number}", attention, norm, *parts, before, around)
         return replace(layer, attention_end=end, is_parallel=config.is_parallel)
 
-    rule = LogitRule(1 / (config.logit_scale or 1.0), config.final_logit_softcapping)
     end = (lambda load, norm: _norm(load, OUTPUT_NORM, config)) if config.centred_norms else None
     return network_of(
         config,
         rope,
         build,
         embedding_scale=config.embedding_scale or 1.0,
-        logits=rule,
+        logits=LogitRule(1 / (config.logit_scale or 1.0), config.final_logit_softcapping),
         end=end,
         n_chosen=config.indexer.n_positions if isinstance(config, BlockIndexedConfig) else None,
+        builds_mtp=not config.dense_mtp,
         output_norm=OUTPUT_NORM if family.makes(OUTPUT_NORM) else "token_embd_norm.weight",
         encodes=family.encodes,
     )
+
+
+def _added(*scales: float | None) -> Residual:
+    """Return how a layer adds what it computed: multiplied by the first of the scales that is a number."""
+    return next((Scaled(scale) for scale in scales if scale is not None), PLAIN)
 
 
 def _normed_embeddings(load: Loader, config: DecoderConfig) -> Normed:
@@ -192,6 +195,16 @@ def _load_linear(load: Loader, number: int, family: Architecture, config: Decode
     return load_mamba2(load, number, mamba_sizes(config))
 
 
+def _local_heads(heads: HeadSizes, config: DecoderConfig) -> HeadSizes:
+    """Return the sizes of heads in layers with a window."""
+    return replace(
+        heads,
+        n_heads=config.heads_in_windows,
+        n_kv_heads=config.windowed.num_key_value_heads,
+        rotated=config.sliding_cols or config.rotated_cols,
+    )
+
+
 def _head_sizes(family: Architecture, config: DecoderConfig) -> HeadSizes:
     return HeadSizes(
         hidden=config.hidden_size,
@@ -208,6 +221,7 @@ def _head_sizes(family: Architecture, config: DecoderConfig) -> HeadSizes:
         norms_rotated=family.norms_rotated,
         causal=not family.encodes,
         sigmoid_gates=config.sigmoid_gates,
+        value_cols=config.value_cols,
     )
 
 

@@ -105,7 +105,7 @@ _RECORDED = (
     "minimax-m2", "seed-oss", "olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "granite4",
     "granite4-h", "nemotron-h", "nemotron-3", "phi4", "ministral3", "gemma3", "gemma4", "gemma4-experts",
     "gemma4-small", "qwen3next", "qwen35", "qwen35moe", "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe",
-    "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna",
+    "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "mimo-v2-flash",
     "cohere2", "cohere2moe", "lfm2", "lfm2moe", "falcon-h1", "falcon-h1-normed",
     "kimi-linear", "ling3-groups", "minimax-m3", "starcoder2", "qwen4exp",
 )  # fmt: skip

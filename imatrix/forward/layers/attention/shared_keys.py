@@ -16,7 +16,8 @@ those within half a window on either side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 from torch.nn.functional import linear, softplus
@@ -47,6 +48,7 @@ class HeadSizes:
     norms_rotated        whether queries and keys are normed after they are rotated
     causal               whether tokens see no later ones
     sigmoid_gates        whether gates that are a matrix of their own have a sigmoid, not softplus
+    value_cols           columns of a value; 0: as many as head_dim
     """
 
     hidden: int
@@ -64,6 +66,18 @@ class HeadSizes:
     norms_rotated: bool = False
     causal: bool = True
     sigmoid_gates: bool = False
+    value_cols: int = 0
+
+    @property
+    def n_rows(self) -> tuple[int, int, int]:
+        """Rows of queries, of keys and of values."""
+        values = self.n_kv_heads * (self.value_cols or self.head_dim)
+        return self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim, values
+
+    @property
+    def n_attended(self) -> int:
+        """Columns of what all heads attend to."""
+        return self.n_heads * (self.value_cols or self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -128,8 +142,8 @@ class SharedKeyAttention:
         """Estimate the multiplications per token of a chunk of `n_tokens`."""
         sizes = self.sizes
         seen = n_tokens if self.window is None else min(n_tokens, self.window)
-        n_heads = 2 * (sizes.n_heads + sizes.n_kv_heads) + (sizes.n_heads if sizes.gated else 0)
-        matrices = sizes.hidden * sizes.head_dim * n_heads
+        gates = sizes.n_rows[0] if sizes.gated else 0
+        matrices = sizes.hidden * (sum(sizes.n_rows) + sizes.n_attended + gates)
         chooses = 0 if self.indexer is None else self.indexer.work(n_tokens)
         return matrices + sizes.n_heads * sizes.head_dim * seen + chooses
 
@@ -144,13 +158,12 @@ class SharedKeyAttention:
         return self.attend(query, key, value, observer, self._opening(x, observer), blocks)
 
     def _opening(self, x: torch.Tensor, observer: Observer) -> torch.Tensor | None:
-        """Compute the factors of a gate for the output, (n_tokens, n_heads * head_dim); None for nothing."""
+        """Compute the factors of a gate for the output, (n_tokens, n_attended); None for nothing."""
         if self.gate is None:
             return None
         opened = torch.sigmoid if self.sizes.sigmoid_gates else softplus
         opening = opened(self.gate(x, observer).float()).to(x.dtype)
-        n_cols = self.sizes.n_heads * self.sizes.head_dim
-        return opening.repeat_interleave(n_cols // opening.shape[1], 1)
+        return opening.repeat_interleave(self.sizes.n_attended // opening.shape[1], 1)
 
     def normed(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return the input of the matrices of queries, keys and values."""
@@ -166,9 +179,16 @@ class SharedKeyAttention:
         """Make queries, keys and values of `x`, (n_tokens, n_heads, n_cols) each; None for keys of others."""
         n_heads, n_kv_heads = self.sizes.n_heads, self.sizes.n_kv_heads
         if self.sizes.fused:
-            every = self.q.heads(x, observer, n_heads + 2 * n_kv_heads)
-            query, key, value = every.split((n_heads, n_kv_heads, n_kv_heads), 1)
-            return query, key, value
+            n_rows = self.sizes.n_rows
+            # In blocks of which heads of keys have a whole number, and those of values, too.
+            n_blocks = sum(n_rows) // gcd(self.sizes.head_dim, self.sizes.value_cols)
+            every = self.q.heads(x, observer, n_blocks).flatten(1)
+            query, key, value = every.split(n_rows, 1)
+            return (
+                query.unflatten(1, (n_heads, -1)),
+                key.unflatten(1, (n_kv_heads, -1)),
+                value.unflatten(1, (n_kv_heads, -1)),
+            )
         query = self.q.heads(x, observer, n_heads)
         if self.k is None:
             return query, None, None
@@ -176,7 +196,7 @@ class SharedKeyAttention:
         return query, key, key if self.v is None else self.v.heads(x, observer, n_kv_heads)
 
     def keys_and_values(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys, normed and rotated, and values, both (n_tokens, n_kv_heads, head_dim)."""
+        """Return keys, normed and rotated, and values, both (n_tokens, n_kv_heads, n_cols)."""
         dtype = value.dtype
         if self.sizes.unit_values:
             value = unit_rows(value, self.sizes.eps).to(dtype)
@@ -230,9 +250,9 @@ class SharedKeyAttention:
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: ChosenBlocks | None
     ) -> torch.Tensor:
-        """Return the values that the queries attend to, (n_tokens, n_heads * head_dim).
+        """Return the values that the queries attend to, (n_tokens, n_attended).
 
-        query  (n_tokens, n_heads, head_dim); key, value  (n_tokens, n_kv_heads, head_dim)
+        query  (n_tokens, n_heads, head_dim); key, value  (n_tokens, n_kv_heads, n_cols)
         blocks see `attend`
         """
         n_tokens, sizes = len(query), self.sizes
@@ -285,9 +305,9 @@ class SharedKeyAttention:
     def _block(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor, head: int
     ) -> torch.Tensor:
-        """Return the values of a block of queries, (n_queries, n_kv_heads * group, head_dim).
+        """Return the values of a block of queries, (n_queries, n_kv_heads * group, n_cols).
 
-        query   (n_queries, n_kv_heads, group, head_dim); key, value  (n_keys, n_kv_heads, head_dim)
+        query   (n_queries, n_kv_heads, group, head_dim); key, value  (n_keys, n_kv_heads, n_cols)
         unseen  (n_queries, n_keys), or for each head of keys (n_kv_heads, 1, n_queries, n_keys)
         head    number of the first head of queries
         """
@@ -330,7 +350,9 @@ def load_shared_key_attention(
     own_keys  whether it makes keys and values
     """
     name = f"blk.{layer}"
-    q_rows, kv_rows = sizes.n_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
+    if load.has(f"{name}.attn_qkv.weight"):
+        sizes = replace(sizes, fused=True)
+    q_rows, k_rows, v_rows = sizes.n_rows
 
     def projection(part: str, n_rows: int, n_cols: int) -> Projection:
         matrix = f"{name}.{part}.weight"
@@ -352,14 +374,14 @@ def load_shared_key_attention(
         norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps)
         if sizes.normed
         else UNNORMED,
-        q=projection("attn_qkv", q_rows + 2 * kv_rows, sizes.hidden)
+        q=projection("attn_qkv", sum(sizes.n_rows), sizes.hidden)
         if sizes.fused
         else projection("attn_q", 2 * q_rows if sizes.gated else q_rows, sizes.hidden),
-        k=projection("attn_k", kv_rows, sizes.hidden) if has_keys else None,
-        v=projection("attn_v", kv_rows, sizes.hidden) if has_keys and not keys_are_values else None,
-        output=projection("attn_output", sizes.hidden, q_rows),
+        k=projection("attn_k", k_rows, sizes.hidden) if has_keys else None,
+        v=projection("attn_v", v_rows, sizes.hidden) if has_keys and not keys_are_values else None,
+        output=projection("attn_output", sizes.hidden, sizes.n_attended),
         q_norm=norm_of("attn_q_norm", q_rows),
-        k_norm=norm_of("attn_k_norm", kv_rows),
+        k_norm=norm_of("attn_k_norm", k_rows),
         sinks=load.float32(sinks, sizes.n_heads) if load.has(sinks) else None,
         window=window,
         half_cache=load.half_cache,

@@ -6,9 +6,8 @@ another share of columns. A gate has a number for each head, or one for each col
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from convert.architectures.decoder.config import (
     FULL,
     SLIDING,
     DecoderConfig,
+    counts_of_kinds,
     decoder_fields,
     expert_fields,
     layers_of_kind,
@@ -39,12 +39,14 @@ from convert.architectures.decoder.metadata import (
     SLIDING_WINDOW,
     VOCAB_SIZE,
     changed,
+    counts_by_layer,
     inserted,
     read_decoder,
     read_theta,
 )
 from convert.architectures.decoder.rules import (
     attention,
+    by_window,
     dense_blocks,
     ends,
     expert_stacks,
@@ -54,9 +56,8 @@ from convert.architectures.decoder.rules import (
     norm_of_blocks,
     shared_experts,
 )
-from convert.architectures.rules import Rule, Where
 from convert.tokenizer.files import Quirks
-from gguf_tools.errors import FormatError, UnsupportedCheckpoint
+from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.loaders import WINDOW_PERIODS
@@ -85,16 +86,6 @@ class LagunaConfig(DecoderConfig):
         """Rows of g_proj in layers without a window."""
         return self.num_attention_heads * self.gate_cols
 
-    @property
-    def sliding_q_rows(self) -> int:
-        """Rows of q_proj in layers with a window."""
-        return self.heads_in_windows * self.head_dim
-
-    @property
-    def sliding_gate_rows(self) -> int:
-        """Rows of g_proj in layers with a window."""
-        return self.heads_in_windows * self.gate_cols
-
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> LagunaConfig:
     """Return the configuration of a Laguna."""
@@ -117,7 +108,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> LagunaConfig:
     else:
         read.overruled("sliding_window")
     by_layer = read.raw.get("num_attention_heads_per_layer") or [fields["num_attention_heads"]] * n_layers
-    fields |= _heads(by_layer, sliding, n_layers, path)
+    heads, local_heads = counts_of_kinds(by_layer, sliding, n_layers, path)
+    fields |= {"num_attention_heads": heads, "sliding_heads": local_heads}
     gating = read.raw.get("gating")
     if gating not in (True, "per-head", "per-element"):
         raise read.bad("gating", "true, 'per-head' or 'per-element'")
@@ -132,25 +124,6 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> LagunaConfig:
         routed_scaling_factor=read.number("moe_routed_scaling_factor", 1.0),
         gate_cols=head_dim if gating == "per-element" else 1,
     )
-
-
-def _heads(by_layer: Any, sliding: tuple[int, ...], n_layers: int, path: str | Path) -> dict[str, int]:
-    """Return the heads of queries of layers without a window, and of those with one, by layer.
-
-    raises  UnsupportedCheckpoint where layers of a kind differ
-    """
-    if not isinstance(by_layer, list | tuple) or len(by_layer) != n_layers:
-        raise UnsupportedCheckpoint(f"{path}: heads of {n_layers} layers, expected a number for each")
-    kinds = {kind: {by_layer[n] for n in range(n_layers) if (n in sliding) == kind} for kind in (True, False)}
-    for kind, found in kinds.items():
-        if len(found) > 1:
-            which = "with" if kind else "without"
-            raise UnsupportedCheckpoint(
-                f"{path}: layers {which} a window have {min(found)} to {max(found)} heads, expected one"
-                " number"
-            )
-    full, local = (next(iter(kinds[kind] or kinds[not kind])) for kind in (False, True))
-    return {"num_attention_heads": full, "sliding_heads": local}
 
 
 def _read_file(
@@ -172,33 +145,18 @@ def _read_file(
         )
     sliding = tuple(layer for layer in range(n_layers) if window and pattern[layer])
     heads = hparams.head_count if isinstance(hparams.head_count, tuple) else (hparams.head_count,) * n_layers
-    counts = _heads(heads[:n_layers], sliding, n_layers, path)
+    full_heads, local_heads = counts_of_kinds(heads[:n_layers], sliding, n_layers, path)
     gate_rows = shapes.get("blk.0.attn_gate.weight", (0,))[0]
-    local = {
+    own = {
+        "num_attention_heads": full_heads,
+        "sliding_heads": local_heads,
         "sliding_window": window or None,
         "sliding_layers": sliding,
         "sliding_theta": read_theta(hparams, "rope_freq_base_swa", plain.rope.theta),
         "sliding_cols": cols,
         "gate_cols": plain.head_dim if gate_rows == (heads[0] or 0) * plain.head_dim else 1,
     }
-    return LagunaConfig(**{**vars(plain), **counts, **local})
-
-
-def _of_kind(sliding: bool, where: Where) -> Where:
-    return lambda c, o: [layer for layer in where(c, o) if (layer in c.sliding_layers) == sliding]
-
-
-def _by_kind(rule: Rule) -> tuple[Rule, ...]:
-    """Return a rule of attention for both kinds of layers, where its sizes have heads of queries."""
-    (output,) = rule.outputs
-    assert isinstance(output.sizes, str)
-    local = re.sub(r"\b(?=q_rows|gate_rows)", "sliding_", output.sizes)
-    if local == output.sizes:
-        return (rule,)
-    return tuple(
-        replace(rule, where=_of_kind(sliding, rule.where), outputs=(replace(output, sizes=sizes),))
-        for sliding, sizes in ((False, output.sizes), (True, local))
-    )
+    return LagunaConfig(**{**vars(plain), **own})
 
 
 _GATE = in_layer(layers, "attn_gate.weight", "self_attn.g_proj.weight", "gate_rows hidden_size")
@@ -223,7 +181,7 @@ _LAGUNA = decoder(
     read_config=read_config,
     rules=(
         *ends(),
-        *(part for rule in (*attention(), _GATE) for part in _by_kind(rule)),
+        *by_window(*attention(), _GATE),
         norm_of_blocks(),
         *dense_blocks(),
         in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
@@ -234,10 +192,7 @@ _LAGUNA = decoder(
     metadata=(
         *changed(
             inserted([key for key in COMMON if key is not GATING], SLIDING_THETA, after=keys.ROPE_FREQ_BASE),
-            Key(keys.HEAD_COUNT, Value.i32s, lambda c, o: [
-                c.heads_in_windows if layer in c.sliding_layers else c.num_attention_heads
-                for layer in range(c.num_hidden_layers)
-            ]),
+            counts_by_layer(keys.HEAD_COUNT, "num_attention_heads"),
         ),
         VOCAB_SIZE, SLIDING_WINDOW, Key(keys.SLIDING_WINDOW_PATTERN, Value.bools, _pattern), EXPERT_WIDTH,
         SHARED_WIDTH, EXPERT_NORM, EXPERT_SCALE, GATING, DENSE_LAYERS, ROTATED_COLS,
