@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from tests.support.checkpoints import read_tensors, write_safetensors
 
-rng = np.random.default_rng(7)
-
 
 def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return rng.normal(0, 0.3, shape).astype(dtype)
+    """Draw numbers for the test that runs: the same ones whatever ran before it."""
+    test, _, _ = os.environ["PYTEST_CURRENT_TEST"].partition(" ")
+    return _generator(test).normal(0, 0.3, shape).astype(dtype)
+
+
+@cache
+def _generator(test: str) -> np.random.Generator:
+    return np.random.default_rng(crc32(test.encode()))
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: object) -> Path:
