@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from imatrix.forward.network import Network
 
 
+_NUMBERS = {"chunk_size": "chunks of {} tokens", "from_chunk": "from chunk {}", "seed": "seed {}"}
+_DEFAULTS = {"chunk_size": Cut.chunk_size, "from_chunk": Cut.from_chunk, "seed": CalibrationOptions.seed}
+"""What the label says of numbers that are not the default, and the default."""
+
+
 @dataclass(frozen=True)
 class Calibration(CalibrationOptions):
     """A calibration, as `quantize` and `convert` take it; its fields are those of `CalibrationOptions`.
@@ -48,22 +54,37 @@ class Calibration(CalibrationOptions):
 
     @property
     def label(self) -> str:
-        """The method in a few words, for metadata and cards."""
-        order = "layer after layer" if self.sequential else "each tensor by itself"
-        dtype = "" if self.forward.dtype == "float32" else f", in {self.forward.dtype}"
-        return f"{self.method}, {order}{dtype}" + ("" if self.embedding else ", token_embd left out")
+        """The method in a few words, for metadata and cards, with the settings that are not the default."""
+        words = [self.method, "layer after layer" if self.sequential else "each tensor by itself"]
+        words += [f"in {self.forward.dtype}"] if self.forward.dtype != "float32" else []
+        words += [] if self.embedding else ["token_embd left out"]
+        words += ["special tokens read"] if self.cut.parse_special else []
+        numbers = {"seed": self.seed, **vars(self.cut)}
+        words += [
+            said.format(numbers[name]) for name, said in _NUMBERS.items() if numbers[name] != _DEFAULTS[name]
+        ]
+        return ", ".join(words)
 
     @classmethod
-    def like(cls, file: GGUFSource, text: str | os.PathLike[str], chunk_size: int) -> Self:
-        """Take the settings that a calibrated file names: method, and number of chunks.
+    def like(cls, file: GGUFSource, text: str | os.PathLike[str]) -> Self:
+        """Take the settings that a calibrated file names.
 
         raises  BadArgument for a method that this version has not
         """
-        said, chunks = file.metadata.get(METHOD_KEY), file.metadata.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT)
-        cut, either = Cut(chunk_size, n_chunks=None if chunks is None else chunks.data), (True, False)
-        for method, dtype, sequential, embedding in product(METHODS, get_args(DType), either, either):
-            options = cls(text, cut, sequential, method, embedding, forward=ForwardOptions(dtype=dtype))
-            if said is None or said.data == options.label:
+        found, chunks = file.metadata.get(METHOD_KEY), file.metadata.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT)
+        said = cls(text).label if found is None else str(found.data)
+        numbers = dict(_DEFAULTS)
+        for name, words in _NUMBERS.items():
+            if number := re.search(words.format(r"(\d+)"), said):
+                numbers[name] = int(number[1])
+        seed, n_chunks, either = numbers.pop("seed"), None if chunks is None else chunks.data, (True, False)
+        for special, method, dtype, *rest in product(either, METHODS, get_args(DType), either, either):
+            cut, forward = (
+                Cut(**numbers, n_chunks=n_chunks, parse_special=special),
+                ForwardOptions(dtype=dtype),
+            )
+            options = cls(text, cut, rest[0], method, rest[1], seed, forward=forward)
+            if said == options.label:
                 return options
         raise BadArgument(f"{file.path}: {METHOD_KEY} is {said!r}, which this version does not know")
 

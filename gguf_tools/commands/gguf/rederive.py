@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gguf_tools.argument_types import COUNT, SEED
 from gguf_tools.choices import filled
 from gguf_tools.commands import command
-from gguf_tools.commands.arguments.forward import DEFAULT_CONTEXT, add_context_argument
 from gguf_tools.errors import BadArgument
 from gguf_tools.findings import tell_all, teller
 from gguf_tools.format.shards import open_gguf
@@ -74,7 +73,10 @@ def add_to(commands: command.Subcommands) -> None:
         help="the text that FILE was calibrated on; method and number of chunks are those that FILE names"
         " (needs torch, and a temporary folder for the model)",
     )  # fmt: skip
-    add_context_argument(sub)
+    sub.add_argument(
+        "-c", "--ctx-size", dest="chunk_size", type=command.number(COUNT), metavar="N",
+        help="tokens per chunk of TEXT, for a FILE of an older version, which does not name them",
+    )  # fmt: skip
     sub.add_argument(
         "--sample", type=command.number(COUNT), metavar="N",
         help="make N rows of each tensor, and say what chance a change has to slip through",
@@ -105,8 +107,11 @@ def _read(args: argparse.Namespace) -> _Request:
         from imatrix.calibrate.calibration import Calibration
 
         with open_gguf(args.file) as file:
-            calibration = Calibration.like(file, args.calibrate, args.chunk_size)
-    elif args.chunk_size != DEFAULT_CONTEXT:
+            calibration = Calibration.like(file, args.calibrate)
+        if args.chunk_size is not None:
+            cut = replace(calibration.cut, chunk_size=args.chunk_size)
+            calibration = replace(calibration, cut=cut)
+    elif args.chunk_size is not None:
         raise BadArgument("-c is for --calibrate, which is missing")
     return filled(_Request, args, options=filled(RederiveOptions, args, calibration=calibration))
 

@@ -305,12 +305,12 @@ def test_a_calibrated_file_is_calibrated_again(
     tiny = EXAMPLES / "tiny-deepseek-v3"
     text, source = tiny / "calibration.txt", tiny if pad is None else arch_models.model("llama-r1-distill")
     made, odd = tmp_path / "c.gguf", "blk.1.attn_output.weight"
-    gguf_tools.calibrate(source, made, "Q4_0", text, chunk_size=64, n_chunks=4, n_threads=2, pad=pad)
+    gguf_tools.calibrate(source, made, "Q4_0", text, chunk_size=64, n_chunks=4, seed=1, n_threads=2, pad=pad)
     with open_gguf(made) as file:
         assert is_padded(file.metadata) == (pad is not None)
         n_tensors = len(file.tensors)
     flip(made, odd)
-    words = ["rederive", str(made), "--source", str(source), "-q", "-c", "64", "-t", "1"]
+    words = ["rederive", str(made), "--source", str(source), "-q", "-t", "1"]
     assert main([*words, "--calibrate", str(text), "--json"]) == 1
     found = {each["name"]: each["kind"] for each in json.loads(capsys.readouterr().out)["tensors"]}
     assert {name: kind for name, kind in found.items() if kind} == {odd: "changed"}
@@ -319,6 +319,10 @@ def test_a_calibrated_file_is_calibrated_again(
     other.write_text(text.read_text()[1000:])
     for more, said in (
         (["--calibrate", str(other)], "the text is another one: digest"),
+        (
+            ["--calibrate", str(text), "-c", "32"],
+            "calibrated otherwise two-sided, layer after layer, chunks of 32",
+        ),
         (["--calibrate", str(text), "--sample", "2"], "leave --sample out"),
         ([], "name the text alone, with --calibrate"),
     ):
