@@ -35,7 +35,3 @@ def test_all_that_the_bytes_depend_on_is_read_back(**settings: Any) -> None:
     }
     file: Any = SimpleNamespace(metadata=metadata, path="a.gguf")
     assert Calibration.like(file, "text") == calibration
-
-
-def test_defaults_are_not_told() -> None:
-    assert Calibration("text").label == "two-sided, layer after layer"

@@ -76,7 +76,7 @@ def test_a_run_warns_of_a_processor_that_emulates_bfloat16_and_its_file_says_the
     assert warned == [f"warning: {EMULATED}"]
     with gguf_tools.open_gguf(words[-2]) as file:
         assert file.get("gguf_tools.calibration.method") == (
-            "one-sided, layer after layer, in bfloat16, token_embd left out"
+            "one-sided, layer after layer, in bfloat16, token_embd left out, chunks of 32 tokens"
         )
 
 
