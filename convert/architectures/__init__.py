@@ -42,6 +42,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.ernie4_5",
     "convert.architectures.cohere",
     "convert.architectures.recurrent.lfm2",
+    "convert.architectures.windowed.exaone_moe",
     "convert.architectures.windowed.laguna",
     "convert.architectures.windowed.mimo",
     "convert.architectures.kimi.linear",

@@ -403,17 +403,21 @@ def _read_exaone4(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
             f"{path}: {n_layers} layers with a sliding_window of {window}: llama.cpp's exaone4 computes"
             f" windows in models of {_HYBRID_LAYERS} layers, and in these alone"
         )
-    windows: dict[str, Any] = {}
-    pattern = raw.get("sliding_window_pattern")
-    if window is not None:
-        if not isinstance(pattern, str) or not pattern:
-            pattern = "L" * (read.size("sliding_window_pattern", 4) - 1) + "G"
-        sliding = layers_of_kind(read, n_layers, lambda layer: pattern[layer % len(pattern)] == "L")
-        windows = {"sliding_window": window, **_hybrid(n_layers, sliding)}
+    windows = {} if window is None else {"sliding_window": window, **hybrid_layers(read, n_layers)}
     return DecoderConfig(**fields, **windows, qk_norm=True)
 
 
-def _hybrid(n_layers: int, sliding: tuple[int, ...]) -> dict[str, Any]:
+def hybrid_layers(read: ConfigReader, n_layers: int) -> dict[str, Any]:
+    """Return the fields about which layers have a window, by layer_types or by sliding_window_pattern."""
+    pattern = read.raw.get("sliding_window_pattern")
+    if not isinstance(pattern, str) or not pattern:
+        pattern = "L" * (read.size("sliding_window_pattern", 4) - 1) + "G"
+    sliding = layers_of_kind(read, n_layers, lambda layer: pattern[layer % len(pattern)] == "L")
+    return unrotated_others(n_layers, sliding)
+
+
+def unrotated_others(n_layers: int, sliding: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields about layers with a window where the others rotate nothing."""
     others = tuple(layer for layer in range(n_layers) if layer not in sliding)
     return {"sliding_layers": sliding, "unrotated_layers": others}
 
@@ -431,7 +435,7 @@ def _read_exaone4_file(
         return replace(config, sliding_window=None, sliding_layers=())
     window = read_window(hparams, _HYBRID_WINDOW)
     sliding = sliding_layers(hparams, n_layers, WINDOW_PERIODS[family.gguf_name])
-    return replace(config, sliding_window=window, **_hybrid(n_layers, sliding))
+    return replace(config, sliding_window=window, **unrotated_others(n_layers, sliding))
 
 
 _EXAONE4 = decoder(

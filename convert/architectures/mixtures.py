@@ -14,6 +14,7 @@ from convert.architectures.decoder.config import (
     decoder_fields,
     expert_fields,
     fix_head_dim,
+    group_fields,
     layers_of_kind,
     with_defaults,
 )
@@ -256,8 +257,7 @@ def _read_glm4moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         moe_intermediate_size=read.size("moe_intermediate_size"),
         num_shared_experts=read.size("n_shared_experts"),
         first_k_dense_replace=read.size("first_k_dense_replace", least=0),
-        n_group=read.size("n_group"),
-        topk_group=read.size("topk_group"),
+        **group_fields(read),
         scoring_func="sigmoid",
         norm_topk_prob=read.flag("norm_topk_prob", True),
         routed_scaling_factor=read.number("routed_scaling_factor", 1.0),

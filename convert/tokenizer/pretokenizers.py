@@ -151,6 +151,13 @@ KNOWN: tuple[PreTokenizer, ...] = (
         ),
     ),
     PreTokenizer(
+        "exaone-moe",
+        _isolated(
+            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?(?:\\p{L}\\p{M}*(?: \\p{L}\\p{M}*)*)+|\\p{N}"
+            "| ?[^\\s\\p{L}\\p{N}]+[\r\n/]?|\\s*[\r\n]|\\s+(?!\\S)|\\s+"
+        ),
+    ),
+    PreTokenizer(
         "gpt-4o",  # gpt-oss, whose tokenizer.json ignores merges, and llama.cpp does not
         _isolated(
             f"{_words_by_case()}|"

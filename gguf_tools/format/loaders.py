@@ -110,6 +110,12 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "modern-bert": ({keys.LAYERNORM_EPS}, _WINDOW | {keys.SLIDING_WINDOW, keys.HIDDEN_ACTIVATION}),
     # The loaders read rope.freq_base_swa, too, but the graphs rotate all layers with the one base.
     **dict.fromkeys(("olmo2", "exaone4"), (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW})),
+    "exaone-moe": (
+        _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC, keys.SLIDING_WINDOW},
+        _WEIGHTS
+        | {keys.SLIDING_WINDOW_PATTERN, keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_SHARED_COUNT,
+           keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
+    ),
     "cohere2": (
         {keys.LAYERNORM_EPS, keys.LOGIT_SCALE, keys.SLIDING_WINDOW}, {keys.SLIDING_WINDOW_PATTERN},
     ),

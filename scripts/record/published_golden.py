@@ -41,7 +41,7 @@ PRE = {
     "ling-3-flash": "llama-bpe", "ling-3-tiny": "llama-bpe",
     "glm-5.3-flash": "glm4", "glm-5.3-shared": "glm4",
     "minimax-m3": "minimax-m2", "llama-4": "llama4", "muse-glimmer": "llama4", "starcoder2": "gpt-2",
-    "mimo-v2-flash": "qwen2", "mimo-v2.5": "qwen2",
+    "mimo-v2-flash": "qwen2", "mimo-v2.5": "qwen2", "k-exaone": "exaone-moe",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 

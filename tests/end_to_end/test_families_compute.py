@@ -59,6 +59,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
         tested |= set(json.loads((GOLDEN / "models" / case / "config.json").read_text())["architectures"])
     tested |= {"Ernie4_5_ForCausalLM"}  # an older name of Ernie4_5ForCausalLM
     tested |= {"BailingMoeV3ForCausalLM"}  # the published name of BailingHybridForCausalLM
+    tested |= {"ExaoneMoEForCausalLM"}  # the published name of ExaoneMoeForCausalLM
     tested |= {"MiniMaxM3SparseForCausalLM"}  # a published name of MiniMaxM3VLForCausalLM
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
     tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}

@@ -141,6 +141,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
          "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 16, "rope_parameters": _LLAMA3},
     ),
+    "exaone-moe": (
+        "ExaoneMoe",
+        {"num_hidden_layers": 4, "head_dim": 32, "sliding_window": 16, "num_experts": 8,
+         "num_experts_per_tok": 2, "num_shared_experts": 2, "moe_intermediate_size": 32, "n_group": 4,
+         "topk_group": 2, "rope_parameters": _LLAMA3},
+    ),
     "ernie4.5": ("Ernie4_5", {"head_dim": 32, "tie_word_embeddings": True}),
     "ernie4.5-moe": (
         "Ernie4_5_Moe",
@@ -364,7 +370,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
-    "muse-glimmer",
+    "muse-glimmer", "exaone-moe",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "glm5-next",
     "minimax-m3", "starcoder2", "qwen4exp", "qwen4exp-blocks", "mimo-v2-flash",

@@ -64,6 +64,20 @@ def muse_glimmer(config: Config) -> Shapes:
             yield name.replace("q_proj", "gate_proj"), shape
 
 
+def exaone_moe(config: Config) -> Shapes:
+    """Yield the tensors of an EXAONE 4 with experts: an MTP layer has those of the first one, and its own."""
+    sizes = {"use_qk_norm": True, "n_routed_experts": config["num_experts"],
+             "n_shared_experts": config["num_shared_experts"], "num_nextn_predict_layers": 0}  # fmt: skip
+    for name, shape in decoder({**config, **sizes}):
+        yield name.replace("mlp.gate.e_score", "mlp.e_score"), shape
+        if name.startswith("model.layers.0."):
+            yield name.replace("model.", "mtp."), shape
+    hidden = config["hidden_size"]
+    yield "mtp.fc.weight", (hidden, 2 * hidden)
+    for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        yield f"mtp.{norm}.weight", (hidden,)
+
+
 MIXTURES: Mapping[str, Published] = {
     "minimax-m3": Published(
         {**COMMON, "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_text",
@@ -101,6 +115,19 @@ MIXTURES: Mapping[str, Published] = {
                 "vision_config": {"model_type": "llama4_vision_model"}},
         prefix="language_model.",
         extra={"vision_model.class_embedding": (8,), "multi_modal_projector.linear_1.weight": (8, 8)},
+    ),
+    "k-exaone": Published(
+        {**COMMON, "architectures": ["ExaoneMoEForCausalLM"], "model_type": "exaone_moe", "vocab_size": 640,
+         "bos_token_id": None, "eos_token_id": 538, "num_hidden_layers": 5, "head_dim": 32,
+         "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "sliding_window": 16,
+         "sliding_window_pattern": "LLLG", "first_k_dense_replace": 1,
+         "layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention"],
+         "is_moe_layer": [False, *[True] * 4], "moe_intermediate_size": 32, "num_experts": 6,
+         "num_experts_per_tok": 2, "num_shared_experts": 1, "n_group": 1, "topk_group": 1,
+         "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+         "scoring_func": "sigmoid", "num_nextn_predict_layers": 1, "rope_theta": 1000000,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000}},
+        exaone_moe, "qwen3moe", cutting="exaone-moe",
     ),
     "muse-glimmer": Published(
         {**COMMON, "model_type": "muse_glimmer_text", "hidden_act": None, "hidden_activation": "silu",

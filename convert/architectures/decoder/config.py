@@ -259,6 +259,12 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
     }
 
 
+def group_fields(read: ConfigReader) -> dict[str, int]:
+    """Return n_group and topk_group, both 1 where all groups may be chosen: llama.cpp takes less than all."""
+    groups, used = read.size("n_group"), read.size("topk_group")
+    return {"n_group": 1, "topk_group": 1} if used == groups else {"n_group": groups, "topk_group": used}
+
+
 def leading_dense_layers(read: ConfigReader, n_layers: int, default: int) -> int:
     """Return how many leading layers are dense; mlp_layer_types counts where both spellings are there."""
     kinds = read.raw.get("mlp_layer_types")

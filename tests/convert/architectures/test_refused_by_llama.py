@@ -37,6 +37,7 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("minimax-m3", {"rotary_dim": 8}, "rotary_dim is 8, expected 16"),
     ("minimax-m3", {"num_key_value_heads": 4}, r"2 heads \(index_n_heads\), expected 4"),
     ("minimax-m3", {"shared_intermediate_size": 64}, "shared_intermediate_size is 64"),
+    ("k-exaone", {"layer_types": ["full_attention"] * 5}, "expected a layer with a window"),
 )
 
 

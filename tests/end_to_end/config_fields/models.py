@@ -107,7 +107,7 @@ _RECORDED = (
     "gemma4-small", "qwen3next", "qwen35", "qwen35moe", "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe",
     "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "mimo-v2-flash",
     "cohere2", "cohere2moe", "lfm2", "lfm2moe", "falcon-h1", "falcon-h1-normed",
-    "kimi-linear", "ling3-groups", "minimax-m3", "starcoder2", "qwen4exp",
+    "kimi-linear", "ling3-groups", "minimax-m3", "starcoder2", "qwen4exp", "exaone-moe",
 )  # fmt: skip
 """Models of tests/support/decoder_models.py that are bases: one of each way to be built."""
 
