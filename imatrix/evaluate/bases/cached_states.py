@@ -205,7 +205,7 @@ class StatesKeeper:
     def keep_head(self, base: ForwardPass) -> None:
         load, end, folder, network = base.load, base.output_norm(), self.folder.folder, base.source.network
         write_whole_of(folder / _MATRIX, lambda file: _write_matrix(file, load, network.output))
-        if isinstance(end, RMSNorm):
+        if type(end) is RMSNorm:  # not a subclass of it, which computes otherwise
             weight, second = to_numpy(end.weight), folder / _NORM
             (folder / _INPUT).unlink(missing_ok=True)
             write_whole_of(second, lambda file: np.save(file, weight))

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+import convert
 import gguf_tools
 from gguf_tools.errors import BadRequest, TruncatedError
 from gguf_tools.progress import NoReport
 from imatrix.evaluate.evaluation import Evaluation
+from tests.support.decoder_models import decoder_model
 
 pytest.importorskip("torch")
 
@@ -62,6 +64,19 @@ def test_a_later_run_gives_the_same_numbers_without_the_base(
     assert report.work > 9, "layers of three models, and their logits"
     assert later.to_json() == without_tensors(expected)
     assert later.models[0].worst_layer is not None
+
+
+def test_the_end_of_a_base_with_layer_norms(text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    base, file = tmp_path / "base.gguf", tmp_path / "file.gguf"
+    decoder_model("starcoder2", tmp_path / "m")
+    convert.convert(tmp_path / "m", base, outtype="f32")
+    convert.convert(tmp_path / "m", file, outtype="q8_0")
+    options = replace(OPTIONS, keep=tmp_path / "kept")
+    first = gguf_tools.evaluate(base, text, [file], options)
+    base.unlink()
+    later = gguf_tools.evaluate(base, text, [file], options)
+    assert later.models[0].divergence == first.models[0].divergence
 
 
 def test_a_base_that_is_still_there_is_not_computed_again(made: Made, text: Path, tmp_path: Path) -> None:
