@@ -73,7 +73,7 @@ _NEMOTRON = (
     _EPS | _WEIGHTS | _SHARED_EXPERTS | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.MOE_LATENT_SIZE},
 )
 
-_ORDINARY = ("llama", "qwen2", "qwen3", "seed_oss", "smollm3", "olmoe")
+_ORDINARY = ("llama", "qwen2", "qwen3", "seed_oss", "smollm3", "olmoe", "phimoe")
 """Architectures that read nothing besides but the epsilon of their norms."""
 
 _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {

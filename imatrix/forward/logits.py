@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -42,12 +42,21 @@ PIECE_POSITIONS = 512
 
 
 @dataclass(frozen=True)
+class OutputRows:
+    """Rows of an output matrix, (n_rows, n_cols), and their biases, float32 (n_rows,); None for none."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class Head:
     """The end of a model: its last hidden states, and what makes logits of them.
 
     norm    makes of them what the output matrix multiplies
     matrix  name of the output matrix, (vocab_size, hidden_size)
     rule    what becomes of its product
+    bias    float32 (vocab_size,): what is added to the product; None for nothing
     """
 
     load: Loader
@@ -55,11 +64,13 @@ class Head:
     norm: End
     matrix: str
     rule: LogitRule = AS_THEY_ARE
+    bias: torch.Tensor | None = None
 
     @classmethod
     def of(cls, network: Network, load: Loader, states: Rows) -> Self:
         """Load the end of a model; `states` are its last hidden states."""
-        return cls(load, states, network.load_end(load), network.output, network.logits)
+        bias = network.load_output_bias(load)
+        return cls(load, states, network.load_end(load), network.output, network.logits, bias)
 
     @property
     def path(self) -> Path:
@@ -69,13 +80,15 @@ class Head:
     def vocab_size(self) -> int:
         return self.load.tensor(self.matrix).shape[0]
 
-    def read(self, start: int, stop: int) -> torch.Tensor:
+    def read(self, start: int, stop: int) -> OutputRows:
         """Return rows `start` to `stop` of the output matrix."""
-        return self.load.weight(self.load.tensor(self.matrix), start, stop)
+        weight = self.load.weight(self.load.tensor(self.matrix), start, stop)
+        return OutputRows(weight, None if self.bias is None else self.bias[start:stop])
 
-    def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def logits(self, tokens: torch.Tensor, rows: OutputRows) -> torch.Tensor:
         """Return the float32 logits after some tokens for some rows of the matrix."""
-        return self.rule(linear(self.inputs(tokens), weight).float())
+        products = linear(self.inputs(tokens), rows.weight).float()
+        return self.rule(products if rows.bias is None else products.add_(rows.bias))
 
     def inputs(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the matrix after some tokens, (n_tokens, n_cols)."""
@@ -92,10 +105,10 @@ class LogitSource(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def read(self, start: int, stop: int) -> torch.Tensor:
+    def read(self, start: int, stop: int) -> Any:
         """Read what `logits` needs for tokens `start` to `stop` of the vocabulary, in any form."""
 
-    def logits(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def logits(self, tokens: torch.Tensor, rows: Any, /) -> torch.Tensor:
         """Return the float32 logits after some tokens of a chunk, for what `read` has read.
 
         tokens  ascending numbers, int64 (n,)
@@ -187,19 +200,19 @@ def sweep_vocabulary(
         shown = ", ".join(f"{head.path} has {size}" for head, size in zip(heads, sizes, strict=True))
         raise BadRequest(f"models with vocabularies of different sizes: {shown} tokens")
 
-    def take_chunk(task: tuple[int, int, list[torch.Tensor]]) -> int:
-        chunk, first, weights = task
+    def take_chunk(task: tuple[int, int, list[Any]]) -> int:
+        chunk, first, read = task
         for at in positions.pieces(chunk):
             tokens = positions.tokens[at]
-            logits = [head.logits(tokens, weight) for head, weight in zip(heads, weights, strict=True)]
+            logits = [head.logits(tokens, rows) for head, rows in zip(heads, read, strict=True)]
             for visitor in visitors:
                 visitor.visit(at, first, logits)
         return chunk
 
     with Workers(n_workers) as workers:
         for first, stop in slices(sizes[0]):
-            weights = [head.read(first, stop) for head in heads]
-            tasks = ((chunk, first, weights) for chunk in range(positions.n_chunks))
+            read = [head.read(first, stop) for head in heads]
+            tasks = ((chunk, first, read) for chunk in range(positions.n_chunks))
             for chunk in workers.each(take_chunk, tasks):
                 advance((stop - first) / sizes[0] / positions.n_chunks)
                 if stop == sizes[0]:

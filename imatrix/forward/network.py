@@ -50,6 +50,7 @@ AS_THEY_ARE = LogitRule()
 """The rule of most models."""
 
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+OUTPUT_BIAS = "output.bias"
 
 
 class End(Protocol):
@@ -83,6 +84,7 @@ class Network:
     n_stored_mtp  layers for multi-token prediction that the model has by its keys
     trained_context  tokens of the longest texts that the model was trained with; 0 where nothing says so
     own_scales  parts whose scales are read by the layers themselves, and don't scale weights
+    has_output_bias  whether something is added to the output matrix's product
     encodes     whether tokens see later ones, too, so that none is predicted
     n_positions tokens of the longest text that it takes; None for any
     pooling     how a text gets one vector; None for a model that is for predictions
@@ -109,6 +111,7 @@ class Network:
     n_stored_mtp: int = 0
     trained_context: int = 0
     own_scales: Collection[str] = ()
+    has_output_bias: bool = False
     encodes: bool = False
     n_positions: int | None = None
     pooling: Pooling | None = None
@@ -142,6 +145,10 @@ class Network:
         if self.end is not None:
             return self.end(load, norm)
         return norm if not self.n_handed else lambda states: norm(states[:, : self.hidden_size])
+
+    def load_output_bias(self, load: Loader) -> torch.Tensor | None:
+        """Load what is added to the output matrix's product, float32 (vocab_size,); None for nothing."""
+        return load.float32(OUTPUT_BIAS, self.vocab_size) if self.has_output_bias else None
 
     def load_projections(self, load: Loader) -> list[torch.Tensor]:
         """Load the matrices that vectors of texts are multiplied by, in their order."""

@@ -356,6 +356,7 @@ def _used(network: Network, path: Path, tensors: Mapping[str, Described]) -> set
     for name in dict.fromkeys((EMBEDDINGS, network.output)):
         load.matrix(name, network.vocab_size, network.hidden_size)
     network.load_end(load)
+    network.load_output_bias(load)
     network.load_projections(load)
     for number in range(network.n_all_layers):
         layer = network.build(load, number, rotate)

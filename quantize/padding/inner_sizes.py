@@ -71,6 +71,7 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "nemotron_h": _DENSE,
     "nemotron_h_moe": _OWN_SHARED,
     "olmoe": _MIXTRAL,
+    "phimoe": _MIXTRAL,
     "qwen2moe": _OWN_SHARED,
 }
 """The rules by architecture and part, where the keys that its loader reads don't say them, or no loader is

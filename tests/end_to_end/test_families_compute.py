@@ -60,6 +60,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
     tested |= {"Ernie4_5_ForCausalLM"}  # an older name of Ernie4_5ForCausalLM
     tested |= {"BailingMoeV3ForCausalLM"}  # the published name of BailingHybridForCausalLM
     tested |= {"ExaoneMoEForCausalLM"}  # the published name of ExaoneMoeForCausalLM
+    tested |= {"PhiMoEForCausalLM"}  # the published name of PhimoeForCausalLM
     tested |= {"MiniMaxM3SparseForCausalLM"}  # a published name of MiniMaxM3VLForCausalLM
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
     tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}

@@ -409,6 +409,13 @@ OUR_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss-untruncated": (
         "GptOss", {**_EXPERTS, "head_dim": 16, "sliding_window": 16, "rope_parameters": _WITHOUT_TRUNCATE}
     ),
+    "phimoe": (
+        "Phimoe",
+        {**_EXPERTS, "attention_bias": True, "lm_head_bias": True, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40,
+            "short_mscale": 1.25, "long_mscale": 1.25, "short_factor": [1.0 + n / 8 for n in range(8)],
+            "long_factor": [1.0 + n for n in range(8)]}},
+    ),
     "llama-mlp-bias": ("Llama", {"mlp_bias": True}),
     "minimax-m3-chosen": (
         "MiniMaxM3VL", {**_MINIMAX_M3, "index_block_size": 4, "index_topk_blocks": 3, "index_local_blocks": 2}

@@ -1,7 +1,8 @@
-"""Small checkpoints of published mixtures of experts, and their shapes; see published_models.py."""
+"""Small checkpoints of published models, most of them mixtures of experts; see published_models.py."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from tests.support.published_checkpoint import COMMON, Published, beside_vision
@@ -78,6 +79,20 @@ def exaone_moe(config: Config) -> Shapes:
         yield f"mtp.{norm}.weight", (hidden,)
 
 
+def phimoe(config: Config) -> Shapes:
+    """Yield the tensors of a Phi-3.5-MoE: biases everywhere but in the experts, which have no biases."""
+    for name, shape in decoder({**config, "head_dim": None}):
+        if "e_score" not in name:
+            yield name, shape
+        if "norm" in name or ".o_proj." in name or name == "lm_head.weight":
+            yield name.replace(".weight", ".bias"), shape[:1]
+
+
+_LLAMA_TOKENIZER = json.dumps({
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_prefix_space": False,
+    "tokenizer_class": "LlamaTokenizer",
+})  # fmt: skip
+
 MIXTURES: Mapping[str, Published] = {
     "minimax-m3": Published(
         {**COMMON, "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_text",
@@ -128,6 +143,18 @@ MIXTURES: Mapping[str, Published] = {
          "scoring_func": "sigmoid", "num_nextn_predict_layers": 1, "rope_theta": 1000000,
          "rope_parameters": {"rope_type": "default", "rope_theta": 1000000}},
         exaone_moe, "qwen3moe", cutting="exaone-moe",
+    ),
+    "phi-3.5-moe": Published(
+        {**COMMON, "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "vocab_size": 512,
+         "bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0,
+         "attention_bias": True, "lm_head_bias": True, "hidden_dropout": 0.0, "num_key_value_heads": 2,
+         "num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.01,
+         "input_jitter_noise": 0.01, "max_position_embeddings": 131072, "sliding_window": 131072,
+         "original_max_position_embeddings": 4096, "rope_scaling": {
+             "type": "longrope", "original_max_position_embeddings": 4096,
+             "short_mscale": 1.1902380714238083, "long_mscale": 1.1902380714238083,
+             "short_factor": [1.0 + n / 8 for n in range(8)], "long_factor": [1.0 + n for n in range(8)]}},
+        phimoe, "sentencepiece", files={"tokenizer_config.json": _LLAMA_TOKENIZER},
     ),
     "muse-glimmer": Published(
         {**COMMON, "model_type": "muse_glimmer_text", "hidden_act": None, "hidden_activation": "silu",

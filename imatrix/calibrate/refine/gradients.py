@@ -29,7 +29,7 @@ from imatrix.forward.gradients.backward import BACKWARD_WORK, through_norm
 from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
 from imatrix.forward.hidden_states import MemoryStates, States
 from imatrix.forward.layers.load import Loader
-from imatrix.forward.logits import Head, Positions, every_position, log_sums, slices
+from imatrix.forward.logits import Head, OutputRows, Positions, every_position, log_sums, slices
 from imatrix.forward.network import EMBEDDINGS, Network
 from imatrix.forward.observe import Arrays, Silent
 from imatrix.forward.run import embed
@@ -95,20 +95,20 @@ class Predictions:
         make  is given the chunk, the slice's first row, the file's rows and the gradient at their products
         """
         for first, stop in slices(self.file.vocab_size):
-            weights = self.original.read(first, stop), self.file.read(first, stop)
+            read = self.original.read(first, stop), self.file.read(first, stop)
 
             def take_chunk(
-                chunk: int, first: int = first, weights: tuple[torch.Tensor, torch.Tensor] = weights
+                chunk: int, first: int = first, read: tuple[OutputRows, OutputRows] = read
             ) -> tuple[slice, tuple[int, Any], torch.Tensor]:
                 at = self.positions.place(chunk)
                 tokens, sums = self.positions.tokens[at], [each[at, None].float() for each in self.sums]
-                expected = to_cpu(self.original.logits(tokens, weights[0])).sub_(sums[0])
-                logits = to_cpu(self.file.logits(tokens, weights[1]))
+                expected = to_cpu(self.original.logits(tokens, read[0])).sub_(sums[0])
+                logits = to_cpu(self.file.logits(tokens, read[1]))
                 slope = self.file.rule.slope(logits)
                 found = logits.sub_(sums[1])
                 p, q = expected.exp(), found.exp()
                 here = (p * expected.sub_(found)).sum(-1).double()
-                return at, (first, make(chunk, first, weights[1], q.sub_(p).mul_(slope))), here
+                return at, (first, make(chunk, first, read[1].weight, q.sub_(p).mul_(slope))), here
 
             yield from workers.each(take_chunk, range(self.positions.n_chunks))
 

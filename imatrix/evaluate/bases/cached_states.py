@@ -49,7 +49,7 @@ from imatrix.forward.work_folder import load_arrays, save_arrays
 VERSION = 4
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
-_MATRIX, _NORM, _INPUT = "output", "output_norm.npy", "output_input"
+_MATRIX, _NORM, _INPUT, _BIAS = "output", "output_norm.npy", "output_input", "output_bias.npy"
 _DRAFT_MATRIX, _DRAFT_NORM = "draft_output", "draft_norm.npy"
 _RUN_BYTES = 32 << 20
 _WHOLE = "whole"
@@ -57,7 +57,7 @@ _KIND = FolderKind(
     "states",
     "about.json",
     re.compile(
-        rf"{LOCK}|about\.json|{RECORD}|states\.\d{{5}}|routes\.\d{{5}}\.npz|{_MATRIX}|output_norm\.npy|output_input"
+        rf"{LOCK}|about\.json|{RECORD}|states\.\d{{5}}|routes\.\d{{5}}\.npz|{_MATRIX}|output_(?:norm|bias)\.npy|output_input"
         rf"|draft_norm\.npy|{_DRAFT_MATRIX}"
     ),
 )
@@ -205,7 +205,7 @@ class StatesKeeper:
     def keep_head(self, base: ForwardPass) -> None:
         load, end, folder, network = base.load, base.output_norm(), self.folder.folder, base.source.network
         write_whole_of(folder / _MATRIX, lambda file: _write_matrix(file, load, network.output))
-        if type(end) is RMSNorm:  # not a subclass of it, which computes otherwise
+        if type(end) is RMSNorm and end.bias is None:  # not a subclass of it, which computes otherwise
             weight, second = to_numpy(end.weight), folder / _NORM
             (folder / _INPUT).unlink(missing_ok=True)
             write_whole_of(second, lambda file: np.save(file, weight))
@@ -218,9 +218,12 @@ class StatesKeeper:
                         file, base.last(), lambda rows: to_cpu(end(rows.to(load.device)))
                     ),
                 )
-        drafts = self._keep_draft(base) if network.n_mtp else []
+        others = self._keep_draft(base) if network.n_mtp else []
+        if (bias := network.load_output_bias(load)) is not None:
+            others.append(folder / _BIAS)
+            write_whole_of(others[-1], lambda file: np.save(file, to_numpy(bias)))
         base.source.watch.refuse_changed()
-        self.folder.finish(self.about, [folder / _MATRIX, second, *drafts])
+        self.folder.finish(self.about, [folder / _MATRIX, second, *others])
 
     def _keep_draft(self, base: ForwardPass) -> list[Path]:
         """Keep the end of the MTP layer, and return the files."""
@@ -279,7 +282,9 @@ class KeptBase:
     def _head(self, states: KeptStates, end: End, path: Path, n_cols: int) -> LogitSource:
         matrix = KeptMatrix(path, (self.vocab_size, n_cols), _DTYPES[self.dtype])
         load = Loader(self.path, {_MATRIX: matrix}, self.device, self.dtype)
-        return Head(load, states, end, _MATRIX, self.rule)
+        bias = self.folder.folder / _BIAS
+        added = to_torch(np.load(bias), self.device) if bias.exists() else None
+        return Head(load, states, end, _MATRIX, self.rule, added)
 
     @property
     def is_kept(self) -> bool:

@@ -39,7 +39,7 @@ from imatrix.forward.layers.experts import Groups
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, UNNORMED, CentredNorm, Normed, Residual, RMSNorm, Scaled
 from imatrix.forward.layers.rope import Rope, Rotation
-from imatrix.forward.network import OUTPUT_NORM, LogitRule, Network
+from imatrix.forward.network import OUTPUT_BIAS, OUTPUT_NORM, LogitRule, Network
 
 ROPE_FREQS = "rope_freqs.weight"
 LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -61,6 +61,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     norm_name, has_post_norms = _norm_of_blocks(family), family.makes(_POST_NORM)
     linear = _linear_layers(config)
     is_mamba = family.makes("blk.{layer}.ssm_out.weight")
+    plain_norms = not config.centred_norms and not family.makes(_biased(OUTPUT_NORM))
     linear_end = "ssm_out.weight" if is_mamba else "shortconv.out_proj.weight"
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
@@ -77,6 +78,8 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         rotate_here = rotation_of(load, number, rotate)
         sizes = local_heads if number in sliding else heads
         attention = load_shared_key_attention(load, number, sizes, rotate_here, window)
+        if not plain_norms:
+            attention = replace(attention, norm=_norm(load, f"blk.{number}.attn_norm.weight", config))
         attention = _with_own_parts(attention, load, number, config, rotate)
         if isinstance(config, MambaConfig) and config.beside_attention:
             return SideBySide(attention, load_mamba2(load, number, mamba_sizes(config)))
@@ -87,7 +90,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention = attention_of(load, number, rotate)
-        norm = _norm(load, f"blk.{number}.{norm_name}", config) if norm_name else UNNORMED
+        norm = _norm(load, f"blk.{number}.{norm_name}", config, plain=plain_norms) if norm_name else UNNORMED
         end = linear_end if number in linear else "attn_output.weight"
         parts = feed_forwards.load(load, number)
         around = _added(config.block_scale if parts[1] is not None else None, config.residual_scale)
@@ -97,7 +100,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         layer = Layer(f"blk.{number}", attention, norm, *parts, before, around)
         return replace(layer, attention_end=end, is_parallel=config.is_parallel)
 
-    end = (lambda load, norm: _norm(load, OUTPUT_NORM, config)) if config.centred_norms else None
+    end = None if plain_norms else (lambda load, norm: _norm(load, OUTPUT_NORM, config))
     return network_of(
         config,
         rope,
@@ -108,6 +111,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         n_chosen=config.indexer.n_positions if isinstance(config, BlockIndexedConfig) else None,
         builds_mtp=not config.dense_mtp,
         output_norm=OUTPUT_NORM if family.makes(OUTPUT_NORM) else "token_embd_norm.weight",
+        has_output_bias=family.makes(OUTPUT_BIAS),
         encodes=family.encodes,
     )
 
@@ -137,14 +141,18 @@ def _with_own_parts(
     return attention
 
 
-def _norm(load: Loader, name: str, config: DecoderConfig) -> RMSNorm:
-    """Read the weight of a norm of hidden states, and its bias where it has one."""
-    weight = load.float32(name, config.hidden_size)
-    if not config.centred_norms:
+def _norm(load: Loader, name: str, config: DecoderConfig, *, plain: bool = False) -> RMSNorm:
+    """Read the weight of a norm of hidden states, and unless it is `plain`, its bias where it has one."""
+    weight, bias = load.float32(name, config.hidden_size), _biased(name)
+    if plain:
         return RMSNorm(weight, config.rms_norm_eps)
-    bias = f"{name.removesuffix('.weight')}.bias"
     added = load.float32(bias, config.hidden_size) if load.has(bias) else None
-    return CentredNorm(weight, config.rms_norm_eps, added)
+    return (CentredNorm if config.centred_norms else RMSNorm)(weight, config.rms_norm_eps, added)
+
+
+def _biased(name: str) -> str:
+    """Return the name of the bias beside a weight."""
+    return f"{name.removesuffix('.weight')}.bias"
 
 
 def _tables(family: Architecture, config: DecoderConfig, rotate: Rotation) -> Sequence[str]:

@@ -46,7 +46,7 @@ from gguf_tools.progress import Reporter
 from imatrix.forward.device import device_name, fast_products, to_cpu, to_numpy, to_torch
 from imatrix.forward.gradients.differentiate import BackwardStates, differentiate_layer
 from imatrix.forward.hidden_states import FileStates, MemoryStates, States
-from imatrix.forward.logits import Head, Positions, every_position, log_sums, slices
+from imatrix.forward.logits import Head, OutputRows, Positions, every_position, log_sums, slices
 from imatrix.forward.network import Network
 from imatrix.forward.observe import Arrays, Observer, Silent
 from imatrix.forward.open import ModelSource
@@ -262,18 +262,18 @@ class _Drawing:
         Where hidden states have several strands, they stand in the first columns.
         """
         for first, stop in slices(self.head.vocab_size):
-            weight = self.head.read(first, stop)
+            read = self.head.read(first, stop)
 
-            def take_chunk(chunk: int, first: int = first, weight: torch.Tensor = weight) -> None:
-                self._take_slice(chunk, first, weight)
+            def take_chunk(chunk: int, first: int = first, read: OutputRows = read) -> None:
+                self._take_slice(chunk, first, read)
 
             for _ in workers.each(take_chunk, range(self.positions.n_chunks)):
                 pass
 
-    def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> None:
+    def _take_slice(self, chunk: int, first: int, read: OutputRows) -> None:
         """Take in one slice of a chunk."""
         rows, tokens = self.positions.place(chunk), self.positions.of_chunk(chunk)
-        logits = self.head.logits(tokens, weight).double()
+        logits, weight = self.head.logits(tokens, read).double(), read.weight
         slope = self.head.rule.slope(logits)
         logs = logits.sub_(self.log_sums[rows, None])
         at_logits = logs.exp()

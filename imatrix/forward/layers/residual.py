@@ -17,30 +17,29 @@ from imatrix.forward.observe import Observer
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """A norm with its weight, float32 (n_cols,)."""
-
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale the rows of `x` to a mean square of one and by the weight; computed in float32."""
-        return unit_rows(x, self.eps).mul_(self.weight)
-
-
-@dataclass(frozen=True)
-class CentredNorm(RMSNorm):
-    """The same of rows less their mean: a LayerNorm.
+    """A norm with its weight, float32 (n_cols,).
 
     bias  float32 (n_cols,): what is added in the end; None for nothing
     """
 
+    weight: torch.Tensor
+    eps: float
     bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale the rows of `x` to a mean square of one and by the weight; computed in float32."""
+        scaled = unit_rows(x, self.eps).mul_(self.weight)
+        return scaled if self.bias is None else scaled.add_(self.bias)
+
+
+@dataclass(frozen=True)
+class CentredNorm(RMSNorm):
+    """The same of rows less their mean: a LayerNorm."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Take each row's mean from it, then scale as an RMSNorm does; computed in float32."""
         x = x.float()
-        scaled = super().__call__(x - x.mean(-1, keepdim=True))
-        return scaled if self.bias is None else scaled.add_(self.bias)
+        return super().__call__(x - x.mean(-1, keepdim=True))
 
 
 class Unnormed:

@@ -11,7 +11,7 @@ import pytest
 from convert.architectures import find_architecture
 from convert.architectures.options import make_options
 from convert.pipeline import open_conversion
-from gguf_tools.errors import UnexpectedTensors
+from gguf_tools.errors import BadConfig, UnexpectedTensors
 from tests.support.checkpoints import edit_tensors
 from tests.support.decoder_models import decoder_model
 
@@ -76,6 +76,18 @@ def test_the_base_of_layers_with_a_window() -> None:
     assert "rope_theta" not in notes("Olmo3ForCausalLM", rope_parameters=by_kind)
     by_kind["sliding_attention"]["rope_theta"] = 5e5
     assert "rope_theta of 500000; llama.cpp takes 10000" in notes("Olmo3ForCausalLM", rope_parameters=by_kind)
+
+
+def test_the_factor_of_columns_of_a_phi_3_5_moe() -> None:
+    rope = {"type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8}  # fmt: skip
+    sizes = {"attention_bias": True, "lm_head_bias": True, "num_local_experts": 4}
+    factors = {"short_mscale": 1.25, "long_mscale": 1.25}
+    told = notes("PhiMoEForCausalLM", **sizes, rope_scaling=rope | factors)
+    assert "attn_factor is the model's, 1.25, where llama.cpp's converter writes 1.22474" in told
+    assert "SparseMixer" in told
+    with pytest.raises(BadConfig, match=r"long_mscale is 1\.5, expected that of short_mscale"):
+        notes("PhiMoEForCausalLM", **sizes, rope_scaling=rope | factors | {"long_mscale": 1.5})
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3moe"])

@@ -66,10 +66,11 @@ def test_a_later_run_gives_the_same_numbers_without_the_base(
     assert later.models[0].worst_layer is not None
 
 
-def test_the_end_of_a_base_with_layer_norms(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["starcoder2", "phimoe"])
+def test_the_end_of_a_base_with_biases(name: str, text: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     base, file = tmp_path / "base.gguf", tmp_path / "file.gguf"
-    decoder_model("starcoder2", tmp_path / "m")
+    decoder_model(name, tmp_path / "m")
     convert.convert(tmp_path / "m", base, outtype="f32")
     convert.convert(tmp_path / "m", file, outtype="q8_0")
     options = replace(OPTIONS, keep=tmp_path / "kept")

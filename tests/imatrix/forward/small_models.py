@@ -65,5 +65,6 @@ def run_all_layers(
         here, there = there, here
     norm = network.load_end(load)
     output = load.float32(network.output, network.vocab_size, network.hidden_size)
-    logits = network.logits(norm(here.read(0, chunks.size)) @ output.T)
+    bias, products = network.load_output_bias(load), norm(here.read(0, chunks.size)) @ output.T
+    logits = network.logits(products if bias is None else products + bias)
     return logits.numpy().reshape(*chunks.shape, -1), sums

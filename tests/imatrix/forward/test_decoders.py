@@ -47,7 +47,7 @@ def test_recorded_logits(case: str, source: str, tmp_path: Path) -> None:
     assert np.abs(logits[0, -len(expected) :] - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-ANOTHER_WAY = ("mistral-window", "qwen2-window", "qwen3moe-unnormalised", "gpt-oss-untruncated")
+ANOTHER_WAY = ("mistral-window", "qwen2-window", "qwen3moe-unnormalised", "gpt-oss-untruncated", "phimoe")
 """Models whose files, as llama.cpp takes them, are not what transformers computes."""
 
 
