@@ -32,6 +32,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.gemma.gemma3",
     "convert.architectures.gemma.gemma4",
     "convert.architectures.phi3",
+    "convert.architectures.apertus",
     "convert.architectures.recurrent.granite",
     "convert.architectures.recurrent.nemotron_h",
     "convert.architectures.gpt_oss",

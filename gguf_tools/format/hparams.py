@@ -174,6 +174,11 @@ class HParams:
     swiglu_clamp_exp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_EXP)
     swiglu_clamp_shexp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_SHEXP)
 
+    xielu_alpha_n: float | tuple[float, ...] | None = _key(keys.XIELU_ALPHA_N)
+    xielu_alpha_p: float | tuple[float, ...] | None = _key(keys.XIELU_ALPHA_P)
+    xielu_beta: float | tuple[float, ...] | None = _key(keys.XIELU_BETA)
+    xielu_eps: float | tuple[float, ...] | None = _key(keys.XIELU_EPS)
+
     sliding_window: Size = _key(keys.SLIDING_WINDOW)
     sliding_window_pattern: Flags = _key(keys.SLIDING_WINDOW_PATTERN)
     key_length_swa: Size = _key(keys.KEY_LENGTH_SWA)

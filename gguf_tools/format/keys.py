@@ -245,8 +245,10 @@ for _kind, _names in _OTHERS:
     for _name in _names.split():
         _loaded(f"{{arch}}.{_name}", _kind)
 _layered("{arch}.attention.rope_pattern", _FLAG_PER_LAYER)
-for _name in ("alpha_n", "alpha_p", "beta", "eps"):  # of apertus, without its name
-    _layered(f"xielu.{_name}", _F32_PER_LAYER)
+XIELU = XIELU_ALPHA_N, XIELU_ALPHA_P, XIELU_BETA, XIELU_EPS = tuple(
+    _layered(f"xielu.{_name}", _F32_PER_LAYER) for _name in ("alpha_n", "alpha_p", "beta", "eps")
+)
+"""Numbers of the activation of apertus, without its name."""
 
 # --- tokenizer
 TOKENIZER_MODEL = _loaded("tokenizer.ggml.model", _STRING)

@@ -103,6 +103,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS,
         _WINDOW | {keys.SLIDING_WINDOW, keys.ATTN_LOGIT_SOFTCAPPING, keys.FINAL_LOGIT_SOFTCAPPING},
     ),
+    "apertus": (_EPS | {*keys.XIELU}, ()),
     "starcoder2": ({keys.LAYERNORM_EPS}, ()),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
     "gemma-embedding": (_EPS | {keys.SLIDING_WINDOW}, _WINDOW),

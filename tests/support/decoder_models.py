@@ -170,6 +170,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
+    "apertus": ("Apertus", {"head_dim": 32, "rope_parameters": _LLAMA3}),
     "minimax-m3": ("MiniMaxM3VL", _MINIMAX_M3),
     "starcoder2": ("Starcoder2", {"num_hidden_layers": 3}),
     "seed-oss": ("SeedOss", {"head_dim": 32}),
@@ -424,7 +425,7 @@ OUR_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Models that llama.cpp can't load, or computes otherwise than transformers does."""
 
 
-_FACTORS = ("router.scale", "per_expert_scale", "layer_scalar")
+_FACTORS = ("router.scale", "per_expert_scale", "layer_scalar", "alpha_n", "alpha_p")
 """Ends of the names of what numbers are multiplied by."""
 
 

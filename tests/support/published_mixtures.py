@@ -79,6 +79,17 @@ def exaone_moe(config: Config) -> Shapes:
         yield f"mtp.{norm}.weight", (hidden,)
 
 
+def apertus(config: Config) -> Shapes:
+    """Yield the tensors of an Apertus: blocks without a gate, and four numbers of their activation."""
+    for name, shape in decoder({**config, "use_qk_norm": True, "head_dim": None}):
+        name = name.replace("input_layernorm", "attention_layernorm")
+        if ".gate_proj." not in name:
+            yield name.replace("post_attention_layernorm", "feedforward_layernorm"), shape
+        if ".up_proj." in name:
+            act = name.replace("up_proj.weight", "act_fn")
+            yield from ((f"{act}.{part}", (1,)) for part in ("alpha_n", "alpha_p", "beta", "eps"))
+
+
 def phimoe(config: Config) -> Shapes:
     """Yield the tensors of a Phi-3.5-MoE: biases everywhere but in the experts, which have no biases."""
     for name, shape in decoder({**config, "head_dim": None}):
@@ -143,6 +154,14 @@ MIXTURES: Mapping[str, Published] = {
          "scoring_func": "sigmoid", "num_nextn_predict_layers": 1, "rope_theta": 1000000,
          "rope_parameters": {"rope_type": "default", "rope_theta": 1000000}},
         exaone_moe, "qwen3moe", cutting="exaone-moe",
+    ),
+    "apertus": Published(
+        {**COMMON, "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "hidden_act": "xielu",
+         "num_key_value_heads": 2, "mlp_bias": False, "post_norm": False, "qk_norm": True,
+         "rms_norm_eps": 1e-5, "rope_theta": 12000000, "rope_scaling": {
+             "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+             "original_max_position_embeddings": 8192, "rope_type": "llama3", "type": "llama3"}},
+        apertus, "llama-r1-distill",
     ),
     "phi-3.5-moe": Published(
         {**COMMON, "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "vocab_size": 512,

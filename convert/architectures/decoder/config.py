@@ -53,6 +53,8 @@ class DecoderConfig:
     is_parallel            whether block and experts see what the attention sees
     block_scale            what experts, shared ones with them, are multiplied by before they are added; None
                            for nothing
+    xielu                  alpha_n, alpha_p, beta and eps of each layer whose blocks have no gate but this
+                           activation, with alphas before their softplus; () where none has
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
@@ -106,6 +108,7 @@ class DecoderConfig:
     sigmoid_gates: bool = False
     is_parallel: bool = False
     block_scale: float | None = None
+    xielu: tuple[tuple[float, ...], ...] = ()
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0

@@ -12,7 +12,7 @@ from convert.architectures.recurrent.mamba2 import MambaConfig
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes
 from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
 from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
-from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, load_ffn
+from imatrix.forward.layers.ffn import XIELU, BlockNames, FeedForward, Gelu, load_ffn
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rope
@@ -102,6 +102,7 @@ class FeedForwards:
     gelu           how dense blocks compute GELU, see FeedForward
     fused          whether gate and up of dense blocks are one matrix, which is called up
     gated          whether dense blocks have a gate
+    xielu          the activation of each layer's; () where it is another one
     """
 
     hidden: int
@@ -117,6 +118,7 @@ class FeedForwards:
     gelu: Gelu = ""
     fused: bool = False
     gated: bool = True
+    xielu: tuple[XIELU, ...] = ()
 
     @classmethod
     def of(cls, config: DecoderConfig, n_dense: int | None, groups: Groups | None, **others: Any) -> Self:
@@ -129,6 +131,7 @@ class FeedForwards:
             n_experts=config.num_experts,
             expert_width=config.moe_intermediate_size,
             routing=routing_of(config, groups),
+            xielu=tuple(XIELU(*numbers) for numbers in config.xielu),
             **others,
         )
 
@@ -143,7 +146,8 @@ class FeedForwards:
         if width:
             gated = self.gated or not is_dense
             block = load_ffn(load, names, self.hidden, width, limit=self.limit, gated=gated)
-            block = replace(block, gelu=self.gelu, clamped=self.clamped)
+            xielu = self.xielu[number] if self.xielu else None
+            block = replace(block, gelu=self.gelu, clamped=self.clamped, xielu=xielu)
         if block is not None and self.post_norm_eps is not None:
             weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)
             block = replace(block, post_norm=RMSNorm(weight, self.post_norm_eps))

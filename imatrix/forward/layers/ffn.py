@@ -3,8 +3,8 @@
 Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
 gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
 has the usual gate, and Ling 3 clamps silu(gate) and up. Nemotron has no gate: down(relu(up(x)) ** 2); nor has
-BERT: down(gelu(up(x))). The output of Qwen's shared expert is multiplied by the sigmoid of a number that one
-row makes of the input.
+BERT: down(gelu(up(x))), nor Apertus: down(xielu(up(x))). The output of Qwen's shared expert is multiplied by
+the sigmoid of a number that one row makes of the input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, linear, silu, softplus
 
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
@@ -51,6 +51,28 @@ class BlockNames:
 Gelu = Literal["", "tanh", "none"]
 """No GELU, its approximation by tanh, or GELU itself, by torch's names."""
 
+
+@dataclass(frozen=True)
+class XIELU:
+    """The activation xIELU: a parabola above zero, and an exponential that flattens below.
+
+    alpha_n, alpha_p  how much the part below zero and that above it are bent, before softplus
+    beta              the slope at zero
+    eps               the largest number whose exponential is taken, just below zero
+    """
+
+    alpha_n: float
+    alpha_p: float
+    beta: float
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply it to every number."""
+        alpha_n, alpha_p = softplus(torch.tensor([self.alpha_n, self.alpha_p])).tolist()
+        below = (torch.expm1(x.clamp(max=self.eps)) - x) * (self.beta + alpha_n)
+        return torch.where(x > 0, alpha_p * x * x, below) + self.beta * x
+
+
 CLAMP, SHARPNESS = 7.0, 1.702
 """Where gpt-oss clamps its gate from above, and up from both sides; and how steep its gate is."""
 
@@ -78,10 +100,11 @@ class FeedForward:
     limit                          what gate is clamped to from above, up from both sides; None: not at all
     after_silu                     whether it is silu(gate) that the limit holds for
     gelu                           how GELU is computed in place of SiLU, see Gelu; "" where it is not
+    xielu                          the activation where there is no gate; None where it is another one
     post_norm                      of the output; None for none
     share                          what the output is multiplied by; None for one, as in routed experts
-    gated                          whether there is a gate; otherwise `gate` is up, and without GELU relu is
-                                   squared
+    gated                          whether there is a gate; otherwise `gate` is up, and without another
+                                   activation relu is squared
     """
 
     names: BlockNames
@@ -98,6 +121,7 @@ class FeedForward:
     gelu: Gelu = ""
     post_norm: RMSNorm | None = None
     gated: bool = True
+    xielu: XIELU | None = None
 
     @property
     def work(self) -> int:
@@ -111,6 +135,8 @@ class FeedForward:
         """
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
+        if self.xielu is not None:
+            return self.xielu(gate)
         if not self.gated:
             return gelu(gate, approximate=self.gelu) if self.gelu else gate.relu().square()
         if self.up is None:
