@@ -46,6 +46,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.windowed.exaone_moe",
     "convert.architectures.windowed.laguna",
     "convert.architectures.windowed.mimo",
+    "convert.architectures.windowed.step35",
     "convert.architectures.kimi.linear",
     "convert.architectures.kimi.k3",
     "convert.architectures.kimi.ling3",

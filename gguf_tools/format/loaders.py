@@ -207,6 +207,12 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "muse-glimmer": (
         _EPS | {keys.SLIDING_WINDOW, keys.LOGIT_SCALE}, _WINDOW | {keys.FINAL_LOGIT_SOFTCAPPING},
     ),
+    "step35": (
+        _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW, keys.SLIDING_WINDOW_PATTERN},
+        _WEIGHTS
+        | {keys.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.EXPERT_GATING_FUNC, keys.ROPE_FREQ_BASE_SWA,
+           keys.SWIGLU_CLAMP_EXP, keys.SWIGLU_CLAMP_SHEXP},
+    ),
     "mimo2": (
         _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.SLIDING_WINDOW, keys.SLIDING_WINDOW_PATTERN},
         {keys.ROPE_FREQ_BASE_SWA, keys.VALUE_SCALE},

@@ -28,7 +28,7 @@ from tests.imatrix.forward.small_models import run_all_layers  # noqa: E402
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
 
-OF_LLAMA_CPP_ALONE = ("ling-mini-2", "mimo-v2.5")
+OF_LLAMA_CPP_ALONE = ("ling-mini-2", "mimo-v2.5", "step-3.5")
 """Published models that llama.cpp computes, and transformers has no class for."""
 
 

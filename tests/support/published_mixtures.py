@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from tests.support.published_checkpoint import COMMON, Published, beside_vision
-from tests.support.published_shapes import _PROJ, Config, Shapes, _mlp, decoder, gemma
+from tests.support.published_shapes import _PROJ, Config, Shapes, _ends, _mlp, _mtp, decoder, gemma
 
 
 def minimax_m3(config: Config) -> Shapes:
@@ -88,6 +88,37 @@ def apertus(config: Config) -> Shapes:
         if ".up_proj." in name:
             act = name.replace("up_proj.weight", "act_fn")
             yield from ((f"{act}.{part}", (1,)) for part in ("alpha_n", "alpha_p", "beta", "eps"))
+
+
+def step35(config: Config) -> Shapes:
+    """Yield the tensors of a Step 3.5: heads by kind of layer, stacks of experts, two MTP layers."""
+    yield from _ends(config)
+    hidden, n_layers, cols = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
+    width, n_experts, other = (
+        config[key] for key in ("moe_intermediate_size", "moe_num_experts", "attention_other_setting")
+    )
+    for layer in range(n_layers + config["num_nextn_predict_layers"]):
+        prefix = f"model.layers.{layer}"
+        of = other if config["layer_types"][layer] == "sliding_attention" else config
+        heads, kv_heads = of["num_attention_heads"], of["num_attention_groups"]
+        for part, rows in (("q", heads * cols), ("k", kv_heads * cols), ("v", kv_heads * cols), ("g", heads)):
+            yield f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * cols)
+        for norm, n_cols in (("input_layer", hidden), ("post_attention_layer", hidden),
+                             ("self_attn.q_", cols), ("self_attn.k_", cols)):  # fmt: skip
+            yield f"{prefix}.{norm}norm.weight", (n_cols,)
+        if str(layer) not in config["moe_layers_enum"].split(","):
+            yield from _mlp(f"{prefix}.mlp", config["intermediate_size"], hidden, _PROJ)
+        else:
+            yield f"{prefix}.moe.gate.weight", (n_experts, hidden)
+            yield f"{prefix}.moe.router_bias", (n_experts,)
+            for name, shape in _mlp(f"{prefix}.moe", width, hidden, _PROJ):
+                yield name, (n_experts, *shape)
+            yield from _mlp(f"{prefix}.share_expert", config["share_expert_dim"], hidden, _PROJ)
+        if layer >= n_layers:
+            for name, shape in _mtp(prefix, hidden):
+                yield name.replace("shared_head", "transformer.shared_head"), shape
+            yield f"{prefix}.transformer.shared_head.output.weight", (config["vocab_size"], hidden)
 
 
 def phimoe(config: Config) -> Shapes:

@@ -55,6 +55,9 @@ class DecoderConfig:
                            for nothing
     xielu                  alpha_n, alpha_p, beta and eps of each layer whose blocks have no gate but this
                            activation, with alphas before their softplus; () where none has
+    expert_limits          what SiLU(gate) of each layer's routed experts may reach, and up from both sides; 0
+                           for no limit. None: there is none in any layer
+    block_limits           the same of dense blocks and of shared experts
     num_experts            routed experts of a layer with experts; 0 for a dense model
     moe_intermediate_size  width of a routed expert
     num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
@@ -109,6 +112,8 @@ class DecoderConfig:
     is_parallel: bool = False
     block_scale: float | None = None
     xielu: tuple[tuple[float, ...], ...] = ()
+    expert_limits: tuple[float, ...] | None = None
+    block_limits: tuple[float, ...] | None = None
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -266,6 +271,18 @@ def group_fields(read: ConfigReader) -> dict[str, int]:
     """Return n_group and topk_group, both 1 where all groups may be chosen: llama.cpp takes less than all."""
     groups, used = read.size("n_group"), read.size("topk_group")
     return {"n_group": 1, "topk_group": 1} if used == groups else {"n_group": groups, "topk_group": used}
+
+
+def read_limits(read: ConfigReader, key: str) -> tuple[float, ...] | None:
+    """Return a limit for each layer, 0 for none; None where config.json has no such key."""
+    limits = read.raw.get(key)
+    if limits is None:
+        return None
+    if not isinstance(limits, list) or not all(
+        limit is None or (type(limit) in (int, float) and 0 <= limit < 1e38) for limit in limits
+    ):
+        raise read.bad(key, "a list of numbers, zero or more, or null for layers without a limit")
+    return tuple(float(limit or 0) for limit in limits)
 
 
 def leading_dense_layers(read: ConfigReader, n_layers: int, default: int) -> int:

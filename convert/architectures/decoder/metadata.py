@@ -112,6 +112,23 @@ SLIDING_THETA = Key(keys.ROPE_FREQ_BASE_SWA, _f32, lambda c, o: c.sliding_theta)
 """Base of the rotation of layers with a window; stands behind that of the others."""
 
 
+def _limits(key: str, name: str) -> Key:
+    """Return the key of the limits of all layers, also of those for which config.json says nothing."""
+
+    def padded(config: Any, options: Any) -> tuple[float, ...] | None:
+        limits, n_layers = getattr(config, name), len(layers(config, options))
+        return None if limits is None else (*limits, *(0.0,) * n_layers)[:n_layers]
+
+    return Key(key, Value.f32s, padded)
+
+
+LIMITS: tuple[Key, ...] = (
+    _limits(keys.SWIGLU_CLAMP_EXP, "expert_limits"),
+    _limits(keys.SWIGLU_CLAMP_SHEXP, "block_limits"),
+)
+"""What SiLU(gate) may reach, and up from both sides: of routed experts, and of blocks and shared experts."""
+
+
 def counts_by_layer(key: str, count: str) -> Key:
     """Return a key with a count for each layer, an attribute of the configuration; see `windowed`."""
     return Key(key, Value.i32s, lambda c, o: [
@@ -345,6 +362,17 @@ def expert_fields_of(family: Architecture, hparams: HParams) -> dict[str, Any]:
         # llama.cpp takes 0 for "no scaling" too.
         "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
     }
+
+
+def limits_of_file(hparams: HParams, n_layers: int) -> dict[str, tuple[float, ...] | None]:
+    """Return expert_limits and block_limits of a file, see LIMITS; None for limits that it does not have."""
+
+    def limits(stated: float | tuple[float, ...] | None) -> tuple[float, ...] | None:
+        return (stated,) * n_layers if isinstance(stated, float) else stated
+
+    return {
+        "expert_limits": limits(hparams.swiglu_clamp_exp), "block_limits": limits(hparams.swiglu_clamp_shexp)
+    }  # fmt: skip
 
 
 def dense_by_routers(shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> int:

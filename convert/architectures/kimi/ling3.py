@@ -12,23 +12,35 @@ modeling_bailing_hybrid.py):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convert.architectures.base import Architecture, Key
-from convert.architectures.config_reader import ConfigReader, merged
-from convert.architectures.decoder.config import FULL, layers_of_kind, refuse_one_kind, with_defaults
-from convert.architectures.decoder.metadata import EXPERT_NORM, SHARED_WIDTH, changed, inserted
+from convert.architectures.config_reader import merged
+from convert.architectures.decoder.config import (
+    FULL,
+    layers_of_kind,
+    read_limits,
+    refuse_one_kind,
+    with_defaults,
+)
+from convert.architectures.decoder.metadata import (
+    EXPERT_NORM,
+    LIMITS,
+    SHARED_WIDTH,
+    changed,
+    inserted,
+    limits_of_file,
+)
 from convert.architectures.decoder.rules import (
     check_mtp,
     ends,
     expert_stacks,
     in_layer,
     keep_last_mtp,
-    layers,
     moe_layers,
     mtp_drops,
     mtp_layers,
@@ -63,19 +75,6 @@ from gguf_tools.format.values import Metadata, Value
 _CLASS = "BailingHybridForCausalLM"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ling3Config(KimiConfig):
-    """Configuration of a model; names as in transformers' class.
-
-    expert_limits  layer by layer what SiLU(gate) of routed experts may reach, and up from both sides; 0 for
-                   no limit. None: there is none in any layer
-    block_limits   the same of dense blocks and of shared experts
-    """
-
-    expert_limits: tuple[float, ...] | None = None
-    block_limits: tuple[float, ...] | None = None
-
-
 # ---- config.json
 
 _FIXED: Mapping[str, Any] = {
@@ -85,7 +84,7 @@ _FIXED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _read(raw: Mapping[str, Any], path: str | Path) -> Ling3Config:
+def _read(raw: Mapping[str, Any], path: str | Path) -> KimiConfig:
     named = with_deepseek_names(raw)
     # The class has a default under the other name. What is rotated is qk_rope_head_dim, whatever the part.
     mtp = {"num_mtp_layers": raw["num_nextn_predict_layers"]} if "num_nextn_predict_layers" in raw else {}
@@ -109,7 +108,7 @@ def _read(raw: Mapping[str, Any], path: str | Path) -> Ling3Config:
     if bound is None:
         raise read.bad("kda_lower_bound", "a number below 0")
     shared = fields["num_shared_experts"] * fields["moe_intermediate_size"]
-    return Ling3Config(
+    return KimiConfig(
         **fields | {"lengths_first": True},
         shared_expert_intermediate_size=read.size("moe_shared_expert_intermediate_size", shared),
         linear_layers=linear,
@@ -119,25 +118,14 @@ def _read(raw: Mapping[str, Any], path: str | Path) -> Ling3Config:
             "linear_conv_kernel_dim", read.size("short_conv_kernel_size"), least=2
         ),
         gate_lower_bound=bound,
-        expert_limits=_read_limits(read, "expert_swiglu_limit_list"),
-        block_limits=_read_limits(read, "share_expert_swiglu_limit_list"),
+        expert_limits=read_limits(read, "expert_swiglu_limit_list"),
+        block_limits=read_limits(read, "share_expert_swiglu_limit_list"),
     )
-
-
-def _read_limits(read: ConfigReader, key: str) -> tuple[float, ...] | None:
-    limits = read.raw.get(key)
-    if limits is None:
-        return None
-    if not isinstance(limits, list) or not all(
-        limit is None or (type(limit) in (int, float) and 0 <= limit < 1e38) for limit in limits
-    ):
-        raise read.bad(key, "a list of numbers, zero or more, or null for layers without a limit")
-    return tuple(float(limit or 0) for limit in limits)
 
 
 def read_ling3_file(
     family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
-) -> Ling3Config:
+) -> KimiConfig:
     """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
     config = read_kimi_file(family, metadata, shapes, path)
     hparams = read_hparams(metadata, family.gguf_name, path)
@@ -147,13 +135,7 @@ def read_ling3_file(
             f" {hparams.key('kda_safe_gate')} {hparams.kda_safe_gate}, expected a bound below 0 that holds"
         )
 
-    def limits(name: str) -> tuple[float, ...] | None:
-        stated = getattr(hparams, name)
-        return (stated,) * config.num_hidden_layers if isinstance(stated, float) else stated
-
-    return Ling3Config(
-        **vars(config), expert_limits=limits("swiglu_clamp_exp"), block_limits=limits("swiglu_clamp_shexp")
-    )
+    return replace(config, **limits_of_file(hparams, config.num_hidden_layers))
 
 
 # ---- rules
@@ -171,7 +153,7 @@ class Powers(Renamed):
         return np.exp(exponents.astype(np.float64)).astype(np.float32)
 
 
-def _powers(name: str, weights: Sequence[Weight], config: Ling3Config) -> Powers:
+def _powers(name: str, weights: Sequence[Weight], config: KimiConfig) -> Powers:
     (weight,) = weights
     return Powers(name, (*weight.shape, 1), F32, weight)
 
@@ -208,24 +190,13 @@ def _usual_name(name: str) -> str:
 # ---- keys
 
 
-def _limits(key: str, name: str) -> Key:
-    """Return the key of the limits of all layers, also of those for which config.json says nothing."""
-
-    def padded(config: Ling3Config, options: Any) -> tuple[float, ...] | None:
-        limits, n_layers = getattr(config, name), len(layers(config, options))
-        return None if limits is None else (*limits, *(0.0,) * n_layers)[:n_layers]
-
-    return Key(key, Value.f32s, padded)
-
-
 _BOUNDED = Key(keys.KDA_SAFE_GATE, Value.bool_, lambda c, o: True)
 
 _METADATA: tuple[Key, ...] = (
     *changed(kimi_keys(lambda c: c.linear_head_dim, _BOUNDED), *GROUPS),
     *inserted(OF_EXPERTS, SHARED_WIDTH, after=keys.EXPERT_FEED_FORWARD_LENGTH),
     EXPERT_NORM,
-    _limits(keys.SWIGLU_CLAMP_EXP, "expert_limits"),
-    _limits(keys.SWIGLU_CLAMP_SHEXP, "block_limits"),
+    *LIMITS,
     Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, lambda c, o: len(mtp_layers(c, o)) or None),
 )
 

@@ -20,6 +20,7 @@ from convert.architectures.recurrent.mamba2 import MambaConfig
 from imatrix.forward.families.parts import (
     FeedForwards,
     delta_net_sizes,
+    limited,
     mamba_sizes,
     network_of,
     rope_of,
@@ -69,7 +70,8 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
             return local.rotation(len(rotate.turns), load.device)
         if number in config.unrotated_layers:
             return None
-        return with_divisors(load, rope, rotate, _tables(family, config, rotate))
+        n_pairs = max(rope.n_cols, config.sliding_cols or 0) // 2
+        return with_divisors(load, rope, rotate, _tables(family, config, rotate), n_pairs)
 
     def attention_of(load: Loader, number: int, rotate: Rotation) -> Attention:
         if number in linear:
@@ -98,7 +100,10 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         if config.norms_embeddings and number == 0:
             before = _normed_embeddings(load, config)
         layer = Layer(f"blk.{number}", attention, norm, *parts, before, around)
-        return replace(layer, attention_end=end, is_parallel=config.is_parallel)
+        layer = replace(layer, attention_end=end, is_parallel=config.is_parallel)
+        if config.expert_limits is None and config.block_limits is None:
+            return layer
+        return limited(layer, number, config.expert_limits, config.block_limits)
 
     end = None if plain_norms else (lambda load, norm: _norm(load, OUTPUT_NORM, config))
     return network_of(
@@ -261,13 +266,20 @@ def _local_rope(family: Architecture, config: DecoderConfig, rope: Rope) -> Rope
 
 
 def with_divisors(
-    load: Loader, rope: Rope, rotate: Rotation, tables: Sequence[str] = (ROPE_FREQS,)
+    load: Loader,
+    rope: Rope,
+    rotate: Rotation,
+    tables: Sequence[str] = (ROPE_FREQS,),
+    n_pairs: int | None = None,
 ) -> Rotation:
     """Divide the frequencies by the first of some tables that a model may have, with a number for each pair.
 
     All of them are read, as all belong to the model.
+
+    n_pairs  numbers of a table, of which the first ones count; None: as many as there are pairs
     """
-    found = [load.float32(table, rope.n_cols // 2) if load.has(table) else None for table in tables]
+    own = rope.n_cols // 2
+    found = [load.float32(table, n_pairs or own) if load.has(table) else None for table in tables]
     if not found or found[0] is None:
         return rotate
-    return replace(rope, divisors=found[0]).rotation(len(rotate.turns), load.device)
+    return replace(rope, divisors=found[0][:own]).rotation(len(rotate.turns), load.device)

@@ -8,9 +8,8 @@ from typing import Any
 
 from convert.architectures.kimi.glm5_next import Glm5NextConfig
 from convert.architectures.kimi.linear import KimiConfig
-from convert.architectures.kimi.ling3 import Ling3Config
 from gguf_tools.errors import UnsupportedCheckpoint
-from imatrix.forward.families.parts import FeedForwards, network_of, rope_of
+from imatrix.forward.families.parts import FeedForwards, limited, network_of, rope_of
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.kimi_delta import KimiDeltaSizes, load_kimi_delta
 from imatrix.forward.layers.attention.mla import LatentAttention, LatentModel, load_latent_attention
@@ -30,16 +29,11 @@ def kimi_linear_network(config: KimiConfig) -> Network:
     return _network(config, _latent_model(config), rotates=False)
 
 
-def ling3_network(config: Ling3Config) -> Network:
-    def limited(layer: Layer, number: int, load: Loader) -> Layer:
-        block, experts = layer.block, layer.experts
-        if block is not None:
-            block = replace(block, limit=_limit(config.block_limits, number), after_silu=True)
-        if experts is not None:
-            experts = replace(experts, limit=_limit(config.expert_limits, number), after_silu=True)
-        return replace(layer, block=block, experts=experts)
+def ling3_network(config: KimiConfig) -> Network:
+    def finish(layer: Layer, number: int, load: Loader) -> Layer:
+        return limited(layer, number, config.expert_limits, config.block_limits)
 
-    return _network(config, replace(_latent_model(config), gated=True), rotates=True, finish=limited)
+    return _network(config, replace(_latent_model(config), gated=True), rotates=True, finish=finish)
 
 
 def glm5_next_network(config: Glm5NextConfig) -> Network:
@@ -71,12 +65,6 @@ def glm5_next_network(config: Glm5NextConfig) -> Network:
         n_chosen=config.index_topk, n_strands=config.hc_mult,
         end=lambda load, norm: MeanEnd(config.hc_mult, norm), builds_mtp=False,
     )  # fmt: skip
-
-
-def _limit(limits: tuple[float, ...] | None, number: int) -> float | None:
-    """Return the limit of a layer; llama.cpp takes next to nothing for none."""
-    limit = limits[number] if limits is not None and number < len(limits) else 0.0
-    return limit if limit > 1e-6 else None
 
 
 def _network(

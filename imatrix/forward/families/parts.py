@@ -9,6 +9,7 @@ from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.recurrent.mamba2 import MambaConfig
+from imatrix.forward.layer import Layer
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes
 from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
 from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
@@ -86,6 +87,27 @@ def mamba_sizes(config: MambaConfig) -> Mamba2Sizes:
         kernel=config.mamba_d_conv,
         eps=config.rms_norm_eps,
     )
+
+
+def limited(
+    layer: Layer,
+    number: int,
+    expert_limits: tuple[float, ...] | None,
+    block_limits: tuple[float, ...] | None,
+) -> Layer:
+    """Return a layer whose routed experts and blocks have limits behind SiLU; None for none in any layer."""
+    block, experts = layer.block, layer.experts
+    if block is not None:
+        block = replace(block, limit=_limit(block_limits, number), after_silu=True)
+    if experts is not None:
+        experts = replace(experts, limit=_limit(expert_limits, number), after_silu=True)
+    return replace(layer, block=block, experts=experts)
+
+
+def _limit(limits: tuple[float, ...] | None, number: int) -> float | None:
+    """Return the limit of a layer; llama.cpp takes next to nothing for none."""
+    limit = limits[number] if limits is not None and number < len(limits) else 0.0
+    return limit if limit > 1e-6 else None
 
 
 @dataclass(frozen=True)
