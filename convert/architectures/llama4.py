@@ -1,7 +1,8 @@
 """Llama 4: experts in every layer or in every second one, and a shared one that is as wide.
 
-Of four layers, three see chunks of positions. The fourth sees all, and rotates nothing. Stacks of experts are
-stored with rows as columns.
+Of four layers, three see chunks of positions, and norm what they have rotated. The fourth sees all, rotates
+nothing, and its scores grow with the position. Experts multiply the input times their weight. Stacks of
+experts are stored with rows as columns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Key
+from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.config import (
     FULL,
@@ -21,7 +22,15 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import LLAMA3, decoder, decoder_notes
-from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS, VOCAB_SIZE
+from convert.architectures.decoder.metadata import (
+    COMMON,
+    EXPERT_WIDTH,
+    ROTATED_COLS,
+    VOCAB_SIZE,
+    read_decoder,
+    read_theta,
+    sliding_layers,
+)
 from convert.architectures.decoder.rope import LLAMA3_ROTATION
 from convert.architectures.decoder.rules import (
     attention,
@@ -37,11 +46,15 @@ from convert.architectures.qwen_vl import turned_stacks
 from convert.tokenizer.files import Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
-from gguf_tools.format.values import Value
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 _WHY = "llama.cpp's llama4 has no other"
 _CHUNK, _PERIOD = 8192, 4
 """Positions of a chunk, and one layer in so many that sees all: numbers in llama.cpp's code."""
+
+_SHARPNESS = 0.1
+"""How much scores grow with the logarithm of the number of chunks, in layers that see all: the same."""
 
 _N_UNNORMED = 128
 """The number of experts by which llama.cpp knows the model without norms of queries and keys."""
@@ -51,11 +64,9 @@ _N_UNNORMED = 128
 class Llama4Config(DecoderConfig):
     """Configuration of a model.
 
-    moe_step  one layer in so many has experts, the last of them
-    sharpens  whether scores grow with the position in layers that don't rotate
+    sharpens  whether the original's scores grow with the position in layers that don't rotate
     """
 
-    moe_step: int = 1
     sharpens: bool = True
 
 
@@ -76,7 +87,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Llama4Config:
     read.overruled("no_rope_layer_interval")
     for key, value in (
         ("attention_bias", False), ("attention_chunk_size", _CHUNK), ("floor_scale", _CHUNK),
-        ("attn_scale", 0.1), ("use_qk_norm", n_experts != _N_UNNORMED), ("no_rope_layers", rotated or None),
+        ("attn_scale", _SHARPNESS), ("use_qk_norm", n_experts != _N_UNNORMED),
+        ("no_rope_layers", rotated or None),
         ("layer_types", ["chunked_attention" if turns else FULL for turns in rotated]),
         ("moe_layers", [layer for layer in every if (layer + 1) % step == 0]),
     ):  # fmt: skip
@@ -90,6 +102,38 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Llama4Config:
         moe_step=step,
         sharpens=bool(read.raw.get("attn_temperature_tuning")),
     )
+
+
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> Llama4Config:
+    """Return the configuration in a file, see `read_decoder`, with what llama.cpp's code says."""
+    plain, hparams = (
+        read_decoder(family, metadata, shapes, path),
+        read_hparams(metadata, family.gguf_name, path),
+    )
+    n_layers, theta = plain.num_hidden_layers, plain.rope.theta
+    local_theta = read_theta(hparams, "rope_freq_base_swa", theta)
+    if hparams.first("sliding_window") == 0 or not plain.num_experts or local_theta != theta:
+        raise UnsupportedCheckpoint(
+            f"{path}: a sliding_window of {hparams.sliding_window}, {plain.num_experts} experts and a"
+            f" rope.freq_base_swa of {local_theta:g}, expected chunks, experts, and the theta of other layers"
+        )
+    own = {
+        "sliding_window": _CHUNK,
+        "sliding_chunks": True,
+        "sliding_layers": sliding_layers(hparams, n_layers, _PERIOD),
+        "unrotated_layers": tuple(range(_PERIOD - 1, n_layers, _PERIOD)),
+        "unit_qk": plain.num_experts != _N_UNNORMED,
+        "sharpness": (_SHARPNESS, _CHUNK),
+        "sharpness_offset": 1,
+        "num_shared_experts": 1,
+        "moe_step": hparams.size("interleave_moe_layer_step"),
+        "weighs_inputs": True,
+        "norm_topk_prob": False,
+        "scoring_func": "sigmoid",
+    }
+    return Llama4Config(**{**vars(plain), **own})
 
 
 def _moe_step(read: ConfigReader) -> int:
@@ -144,7 +188,10 @@ _LLAMA4 = decoder(
     notes=_notes,
     quirks=Quirks(pre_tokenizers={"gpt-4o": "llama4"}),
     canonical_name=lambda name: name.replace(".feed_forward.", ".mlp."),
-    reader=None,
+    reader=_read_file,
+    rotation="pairs",
+    norms_rotated=True,
+    windows="alike",
 )  # fmt: skip
 
 FAMILIES = (_LLAMA4,)

@@ -103,6 +103,10 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS,
         _WINDOW | {keys.SLIDING_WINDOW, keys.ATTN_LOGIT_SOFTCAPPING, keys.FINAL_LOGIT_SOFTCAPPING},
     ),
+    "llama4": (
+        _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.INTERLEAVE_MOE_LAYER_STEP},
+        _WINDOW | {keys.SLIDING_WINDOW},
+    ),
     "apertus": (_EPS | {*keys.XIELU}, ()),
     "starcoder2": ({keys.LAYERNORM_EPS}, ()),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),

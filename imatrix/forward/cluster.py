@@ -288,7 +288,7 @@ class _ClusterDealer:
         items: list[PieceItem] = []
         n_rows, n_cols = 0, self.sizes.middle[1]
         for expert in range(experts.n_experts):
-            for piece in pieces_of(sweep, expert, routes):
+            for piece in pieces_of(sweep, experts.router.routing, expert, routes):
                 items.append(PieceItem(len(items), self.number, piece, n_rows, files, observer.fresh()))
                 n_rows += len(piece.weighted)
         size = n_rows, n_cols

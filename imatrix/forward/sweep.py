@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
@@ -21,7 +21,7 @@ import torch
 from imatrix.forward.device import to_cpu, to_torch
 from imatrix.forward.hidden_states import States
 from imatrix.forward.layer import Layer, refuse_nonfinite
-from imatrix.forward.layers.experts import Experts
+from imatrix.forward.layers.experts import Experts, Routing
 from imatrix.forward.layers.ffn import FeedForward
 from imatrix.forward.observe import Observer
 from imatrix.forward.workers import Workers
@@ -107,11 +107,13 @@ class Piece:
     tokens   their numbers, ascending
     weights  of the expert's output for each token, and for each strand where there are several; 0 where the
              observer alone is to see the token
+    factors  what the expert's inputs are multiplied by, float32 (n_tokens,); None for nothing
     """
 
     expert: int
     tokens: torch.Tensor
     weights: torch.Tensor
+    factors: torch.Tensor | None = None
 
     @property
     def weighted(self) -> torch.Tensor:
@@ -218,7 +220,7 @@ class _ThreadDealer:
     def _with_experts(self, experts: Experts, routes: Routes) -> Iterator[tuple[Piece, FeedForward]]:
         """Yield all pieces of the second sweep, each with its expert."""
         for expert, block in experts.read_ahead():
-            for piece in pieces_of(self.sweep, expert, routes):
+            for piece in pieces_of(self.sweep, experts.router.routing, expert, routes):
                 yield piece, block
 
 
@@ -258,7 +260,7 @@ def take_chunk(
     return routes
 
 
-def pieces_of(sweep: Sweep, expert: int, routes: Routes) -> Iterator[Piece]:
+def pieces_of(sweep: Sweep, routing: Routing, expert: int, routes: Routes) -> Iterator[Piece]:
     """Yield the pieces of the second sweep that an expert sees.
 
     A piece has tokens of one part of the text: products of other pieces round differently.
@@ -272,7 +274,16 @@ def pieces_of(sweep: Sweep, expert: int, routes: Routes) -> Iterator[Piece]:
     sizes = torch.searchsorted(tokens, to_torch(sweep.chunks.part_bounds)).diff().tolist()
     for of_part, theirs in zip(tokens.split(sizes), weights.split(sizes), strict=True):
         for some, their in zip(of_part.split(PIECE_ROWS), theirs.split(PIECE_ROWS), strict=True):
-            yield Piece(expert, some, their)
+            piece = Piece(expert, some, their)
+            yield _with_factors(piece) if routing.weighs_inputs else piece
+
+
+def _with_factors(piece: Piece) -> Piece:
+    """Return a piece whose weights are factors of the input; a token without a weight stays as it is."""
+    has_weight = piece.weights != 0
+    return replace(
+        piece, weights=has_weight.float(), factors=torch.where(has_weight, piece.weights, torch.ones(()))
+    )
 
 
 def take_piece(
@@ -281,6 +292,8 @@ def take_piece(
     """Apply an expert to a piece; return its output for the tokens that have a weight, on the CPU."""
     names = experts.names
     x = middle.rows(piece.tokens).to(sweep.device, sweep.dtype)
+    if piece.factors is not None:
+        x = (x * piece.factors[:, None].to(sweep.device)).to(sweep.dtype)
     inner = block.gate_up(x, observer, piece.expert, experts.n_experts)
     observer.expert(names.inputs, piece.expert, experts.n_experts, x)
     observer.expert((names.down,), piece.expert, experts.n_experts, inner)

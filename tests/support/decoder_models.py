@@ -171,6 +171,11 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
     "apertus": ("Apertus", {"head_dim": 32, "rope_parameters": _LLAMA3}),
+    "llama4": (
+        "Llama4",
+        {**_EXPERTS, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size_mlp": 160,
+         "interleave_moe_layer_step": 2, "rope_parameters": _LLAMA3},
+    ),
     "minimax-m3": ("MiniMaxM3VL", _MINIMAX_M3),
     "starcoder2": ("Starcoder2", {"num_hidden_layers": 3}),
     "seed-oss": ("SeedOss", {"head_dim": 32}),
@@ -371,26 +376,14 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
     "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
-    "muse-glimmer", "exaone-moe",
+    "muse-glimmer", "exaone-moe", "apertus", "llama4",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "glm5-next",
     "minimax-m3", "starcoder2", "qwen4exp", "qwen4exp-blocks", "mimo-v2-flash",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 
-NOT_COMPUTED: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "llama4": (
-        "Llama4",
-        {**_EXPERTS, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size_mlp": 160,
-         "interleave_moe_layer_step": 2, "rope_parameters": _LLAMA3},
-    ),
-}  # fmt: skip
-"""Models that llama.cpp computes, and the forward pass does not yet."""
-
-CASES = [
-    pytest.param(name, marks=pytest.mark.slow) if name in COMPUTED_ONCE else name
-    for name in (*MODELS, *NOT_COMPUTED)
-]
+CASES = [pytest.param(name, marks=pytest.mark.slow) if name in COMPUTED_ONCE else name for name in MODELS]
 
 _WITHOUT_TRUNCATE = {"rope_type": "yarn", "factor": 32.0, "rope_theta": 150000.0, "truncate": False,
                      "original_max_position_embeddings": 4096}  # fmt: skip
@@ -437,7 +430,7 @@ def decoder_model(name: str, folder: Path, **others: Any) -> Any:
     import torch
     import transformers
 
-    kind, changes = {**MODELS, **OUR_MODELS, **NOT_COMPUTED}[name]
+    kind, changes = {**MODELS, **OUR_MODELS}[name]
     torch.manual_seed(len(name))
     text = "Text" if hasattr(transformers, f"{kind}TextConfig") else ""
     sizes, head = {**_SIZES, **changes, **others}, "CausalLM"

@@ -31,6 +31,7 @@ class DecoderConfig:
     norms_all_heads        whether such a norm takes all heads together, not one at a time
     rotated_cols           columns of a head that are rotated, the first ones
     sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
+    sliding_chunks         whether positions are in chunks of so many, and the token's own chunk is seen
     sliding_theta          base of their rotation, which is not stretched; None where it is the model's
     sliding_heads          heads of queries in these layers; None: as many as in others
     sliding_kv_heads       heads of keys and values there; None: as many as in others
@@ -38,8 +39,11 @@ class DecoderConfig:
     unrotated_layers       layers that rotate nothing
     mrope_section          pairs of columns that time, height and width rotate; None for plain RoPE
     attention_scale        what scores are multiplied by; None: one over the root of head_dim
+    unit_qk                whether queries and keys that have been rotated are normed, without a weight
     sharpness              s and n: the scores of the token at position p are multiplied by
-                           1 + s ln(1 + floor(p / n)); None for nothing
+                           1 + s ln(1 + floor(p / n)), in layers that rotate nothing where there are any. None
+                           for nothing
+    sharpness_offset       what is added to p in this
     embedding_scale        what embeddings are multiplied by; None for nothing
     residual_scale         what attention and block are multiplied by before they are added; None for nothing
     attention_value_scale  what attention alone is multiplied by before it is added; None for nothing
@@ -64,6 +68,8 @@ class DecoderConfig:
     shared_expert_intermediate_size  their width together; 0: as many times that of a routed one
     first_k_dense_replace  dense layers before those with experts
     scoring_func           of the router: "softmax", "sigmoid"; None where nothing is said
+    moe_step               one layer in so many has experts, the last of them
+    weighs_inputs          whether the inputs of experts are multiplied by their weights, not the outputs
     norm_topk_prob         whether the weights of a token's experts are made to add up to one
     num_nextn_predict_layers  layers for multi-token prediction; None where nothing is said
     dense_mtp              whether these have dense blocks behind layers with experts
@@ -91,6 +97,7 @@ class DecoderConfig:
     norms_all_heads: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
+    sliding_chunks: bool = False
     sliding_theta: float | None = None
     sliding_heads: int | None = None
     sliding_kv_heads: int | None = None
@@ -98,7 +105,9 @@ class DecoderConfig:
     unrotated_layers: tuple[int, ...] = ()
     mrope_section: tuple[int, ...] | None = None
     attention_scale: float | None = None
+    unit_qk: bool = False
     sharpness: tuple[float, int] | None = None
+    sharpness_offset: int = 0
     embedding_scale: float | None = None
     residual_scale: float | None = None
     attention_value_scale: float | None = None
@@ -123,6 +132,8 @@ class DecoderConfig:
     n_group: int | None = None
     topk_group: int | None = None
     scoring_func: str | None = None
+    moe_step: int = 1
+    weighs_inputs: bool = False
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     num_nextn_predict_layers: int | None = None

@@ -134,16 +134,18 @@ def _normed_embeddings(load: Loader, config: DecoderConfig) -> Normed:
 def _with_own_parts(
     attention: SharedKeyAttention, load: Loader, number: int, config: DecoderConfig, rotate: Rotation
 ) -> SharedKeyAttention:
-    """Give the attention of a layer what few models have: another norm, an indexer, sharpness."""
-    if config.centred_norms:
-        attention = replace(attention, norm=_norm(load, f"blk.{number}.attn_norm.weight", config))
+    """Give the attention of a layer what few models have: an indexer, sharpness, norms without weights."""
     if isinstance(config, BlockIndexedConfig) and number >= config.first_k_dense_replace:
         hidden, n_rotated, eps = config.hidden_size, config.rotated_cols, config.rms_norm_eps
         indexer = load_block_indexer(load, number, config.indexer, hidden, rotate, n_rotated, eps)
         attention = replace(attention, indexer=indexer)
-    if config.sharpness is not None:
-        attention = replace(attention, sharpness=rotate.sharpness(config.sharpness))
-    return attention
+    if config.sharpness is not None and (number in config.unrotated_layers or not config.unrotated_layers):
+        growth = rotate.sharpness(config.sharpness, config.sharpness_offset)
+        attention = replace(attention, sharpness=growth)
+    if config.unit_qk and number not in config.unrotated_layers:
+        unit = RMSNorm(torch.ones(config.head_dim, device=load.device), config.rms_norm_eps)
+        attention = replace(attention, q_norm=unit, k_norm=unit)
+    return replace(attention, chunked=config.sliding_chunks)
 
 
 def _norm(load: Loader, name: str, config: DecoderConfig, *, plain: bool = False) -> RMSNorm:

@@ -44,6 +44,7 @@ def routing_of(config: DecoderConfig, groups: Groups | None = None) -> Routing:
         groups=None if groups is None or groups.count == groups.used else groups,
         normalise=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
+        weighs_inputs=config.weighs_inputs,
     )
 
 
@@ -115,6 +116,7 @@ class FeedForwards:
     """The feed-forward part of all layers: a dense block in the first ones, experts in the others.
 
     n_dense       leading layers with a dense block; None: all
+    moe_step      one in so many of the others has experts, the last of them
     dense_width   of that block
     shared_width  of the shared experts together; 0 for none
     n_experts     routed experts of a layer, each of expert_width
@@ -134,6 +136,7 @@ class FeedForwards:
     n_experts: int
     expert_width: int
     routing: Routing
+    moe_step: int = 1
     clamped: bool = False
     limit: float | None = None
     post_norm_eps: float | None = None
@@ -153,13 +156,14 @@ class FeedForwards:
             n_experts=config.num_experts,
             expert_width=config.moe_intermediate_size,
             routing=routing_of(config, groups),
+            moe_step=config.moe_step,
             xielu=tuple(XIELU(*numbers) for numbers in config.xielu),
             **others,
         )
 
     def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
         """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
-        is_dense = self.n_dense is None or number < self.n_dense
+        is_dense = self.n_dense is None or number < self.n_dense or (number + 1) % self.moe_step > 0
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
         if is_dense and (self.fused or not self.gated):

@@ -146,9 +146,16 @@ class _Backward:
             x = states.middle.rows(piece.tokens).to(sweep.device, sweep.dtype).requires_grad_()
             above = states.after_gradients.rows(piece.tokens).to(sweep.device)
             weights = routes.weights[piece.tokens, piece.slots].to(sweep.device)
-            output = piece.block.project_down(piece.block.gate_up(x, observer, *place), observer, *place)
-            at_weights, at_output = _weighted_back(output.detach().float(), above, weights)
-            (at_x,) = torch.autograd.grad(output, x, at_output.to(output.dtype))
+            inputs, weighed = x, experts.router.routing.weighs_inputs
+            if weighed:
+                inputs = (x * weights.requires_grad_()[:, None]).to(x.dtype)
+            output = piece.block.project_down(piece.block.gate_up(inputs, observer, *place), observer, *place)
+            if weighed:
+                at_output = above[:, : output.shape[1]].to(output.dtype)
+                at_x, at_weights = torch.autograd.grad(output, (x, weights), at_output)
+            else:
+                at_weights, at_output = _weighted_back(output.detach().float(), above, weights)
+                (at_x,) = torch.autograd.grad(output, x, at_output.to(output.dtype))
             return piece, observer, to_cpu(at_x), to_cpu(at_weights)
 
         gradients = torch.zeros_like(routes.weights)

@@ -50,6 +50,7 @@ class Routing:
     groups     None where every expert can be chosen
     normalise  make the weights of a token's experts add up to one
     scale      what the weights are multiplied by
+    weighs_inputs  whether weights are multiplied by the inputs of experts, not by their outputs
     """
 
     n_used: int
@@ -57,6 +58,7 @@ class Routing:
     groups: Groups | None
     normalise: bool
     scale: float
+    weighs_inputs: bool = False
 
 
 @dataclass(frozen=True)

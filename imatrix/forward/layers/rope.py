@@ -78,15 +78,16 @@ class Rotation:
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(pairs * turns).flatten(-2)
 
-    def sharpness(self, growth: tuple[float, int] | None) -> torch.Tensor | None:
+    def sharpness(self, growth: tuple[float, int] | None, offset: int = 0) -> torch.Tensor | None:
         """Compute what the scores of every position are multiplied by, float32 (n_positions,).
 
-        growth  s and n: at position p, 1 + s ln(1 + floor(p / n)); None: nothing, and None is returned
+        growth  s and n: at position p, 1 + s ln(1 + floor((p + offset) / n)); None: nothing, and None is
+                returned
         """
         if growth is None:
             return None
         scale, length = growth
-        whole = torch.arange(len(self.turns), device=self.turns.device) // length
+        whole = (torch.arange(len(self.turns), device=self.turns.device) + offset) // length
         return 1 + scale * torch.log1p(whole.float())
 
     def back(self) -> Rotation:

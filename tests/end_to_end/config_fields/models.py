@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tests.support.decoder_models import GOLDEN, MODELS, NOT_COMPUTED
+from tests.support.decoder_models import GOLDEN, MODELS
 
 N_VOCAB = 576
 CONTEXT = 128
@@ -107,14 +107,14 @@ _RECORDED = (
     "gemma4-small", "qwen3next", "qwen35", "qwen35moe", "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe",
     "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "mimo-v2-flash",
     "cohere2", "cohere2moe", "lfm2", "lfm2moe", "falcon-h1", "falcon-h1-normed",
-    "kimi-linear", "ling3-groups", "minimax-m3", "starcoder2", "qwen4exp", "exaone-moe",
+    "kimi-linear", "ling3-groups", "minimax-m3", "starcoder2", "qwen4exp", "exaone-moe", "apertus",
+    "llama4",
 )  # fmt: skip
 """Models of tests/support/decoder_models.py that are bases: one of each way to be built."""
 
 BASES: Mapping[str, Base] = {
     **{name: Base(f"{MODELS[name][0]}ForCausalLM", _recorded(name)) for name in _RECORDED},
     "llama": Base("LlamaForCausalLM", SIZES),
-    "llama4": Base("Llama4ForCausalLM", {**SIZES, **NOT_COMPUTED["llama4"][1]}),
     "deepseek2": Base("DeepseekV2ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
     "deepseek3": Base("DeepseekV3ForCausalLM", {**SIZES, **_LATENT, "first_k_dense_replace": 1}),
     "youtu": Base("YoutuForCausalLM", {**SIZES, **_LATENT}),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import convert
+import convert.architectures.llama4 as llama4
 from gguf_tools.errors import FormatError
 from imatrix.forward.open import open_model
 from tests.end_to_end.arch_models import GOLDEN
@@ -86,7 +87,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     assert relative_error(logits, expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "qwen3", "minimax-m3-chosen"])
+@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "qwen3", "minimax-m3-chosen", "llama4"])
 def test_queries_in_blocks_see_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder_model(name, tmp_path / name)
     with open_model(tmp_path / name) as model:
@@ -97,9 +98,29 @@ def test_queries_in_blocks_see_the_same(name: str, tmp_path: Path, monkeypatch: 
     assert relative_error(logits, expected) < 1e-6
 
 
-def differentiated(name: str, tmp_path: Path) -> tuple[Any, WeightGradients]:
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Have Llama 4 cut texts in chunks of 16 positions; return what transformers' class takes for that."""
+    monkeypatch.setattr(llama4, "_CHUNK", 16)
+    return {"attention_chunk_size": 16, "floor_scale": 16}
+
+
+def test_chunks_of_positions_are_those_of_transformers(
+    tmp_path: Path, small_chunks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = decoder_model("llama4", tmp_path / "m", **small_chunks)
+    with torch.no_grad():
+        expected = original(torch.from_numpy(CHUNKS)).logits.numpy()
+    for block in (gqa.QUERY_BLOCK, 7):
+        monkeypatch.setattr(gqa, "QUERY_BLOCK", block)
+        with open_model(tmp_path / "m") as model:
+            logits, _ = run_all_layers(model, CHUNKS)
+        assert relative_error(logits, expected) < 1e-5
+
+
+def differentiated(name: str, tmp_path: Path, **others: Any) -> tuple[Any, WeightGradients]:
     """Compare gradients at the embeddings; return the model of transformers, and ours of weights."""
-    original: Any = decoder_model(name, tmp_path / name).requires_grad_()
+    original: Any = decoder_model(name, tmp_path / name, **others).requires_grad_()
     kept: list[Any] = []
     ends = {"nemotron-h": "norm_f", "nemotron-3": "norm_f", "qwen4exp": "hyper_connection_mixer"}
     norm = getattr(original.model, ends.get(name, "norm"))
@@ -144,6 +165,16 @@ def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> Non
             continue  # its rows stand elsewhere in the file
         expected = getattr(attention, part).weight.grad.numpy()
         assert relative_error(observer.of(f"blk.1.{ours}.weight"), expected) < 1e-4, ours
+
+
+def test_gradients_of_experts_whose_inputs_are_weighed(tmp_path: Path, small_chunks: dict[str, int]) -> None:
+    original, observer = differentiated("llama4", tmp_path, **small_chunks)
+    layer, last = original.model.layers[1], original.model.layers[3]
+    pairs = {"blk.1.attn_q": layer.self_attn.q_proj, "blk.3.attn_k": last.self_attn.k_proj,
+             "blk.1.ffn_up_shexp": layer.feed_forward.shared_expert.up_proj}  # fmt: skip
+    assert_gradients(observer, pairs)
+    down = layer.feed_forward.experts.down_proj.grad.transpose(1, 2).flatten(0, 1)
+    assert relative_error(observer.of("blk.1.ffn_down_exps.weight"), down.numpy()) < 1e-4
 
 
 def test_gradients_of_fused_matrices_equal_those_of_transformers(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Attention with keys and values of its own, which several heads of queries may share.
 
 Queries and keys may be normed before they are rotated or after, per head or all heads together. A layer may
-see the last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no
-value. It may have a gate, whose sigmoid its output is multiplied by; the gate's rows stand behind those of
-its query. A gate that is a matrix of its own makes a number for each head, or one for each column, and its
-softplus or sigmoid counts.
+see the last positions alone (`window`), or those of the token's chunk. A head may have a sink: one more logit
+in the softmax, which has no value. It may have a gate, whose sigmoid its output is multiplied by; the gate's
+rows stand behind those of its query. A gate that is a matrix of its own makes a number for each head, or one
+for each column, and its softplus or sigmoid counts.
 
 An indexer may choose, for each head of keys, the blocks of positions that are seen.
 
@@ -112,6 +112,7 @@ class SharedKeyAttention:
     sinks           float32 (n_heads,), None for none
     window          positions that are seen, the token's own with them, or half as many on either side; None
                     for all
+    chunked         whether positions are in chunks of so many, and those of the token's own chunk are seen
     post_norm       of what the layer adds; None for none
     sharpness       float32 (n_positions,): what scores are multiplied by, too; None for nothing
     k               makes the keys; None where they are another layer's
@@ -133,6 +134,7 @@ class SharedKeyAttention:
     sinks: torch.Tensor | None
     window: int | None
     half_cache: bool = False
+    chunked: bool = False
     post_norm: RMSNorm | None = None
     sharpness: torch.Tensor | None = None
     gate: Projection | None = None
@@ -286,6 +288,8 @@ class SharedKeyAttention:
 
     def _seen(self, start: int, stop: int, n_tokens: int) -> tuple[int, int]:
         """Return the first position that any of some queries sees, and the one behind the last."""
+        if self.chunked and self.window is not None:
+            return start - start % self.window, stop
         before, after = self._reach(n_tokens)
         return max(0, start - before), min(n_tokens, stop + after)
 
@@ -299,6 +303,10 @@ class SharedKeyAttention:
     def _unseen(self, start: int, stop: int, first: int, last: int, like: torch.Tensor) -> torch.Tensor:
         """Return -inf for positions that a query does not see, and 0, (stop - start, last - first)."""
         unseen = like.new_full((stop - start, last - first), float("-inf"))
+        if self.chunked and self.window is not None:
+            chunks = torch.arange(first, last, device=like.device) // self.window
+            in_others = chunks[start - first : stop - first, None] != chunks
+            return unseen.triu(start - first + 1).masked_fill_(in_others, float("-inf"))
         before, after = self._reach(last)
         return unseen.triu(start - first + after + 1) + unseen.tril(start - first - before - 1)
 
