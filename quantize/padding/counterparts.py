@@ -92,11 +92,11 @@ def fit_importances(entries: Importances, metadata: Metadata, tensors: Sequence[
 
     Entries that fit are left alone, and so are those that don't fit for another reason.
     """
-    known = [info for info in tensors if info.name in entries]
+    known = [(info, entries[info.name]) for info in tensors if info.name in entries]
     unfit = {
         info.name: info
-        for info in known
-        if entries[info.name].n_values not in (info.n_cols, info.n_mats * info.n_cols)
+        for info, entry in known
+        if entry.n_values not in (entry.counts.size * info.n_cols, info.n_mats * info.n_cols)
     }
     if not unfit:
         return entries

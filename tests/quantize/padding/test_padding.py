@@ -23,6 +23,7 @@ from quantize.importances.entries import Importance, ImportanceFile
 from quantize.importances.weighting import ColumnWeights
 from quantize.options import QuantizeOptions
 from quantize.padding import PadChoice
+from quantize.padding.counterparts import fit_importances
 from quantize.padding.inner_sizes import UNPADDED
 from quantize.padding.resized import Extent, Resize, ResizedTensor
 from quantize.pipeline import plan_run
@@ -261,6 +262,14 @@ def test_matrices_of_the_model_and_of_the_padded_one_serve_both(
     plain = quantize(source, tmp_path / "plain.gguf", type_name, pad="off").paths[0]
     down = "blk.1.ffn_down_exps.weight"
     assert (rows_of(plain, down) != rows_of(made[0], down)).any()
+
+
+def test_experts_whose_values_together_fill_a_padded_row_are_kept_apart() -> None:
+    """8 experts of 32 columns have as many values as one row of 256."""
+    down = TensorInfo("blk.1.ffn_down_exps.weight", (8, 4, 256), F32)
+    metadata = {**METADATA, KEY: Value.u32(256), UNPADDED + KEY: Value.u32(32)}
+    model = {down.name: Importance(np.ones((8, 32), np.float32), np.ones(8))}
+    assert fit_importances(model, metadata, [down])[down.name].n_values == 8 * 256
 
 
 # ---- what is told
