@@ -49,6 +49,7 @@ class AuditBase:
     tensors     GGUF name -> tensor, unread: those of a file in the same layout
     others      the same model in other layouts of latent attention, for what a file may hold by mistake
     metadata    keys of such a file
+    mla         the layout that a folder is converted to; None for a file, and for a family without a choice
     """
 
     path: Path
@@ -56,6 +57,7 @@ class AuditBase:
     tensors: Mapping[str, SourceTensor]
     others: Mapping[str, SourceTensor]
     metadata: Metadata
+    mla: MLALayout | None = None
 
     @property
     def architecture(self) -> str:
@@ -139,7 +141,8 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
         conversion = build(architecture, open_weights(checkpoint), {**choices, "mla": "both"})
         others = {tensor.name: tensor for tensor in conversion.tensors}
     metadata = preparation.outputs[0].layout.metadata
-    return AuditBase(Path(checkpoint.folder), is_remote, rows.tensors, others, metadata)
+    mla = choices.get("mla")
+    return AuditBase(Path(checkpoint.folder), is_remote, rows.tensors, others, metadata, mla)
 
 
 def _of_file(file: GGUFSource, path: Path) -> AuditBase:

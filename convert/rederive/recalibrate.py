@@ -12,7 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from convert.audit.base import AuditBase, layout_in
+from convert.audit.base import AuditBase
 from convert.audit.pairs import Layers
 from convert.rederive.compare import Compared, compare, whole
 from convert.rederive.faults import RAISED, relative_errors
@@ -71,7 +71,7 @@ def recalibrated(
         provenance=False,
         pad=_padded_keys(file, base, infos),
         pad_hidden=pads_hidden_size(file.metadata),
-        mla=layout_in(file.tensors) if Path(source).is_dir() else None,
+        mla=base.mla,
     )
     run = RunOptions(n_threads=options.n_threads, progress=progress, label="calibrating again")
     with TemporaryDirectory(prefix="gguf-tools-") as folder:

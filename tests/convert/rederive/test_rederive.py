@@ -16,6 +16,7 @@ import pytest
 
 import convert
 import gguf_tools
+from convert.audit.base import open_audit_base
 from convert.rederive.compare import Compared, chance_to_slip, sampled
 from convert.rederive.recalibrate import judged
 from convert.rederive.report import Rederivation
@@ -36,6 +37,7 @@ from tests.quantize.padding.ffn_files import write_ffn_file
 from tests.quantize.simd.test_lanes import INSTRUCTION_SETS
 from tests.quantize.whole_files import draw_case
 from tests.support.checkpoints import to_fp8
+from tests.support.published_models import write
 
 DOWN = "blk.1.ffn_down.weight"
 Importances = dict[str, np.ndarray]
@@ -294,6 +296,14 @@ def test_other_bytes_are_described(
     (wrong,) = (each for each in gguf_tools.rederive(made, source).tensors if each.verdict != "same")
     assert (wrong.name, wrong.kind) == (DOWN, kind), wrong.text
     assert said in wrong.text
+
+
+def test_the_layout_of_latent_attention_is_asked_of_families_that_have_a_choice(tmp_path: Path) -> None:
+    """Kimi Linear has attn_k_b, and no other layout."""
+    for folder, layout in ((EXAMPLES / "tiny-deepseek-v3", "both"), (write("kimi-linear", tmp_path), None)):
+        convert.convert(folder, tmp_path / "f.gguf", "f16", mla=layout, force=True)
+        with open_gguf(tmp_path / "f.gguf") as file, open_audit_base(folder, file) as base:
+            assert base.mla == layout
 
 
 @pytest.mark.slow
