@@ -77,6 +77,9 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
 """The rules by architecture and part, where the keys that its loader reads don't say them, or no loader is
 known. All activations among those of LOADERS, too, give 0 for 0, but xIELU of apertus, which gives -1e-6."""
 
+ARCHITECTURES = tuple(sorted({*_RULES, *LOADERS}))
+"""Names of the architectures whose inner sizes can be padded."""
+
 
 def rules_of(architecture: str) -> Mapping[str, SizeRule]:
     """Return the rules of an architecture by part: experts have the sizes for which it reads a key."""
@@ -153,8 +156,7 @@ def inner_sizes(metadata: Metadata, tensors: Iterable[TensorInfo], path: str) ->
     if not rules:
         raise BadRequest(
             f"{path}: {keys.ARCHITECTURE} is {architecture}, and where its graph takes inner sizes from is"
-            f" not known here; sizes can be padded for"
-            f" {', '.join(sorted({*_RULES, *LOADERS}))}"
+            f" not known here; sizes can be padded for {', '.join(ARCHITECTURES)}"
         )
     found: dict[str, list[InnerTensor]] = {}
     infos = list(tensors)

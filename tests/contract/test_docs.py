@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.commands.parser import subparsers_of
+from quantize.padding.inner_sizes import ARCHITECTURES
 from scripts.record.front_picture import FIGURES, PICTURE, picture
 from tests.contract.import_graph import ROOT
 from tests.contract.test_help import PARSERS
@@ -73,6 +74,13 @@ def test_wrong_words_are_found(text: str, wrong: str) -> None:
 @pytest.mark.parametrize("path", ["quantize/nothing.py", "nothing.py", "quantize/nothing/", "docs/nothing"])
 def test_missing_paths_are_found(path: str) -> None:
     assert list(_missing_paths(f"see {path}, and quantize/formats/, `tests/*/test_docs.py`")) == [path]
+
+
+def test_the_page_on_padding_names_the_architectures() -> None:
+    page = (ROOT / "docs" / "odd-sizes.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition("The architectures are, by their names")
+    listed = rest.partition(": ")[2].partition(". ")[0]
+    assert tuple(re.split(r", | and ", listed.replace("\n", " "))) == ARCHITECTURES
 
 
 def test_the_picture_shows_the_recorded_figures() -> None:
