@@ -47,20 +47,14 @@ def add_weighted(
     """Add `rows`, each times its weight, to the rows of `target` with these numbers.
 
     target   float32 (n_targets, n_cols), on the CPU like the others. Its rows may have several strands of
-             n_cols side by side, (n_targets, n_strands * n_cols), to each of which the rows are added; or,
-             with one strand, other columns behind it
+             n_cols side by side, to each of which the rows are added, and other columns behind them
     numbers  int64 (n_rows,), all different
     rows     float32 or bfloat16 (n_rows, n_cols)
     weights  float32 (n_rows,), or (n_rows, n_strands)
     """
     items = _as_items(rows)
-    if weights.dim() == 1:
-        _add(target.numpy(), numbers.numpy(), items, weights.numpy())
-        return
-    strands, n_strands = target.view(-1, rows.shape[1]), weights.shape[1]
-    for strand in range(n_strands):
-        places = numbers * n_strands + strand
-        _add(strands.numpy(), places.numpy(), items, weights[:, strand].contiguous().numpy())
+    for strand, of_strand in enumerate(torch.atleast_2d(weights.t()).contiguous()):
+        _add(target.numpy(), strand * rows.shape[1], numbers.numpy(), items, of_strand.numpy())
 
 
 def _as_items(rows: torch.Tensor) -> np.ndarray:
@@ -89,8 +83,10 @@ def _square(items: np.ndarray, mat_step: int, row_step: int, n_rows: int, out: n
 
 
 @kernel
-def _add(target: np.ndarray, numbers: np.ndarray, rows: np.ndarray, weights: np.ndarray) -> None:
+def _add(
+    target: np.ndarray, first_col: int, numbers: np.ndarray, rows: np.ndarray, weights: np.ndarray
+) -> None:
     for row in range(numbers.size):
-        into, values, weight = target[numbers[row]], rows[row], weights[row]
+        into, values, weight = target[numbers[row], first_col:], rows[row], weights[row]
         for i in range(values.size):
             into[i] += read_item(values, i) * weight

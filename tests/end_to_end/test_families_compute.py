@@ -16,7 +16,7 @@ from tests.convert.f32_files import write_f32
 from tests.end_to_end.arch_models import CASES, GOLDEN
 from tests.support import oracle
 from tests.support.checkpoints import edit_tensors, load_transformers
-from tests.support.decoder_models import MODELS, OUR_MODELS
+from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model
 from tests.support.published_models import PUBLISHED, write
 
 torch = pytest.importorskip("torch")
@@ -121,6 +121,28 @@ def test_mistral_s_attention_grows_sharper(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OF_LLAMA_CPP_ALONE)
 def test_a_family_without_a_class_in_transformers(name: str, tmp_path: Path) -> None:
     folder, tokens = write(name, tmp_path / "m"), np.random.RandomState(0).randint(3, 550, 60).tolist()
+    convert.convert(folder, tmp_path / "m.gguf", outtype="f32")
+    with oracle.Model(tmp_path / "m.gguf") as model:
+        expected = model.logits(tokens)
+    for path in (folder, tmp_path / "m.gguf"):
+        assert_equal(logits_of(path, tokens), expected)
+
+
+@needs_oracle
+@pytest.mark.slow
+def test_a_choice_goes_past_layers_of_another_kind(tmp_path: Path) -> None:
+    """A layer of KDA stands between the one that chooses and the one that takes its choice over."""
+    folder, tokens = tmp_path / "m", np.random.RandomState(0).randint(3, 550, 60).tolist()
+    decoder_model("glm5-next", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["indexer_types"] = ["full", "full", "full", "shared"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def share(tensors: dict[str, np.ndarray]) -> None:
+        for name in [each for each in tensors if ".3.self_attn.indexer." in each]:
+            del tensors[name]
+
+    edit_tensors(folder, share)
     convert.convert(folder, tmp_path / "m.gguf", outtype="f32")
     with oracle.Model(tmp_path / "m.gguf") as model:
         expected = model.logits(tokens)

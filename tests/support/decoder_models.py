@@ -60,6 +60,14 @@ _LING3: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
     "n_group": 4, "topk_group": 2,
 }  # fmt: skip
+_GLM5_NEXT: dict[str, Any] = {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+    "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4, "n_routed_experts": 6,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "index_topk": 16, "index_kpool": 4,
+    "mlp_layer_types": ["dense", *["sparse"] * 3], "index_head_dim": 64, "index_n_heads": 32,
+    "rms_norm_eps": 1e-6, "vision_config": {**_VISION, "num_heads": 2},
+}  # fmt: skip
 _MINIMAX_M3: dict[str, Any] = {
     **_EXPERTS, "num_hidden_layers": 3, "head_dim": 32, "intermediate_size": 32, "rotary_dim": 16,
     "dense_intermediate_size": 96, "shared_intermediate_size": 32, "index_n_heads": 2, "index_head_dim": 32,
@@ -321,14 +329,11 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
              "full_attn_layers": [2, 4], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 4,
              "short_conv_kernel_size": 4}},
     ),
-    "glm5-next": (
+    "glm5-next": ("Glm5Next", _GLM5_NEXT),
+    "glm5-next-shared": (
         "Glm5Next",
-        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
-         "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
-         "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4, "n_routed_experts": 6,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "index_topk": 16, "index_kpool": 4,
-         "mlp_layer_types": ["dense", *["sparse"] * 3], "index_head_dim": 64, "index_n_heads": 32,
-         "rms_norm_eps": 1e-6, "vision_config": {**_VISION, "num_heads": 2}},
+        {**_GLM5_NEXT, "layer_types": ["linear_attention", *["full_attention"] * 2, "linear_attention"],
+         "indexer_types": ["full", "full", "shared", "full"]},
     ),
     "ling3-groups": ("BailingHybrid", _LING3),
     "ling3-compressed": ("BailingHybrid", {**_LING3, "q_lora_rank": 24, "n_group": 1, "topk_group": 1}),
@@ -379,6 +384,7 @@ COMPUTED_ONCE = (
     "muse-glimmer", "exaone-moe", "apertus", "llama4",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "glm5-next",
+    "glm5-next-shared",
     "minimax-m3", "starcoder2", "qwen4exp", "qwen4exp-blocks", "mimo-v2-flash",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""

@@ -13,11 +13,11 @@ from imatrix.forward.families.parts import FeedForwards, limited, network_of, ro
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.kimi_delta import KimiDeltaSizes, load_kimi_delta
 from imatrix.forward.layers.attention.mla import LatentAttention, LatentModel, load_latent_attention
-from imatrix.forward.layers.attention.pool_indexer import PoolSizes, load_pool_indexer
+from imatrix.forward.layers.attention.pool_indexer import PoolSizes, load_pool_indexer, pool_indexer_names
 from imatrix.forward.layers.experts import Groups
 from imatrix.forward.layers.hyper_connections import MeanEnd, StrandSizes, load_hyper_connection
 from imatrix.forward.layers.load import Loader
-from imatrix.forward.layers.residual import RMSNorm
+from imatrix.forward.layers.residual import Residual, RMSNorm, WithSidecar
 from imatrix.forward.layers.rope import Rotation
 from imatrix.forward.network import Network
 
@@ -38,33 +38,44 @@ def ling3_network(config: KimiConfig) -> Network:
 
 def glm5_next_network(config: Glm5NextConfig) -> Network:
     index, strands = _pool_sizes(config), _strands(config)
-    if config.indexer_types is not None and not all(
-        config.indexer_types[layer]
-        for layer in range(config.num_hidden_layers)
-        if layer not in config.linear_layers
-    ):
-        raise UnsupportedCheckpoint(
-            "indexer_types: layers use the choice of earlier ones, expected an indexer in each: shared ones"
-            " of glm5-next are not computed yet"
-        )
+    choosing = _choosing(config)
+    n_handed = 0 if all(choosing.values()) else index.n_positions
 
     def in_strands(layer: Layer, number: int, load: Loader) -> Layer:
-        attention = layer.attention
-        if isinstance(attention, LatentAttention):
+        attention, chooses = layer.attention, choosing.get(number)
+        if isinstance(attention, LatentAttention) and chooses:
             attention = replace(attention, indexer=load_pool_indexer(load, number, index))
+        elif isinstance(attention, LatentAttention):
+            load.leave(*pool_indexer_names(number))
+        around_attention, around_block = (
+            load_hyper_connection(load, f"blk.{number}.hc_{part}", strands) for part in ("attn", "ffn")
+        )
         return replace(
             layer,
             attention=attention,
-            around_attention=load_hyper_connection(load, f"blk.{number}.hc_attn", strands),
-            around_block=load_hyper_connection(load, f"blk.{number}.hc_ffn", strands),
+            around_attention=beside(around_attention, shows=chooses is not None),
+            around_block=beside(around_block),
         )
 
-    latent = replace(_latent_model(config), latent_eps=config.rms_norm_eps)
+    def beside(connection: Residual, *, shows: bool = False) -> Residual:
+        return WithSidecar(config.hc_cols, connection, shows) if n_handed else connection
+
+    latent = replace(_latent_model(config), latent_eps=config.rms_norm_eps, n_handed=n_handed)
     return _network(
         config, latent, rotates=False, finish=in_strands, limit=config.swiglu_limit,
-        n_chosen=config.index_topk, n_strands=config.hc_mult,
+        n_chosen=config.index_topk, n_strands=config.hc_mult, n_handed=n_handed,
         end=lambda load, norm: MeanEnd(config.hc_mult, norm), builds_mtp=False,
     )  # fmt: skip
+
+
+def _choosing(config: Glm5NextConfig) -> dict[int, bool]:
+    """Return whether each layer of latent attention has an indexer; raises UnsupportedCheckpoint."""
+    types = config.indexer_types or (True,) * config.num_hidden_layers
+    found = {layer: chooses for layer, chooses in enumerate(types) if layer not in config.linear_layers}
+    if not next(iter(found.values()), True):
+        first = f"blk.{next(iter(found))}"
+        raise UnsupportedCheckpoint(f"{first}: has no indexer, expected one: no layer before it has chosen")
+    return found
 
 
 def _network(

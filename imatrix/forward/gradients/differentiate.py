@@ -227,7 +227,8 @@ def _weighted_back(
     if weights.dim() == 1:
         above = above[:, : output.shape[1]]
         return (output * above).sum(-1), above * weights[:, None]
-    strands = above.unflatten(-1, (weights.shape[1], -1))
+    n_strands, n_cols = weights.shape[1], output.shape[1]
+    strands = above[:, : n_strands * n_cols].unflatten(-1, (n_strands, n_cols))
     return (output[:, None] * strands).sum(-1), (strands * weights[:, :, None]).sum(1)
 
 

@@ -118,7 +118,8 @@ class MeanEnd:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the output matrix's input, float32 (n_tokens, hidden)."""
-        return self.norm(hidden.unflatten(-1, (self.n_strands, -1)).mean(1))
+        strands = hidden[:, : self.n_strands * len(self.norm.weight)]
+        return self.norm(strands.unflatten(-1, (self.n_strands, -1)).mean(1))
 
 
 def load_hyper_connection(load: Loader, name: str, sizes: StrandSizes) -> HyperConnection:

@@ -71,15 +71,22 @@ class ResidualStream:
     rest    float32 (n_tokens, n_strands * hidden_size): the hidden states without the part's output
     shares  float32 (n_tokens, n_strands): what the output is multiplied by before it is added to each strand;
             None for one strand, which it is added to as it is
+    n_shown  columns of x, of rest and of the output behind those: numbers beside the hidden states, and what
+             changes there
     """
 
     x: torch.Tensor
     rest: torch.Tensor
     shares: torch.Tensor | None = None
+    n_shown: int = 0
 
     def joined(self, output: torch.Tensor) -> torch.Tensor:
         """Add the part's output, (n_tokens, hidden_size), to the hidden states; the output is used up."""
-        return joined(self.rest, output, self.shares)
+        if not self.n_shown:
+            return joined(self.rest, output, self.shares)
+        own, change = output.tensor_split((-self.n_shown,), -1)
+        hidden, handed = joined(self.rest, own, self.shares).tensor_split((-self.n_shown,), -1)
+        return torch.cat((hidden, handed + change), -1)
 
     def spread(self, weights: torch.Tensor) -> torch.Tensor:
         """Multiply the weights of some outputs by the shares of every strand.
@@ -95,12 +102,12 @@ def joined(rest: torch.Tensor, output: torch.Tensor, shares: torch.Tensor | None
 
     Columns behind those of the output stay as they are.
     """
-    if shares is None:
-        n_cols = output.shape[1]
-        if n_cols < rest.shape[1]:
-            return torch.cat((output.add_(rest[:, :n_cols]), rest[:, n_cols:]), -1)
-        return output.add_(rest)
-    return rest + (shares[:, :, None] * output[:, None]).flatten(1)
+    if shares is not None:
+        output = (shares[:, :, None] * output[:, None]).flatten(1)
+    n_cols = output.shape[1]
+    if n_cols < rest.shape[1]:
+        return torch.cat((output.add_(rest[:, :n_cols]), rest[:, n_cols:]), -1)
+    return output.add_(rest)
 
 
 class Residual(Protocol):
@@ -152,15 +159,25 @@ class Normed:
 
 @dataclass(frozen=True)
 class WithSidecar:
-    """One strand of `n_cols` columns, behind it numbers that layers hand on; the part sees the strand alone.
+    """Strands of `n_cols` columns together, behind them numbers that layers hand on.
 
     GLM-5.2 has layers that attend to the positions that a layer before them has chosen. Their numbers stand
     beside the hidden states, so they go wherever those go: into files, to other processes, backwards. They
     are exact in float32 up to 2**24.
+
+    strands  how the strands go past the part
+    shows    whether the part sees the numbers, too, behind its input, and returns their change
     """
 
     n_cols: int
+    strands: Residual = PLAIN
+    shows: bool = False
 
     def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         """Split one chunk's columns, (n_tokens, n_cols + n_handed)."""
-        return ResidualStream(hidden[:, : self.n_cols], hidden)
+        own, handed = hidden.tensor_split((self.n_cols,), -1)
+        stream = self.strands.enter(own, observer)
+        rest = torch.cat((stream.rest, handed), -1)
+        if not self.shows:
+            return ResidualStream(stream.x, rest, stream.shares)
+        return ResidualStream(torch.cat((stream.x, handed), -1), rest, stream.shares, handed.shape[1])

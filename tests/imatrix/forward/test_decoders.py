@@ -123,11 +123,12 @@ def differentiated(name: str, tmp_path: Path, **others: Any) -> tuple[Any, Weigh
     original: Any = decoder_model(name, tmp_path / name, **others).requires_grad_()
     kept: list[Any] = []
     ends = {"nemotron-h": "norm_f", "nemotron-3": "norm_f", "qwen4exp": "hyper_connection_mixer"}
-    norm = getattr(original.model, ends.get(name, "norm"))
+    text = getattr(original.model, "language_model", original.model)
+    norm = getattr(text, ends.get(name, "norm"))
     norm.register_forward_hook(lambda _m, _i, out: kept.append(out))
     embed = original.get_input_embeddings()
     embeddings = embed(torch.from_numpy(CHUNKS)).detach().requires_grad_()
-    original.model(inputs_embeds=embeddings)
+    text(inputs_embeds=embeddings)
     (last,) = kept
     last.backward(directions(CHUNKS.size, last.shape[-1]).view_as(last))
     observer = WeightGradients()
@@ -216,6 +217,16 @@ def test_gradients_of_kimi_delta_attention_equal_those_of_transformers(tmp_path:
         "blk.2.attn_output": delta.o_proj,
         "blk.3.attn_q": latent.q_proj,
     }
+    assert_gradients(observer, pairs)
+
+
+@pytest.mark.slow
+def test_gradients_of_a_shared_choice_equal_those_of_transformers(tmp_path: Path) -> None:
+    original, observer = differentiated("glm5-next-shared", tmp_path)
+    chooses, takes_over = (original.model.language_model.layers[number] for number in (1, 2))
+    pairs = {"blk.1.attn_q_b": chooses.self_attn.q_b_proj, "blk.2.attn_q_b": takes_over.self_attn.q_b_proj,
+             "blk.2.attn_output": takes_over.self_attn.o_proj,
+             "blk.2.ffn_down_shexp": takes_over.mlp.shared_experts.down_proj}  # fmt: skip
     assert_gradients(observer, pairs)
 
 

@@ -39,6 +39,11 @@ class PoolSizes:
     hidden: int
     q_lora: int
 
+    @property
+    def n_positions(self) -> int:
+        """Positions in a choice: those of the pools, and those behind the last pool that has ended."""
+        return (self.n_chosen + 1) * self.length - 1
+
 
 @dataclass(frozen=True)
 class PoolIndexer:
@@ -94,10 +99,15 @@ class PoolIndexer:
         return (key.unflatten(0, (-1, length)) * torch.softmax(gate, 1)).sum(1)
 
 
+def pool_indexer_names(layer: int) -> list[str]:
+    """Return the names of the tensors that the indexer of a layer has."""
+    compressor = (f"blk.{layer}.indexer_compressor_{part}.weight" for part in ("gate", "ape"))
+    return [*indexer_names(layer), *compressor]
+
+
 def load_pool_indexer(load: Loader, layer: int, sizes: PoolSizes) -> PoolIndexer:
     """Read the indexer of a layer."""
-    queries, keys, weight, bias, shares = indexer_names(layer)
-    gate, places = (f"blk.{layer}.indexer_compressor_{part}.weight" for part in ("gate", "ape"))
+    queries, keys, weight, bias, shares, gate, places = pool_indexer_names(layer)
     return PoolIndexer(
         names=((keys, shares, gate), (queries,)),
         sizes=sizes,
