@@ -21,6 +21,7 @@ from convert.architectures.decoder.config import (
     decoder_fields,
     expert_fields,
     layers_of_kind,
+    refuse_no_window,
     with_defaults,
 )
 from convert.architectures.decoder.family import WINDOWS, decoder
@@ -71,7 +72,7 @@ def _fields(read: ConfigReader) -> dict[str, Any]:
     for key, value in _AS_PUBLISHED.items():
         read.fixed(key, value, "transformers and llama.cpp compute with no other")
     read.overruled("attention_bias", "layer_switch")  # biases are looked for in the checkpoint
-    fields = decoder_fields(read)
+    fields = decoder_fields(read, eps="layer_norm_eps")
     if fields["rope"].kind not in ("default", "none"):
         raise UnsupportedCheckpoint(
             f"{read.path}: RoPE of type {quoted(fields['rope'].kind)}, expected 'default': llama.cpp's"
@@ -85,11 +86,6 @@ def _fields(read: ConfigReader) -> dict[str, Any]:
         "sliding_window": read.size("sliding_window", 4096),
         "is_parallel": True,
     }
-
-
-def _refuse_no_window(read: ConfigReader, sliding: tuple[int, ...]) -> None:
-    if not sliding:
-        raise read.bad("layer_types", "a layer with a window: llama.cpp's memory for these models needs one")
 
 
 def _with_layers(config: DecoderConfig, sliding: tuple[int, ...], rotated: tuple[int, ...]) -> DecoderConfig:
@@ -112,9 +108,8 @@ def _read_cohere2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     fields["stated_head_dim"] = fields["stated_head_dim"] and cols
     period = read.size("sliding_window_pattern", read.size("_sliding_window_pattern", _PERIOD))
     sliding = _sliding(read, fields["num_hidden_layers"], period)
-    _refuse_no_window(read, sliding)
-    fields |= {"rms_norm_eps": read.number("layer_norm_eps", 1e-5), "centred_norms": True}
-    return _with_layers(DecoderConfig(**fields), sliding, sliding)
+    refuse_no_window(read, sliding)
+    return _with_layers(DecoderConfig(**fields, centred_norms=True), sliding, sliding)
 
 
 def _read_cohere2moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
@@ -133,7 +128,7 @@ def _read_cohere2moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     n_dense = _dense_layers(read, n_layers)
     is_first_rotated = read.size("prefix_dense_sliding_window_pattern", 1)
     sliding = _sliding_of_mixture(read, n_layers, is_first_rotated)
-    _refuse_no_window(read, sliding)
+    refuse_no_window(read, sliding)
     if is_first_rotated != 1 and not {*range(n_dense)} <= {*sliding}:
         raise read.bad(
             "prefix_dense_sliding_window_pattern", "1: llama.cpp rotates every leading dense layer"
@@ -142,7 +137,7 @@ def _read_cohere2moe(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     normed = read.flag("norm_topk_prob", True)
     config = DecoderConfig(
         **fields | {
-            "rms_norm_eps": eps or read.number("layer_norm_eps", 1e-5),
+            "rms_norm_eps": eps or fields["rms_norm_eps"],
             "intermediate_size": read.size("prefix_dense_intermediate_size", width),
         },
         centred_norms=eps is None,

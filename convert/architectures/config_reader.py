@@ -162,7 +162,7 @@ class ConfigReader:
             stated = False
         if stated is not None and stated != value:
             raise UnsupportedCheckpoint(
-                f"{self.path}: {key} is {shown(self.raw[key])}, expected {value!r}: {why}"
+                f"{self.path}: {self.prefix}{key} is {shown(self.raw[key])}, expected {value!r}: {why}"
             )
 
     def overruled(self, *keys: str) -> None:

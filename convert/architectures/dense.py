@@ -459,11 +459,11 @@ def _read_starcoder2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     stated.fixed("hidden_act", "gelu_pytorch_tanh", "llama.cpp's starcoder2 has no other")
     stated.fixed("use_bias", True, "llama.cpp's starcoder2 always has biases")
     read = ConfigReader(merged(stated.raw, {"hidden_act": "silu"}), path)
-    fields = decoder_fields(read)
+    fields = decoder_fields(read, eps="norm_epsilon")
     fix_head_dim(read, fields, "starcoder2")
     window = read.size_or_null("sliding_window", None)
     return DecoderConfig(
-        **{**fields, "rms_norm_eps": read.number("norm_epsilon")},
+        **fields,
         centred_norms=True,
         attention_bias=True,
         output_bias=True,

@@ -78,8 +78,8 @@ def _read_mixture(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     if raw.get("moe_layer_end_index") != -1:
         read.fixed("moe_layer_end_index", last, "llama.cpp has experts up to the last of num_hidden_layers")
     counts = {
-        "num_experts": read.size(stated_as(raw, "moe_num_experts", "num_experts", "num_local_experts")),
-        "num_experts_per_tok": read.size(stated_as(raw, "moe_k", "num_experts_per_tok")),
+        "num_experts": read.size(stated_as(raw, path, "moe_num_experts", "num_experts", "num_local_experts")),
+        "num_experts_per_tok": read.size(stated_as(raw, path, "moe_k", "num_experts_per_tok")),
     }
     return DecoderConfig(
         **fields,

@@ -112,7 +112,9 @@ _DENSE = decoder(
 def _read_mixture(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of a Hunyuan with experts."""
     read = with_defaults(raw, path)
-    used = _of_all_layers(read, stated_as(raw, "moe_topk", "num_experts_per_tok"), 1)
+    names = "moe_topk", "num_experts_per_tok"
+    stated = {name: _of_all_layers(read, name, 1) for name in names if raw.get(name) is not None}
+    used = stated.get(stated_as(stated, path, *names), 1)
     fields = {
         **_fields(read),
         **expert_fields(ConfigReader(merged(read.raw, {"num_experts_per_tok": used}), path)),

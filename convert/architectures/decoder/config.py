@@ -217,10 +217,13 @@ class DecoderConfig:
         return 2 * self.hidden_size
 
 
-def decoder_fields(read: ConfigReader, *, theta: float = 10000.0) -> dict[str, Any]:
+def decoder_fields(
+    read: ConfigReader, *, theta: float = 10000.0, eps: str = "rms_norm_eps"
+) -> dict[str, Any]:
     """Return the fields of DecoderConfig that every decoder has, from config.json with a family's defaults.
 
     theta   rope_theta where config.json has none
+    eps     what config.json calls the epsilon of norms
     raises  BadConfig naming file and key for a missing or impossible value,
             UnsupportedCheckpoint for what the files of these families have no place for
     """
@@ -248,7 +251,7 @@ def decoder_fields(read: ConfigReader, *, theta: float = 10000.0) -> dict[str, A
         "head_dim": head_dim,
         "stated_head_dim": stated,
         "max_position_embeddings": context,
-        "rms_norm_eps": read.number("rms_norm_eps", 1e-6),
+        "rms_norm_eps": read.number(eps, 1e-6),
         "rope": rope,
         "rotated_cols": head_dim if rope.partial is None else int(head_dim * rope.partial),
         "tie_word_embeddings": read.flag("tie_word_embeddings", False),
@@ -261,9 +264,15 @@ def fix_head_dim(read: ConfigReader, fields: Mapping[str, Any], architecture: st
     read.fixed("head_dim", cols, f"llama.cpp's {architecture} divides hidden_size by the heads")
 
 
-def stated_as(raw: Mapping[str, Any], *names: str) -> str:
-    """Return the first of a field's names that config.json has a value for; the first where it has none."""
-    return next((name for name in names if raw.get(name) is not None), names[0])
+def stated_as(raw: Mapping[str, Any], path: str | Path, *names: str) -> str:
+    """Return the first of a field's names that config.json has a value for; the first where it has none.
+
+    raises  UnsupportedCheckpoint where another of them has another value
+    """
+    first, *others = [name for name in names if raw.get(name) is not None] or names[:1]
+    for other in others:
+        ConfigReader(raw, path).fixed(other, raw[first], f"{first} says so")
+    return first
 
 
 def expert_fields(read: ConfigReader) -> dict[str, Any]:
@@ -340,7 +349,9 @@ def with_defaults(
     """
     known = known_fields(name or raw["architectures"][0])
     needed = _SIZES if states_sizes else _SIZES[:1]
-    left_out = _EXPERT_COUNTS if any(raw.get(key) is not None for key in _EXPERT_COUNTS) else ()
+    # Looked at without being recorded as read: a dense family doesn't use them.
+    stated = {key for key, value in raw.items() if value is not None}
+    left_out = _EXPERT_COUNTS if stated & {*_EXPERT_COUNTS} else ()
     defaults = {key: value for key, value in known.items() if key not in (*needed, *left_out)}
     no_blocks = {} if not known or "intermediate_size" in known else {"intermediate_size": 0}
     return ConfigReader(merged({**no_blocks, **defaults}, raw), path)
@@ -396,6 +407,12 @@ def refuse_one_kind(read: ConfigReader, key: str, counts: Mapping[str, int]) -> 
                 f"{read.path}: {key} has no layer of {kind}, expected layers of {' and of '.join(counts)}:"
                 " llama.cpp's memory for such models needs both"
             )
+
+
+def refuse_no_window(read: ConfigReader, sliding: tuple[int, ...]) -> None:
+    """Raise BadConfig for a model without a layer of `sliding`: llama.cpp ends at an assertion."""
+    if not sliding:
+        raise read.bad("layer_types", "a layer with a window: llama.cpp's memory for these models needs one")
 
 
 def rotations_by_kind(

@@ -21,6 +21,7 @@ from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
     layers_of_kind,
+    refuse_no_window,
     with_defaults,
 )
 from convert.architectures.decoder.family import WINDOWS, decoder
@@ -75,8 +76,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> MuseGlimmerConfig:
             " an output matrix"
         )
     sliding = layers_of_kind(read, n_layers, lambda layer: (n_layers - 1 - layer) % _PERIOD != 0)
-    if not sliding:
-        raise read.bad("layer_types", "a layer with a window: llama.cpp's memory for these models needs one")
+    refuse_no_window(read, sliding)
     thetas = read.raw.get("layer_rope_theta")
     if thetas is None:
         thetas = [(n_layers - 1 - layer) % _PERIOD for layer in range(n_layers)]

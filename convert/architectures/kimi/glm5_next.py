@@ -49,6 +49,7 @@ from convert.architectures.kimi.linear import (
     COMMON_RULES,
     GROUPS,
     KimiConfig,
+    check_linear_heads,
     in_two,
     kimi,
     kimi_delta,
@@ -83,7 +84,6 @@ class Glm5NextConfig(KimiConfig):
     index_head_dim: int
     index_topk: int
     index_kpool: int
-    index_kpool_always_select_tail: bool
     indexer_types: tuple[bool, ...] | None
     hc_mult: int
     hc_sinkhorn_iters: int
@@ -114,9 +114,11 @@ def _read(raw: Mapping[str, Any], path: str | Path) -> Glm5NextConfig:
     kinds = raw.get("layer_types")
     if isinstance(kinds, list):
         kinds = [FULL if kind == "indexed_attention" else kind for kind in kinds]
-    read = with_defaults(merged(with_deepseek_names(raw), {"layer_types": kinds}), path)
+    read = with_defaults(merged(with_deepseek_names(raw, path), {"layer_types": kinds}), path)
     for key, value in (("mla_use_nope", True), ("mhc", True), ("hc_mult", 4), ("qk_rope_head_dim", 0)):
         read.fixed(key, value, "llama.cpp's glm5-next has no other")
+    why = "llama.cpp has no numbers for tokens before the first whole pool otherwise"
+    read.fixed("index_kpool_always_select_tail", True, why)
     read.overruled("head_dim")  # qk_rope_head_dim says it
     defaults = dict.fromkeys(_GLM5_NEXT.hf_names, Defaults(groups=(1, 1), eps=1e-5))
     fields = deepseek_fields(read, defaults, rotates=False)
@@ -138,7 +140,6 @@ def _read(raw: Mapping[str, Any], path: str | Path) -> Glm5NextConfig:
         index_head_dim=read.size("index_head_dim"),
         index_topk=chosen,
         index_kpool=pool,
-        index_kpool_always_select_tail=read.flag("index_kpool_always_select_tail", True),
         indexer_types=_types(read, fields, linear),
         hc_mult=4,
         hc_sinkhorn_iters=read.size("hc_sinkhorn_iters"),
@@ -153,8 +154,7 @@ def _linear_fields(read: ConfigReader, n_heads: int) -> dict[str, Any]:
     if not isinstance(stated, dict):
         raise read.bad("linear_attn_config", "an object")
     net = ConfigReader(stated, read.path, "linear_attn_config.")
-    if net.size("num_heads", read.size("linear_num_heads")) != n_heads:
-        raise net.bad("num_heads", f"num_attention_heads ({n_heads}): llama.cpp has no other")
+    check_linear_heads(read, net, n_heads)
     inside, outside = (net, "gate_lower_bound"), (read, "linear_lower_bound")
     bound = read_bound(*(inside if "gate_lower_bound" in stated else outside))
     if bound is None and stated and net.flag("safe_gate", True):
@@ -199,7 +199,6 @@ def _read_file(
         index_head_dim=size("indexer_key_length"),
         index_topk=size("indexer_top_k"),
         index_kpool=pool,
-        index_kpool_always_select_tail=True,
         indexer_types=hparams.flags("indexer_types", config.num_hidden_layers),
         hc_mult=size("hyper_connection_count"),
         hc_sinkhorn_iters=size("hyper_connection_iterations"),
@@ -284,7 +283,7 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.INDEXER_KEY_LENGTH, _u32, lambda c, o: c.index_head_dim),
     Key(keys.INDEXER_TOP_K, _u32, lambda c, o: c.index_topk),
     Key(keys.INDEXER_KPOOL, _u32, lambda c, o: c.index_kpool),
-    Key(keys.INDEXER_KPOOL_SELECT_TAIL, _bool, lambda c, o: c.index_kpool_always_select_tail),
+    Key(keys.INDEXER_KPOOL_SELECT_TAIL, _bool, lambda c, o: True),
     Key(keys.INDEXER_TYPES, Value.bools, lambda c, o: c.indexer_types),
     Key(keys.HYPER_CONNECTION_COUNT, _u32, lambda c, o: c.hc_mult),
     Key(keys.HYPER_CONNECTION_ITERATIONS, _u32, lambda c, o: c.hc_sinkhorn_iters),

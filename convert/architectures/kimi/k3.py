@@ -69,7 +69,7 @@ class K3Config(KimiConfig):
 
 
 def _read(raw: Mapping[str, Any], path: str | Path) -> K3Config:
-    read = with_defaults(with_deepseek_names(raw), path, name=NAME)
+    read = with_defaults(with_deepseek_names(raw, path), path, name=NAME)
     fields = kimi_fields(read, replace(DEFAULTS, activation="situ"))
     stated = read.raw.get("linear_attn_config")
     net = ConfigReader(stated or {}, read.path, "linear_attn_config.")

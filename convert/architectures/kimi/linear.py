@@ -94,9 +94,9 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 """Field of DeepSeek -> what families with KDA call it, too, and which counts."""
 
 
-def with_deepseek_names(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json with its fields under DeepSeek's names as well."""
-    called = {name: stated_as(raw, *others, name) for name, others in _OTHER_NAMES.items()}
+def with_deepseek_names(raw: Mapping[str, Any], path: str | Path) -> Mapping[str, Any]:
+    """Return config.json with its fields under DeepSeek's names as well; see `stated_as`."""
+    called = {name: stated_as(raw, path, *others, name) for name, others in _OTHER_NAMES.items()}
     return merged(raw, {name: raw[stated] for name, stated in called.items() if raw.get(stated) is not None})
 
 
@@ -122,9 +122,7 @@ def kimi_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
     linear = layers_of_kind(read, n_layers, lambda layer: layer + 1 not in full, LINEAR)
     refuse_one_kind(read, "layer_types", {LINEAR: len(linear), FULL: n_layers - len(linear)})
     net.overruled("kda_layers")  # the others
-    heads = net.size("num_heads", read.size("linear_num_heads", fields["num_attention_heads"]))
-    if heads != fields["num_attention_heads"]:
-        raise net.bad("num_heads", f"num_attention_heads ({fields['num_attention_heads']}): {why}")
+    check_linear_heads(read, net, fields["num_attention_heads"])
     return fields | {
         "stated_head_dim": read.size_or_null("head_dim", None),
         "linear_layers": linear,
@@ -133,6 +131,13 @@ def kimi_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
             "short_conv_kernel_size", read.size("linear_conv_kernel_dim", 4), least=2
         ),
     }
+
+
+def check_linear_heads(read: ConfigReader, net: ConfigReader, n_heads: int) -> None:
+    """Raise UnsupportedCheckpoint for other heads of KDA than `n_heads`; `net` reads linear_attn_config."""
+    is_inside = net.raw.get("num_heads") is not None
+    where, key = (net, "num_heads") if is_inside else (read, "linear_num_heads")
+    where.fixed(key, n_heads, "llama.cpp has as many heads in all layers")
 
 
 def read_bound(read: ConfigReader, key: str) -> float | None:
@@ -147,7 +152,7 @@ DEFAULTS = Defaults(groups=(1, 1), dense=1)
 
 
 def _read(raw: Mapping[str, Any], path: str | Path) -> KimiConfig:
-    read = with_defaults(with_deepseek_names(raw), path)
+    read = with_defaults(with_deepseek_names(raw, path), path)
     read.fixed("q_lora_rank", None, "llama.cpp's kimi-linear does not compress queries")
     read.fixed("norm_topk_prob", True, "llama.cpp's kimi-linear always normalises weights of experts")
     return KimiConfig(**kimi_fields(read, DEFAULTS))

@@ -25,6 +25,7 @@ from convert.architectures.decoder.config import (
     layers_of_kind,
     read_limits,
     refuse_one_kind,
+    stated_as,
     with_defaults,
 )
 from convert.architectures.decoder.metadata import (
@@ -84,11 +85,14 @@ _FIXED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+_MTP_NAMES = "num_nextn_predict_layers", "num_mtp_layers"
+
+
 def _read(raw: Mapping[str, Any], path: str | Path) -> KimiConfig:
-    named = with_deepseek_names(raw)
-    # The class has a default under the other name. What is rotated is qk_rope_head_dim, whatever the part.
-    mtp = {"num_mtp_layers": raw["num_nextn_predict_layers"]} if "num_nextn_predict_layers" in raw else {}
-    named = merged(named, {**mtp, "partial_rotary_factor": None})
+    named, mtp = with_deepseek_names(raw, path), stated_as(raw, path, *_MTP_NAMES)
+    # The class has a default under one name. What is rotated is qk_rope_head_dim, whatever the part.
+    stated = {"num_mtp_layers": raw[mtp]} if mtp in raw else {}
+    named = merged(named, {**stated, "partial_rotary_factor": None})
     read = with_defaults(named, path, name=_CLASS)
     for key, value in _FIXED.items():
         read.fixed(key, value, "llama.cpp's bailingmoe3 has no other")

@@ -74,10 +74,9 @@ class ShortConvConfig(DecoderConfig):
 def _read(raw: Mapping[str, Any], path: str | Path) -> ShortConvConfig:
     """Return the configuration of an LFM2, with experts or without."""
     stated = {key: raw.get(other) for key, other in _OTHER_NAMES.items() if raw.get(other) is not None}
-    known = with_defaults(merged(raw, stated), path)
-    read = ConfigReader(merged(known.raw, {"rms_norm_eps": known.number("norm_eps", 1e-5)}), path)
+    read = with_defaults(merged(raw, stated), path)
     read.fixed("conv_bias", False, "llama.cpp's lfm2 has no such biases")
-    fields = decoder_fields(read, theta=1e6)
+    fields = decoder_fields(read, theta=1e6, eps="norm_eps")
     fix_head_dim(read, fields, "lfm2")
     n_layers = fields["num_hidden_layers"]
     attending = read.raw.get("full_attn_idxs")

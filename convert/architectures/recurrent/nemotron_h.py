@@ -101,8 +101,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     """Return the configuration of a Nemotron-H or a Nemotron 3."""
     kinds = _read_kinds(ConfigReader(raw, path))
     eps = ConfigReader(raw, path).number("layer_norm_epsilon", 1e-5)
-    stated = merged(raw, {"rms_norm_eps": eps, "num_hidden_layers": len(kinds)})
-    read = with_defaults(stated, path, states_sizes=False)
+    read = with_defaults(merged(raw, {"num_hidden_layers": len(kinds)}), path, states_sizes=False)
     why = "llama.cpp's nemotron_h has no other"
     for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         read.fixed(key, False, why)
@@ -117,7 +116,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> NemotronConfig:
     n_heads, n_groups = read.size("mamba_num_heads", 128), read.size("n_groups", 8)
     if n_heads % n_groups:
         raise read.bad("n_groups", f"a divisor of mamba_num_heads ({n_heads})")
-    plain = decoder_fields(read)
+    plain = decoder_fields(read, eps="layer_norm_epsilon")
     plain["rotated_cols"] = plain["hidden_size"] // plain["num_attention_heads"]
     return NemotronConfig(
         **plain,

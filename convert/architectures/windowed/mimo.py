@@ -29,6 +29,7 @@ from convert.architectures.decoder.config import (
     expert_fields,
     layers_of_kind,
     leading_dense_layers,
+    refuse_no_window,
     rotations_by_kind,
     stated_as,
     with_defaults,
@@ -87,21 +88,18 @@ class MiMoConfig(DecoderConfig):
     """Configuration of a model.
 
     sinks       whether heads have sinks: in layers with a window, in those without
-    wide_window whether transformers' class sees one position more in a window than `sliding_window` says
+    seen        positions that transformers' class sees in a window; None: as many as `sliding_window` says
     """
 
     sinks: tuple[bool, bool] = (True, False)
-    wide_window: bool = False
+    seen: int | None = None
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> MiMoConfig:
     """Return the configuration of a MiMo-V2."""
     read = with_defaults(_by_kind(raw, path), path, name=_CLASS)
     theta, rotated = rotations_by_kind(read.raw, path, 5e6, read.number("swa_rope_theta", 1e4))
-    own = {
-        "rms_norm_eps": _epsilon(read),
-        "partial_rotary_factor": read.number("partial_rotary_factor", 0.334),
-    }
+    own = {"partial_rotary_factor": read.number("partial_rotary_factor", 0.334)}
     read = ConfigReader(merged(rotated, own), path)
     why = "llama.cpp's mimo2 has no other"
     for key, value in (
@@ -111,8 +109,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> MiMoConfig:
         ("swa_num_attention_heads", read.raw.get("num_attention_heads")),
     ):  # fmt: skip
         read.fixed(key, value, why)
-    read.overruled("attention_chunk_size", "hybrid_block_size")
-    fields = decoder_fields(read)
+    fields = decoder_fields(read, eps=stated_as(raw, path, "rms_norm_eps", "layernorm_epsilon"))
     if fields["rotated_cols"] % 2:
         raise read.bad("partial_rotary_factor", "an even number of columns: they are rotated in pairs")
     local = ConfigReader((raw.get("rope_parameters") or {}).get(SLIDING) or {}, path, "rope_parameters.")
@@ -120,8 +117,10 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> MiMoConfig:
         "partial_rotary_factor", fields["rope"].partial, "llama.cpp's mimo2 rotates as many in all layers"
     )
     n_layers, window = fields["num_hidden_layers"], read.size("sliding_window")
+    size = read.size_or_null("sliding_window_size", None)
     n_mtp = read.size("num_nextn_predict_layers", _MTP_LAYERS, least=0)
     sliding = layers_of_kind(read, n_layers, lambda layer: layer > 0 and (layer + 1) % 6 != 0)
+    refuse_no_window(read, sliding)
     local_heads = read.size("swa_num_key_value_heads", 2 * fields["num_key_value_heads"])
     if fields["num_attention_heads"] % local_heads:
         raise read.bad("swa_num_key_value_heads", "a divisor of num_attention_heads")
@@ -145,13 +144,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> MiMoConfig:
             read.flag("add_swa_attention_sink_bias", True),
             read.flag("add_full_attention_sink_bias", False),
         ),
-        wide_window=read.size_or_null("sliding_window_size", None) == window,
+        seen=None if size is None else size + 1,
     )
-
-
-def _epsilon(read: ConfigReader) -> float:
-    """Return the epsilon of norms, which published models call by another name than transformers' class."""
-    return read.number(stated_as(read.raw, "layernorm_epsilon", "rms_norm_eps"), 1e-5)
 
 
 def _by_kind(raw: Mapping[str, Any], path: str | Path) -> Mapping[str, Any]:
@@ -167,16 +161,18 @@ def _by_kind(raw: Mapping[str, Any], path: str | Path) -> Mapping[str, Any]:
         if not isinstance(flags, list) or any(flag not in (0, 1) for flag in flags):
             raise read.bad(key, "0 or 1 for each layer")
         found[kinds] = [names[flag] for flag in flags]
+        read.fixed(kinds, found[kinds], f"{key} says so")
     return merged(raw, found)
 
 
 def _notes(config: MiMoConfig, options: MTPOptions) -> tuple[str, ...]:
-    if not config.wide_window:
-        return decoder_notes(config, frozenset({WINDOWS}))
-    window = config.sliding_window or 0
+    told = decoder_notes(config, frozenset({WINDOWS}))
+    seen, window = config.seen, config.sliding_window
+    if seen is None or seen == window:
+        return told
     return (
-        *decoder_notes(config, frozenset({WINDOWS})),
-        f"sliding_window_size is {window}: with it, transformers lets layers with a window see {window + 1}"
+        *told,
+        f"sliding_window_size is {seen - 1}: with it, transformers lets layers with a window see {seen}"
         f" positions; the file says {window}, as llama.cpp's converter does",
     )
 

@@ -38,6 +38,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
                             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
     },
+    "MiMoV2FlashForCausalLM": {**_SIZES, "n_routed_experts": 4, "num_experts_per_tok": 2, "v_head_dim": 16,
+                               "moe_intermediate_size": 32, "sliding_window": 16,
+                               "partial_rotary_factor": 0.5},
     "DeepseekV32ForCausalLM": {**_LATENT, "index_head_dim": 64},
     "DeepseekV3ForCausalLM": _LATENT,
     "DeepseekV4ForCausalLM": DEEPSEEK4,
@@ -80,6 +83,7 @@ def notes(name: str, **changes: Any) -> str:
             {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128},
             "vocab_size_per_layer_input is 128",
         ),
+        ("MiMoV2FlashForCausalLM", {"layer_types": ["full_attention"] * 4}, "a layer with a window"),
         ("DeepseekV32ForCausalLM", {"index_head_dim": 96}, "index_head_dim is 96"),
         ("DeepseekV3ForCausalLM", {"rope_interleave": None}, "rope_interleave is None"),
         ("DeepseekV4ForCausalLM", {"hc_mult": 2}, "hc_mult is 2"),
@@ -102,6 +106,7 @@ def test_what_llama_cpp_can_not_obey_is_refused(name: str, changes: dict[str, An
     [
         ("NemotronHForCausalLM", {"time_step_min": 0.01}, "time_step_min is 0.01, not 0.001"),
         ("Qwen3_5ForCausalLM", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05"),
+        ("MiMoV2FlashForCausalLM", {"sliding_window_size": 40}, "see 41 positions; the file says 16"),
         (
             "DeepseekV4ForCausalLM",
             {"rope_scaling": {**DEEPSEEK4["rope_scaling"], "beta_slow": 2}},

@@ -12,6 +12,7 @@ from convert.architectures import config_reader, find_architecture, supported
 from convert.architectures.config_reader import ConfigReader, Fields, known_fields, merged, unread_notes
 from convert.checkpoint.checkpoint import read_config
 from gguf_tools.errors import UnsupportedCheckpoint
+from tests.support.published_models import PUBLISHED
 
 MODELS = Path(__file__).parents[2] / "golden" / "arch" / "models"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
@@ -53,6 +54,25 @@ def test_a_field_of_the_class_is_told_with_its_value() -> None:
     raw["rope_scaling"] = {**raw["rope_scaling"], "mrope_section": [4, 4]}
     (note,) = set(notes(raw)) - set(notes(recorded("llama-r1-distill")))
     assert "rope_scaling.mrope_section is [4, 4]" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("llama-r1-distill", "num_local_experts"),
+        ("command-r7b", "num_experts"),
+        ("command-r7b", "rms_norm_eps"),
+        ("starcoder2", "rms_norm_eps"),
+        ("lfm2", "rms_norm_eps"),
+        ("mimo-v2-flash", "attention_chunk_size"),
+        ("mimo-v2-flash", "hybrid_block_size"),
+    ],
+)
+def test_a_field_that_others_have_is_listed(name: str, field: str) -> None:
+    raw = recorded(name) if name in NAMES else {**PUBLISHED[name].config}
+    raw.pop(field, None)
+    (new,) = set(notes({**raw, field: 8})) - set(notes(raw))
+    assert field in new
 
 
 def test_what_is_asked_for_is_recorded_through_copies_and_inside() -> None:

@@ -30,7 +30,7 @@ def changed(folder: Path, **fields: Any) -> Path:
         ("index_kpool", 1, BadConfig, "index_kpool is 1"),
         ("index_topk", 15, BadConfig, r"a multiple of index_kpool \(4\)"),
         ("indexer_types", ["full", "shared", "full", "full", "full"], BadConfig, "'full' for layer 1"),
-        ("linear_attn_config", {"num_heads": 8}, BadConfig, r"linear_attn_config\.num_heads"),
+        ("linear_attn_config", {"num_heads": 8}, UnsupportedCheckpoint, r"linear_attn_config\.num_heads"),
         ("linear_attn_config", {"num_heads": 4, "gate_lower_bound": 5.0}, BadConfig, "a number below 0"),
     ],
 )

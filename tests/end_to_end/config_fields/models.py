@@ -154,8 +154,9 @@ BASES: Mapping[str, Base] = {
     ),
     **{
         name: _beside(name, tie_word_embeddings=False)
-        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v", "muse-glimmer", "glm5-next")
+        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v", "glm5-next")
     },
+    "muse-glimmer": _beside("muse-glimmer", out_hidden_size=32, projector_hidden_size=32),
     "mistral3-wrapped": Base(
         "Mistral3ForConditionalGeneration",
         _text("ministral3", "ministral3", tie_word_embeddings=False,
