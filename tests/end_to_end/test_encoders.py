@@ -197,6 +197,15 @@ def test_the_forward_pass_makes_the_vectors_of_both(name: str, tmp_path: Path) -
     assert np.array_equal(ours, vectors_of(folder, ids))
 
 
+def test_the_only_type_of_texts_is_added_whole_where_quantize_wrote_it(tmp_path: Path) -> None:
+    folder, plain, path = write("roberta", tmp_path / "model"), tmp_path / "plain.gguf", tmp_path / "out.gguf"
+    convert.convert(folder, plain, outtype="f32")
+    gguf_tools.quantize(plain, path, "F32")
+    with open_gguf(path) as file:
+        assert file.tensors["token_types.weight"].shape == (64,)  # as llama-quantize writes one row
+    assert np.array_equal(vectors_of(path, [0, 7, 8, 9, 2]), vectors_of(plain, [0, 7, 8, 9, 2]))
+
+
 def test_the_forward_pass_computes_the_windows_of_embeddinggemma(tmp_path: Path) -> None:
     folder, path = write_published("embeddinggemma", tmp_path / "model"), tmp_path / "out.gguf"
     convert.convert(folder, path, outtype="f32")

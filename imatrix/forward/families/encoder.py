@@ -77,10 +77,11 @@ def _start(load: Loader, number: int, config: EncoderFile) -> Residual:
         return Normed(_norm(load, name, config)) if config.post_normed else PLAIN
     positions, types, added = "position_embd.weight", "token_types.weight", None
     if load.has(types):
-        added = load.float32(types, *load.tensor(types).shape)[:1]
+        # One row is a vector in quantized files, and a rehearsal has vectors on another device.
+        added = load.float32(types, *load.tensor(types).shape).view(-1, config.hidden_size)[:1]
     if config.has_positions:
         rows = load.float32(positions, config.max_position_embeddings, config.hidden_size)
-        added = rows if added is None else rows + added
+        added = rows if added is None else rows + added.to(rows.device)
     return Normed(_norm(load, "token_embd_norm.weight", config), added)
 
 
