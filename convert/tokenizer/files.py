@@ -42,6 +42,7 @@ class Quirks:
     listed_eot       whether the first of several ends in config.json that isn't the bos token ends a turn
     eod              whether eod_token_id of config.json ends a text, and the first of several ends in
                      generation_config.json a turn
+    fairseq_mask     whether the token behind the pieces of a sentencepiece.bpe.model is <mask>
     late_eot         whether the key of the token that ends a turn stands last, as it does with the two before
     """
 
@@ -57,6 +58,7 @@ class Quirks:
     control: tuple[str, ...] = ()
     listed_eot: bool = False
     eod: bool = False
+    fairseq_mask: bool = False
     late_eot: bool = False
     merged_pieces: tuple[str, ...] | None = None
 

@@ -29,6 +29,7 @@ _FAIRSEQ = (
     ("<s>", TokenType.CONTROL), ("<pad>", TokenType.CONTROL), ("</s>", TokenType.CONTROL),
     ("<unk>", TokenType.UNKNOWN),
 )  # fmt: skip
+_MASK = ("<mask>", TokenType.CONTROL)
 _OWN = 3
 """Number of pieces at the beginning of the model for which fairseq has others: <unk>, <s> and </s>."""
 
@@ -51,13 +52,15 @@ def read_fairseq_vocab(path: Path, files: TokenizerFiles) -> tuple[Vocab, Normal
     pieces = model.pieces[_OWN:]
     if pieces:
         check_fits(path, pieces[-1].text, len(model.pieces), n_rows)
-    rest = range(len(_FAIRSEQ) + len(pieces), n_rows)
+    last = (_MASK,)[: n_rows - len(_FAIRSEQ) - len(pieces)] if files.quirks.fairseq_mask else ()
+    rest = range(len(_FAIRSEQ) + len(pieces) + len(last), n_rows)
     return Vocab(
-        (*(text for text, _ in _FAIRSEQ), *(piece.text for piece in pieces),
+        (*(text for text, _ in _FAIRSEQ), *(piece.text for piece in pieces), *(text for text, _ in last),
          *(pad_text(token_id - 1) for token_id in rest)),  # the numbers that the file has
-        (*(kind for _, kind in _FAIRSEQ), *(piece.kind for piece in pieces),
+        (*(kind for _, kind in _FAIRSEQ), *(piece.kind for piece in pieces), *(kind for _, kind in last),
          *(TokenType.UNUSED for _ in rest)),
-        scores=(*(0.0 for _ in _FAIRSEQ), *(piece.score for piece in pieces), *(PAD_SCORE for _ in rest)),
+        scores=(*(0.0 for _ in _FAIRSEQ), *(piece.score for piece in pieces), *(0.0 for _ in last),
+                *(PAD_SCORE for _ in rest)),
     ), model.normalizer  # fmt: skip
 
 

@@ -112,6 +112,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
     "gemma-embedding": (_EPS | {keys.SLIDING_WINDOW}, _WINDOW),
     **dict.fromkeys(("bert", "nomic-bert"), ({keys.LAYERNORM_EPS}, ())),
+    "nomic-bert-moe": ({keys.LAYERNORM_EPS}, {keys.MOE_EVERY_N_LAYERS}),
     "modern-bert": ({keys.LAYERNORM_EPS}, _WINDOW | {keys.SLIDING_WINDOW, keys.HIDDEN_ACTIVATION}),
     # The loaders read rope.freq_base_swa, too, but the graphs rotate all layers with the one base.
     **dict.fromkeys(("olmo2", "exaone4"), (_EPS, {keys.SLIDING_WINDOW_PATTERN, keys.SLIDING_WINDOW})),

@@ -58,6 +58,7 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "bert": _DENSE,
     "modern-bert": _DENSE,
     "nomic-bert": _DENSE,
+    "nomic-bert-moe": _MIXTRAL,
     "gemma": _DENSE,
     "gemma-embedding": _DENSE,
     "granite": _DENSE,

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
@@ -22,6 +23,7 @@ import imatrix
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadRequest, UnsupportedCheckpoint
+from imatrix.forward.layers import ffn
 from imatrix.forward.observe import Silent
 from imatrix.forward.open import open_model
 from imatrix.forward.options import ForwardOptions
@@ -34,7 +36,7 @@ from tests.end_to_end.test_convert_published import described, keys
 from tests.imatrix.forward.hostile_text import HOSTILE
 from tests.support import oracle
 from tests.support.checkpoints import edit_config
-from tests.support.encoder_models import ENCODERS, write
+from tests.support.encoder_models import ENCODERS, WITHOUT_CLASS, write
 from tests.support.published_models import write as write_published
 
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "encoders.json").read_text(encoding="utf-8"))
@@ -144,6 +146,24 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"moe_normalize_expert_weights": True}, UnsupportedCheckpoint, "the weights of experts as they are"),
+        ({"num_shared_experts": 1}, UnsupportedCheckpoint, "num_shared_experts is 1, expected 0"),
+        ({"qkv_proj_bias": False}, UnsupportedCheckpoint, "nomic-bert-moe has biases"),
+        ({"moe_top_k": 9}, BadConfig, "moe_top_k is 9, expected a whole number from 1 to 8"),
+    ],
+)
+def test_experts_that_llama_cpp_does_not_compute_are_refused(
+    changes: dict[str, Any], error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    folder = write(WITHOUT_CLASS, tmp_path / "model")
+    edit_config(folder, **changes)
+    with pytest.raises(error, match=says):
+        convert.convert(folder, tmp_path / "out.gguf")
+
+
 @pytest.mark.parametrize(("changes", "error", "says"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_llama_cpp_has_no_place_for_is_refused(
     changes: dict[str, Any], error: type[Exception], says: str, tmp_path: Path
@@ -204,6 +224,26 @@ def test_the_only_type_of_texts_is_added_whole_where_quantize_wrote_it(tmp_path:
     with open_gguf(path) as file:
         assert file.tensors["token_types.weight"].shape == (64,)  # as llama-quantize writes one row
     assert np.array_equal(vectors_of(path, [0, 7, 8, 9, 2]), vectors_of(plain, [0, 7, 8, 9, 2]))
+
+
+def llama_s_gelu(x: torch.Tensor, **how: Any) -> torch.Tensor:
+    """Return GELU as llama.cpp computes that of encoders: a table of F16, of the approximation by tanh."""
+    return torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+
+
+@needs_llama
+def test_the_forward_pass_makes_llama_s_vectors_of_an_encoder_with_experts(tmp_path: Path) -> None:
+    folder, path = write(WITHOUT_CLASS, tmp_path / "model"), tmp_path / "out.gguf"
+    notes = convert.convert(folder, path, outtype="f32").preparation.plan.notes
+    assert [note for note in notes if "encoder.layers.1.mlp.experts.bias" in note and "left out" in note]
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids
+    with oracle.Model(path) as llama:
+        assert llama.tokenize(TEXT, add_special=True) == ids
+        theirs = llama.pooled(ids, "mean", 64)
+    with patch.object(ffn, "gelu", llama_s_gelu):
+        ours = vectors_of(path, ids)
+        assert np.array_equal(ours, vectors_of(folder, ids))
+    assert np.linalg.norm(ours - theirs / np.linalg.norm(theirs)) < 1e-5
 
 
 def test_the_forward_pass_computes_the_windows_of_embeddinggemma(tmp_path: Path) -> None:
@@ -281,6 +321,17 @@ def test_an_importance_matrix_of_an_encoder_counts_every_token(tmp_path: Path) -
         f"{part}.weight" for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
     }
     assert all(entry.counts.tolist() == [96] for entry in entries.values())
+
+
+def test_importances_of_experts_are_those_of_the_tokens_that_they_see(tmp_path: Path) -> None:
+    folder = write(WITHOUT_CLASS, tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT * 50)
+    found = imatrix.collect(
+        folder, tmp_path / "text.txt", tmp_path / "m.gguf", chunk_size=32, n_chunks=3, any_text=True
+    )
+    counts = {name: entry.counts for name, entry in found.importances.entries.items()}
+    assert {"blk.0.ffn_up.weight", "blk.1.ffn_up_exps.weight", "blk.1.ffn_down_exps.weight"} <= {*counts}
+    assert sum(counts["blk.1.ffn_up_exps.weight"]) == 2 * 96  # two experts a token
 
 
 def test_a_text_longer_than_the_positions_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small encoders: BERT, RoBERTa, XLM-RoBERTa and ModernBERT, with and without a classifier.
+"""Small encoders: BERT, RoBERTa, XLM-RoBERTa, ModernBERT and Nomic BERT, some with a classifier.
 
 `write(name, folder)` makes one. Weights are a formula on integers, the same bits everywhere. Vocabularies are
 made of a text of the repository; those of WordPiece and of a SentencePiece model need no training.
@@ -152,15 +152,22 @@ TOKENIZERS: Mapping[str, Callable[..., int]] = {
     "nomic-bert": _wordpiece,
     "xlm-roberta": partial(_unigram, has_model=False),
     "xlm-roberta-model": partial(_unigram, has_model=True),
+    "nomic-bert-moe": lambda folder: _unigram(folder, has_model=True) + 3,
 }
 """Kind of encoder -> what writes its tokenizer and returns the number of its tokens."""
 
-_UNRANKED = ("xlm-roberta-model", "nomic-bert")
-ENCODERS = (*TOKENIZERS, *(f"{kind}-rank" for kind in TOKENIZERS if kind not in _UNRANKED))
+WITHOUT_CLASS = "nomic-bert-moe"
+"""The encoder for which transformers has no class."""
+
+_UNRANKED = ("xlm-roberta-model", "nomic-bert", WITHOUT_CLASS)
+ENCODERS = (
+    *(kind for kind in TOKENIZERS if kind != WITHOUT_CLASS),
+    *(f"{kind}-rank" for kind in TOKENIZERS if kind not in _UNRANKED),
+)
 
 
 def write(name: str, folder: Path, *table: bytes) -> Path:
-    """Write the encoder called `name` in ENCODERS to a folder, and return that.
+    """Write the encoder called `name` in ENCODERS, or WITHOUT_CLASS, to a folder, and return that.
 
     table  for a tokenizer with a table of characters
     """
@@ -271,4 +278,33 @@ def _nomic_bert(n_tokens: int, is_ranking: bool) -> tuple[dict[str, Any], list[_
     }, shapes  # fmt: skip
 
 
-_MAKERS = {"modern-bert": _modern_bert, "nomic-bert": _nomic_bert}
+def _nomic_bert_moe(n_tokens: int, is_ranking: bool) -> tuple[dict[str, Any], list[_Shape]]:
+    """Return config.json and shapes of a Nomic BERT with experts in every second layer, as published."""
+    plain, shapes = _nomic_bert(n_tokens, is_ranking)
+    n_experts, own = 8, (*_SIZES, "layer_norm_eps")
+    config = {key: value for key, value in plain.items() if key not in own}
+    shapes = [(name, (1, *shape[1:]) if "token_type" in name else shape) for name, shape in shapes]
+    shapes = [(name, shape) for name, shape in shapes if ".mlp." not in name]
+    for layer in range(_LAYERS):
+        inside = f"encoder.layers.{layer}."
+        shapes += [(f"{inside}attn.Wqkv.bias", (3 * _WIDTH,)), (f"{inside}attn.out_proj.bias", (_WIDTH,))]
+        if layer % 2 == 0:
+            shapes += [*_pair(f"{inside}mlp.fc1", _INNER, _WIDTH), *_pair(f"{inside}mlp.fc2", _WIDTH, _INNER)]
+            continue
+        shapes += [
+            (f"{inside}mlp.router.layer.weight", (n_experts, _WIDTH)),
+            (f"{inside}mlp.experts.mlp.w1", (n_experts * _INNER, _WIDTH)),
+            (f"{inside}mlp.experts.mlp.w2", (n_experts * _INNER, _WIDTH)),
+            (f"{inside}mlp.experts.bias", (_WIDTH,)),
+        ]
+    return {
+        **config, "activation_function": "gelu", "add_pooling_layer": False, "expert_choice_router": False,
+        "ffn_div": 1, "layer_norm_epsilon": 1e-5, "mlp_fc1_bias": True, "mlp_fc2_bias": True,
+        "moe_every_n_layers": 2, "moe_impl": "megablocks", "moe_normalize_expert_weights": False,
+        "moe_resid_pdrop": 0.0, "moe_top_k": 2, "n_positions": 2048, "num_experts": n_experts,
+        "num_shared_experts": 0, "pad_token_id": 1, "pad_vocab_size_multiple": 64, "qkv_proj_bias": True,
+        "rotary_emb_base": 10000, "router_aux_loss_coef": 0.1, "type_vocab_size": 1, "use_rms_norm": None,
+    }, shapes  # fmt: skip
+
+
+_MAKERS = {"modern-bert": _modern_bert, "nomic-bert": _nomic_bert, "nomic-bert-moe": _nomic_bert_moe}

@@ -29,7 +29,7 @@ OWN: Mapping[str, Callable[[Any], Network]] = {
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2_network),
     "deepseek4": deepseek4_network,
     "bailingmoe3": ling3_network,
-    **dict.fromkeys(("bert", "modern-bert", "nomic-bert"), encoder_network),
+    **dict.fromkeys(("bert", "modern-bert", "nomic-bert", "nomic-bert-moe"), encoder_network),
     "gemma4": gemma4_network,
     "glm5-next": glm5_next_network,
     "kimi-linear": kimi_linear_network,

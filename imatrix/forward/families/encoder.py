@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.architectures.encoders.files import EncoderFile
-from imatrix.forward.families.parts import network_of, rope_of, unstretched
+from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
+from imatrix.forward.layers.experts import Experts, load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, load_ffn
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, UNNORMED, CentredNorm, Normed, Residual
@@ -43,8 +44,10 @@ def encoder_network(config: EncoderFile) -> Network:
         norm = UNNORMED if is_post else _norm(load, f"{name}.ffn_norm.weight", config)
         behind = Normed(_norm(load, f"{name}.attn_output_norm.weight", config)) if is_post else PLAIN
         attention = attention_of(load, number, None if config.has_positions else rotate)
-        block = _block(load, number, config)
-        return Layer(name, attention, norm, block, None, _start(load, number, config), behind)
+        has_experts = config.moe_step and number % config.moe_step == 1
+        block = None if has_experts else _block(load, number, config)
+        experts = _experts(load, number, config) if has_experts else None
+        return Layer(name, attention, norm, block, experts, _start(load, number, config), behind)
 
     def end(load: Loader, norm: object) -> CentredNorm:
         load.leave(*_CLASSIFIER)
@@ -108,3 +111,11 @@ def _block(load: Loader, number: int, config: EncoderFile) -> FeedForward:
     if not load.has(names.gate):
         names = names.without_gate
     return replace(load_ffn(load, names, hidden, width, gated=is_gated), gelu=gelu)
+
+
+def _experts(load: Loader, number: int, config: EncoderFile) -> Experts:
+    """Read the experts of a layer, which have no gate."""
+    experts = load_experts(
+        load, number, routing_of(config), config.num_experts, config.hidden_size, config.intermediate_size
+    )
+    return replace(experts, names=experts.names.without_gate, gelu="none", gated=False)
