@@ -28,11 +28,12 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
 
+_THETA = 12_000_000.0
 _ROPE = {
-    "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3", "rope_theta": _THETA, "factor": 8.0, "original_max_position_embeddings": 8192,
     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
 }  # fmt: skip
-"""rope_parameters where config.json has none, as in transformers' class."""
+"""Base of the rotation and rope_parameters where config.json has none, as in transformers' class."""
 
 _NUMBERS = ("alpha_n", "alpha_p", "beta", "eps")
 
@@ -43,8 +44,10 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         raw = merged(raw, {"rope_parameters": _ROPE})
     stated = with_defaults(raw, path)
     stated.fixed("hidden_act", "xielu", "llama.cpp's apertus has no other")
+    for key, value in (("mlp_bias", False), ("post_norm", False), ("qk_norm", True)):
+        stated.fixed(key, value, "llama.cpp's apertus has no other")
     read = ConfigReader(merged(stated.raw, {"hidden_act": "silu"}), path)
-    fields = decoder_fields(read, theta=_ROPE["rope_theta"])
+    fields = decoder_fields(read, theta=_THETA)
     if fields["rotated_cols"] != fields["head_dim"]:
         raise UnsupportedCheckpoint(
             f"{path}: {fields['rotated_cols']} columns of {fields['head_dim']} are rotated, expected all:"

@@ -189,6 +189,7 @@ MEANINGLESS = frozenset({
     # training
     "attention_dropout", "attn_pdrop", "aux_loss_alpha", "embd_pdrop", "embedding_dropout",
     "embedding_initializer_range", "hidden_dropout", "initializer_factor", "initializer_range",
+    "input_jitter_noise",
     "mamba_dt_init_floor", "mamba_dt_max", "mtp_loss_scaling_factor", "output_router_logits",
     "rescale_prenorm_residual", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
     "router_jitter_noise", "router_z_loss_coef", "seq_aux", "time_step_floor", "time_step_max",

@@ -97,10 +97,11 @@ def _read(
 
 
 def _scaling(read: ConfigReader) -> ConfigReader:
-    """Return a reader of what config.json says of the rotation."""
-    return ConfigReader(
-        read.raw.get("rope_scaling") or read.raw.get("rope_parameters") or {}, read.path, "rope_scaling."
-    )
+    """Return a reader of what config.json says of the rotation, but for the context, which stands beside."""
+    stated = read.raw.get("rope_scaling") or read.raw.get("rope_parameters") or {}
+    inside = ConfigReader(stated, read.path, "rope_scaling.")
+    inside.overruled("original_max_position_embeddings")
+    return inside
 
 
 def _usual_magnitude(factor: float, context: int) -> float:

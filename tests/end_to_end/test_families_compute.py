@@ -118,6 +118,18 @@ def test_mistral_s_attention_grows_sharper(tmp_path: Path) -> None:
 
 
 @needs_oracle
+@pytest.mark.slow
+def test_llama_4_s_chunks_end_where_llama_cpp_s_do(tmp_path: Path) -> None:
+    """The second chunk begins at position 8192, and scores of layers without rotation grow from 8191 on."""
+    tokens = np.random.default_rng(0).integers(6, 300, 8256).tolist()
+    decoder_model("llama4", tmp_path / "m", max_position_embeddings=8448)
+    convert.convert(tmp_path / "m", tmp_path / "m.gguf", outtype="f32")
+    with oracle.Model(tmp_path / "m.gguf") as model:
+        expected = model.logits(tokens)
+    assert_equal(logits_of(tmp_path / "m.gguf", tokens), expected)
+
+
+@needs_oracle
 @pytest.mark.parametrize("name", OF_LLAMA_CPP_ALONE)
 def test_a_family_without_a_class_in_transformers(name: str, tmp_path: Path) -> None:
     folder, tokens = write(name, tmp_path / "m"), np.random.RandomState(0).randint(3, 550, 60).tolist()

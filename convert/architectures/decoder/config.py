@@ -287,7 +287,7 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
     }
 
 
-def group_fields(read: ConfigReader) -> dict[str, int]:
+def group_fields(read: ConfigReader) -> dict[str, Any]:
     """Return n_group and topk_group, both 1 where all groups may be chosen: llama.cpp takes less than all."""
     groups, used = read.size("n_group"), read.size("topk_group")
     return {"n_group": 1, "topk_group": 1} if used == groups else {"n_group": groups, "topk_group": used}

@@ -364,7 +364,7 @@ def expert_fields_of(family: Architecture, hparams: HParams) -> dict[str, Any]:
     }
 
 
-def limits_of_file(hparams: HParams, n_layers: int) -> dict[str, tuple[float, ...] | None]:
+def limits_of_file(hparams: HParams, n_layers: int) -> dict[str, Any]:
     """Return expert_limits and block_limits of a file, see LIMITS; None for limits that it does not have."""
 
     def limits(stated: float | tuple[float, ...] | None) -> tuple[float, ...] | None:

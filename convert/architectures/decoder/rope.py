@@ -152,6 +152,8 @@ def read_rope(
     inside = ConfigReader(values, path, prefix=f"{key}.")
     theta = inside.number("rope_theta", read.number("rope_theta", default_theta))
     kind = values.get("rope_type") or values.get("type") or "default"
+    if {**values}.get("type") == kind:
+        inside.overruled("type")
     if kind not in kinds:
         raise UnsupportedCheckpoint(
             f"{path}: {key}: RoPE of type {shown(kind)}, expected {' or '.join(map(repr, kinds))}"

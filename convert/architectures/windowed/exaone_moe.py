@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture, Key
+from convert.architectures.config_reader import merged
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
@@ -65,7 +66,10 @@ _CLASS = "ExaoneMoeForCausalLM"
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     """Return the configuration of an EXAONE 4 with experts."""
-    read = with_defaults(raw, path, name=_CLASS)
+    older = raw.get("first_last_k_dense_replace")
+    read = with_defaults(
+        merged({} if older is None else {"first_k_dense_replace": older}, raw), path, name=_CLASS
+    )
     fields = decoder_fields(read)
     n_layers, rope = fields["num_hidden_layers"], fields["rope"]
     if fields["rotated_cols"] != fields["head_dim"] or rope.kind not in ("default", "llama3"):
@@ -75,7 +79,9 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         )
     for key, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         read.fixed(key, value, "the model computes with no other")
-    read.overruled("is_moe_layer", "first_last_k_dense_replace")
+    read.fixed("attention_bias", False, "the model computes with none")
+    n_dense = leading_dense_layers(read, n_layers, 1)
+    read.fixed("is_moe_layer", [layer >= n_dense for layer in range(n_layers)], "another key says so")
     hybrid = hybrid_layers(read, n_layers)
     if not hybrid["sliding_layers"]:
         raise read.bad("layer_types", "a layer with a window, without which llama.cpp's exaone-moe stops")
@@ -89,7 +95,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
         qk_norm=True,
         moe_intermediate_size=read.size("moe_intermediate_size"),
         num_shared_experts=read.size("num_shared_experts"),
-        first_k_dense_replace=leading_dense_layers(read, n_layers, 1),
+        first_k_dense_replace=n_dense,
         scoring_func="sigmoid",
         norm_topk_prob=read.flag("norm_topk_prob", True),
         routed_scaling_factor=read.number("routed_scaling_factor"),
