@@ -36,6 +36,7 @@ def same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mak
     return check
 
 
+@pytest.mark.slow
 def test_a_gguf_file_with_importances(
     tiny_gguf: Callable[[str], Path], same_bytes: Callable[[Make], None]
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_folder_in_one_pass(tiny_folder: Path, same_bytes: Callable[[Make], No
     )
 
 
+@pytest.mark.slow
 def test_another_layout(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, same_bytes: Callable[[Make], None]
 ) -> None:

@@ -76,6 +76,7 @@ def test_quantize_goes_from_threads_to_workers_and_back(
     assert Path("again.gguf").read_bytes() == output.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_folder_in_one_pass_to_two_types(
     processes: Processes, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ def test_importances_of_a_model_that_was_changed_after_a_kill(
         collect_beside(model, TEXT, tmp_path / "out", options)
 
 
+@pytest.mark.slow
 def test_an_evaluation(model: Path, weights: Path, tmp_path: Path) -> None:
     other = shutil.copytree(EXAMPLE, tmp_path / "other")
     options = EvaluateOptions(cut=CUT, work=tmp_path / "work")

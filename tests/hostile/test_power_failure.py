@@ -124,7 +124,8 @@ def test_two_power_failures_in_a_row_leave_what_the_first_has_left(disk: Disk, t
         assert folder.hidden_path(2).read_text() == "after 2"
 
 
-@pytest.mark.parametrize("memory_bytes", [0, pytest.param(4 << 30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("memory_bytes", [0, 4 << 30])
 def test_in_a_minute_a_calibrated_run_syncs_its_marks_and_what_it_publishes(
     memory_bytes: int, disk: Disk, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from tests.support.trained_model import trained_model
 pytest.importorskip("torch")
 
 
+@pytest.mark.slow
 def test_a_v3_at_2_bits_with_its_mtp_layer(calibration: Path, tmp_path: Path) -> None:
     folder, out = add_mtp_layer(trained_model(tmp_path)), tmp_path / "m.gguf"
     words = ["-m", str(folder), "-f", str(calibration), "-o", str(out), "--nextn", "--threads", "1"]

@@ -175,6 +175,7 @@ def test_keys(folder: Path, tmp_path: Path) -> None:
     assert any(note.startswith("left out 1 tensor (mtp.0") for note in result.preparation.plan.notes)
 
 
+@pytest.mark.slow
 def test_one_pass_keeps_the_tables(folder: Path, tmp_path: Path) -> None:
     convert.convert(folder, tmp_path / "v4.gguf", outtype="Q4_K_M")
     with open_gguf(tmp_path / "v4.gguf") as file:

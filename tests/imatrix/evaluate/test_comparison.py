@@ -159,6 +159,7 @@ def test_an_interval_that_leaves_out_1_goes_with_a_verdict(n_classes: int) -> No
     assert found.overall.level == 0.95
 
 
+@pytest.mark.slow
 def test_all_intervals_by_class_hold_the_truth_together() -> None:
     """In 95 % of draws; of 150, the error is 1.8 %. Each at 95 % by itself, all eight would in 66 %."""
     rng, n_hold, chunk = np.random.default_rng(5), 0, np.arange(16)

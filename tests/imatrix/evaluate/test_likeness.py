@@ -85,6 +85,7 @@ def test_what_is_of_predictions_is_refused_for_an_encoder(tmp_path: Path) -> Non
         gguf_tools.evaluate(base, TEXT, [tmp_path / "out.gguf"], chunk_size=32, noise_floor=True)
 
 
+@pytest.mark.slow
 def test_classes_have_passages_that_the_model_takes(tmp_path: Path) -> None:
     base = write("modern-bert", tmp_path / "model")
     convert.convert(base, tmp_path / "out.gguf", outtype="Q4_0")

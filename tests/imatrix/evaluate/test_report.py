@@ -202,6 +202,7 @@ def test_prices_are_what_the_best_larger_type_saves(evaluation: Evaluation) -> N
     assert price.per_mib == pytest.approx(7e-3 / more_bytes * 2**20)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_more_bytes_would_save(evaluation: Evaluation) -> None:
     one = with_models(evaluation, evaluation.models[:1])
     page = report_page(one, losses=losses_of(evaluation))
@@ -252,6 +253,7 @@ def test_a_page_loads_nothing_and_says_what_strangers_names_say(
     assert {name for name, count in counts.items() if count > 1} == set()
 
 
+@pytest.mark.slow
 def test_a_page_of_a_file_equal_to_its_base_alone(evaluation: Evaluation) -> None:
     assert "Drift by layer" in report_page(with_models(evaluation, evaluation.models[2:]))
 

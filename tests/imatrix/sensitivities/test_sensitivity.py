@@ -247,6 +247,7 @@ def test_a_hidden_size_that_can_not_be_padded(tmp_path: Path, text: Path) -> Non
         gguf_tools.sensitivity(folder, text, tmp_path / "v3.json", EVERYTHING, pad_hidden=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("random_tokens")
 def test_a_folder_has_the_losses_of_its_conversion(tmp_path: Path, text: Path) -> None:
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
@@ -303,6 +304,7 @@ def test_a_quiet_run(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_folder_of_texts_is_one_text(
     tiny_folder: Path, text_of_tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

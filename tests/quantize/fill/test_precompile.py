@@ -81,6 +81,7 @@ def test_nothing_is_left_to_compile(source: str) -> None:
     assert run.stdout == ""
 
 
+@pytest.mark.slow
 def test_another_process_leaves_kernels_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(precompile, "_PATIENCE_SECONDS", 0)

@@ -389,6 +389,7 @@ def test_an_upgrade_that_leaves_the_kernels_alone_compiles_nothing(
     assert installed.run()[1:] == ["1", "0"]
 
 
+@pytest.mark.slow
 def test_a_change_of_what_a_kernel_is_made_of_makes_it_stale(
     installed: Installed, first_run: list[str]
 ) -> None:

@@ -150,6 +150,7 @@ def stock(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
+@pytest.mark.slow
 def test_a_plan_and_its_run_read_the_text_once(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,14 +357,8 @@ def assert_same_files(folder: Path, alone: Path) -> None:
     assert len(list(folder.iterdir())) == len(TYPES)
 
 
-@pytest.mark.parametrize(
-    "room",
-    [
-        "for all",
-        pytest.param("for states", marks=pytest.mark.slow),
-        pytest.param("none", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ["for all", "for states", "none"])
 def test_several_types_share_the_pass_of_the_original(
     base: Path, text: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str
 ) -> None:
@@ -389,6 +384,7 @@ def test_several_types_share_the_pass_of_the_original(
     assert bars[-1].done == pytest.approx(bars[-1].total)
 
 
+@pytest.mark.slow
 def test_a_type_that_is_done_shares_nothing_and_leaves_nothing(
     base: Path, text: Path, alone: Path, tmp_path: Path
 ) -> None:

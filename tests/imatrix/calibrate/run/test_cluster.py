@@ -89,6 +89,7 @@ def test_bytes_are_those_of_threads(
     assert list(tmp_path.iterdir()) == [output]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_from_workers_to_threads_and_back(
     folder: Path, alone: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def lifted_slowly(moments: np.ndarray) -> np.ndarray:
     return lifted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_cols", "n_real"), [(48, None), (48, 48), (64, 48), (1100, 1030)])
 def test_rounding_sees_moments_whose_eigenvalues_are_nearer_to_each_other(
     n_cols: int, n_real: int | None

@@ -174,6 +174,7 @@ def expected(made: Made, suite: Path) -> gguf_tools.Evaluation:
     return gguf_tools.evaluate_suite(made("F32"), suite, [made("Q2_K")], ONE_THREAD)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     expected: gguf_tools.Evaluation, made: Made, suite: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +218,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_workers_of_a_scheduler_compute_a_suite(
     expected: gguf_tools.Evaluation, made: Made, suite: Path, tmp_path: Path

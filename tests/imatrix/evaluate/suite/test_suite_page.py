@@ -83,6 +83,7 @@ def test_the_page_begins_with_what_it_says(evaluation: Evaluation, page: str) ->
     assert "Better on all classes." in said
 
 
+@pytest.mark.slow
 def test_the_page_says_of_the_noise_floor_what_is_there(evaluation: Evaluation, page: str) -> None:
     assert "What the grey steps cover is noise." in page
     none = {name: replace(each, noise=None) for name, each in evaluation.by_class.items()}
@@ -133,6 +134,7 @@ def written(evaluation: Evaluation, path: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_files_of_an_earlier_evaluation_stand_beside(evaluation: Evaluation, tmp_path: Path) -> None:
     earlier = read_report(written(evaluation, tmp_path / "stock.json"))
     page = report_page(evaluation, [earlier])
