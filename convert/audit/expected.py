@@ -58,12 +58,14 @@ class Rise:
     row     factor of that of a block of a row
     slope   how far the slope may be from the plain one, in units of the plain error
     moved   error of a whole tensor that may be there before it is encoded, however fine the type is
+    cosine  share of the plain cosine that a block keeps; a block of other weights has less than 0.3 of it
     """
 
     tensor: float
     row: float
     slope: float
     moved: float = 0.0
+    cosine: float = 0.5
 
     def largest(self, expected: Expected) -> float:
         """Compute the largest error of a tensor, relative to its weights."""
@@ -87,14 +89,13 @@ COARSEST = Rise(tensor=2.4, row=12.0, slope=0.7)
 TRELLIS = Rise(tensor=6.0, row=12.0, slope=1.8)
 """Of types with one scale a row: IQ4_KT has 4.6 where some columns matter far more than others."""
 
-CALIBRATED = Rise(tensor=4.0, row=20.0, slope=1.0, moved=0.25)
+CALIBRATED = Rise(tensor=4.0, row=20.0, slope=1.0, moved=0.25, cosine=0.4)
 """Of calibrations: 2.8 (Q6_K, the output of a model whose hidden states have few directions), rows 7.5
 (Q3_K), slopes 0.62 (Q3_K). Making up for earlier tensors moves weights at any type: by 9.3 % in a down of
-SmolLM2-135M that is Q6_K, and by 18.3 % in an attn_v of a small random model."""
+SmolLM2-135M that is Q6_K, and by 18.3 % in an attn_v of a small random model. A weak row that makes up for
+strong ones keeps 0.49 of the plain cosine (Q2_K, an attn_q of a small random model)."""
 
 SLOPE_FLOOR = 0.003
-LEAST_COSINE_SHARE = 0.5
-"""Share of the plain cosine that a block keeps; a block of other weights has less than 0.3 of it."""
 
 
 Encoder = Literal["plain", "importances", "calibrated"]
@@ -176,7 +177,7 @@ class Expected:
         """Say what a block of the tensor may be like, if its encoder departs so far from the plain one."""
         row = PLAIN_ROW if self.has_plain_rows(rise) else rise.row
         largest = max(row * self.made, self.usual)
-        return Ordinary(largest, LEAST_COSINE_SHARE * self.cosine, self.limits.absolute)
+        return Ordinary(largest, rise.cosine * self.cosine, self.limits.absolute)
 
     def has_plain_rows(self, rise: Rise) -> bool:
         """Whether all rows should be the plain encoder's, as those of the sample are.
@@ -264,7 +265,7 @@ def expect(
         return Expected(relative, 0.0, 1.0, 1.0, measured, np.array_equal(wanted, found), limits)
     encoded = as_encoded(info.type, wanted)
     if encoded is None:
-        return Expected(min(limits.relative, 1.0), 0.0, LEAST_COSINE_SHARE, 1.0, measured, False, limits)
+        return Expected(min(limits.relative, 1.0), 0.0, PLAIN.cosine, 1.0, measured, False, limits)
     plain = Sums.of(wanted, encoded[1]).over()
     slope = float(plain.slope) if plain.found else 1.0
     raw = np.concatenate([stored.raw_rows(*run) for run in consecutive_runs(rows)])

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from convert.audit.expected import (
-    LEAST_COSINE_SHARE,
     PLAIN,
     SLOPE_FLOOR,
     Expected,
@@ -126,7 +125,7 @@ def _confirmed(pair: Pair, odd: Indices) -> tuple[Indices, Indices]:
     made = np.maximum(np.sqrt(plain.lost), pair.expected.usual * np.sqrt(plain.wanted))
     row = 1.0 if pair.expected.has_plain_rows(pair.rise) else pair.rise.row
     large = np.sqrt(stored.lost) > row * made + coarse
-    resembling = stored.cosine >= LEAST_COSINE_SHARE * plain.cosine
+    resembling = stored.cosine >= pair.rise.cosine * plain.cosine
     astray = (plain.cosine > 0) & ~resembling & (plain.wanted > (4 * coarse) ** 2)
     bad, strange = (chosen[each.any(axis=1)] for each in (large | astray, astray))
     if len(chosen) < len(odd) and len(bad) > 0.9 * len(chosen):
