@@ -58,6 +58,7 @@ class Rise:
     row     factor of that of a block of a row
     slope   how far the slope may be from the plain one, in units of the plain error
     moved   error of a whole tensor that may be there before it is encoded, however fine the type is
+    leaning how far the slope may be from the plain one before it is encoded
     cosine  share of the plain cosine that a block keeps; a block of other weights has less than 0.3 of it
     """
 
@@ -65,11 +66,16 @@ class Rise:
     row: float
     slope: float
     moved: float = 0.0
+    leaning: float = 0.0
     cosine: float = 0.5
 
     def largest(self, expected: Expected) -> float:
         """Compute the largest error of a tensor, relative to its weights."""
         return max(self.tensor * expected.made, expected.usual, self.moved)
+
+    def steepest(self, expected: Expected) -> float:
+        """Compute how far the slope of a tensor may be from the plain one."""
+        return max(self.slope * expected.made, self.leaning) + SLOPE_FLOOR
 
 
 FLOATS = Rise(tensor=1.0, row=1.0, slope=0.0)
@@ -89,11 +95,12 @@ COARSEST = Rise(tensor=2.4, row=12.0, slope=0.7)
 TRELLIS = Rise(tensor=6.0, row=12.0, slope=1.8)
 """Of types with one scale a row: IQ4_KT has 4.6 where some columns matter far more than others."""
 
-CALIBRATED = Rise(tensor=4.0, row=20.0, slope=1.0, moved=0.25, cosine=0.4)
+CALIBRATED = Rise(tensor=4.0, row=20.0, slope=1.0, moved=0.25, leaning=0.2, cosine=0.4)
 """Of calibrations: 2.8 (Q6_K, the output of a model whose hidden states have few directions), rows 7.5
 (Q3_K), slopes 0.62 (Q3_K). Making up for earlier tensors moves weights at any type: by 9.3 % in a down of
-SmolLM2-135M that is Q6_K, and by 18.3 % in an attn_v of a small random model. A weak row that makes up for
-strong ones keeps 0.49 of the plain cosine (Q2_K, an attn_q of a small random model)."""
+SmolLM2-135M that is Q6_K, and by 18.3 % in an attn_v of a small random model. The larger the errors before,
+the more the weights shrink: slopes of small random models at 3 bits have 0.15 (Q4_0) and 0.01 (Q8_0). A weak
+row that makes up for strong ones keeps 0.49 of the plain cosine (Q2_K, an attn_q of a small random model)."""
 
 SLOPE_FLOOR = 0.003
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from convert.audit.expected import (
     PLAIN,
-    SLOPE_FLOOR,
     Expected,
     Rise,
     as_encoded,
@@ -74,7 +73,7 @@ def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
     coarse = expected.limits.absolute * np.sqrt(n_weights)
     largest = _SUSPECT * rise.largest(expected)
     large = np.sqrt(sums.lost) > largest * np.sqrt(sums.wanted) + coarse
-    leaning = np.abs(sums.slope - expected.slope) > _SUSPECT * _slope_limit(expected, rise)
+    leaning = np.abs(sums.slope - expected.slope) > _SUSPECT * rise.steepest(expected)
     return np.flatnonzero(large | (leaning & (sums.wanted > (4 * coarse) ** 2)))
 
 
@@ -93,12 +92,8 @@ def _exceeds(expected: Expected, rise: Rise) -> bool:
     total = expected.measured
     if float(total.wanted) == 0:
         return bool(total.found > 0)
-    leaning = abs(float(total.slope) - expected.slope) > _slope_limit(expected, rise)
+    leaning = abs(float(total.slope) - expected.slope) > rise.steepest(expected)
     return float(total.relative) > rise.largest(expected) or leaning
-
-
-def _slope_limit(expected: Expected, rise: Rise) -> float:
-    return rise.slope * expected.made + SLOPE_FLOOR
 
 
 def _confirmed(pair: Pair, odd: Indices) -> tuple[Indices, Indices]:

@@ -25,6 +25,7 @@ from quantize.repack.pipeline import repack
 from tests.convert.audit.conftest import Base, Make
 from tests.convert.audit.families import FAMILIES
 from tests.support import oracle
+from tests.support.published_models import write
 
 PLAIN = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_1", "Q4_K_M", "Q3_K_L", "Q2_K", "IQ4_XS",
@@ -143,6 +144,14 @@ def test_split_repacked_and_chosen_types(family: str, base: Base, made: Make, tm
     options = PlanOptions(leave_output=True, embedding_type=by_name("Q5_1"))
     quantize.quantize(made(family, "F32"), tmp_path / "own.gguf", "Q5_K_S", types=options)
     assert alarms(gguf_tools.audit(tmp_path / "own.gguf", base(family))) == []
+
+
+@pytest.mark.slow
+def test_calibrations_of_a_random_model_lean(calibration: Path, tmp_path: Path) -> None:
+    """What makes up for the large errors of earlier tensors shrinks weights, in finer types as well."""
+    folder, path = write("mistral", tmp_path / "model"), tmp_path / "file.gguf"
+    gguf_tools.calibrate(folder, path, "Q3_K_S", calibration, chunk_size=64, n_chunks=24)
+    assert alarms(gguf_tools.audit(path, folder)) == []
 
 
 @pytest.mark.slow
