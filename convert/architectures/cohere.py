@@ -20,6 +20,7 @@ from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
     expert_fields,
+    fix_head_dim,
     layers_of_kind,
     refuse_no_window,
     with_defaults,
@@ -40,6 +41,7 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rules import (
     INV_FREQ,
+    NO_OUTPUT,
     attention,
     dense_blocks,
     drop_mtp,
@@ -103,9 +105,7 @@ def _read_cohere2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read = with_defaults(raw, path)
     read.fixed("tie_word_embeddings", True, "llama.cpp's cohere2 has no output matrix")
     fields = _fields(read)
-    cols = fields["hidden_size"] // fields["num_attention_heads"]  # whatever head_dim says
-    fields |= {"head_dim": cols, "rotated_cols": cols}
-    fields["stated_head_dim"] = fields["stated_head_dim"] and cols
+    fix_head_dim(read, fields, "cohere2")
     period = read.size("sliding_window_pattern", read.size("_sliding_window_pattern", _PERIOD))
     sliding = _sliding(read, fields["num_hidden_layers"], period)
     refuse_no_window(read, sliding)
@@ -223,8 +223,9 @@ _COHERE2 = decoder(
     "Cohere2ForCausalLM",
     gguf_name="cohere2",
     read_config=_read_cohere2,
-    rules=(*ends(), *attention(), *dense_blocks()),
+    rules=(*ends(has_output=False), *attention(), *dense_blocks()),
     metadata=(*_KEYS, _LOGIT_SCALE, SLIDING_WINDOW, _PATTERN, VOCAB_SIZE, ROTATED_COLS, _UNSCALED),
+    drops=lambda config, options: (INV_FREQ, NO_OUTPUT),
     says=frozenset({WINDOWS}),
     rotation="pairs",
     windows="stretched",

@@ -115,18 +115,28 @@ def in_layer(where: Where, name: str, source: str, sizes: Sizes, arrange: Arrang
     return one(where, f"blk.{{layer}}.{name}", f"model.layers.{{layer}}.{source}", sizes, arrange)
 
 
-def ends(norm: Arrange = renamed, *, needs_output: bool = False) -> tuple[Rule, ...]:
+NO_OUTPUT = Drop(lambda name: name == "lm_head.weight", "llama.cpp takes the token embeddings")
+"""The drop that goes with `ends` without an output matrix."""
+
+
+def ends(norm: Arrange = renamed, *, needs_output: bool = False, has_output: bool = True) -> tuple[Rule, ...]:
     """Return the rules of what stands before and after the layers; a tied model may have lm_head or not.
 
     norm          arranges the norm before the output matrix
     needs_output  whether llama.cpp loads no file without an output matrix: a tied model then has its
                   embeddings twice
+    has_output    whether llama.cpp loads a file with one; else see NO_OUTPUT
     """
+    always = (
+        one(once, "token_embd.weight", "model.embed_tokens.weight", "vocab_size hidden_size"),
+        one(once, "output_norm.weight", "model.norm.weight", "hidden_size", norm),
+    )
+    if not has_output:
+        return always
     output = Output("output.weight", "lm_head.weight", "vocab_size hidden_size")
     again = replace(output, source="model.embed_tokens.weight")
     return (
-        one(once, "token_embd.weight", "model.embed_tokens.weight", "vocab_size hidden_size"),
-        one(once, "output_norm.weight", "model.norm.weight", "hidden_size", norm),
+        *always,
         Rule(untied, (output,)),
         Rule(tied, (output,), optional=True),
         *((Rule(tied, (again,), unless=("lm_head.weight",)),) if needs_output else ()),

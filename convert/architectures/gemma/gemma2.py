@@ -24,9 +24,9 @@ from convert.architectures.decoder.metadata import (
     read_window,
     sliding_layers,
 )
-from convert.architectures.decoder.rules import INV_FREQ, ends
+from convert.architectures.decoder.rules import INV_FREQ, NO_OUTPUT, ends
 from convert.architectures.gemma.gemma3 import QUIRKS, layer_rules, scores_divisor
-from convert.architectures.rules import Drop, plus_one
+from convert.architectures.rules import plus_one
 from gguf_tools.errors import FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
@@ -97,13 +97,11 @@ def _read_file(
     )
 
 
-_OUTPUT = Drop(lambda name: name == "lm_head.weight", "llama.cpp takes the token embeddings")
-
 _GEMMA2 = decoder(
     "Gemma2ForCausalLM",
     gguf_name="gemma2",
     read_config=read_config,
-    rules=(*(rule for rule in ends(plus_one) if rule.outputs[0].name != "output.weight"), *layer_rules()),
+    rules=(*ends(plus_one, has_output=False), *layer_rules()),
     metadata=(
         CONTEXT, EMBEDDING, Key(keys.BLOCK_COUNT, Value.u32, lambda c, o: c.num_hidden_layers), WIDTH, HEADS,
         Key(keys.HEAD_COUNT_KV, Value.u32, lambda c, o: c.num_key_value_heads),
@@ -114,7 +112,7 @@ _GEMMA2 = decoder(
         Key(keys.FINAL_LOGIT_SOFTCAPPING, Value.f32, lambda c, o: c.final_logit_softcapping),
         SLIDING_WINDOW,
     ),
-    drops=lambda config, options: (INV_FREQ, _OUTPUT),
+    drops=lambda config, options: (INV_FREQ, NO_OUTPUT),
     notes=lambda config, options: (),
     quirks=QUIRKS,
     reader=_read_file,

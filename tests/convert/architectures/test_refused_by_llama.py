@@ -34,6 +34,7 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("llama-4", {"moe_layers": [1, 2]}, r"moe_layers is \[1, 2\], expected \[1, 3\]"),
     ("llama-4", {"partial_rotary_factor": 0.5}, "partial_rotary_factor .* is 0.5, expected 1"),
     ("llama-4", {"use_qk_norm": False}, "use_qk_norm is False, expected True"),
+    ("command-r7b", {"head_dim": 32}, "head_dim is 32, expected 16: llama.cpp's cohere2 divides"),
     ("glm-5.3-flash", {"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail is False"),
     ("glm-5.3-flash", {"linear_attn_config": None}, "linear_num_heads is 64, expected 4"),
     ("ling-3-flash", {"num_local_experts": 16}, "num_local_experts is 16, expected 8: num_experts says so"),

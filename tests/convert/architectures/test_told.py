@@ -14,6 +14,7 @@ from convert.pipeline import open_conversion
 from gguf_tools.errors import BadConfig, UnexpectedTensors
 from tests.support.checkpoints import edit_tensors
 from tests.support.decoder_models import decoder_model
+from tests.support.published_models import write
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
@@ -109,3 +110,14 @@ def test_biases_that_llama_cpp_has_no_place_for(name: str, tmp_path: Path) -> No
         assert "blk.0.attn_q.bias" in made
         assert "blk.0.attn_output.bias" not in made
         assert any("a bias of zeros" in note for note in conversion.notes)
+
+
+@pytest.mark.parametrize("name", ["command-r7b", "gemma-2"])
+def test_an_output_matrix_that_llama_cpp_loads_no_file_with_is_left_out(name: str, tmp_path: Path) -> None:
+    folder = write(name, tmp_path / "m")
+    edit_tensors(
+        folder, lambda stored: stored.update({"lm_head.weight": stored["model.embed_tokens.weight"]})
+    )
+    with open_conversion(folder) as conversion:
+        assert "output.weight" not in {tensor.name for tensor in conversion.tensors}
+        assert any("(lm_head.weight): llama.cpp takes the token" in note for note in conversion.notes)
