@@ -297,6 +297,7 @@ _SCALED: Mapping[str, Iterable[str]] = {
 _OF_ATTENTION = {
     "deepseek2": {"attn_output"}, "deepseek32": {"attn_output"}, "glm-dsa": {"attn_output"}, "deepseek4": (),
     **dict.fromkeys(("bailingmoe3", "glm5-next"), ()),
+    "mimo2": {"attn_output"},
     "kimi-linear": (),  # in layers of KDA; those of latent attention multiply attn_output by it
     "qwen3next": _ATTENTION - {"attn_qkv"},
 }  # fmt: skip

@@ -58,6 +58,11 @@ CASES = {
         ({"expert_group_count": U32(3), "expert_group_used_count": U32(2)}, Outcome.EQUAL),
         ({"expert_gating_func": U32(2)}, Outcome.NO_EFFECT),
     ],
+    "mimo-v2-flash": [
+        ({"blk.0.attn_q.bias": np.ones(96, np.float32)}, Outcome.WE_REFUSE),
+        ({"blk.1.attn_k.scale": ONES}, Outcome.WE_REFUSE),
+        ({"attention.value_scale": F32(0.5)}, Outcome.EQUAL),
+    ],
     "v2": [
         ({"rope.scaling.attn_factor": F32(1.2)}, Outcome.EQUAL),
         ({"rope.scaling.yarn_log_multiplier": None}, Outcome.EQUAL),

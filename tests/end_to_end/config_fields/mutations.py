@@ -124,6 +124,8 @@ def others_like(value: Any) -> tuple[Any, ...]:
         return (2 * value, max(value // 2, 1)) if value else (1, 2)
     if isinstance(value, float):
         return (2 * value, value / 2) if value else (0.5,)
+    if isinstance(value, list) and value and all(type(each) in (int, float) for each in value):
+        return ([2 * each for each in value], value[::-1], value[:-1])
     return ()
 
 
