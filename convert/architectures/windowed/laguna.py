@@ -108,7 +108,9 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> LagunaConfig:
     else:
         read.overruled("sliding_window")
     by_layer = read.raw.get("num_attention_heads_per_layer") or [fields["num_attention_heads"]] * n_layers
-    heads, local_heads = counts_of_kinds(by_layer, sliding, n_layers, path)
+    heads, local_heads = counts_of_kinds(
+        by_layer, sliding, n_layers, path, "heads (num_attention_heads_per_layer)"
+    )
     fields |= {"num_attention_heads": heads, "sliding_heads": local_heads}
     gating = read.raw.get("gating")
     if gating not in (True, "per-head", "per-element"):

@@ -26,7 +26,7 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("gemma-2", {"rope_theta": 20000.0}, "another rope_theta than 10000"),
     ("gemma-2", {"layer_types": ["full_attention"] * 4}, "layer_types"),
     ("gemma-2", {"final_logit_softcapping": None}, "final_logit_softcapping"),
-    ("laguna", {"num_attention_heads_per_layer": [4, 6, 8, 6]}, "with a window have 6 to 8 heads"),
+    ("laguna", {"num_attention_heads_per_layer": [4, 6, 8, 6]}, r"6 to 8 heads \(num_attention_heads_per_"),
     ("laguna", {"gating": False}, "gating is False, expected true"),
     ("minimax-m3", {"moe_layer_freq": [0, 1, 1, 1]}, "layer_types .* where mlp_layer_types is 'sparse'"),
     ("llama-4", {"attention_chunk_size": None}, "attention_chunk_size is None, expected 8192"),
