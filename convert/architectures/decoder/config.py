@@ -415,6 +415,19 @@ def refuse_no_window(read: ConfigReader, sliding: tuple[int, ...]) -> None:
         raise read.bad("layer_types", "a layer with a window: llama.cpp's memory for these models needs one")
 
 
+def refuse_factor(rope: RopeConfig, path: str | Path, name: str) -> None:
+    """Raise UnsupportedCheckpoint for a factor of YaRN that layers with a window would get, too.
+
+    name  what llama.cpp calls the architecture
+    """
+    yarn = rope.yarn
+    if yarn is not None and yarn.remaining_factor is not None:
+        raise UnsupportedCheckpoint(
+            f"{path}: YaRN with attention_factor, or mscale, {yarn.rotary_factor:g}, expected"
+            f" {yarn.sharpness(1.0):g}: llama.cpp's {name} would multiply layers with a window by it, too"
+        )
+
+
 def rotations_by_kind(
     raw: Mapping[str, Any], path: str | Path, theta: float, local_theta: float
 ) -> tuple[float, Mapping[str, Any]]:

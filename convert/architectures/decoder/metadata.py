@@ -191,7 +191,7 @@ def read_decoder(
         rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
-        mrope_section=_sections(hparams),
+        mrope_section=read_sections(hparams),
         **_window_fields(family, hparams, n_layers, rope),
         **expert_fields_of(family, hparams),
         attention_scale=hparams.attention_scale or None,
@@ -203,7 +203,7 @@ def read_decoder(
     )
 
 
-def _sections(hparams: HParams) -> tuple[int, ...] | None:
+def read_sections(hparams: HParams) -> tuple[int, ...] | None:
     """Return the sections of M-RoPE; None where llama.cpp takes RoPE for plain (use_mrope)."""
     sections = hparams.rope_dimension_sections
     return sections if isinstance(sections, tuple) and min(sections[:2]) > 0 else None

@@ -16,6 +16,7 @@ from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
+    refuse_factor,
     rotations_by_kind,
     with_defaults,
 )
@@ -48,12 +49,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path, *, is_encoder: bool = 
         read.fixed(key, value, why)
     read.fixed("hidden_activation", "gelu_pytorch_tanh", "llama.cpp has no other for this architecture")
     fields = decoder_fields(read)
-    yarn = fields["rope"].yarn
-    if yarn is not None and yarn.remaining_factor is not None:
-        raise UnsupportedCheckpoint(
-            f"{path}: YaRN with attention_factor, or mscale, {yarn.rotary_factor:g}, expected"
-            f" {yarn.sharpness(1.0):g}: llama.cpp's gemma3 would multiply layers with a window by it, too"
-        )
+    refuse_factor(fields["rope"], path, "gemma3")
     windows = tuple(layer for layer in range(min(fields["num_hidden_layers"], MAX_LAYERS)) if (layer + 1) % 6)
     kinds = raw.get("layer_types")
     if kinds is not None and kinds != [

@@ -30,6 +30,7 @@ from convert.architectures.decoder.config import (
     expert_fields,
     layers_of_kind,
     leading_dense_layers,
+    refuse_factor,
     refuse_no_window,
     rotations_by_kind,
     stated_as,
@@ -111,6 +112,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> MiMoConfig:
     ):  # fmt: skip
         read.fixed(key, value, why)
     fields = decoder_fields(read, eps=stated_as(raw, path, "rms_norm_eps", "layernorm_epsilon"))
+    refuse_factor(fields["rope"], path, "mimo2")
     if fields["rotated_cols"] % 2:
         raise read.bad("partial_rotary_factor", "an even number of columns: they are rotated in pairs")
     local = ConfigReader((raw.get("rope_parameters") or {}).get(SLIDING) or {}, path, "rope_parameters.")

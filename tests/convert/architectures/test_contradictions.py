@@ -84,6 +84,11 @@ def notes(name: str, **changes: Any) -> str:
             "vocab_size_per_layer_input is 128",
         ),
         ("MiMoV2FlashForCausalLM", {"layer_types": ["full_attention"] * 4}, "a layer with a window"),
+        (
+            "MiMoV2FlashForCausalLM",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}},
+            "attention_factor, or mscale, 1.5",
+        ),
         ("DeepseekV32ForCausalLM", {"index_head_dim": 96}, "index_head_dim is 96"),
         ("DeepseekV3ForCausalLM", {"rope_interleave": None}, "rope_interleave is None"),
         ("DeepseekV4ForCausalLM", {"hc_mult": 2}, "hc_mult is 2"),

@@ -50,8 +50,21 @@ def test_a_file_without_the_mtp_layer_has_no_numbers_for_it(tmp_path: Path) -> N
         assert file.get("bailingmoe3.nextn_predict_layers") is None
 
 
-@pytest.mark.parametrize("assignment", ["kda.gate_lower_bound=1.0", "kda.safe_gate=false"])
-def test_a_file_without_a_bound_is_refused(assignment: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("assignment", "error", "told"),
+    [
+        ("kda.gate_lower_bound=1.0", FormatError, r"gate_lower_bound is .*, expected a bound below 0"),
+        ("kda.safe_gate=false", FormatError, r"gate_lower_bound is .*, expected a bound below 0"),
+        (
+            "rope.dimension_sections=[2,2,2,0]",
+            UnsupportedCheckpoint,
+            r"sections is \(2, 2, 2, 0\), expected none",
+        ),
+    ],
+)
+def test_a_file_that_is_computed_otherwise_is_refused(
+    assignment: str, error: type[ToolkitError], told: str, tmp_path: Path
+) -> None:
     convert.convert(write("ling-3-tiny", tmp_path / "m"), tmp_path / "m.gguf")
     family = find_by_gguf_name("bailingmoe3")
     assert family is not None
@@ -59,5 +72,5 @@ def test_a_file_without_a_bound_is_refused(assignment: str, tmp_path: Path) -> N
         change = edit.parse_assignment(f"bailingmoe3.{assignment}")
         metadata = edit.set_values(file.metadata, [change]).metadata
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-    with pytest.raises(FormatError, match=r"gate_lower_bound is .*, expected a bound below 0"):
+    with pytest.raises(error, match=told):
         read_ling3_file(family, metadata, shapes, "m.gguf")
