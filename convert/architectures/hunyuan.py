@@ -50,7 +50,7 @@ from convert.architectures.decoder.rules import (
     shared_experts,
 )
 from convert.architectures.options import MTPOptions
-from convert.tokenizer.files import Quirks
+from convert.tokenizer.files import HUNYUAN, Quirks
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
 
@@ -105,7 +105,11 @@ _DENSE = decoder(
     metadata=(*COMMON, *_ALPHA),
     canonical_name=_canonical_name,
     norms_rotated=True,
-    quirks=Quirks(pre_tokenizers={"deepseek-v3": "hunyuan-dense"}, eod=True),
+    quirks=Quirks(
+        pre_tokenizers={"deepseek-v3": "hunyuan-dense"},
+        eod=True,
+        tiktoken=replace(HUNYUAN, bos="<|startoftext|>"),
+    ),
 )
 
 
@@ -149,7 +153,7 @@ _MIXTURE = decoder(
     ),
     canonical_name=_canonical_name,
     norms_rotated=True,
-    quirks=Quirks(pre_tokenizers={"qwen2": "hunyuan"}),
+    quirks=Quirks(pre_tokenizers={"qwen2": "hunyuan"}, tiktoken=replace(HUNYUAN, bos="<|bos|>")),
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, l
 from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
 from gguf_tools.text import has_terminal, size_text
 
-SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
+SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "README.md")
 """Patterns of config.json, the tokenizer's files, the index and the model card. No code is among them."""
 
 SMALL_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json")

@@ -23,6 +23,42 @@ from gguf_tools.text import cut_short, quoted, shown
 
 
 @dataclass(frozen=True)
+class Tiktoken:
+    """A file of tokens in the order of their ranks, and what the code beside it, which is not run, adds.
+
+    file_name        of the ranks
+    tokenizer_class  that of tokenizer_config.json
+    pre_tokenizer    llama.cpp's name of its cutting
+    n_special        special tokens behind those of the file
+    names            the first of these
+    other            how the others are called, by {id}, or by {number}, counted from 0
+    bos              token that begins a text, whatever config.json says; "" for what that says
+    normalizes       whether the code puts text into the form NFC
+    """
+
+    file_name: str
+    tokenizer_class: str
+    pre_tokenizer: str
+    n_special: int
+    names: tuple[str, ...] = ()
+    other: str = ""
+    bos: str = ""
+    normalizes: bool = False
+
+
+KIMI = Tiktoken("tiktoken.model", "TikTokenTokenizer", "kimi-k2", 256 + 2, other="<|reserved_token_{id}|>")
+"""That of Kimi: num_reserved_special_tokens + 2 of tokenization_kimi.py. The embedding has no rows for the
+last two."""
+
+HUNYUAN = Tiktoken(
+    "hy.tiktoken", "HYTokenizer", "hunyuan", 5 + 205,
+    ("<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>"), "<|extra_{number}|>",
+    normalizes=True,
+)  # fmt: skip
+"""That of Hunyuan: SPECIAL_TOKENS of tokenization_hy.py. Which token begins a text is the family's to say."""
+
+
+@dataclass(frozen=True)
 class Quirks:
     """Quirks of a family's tokenizers.
 
@@ -30,7 +66,7 @@ class Quirks:
     special_tokens   kind ("bos", "eot" ...) -> text of the added token that is of this kind, where no file
                      names one
     adds_bos         whether text begins with the bos token, whatever the files say
-    tiktoken         whether the family's tiktoken.model is read; see vocab_tiktoken
+    tiktoken         the family's file of ranks; None for none; see vocab_tiktoken
     sentencepiece    whether a tokenizer.model counts before tokenizer.json
     states_prefix    where add_prefix_space of tokenizer_config.json stands among the keys; "": not written
     space_prefix     what add_space_prefix of a SentencePiece vocabulary is; None: not said
@@ -49,7 +85,7 @@ class Quirks:
     pre_tokenizers: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     adds_bos: bool = False
-    tiktoken: bool = False
+    tiktoken: Tiktoken | None = None
     sentencepiece: bool = False
     states_prefix: Literal["", "first", "last"] = ""
     space_prefix: bool | None = None

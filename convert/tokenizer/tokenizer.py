@@ -1,7 +1,7 @@
 """Turns a checkpoint's tokenizer into GGUF metadata, the keys tokenizer.*.
 
     tokenizer.json, a byte-level BPE     -> tokenizer.ggml.model "gpt2", merges, a named pre-tokenizer
-    tiktoken.model of Kimi               -> the same, with merges made of its ranks
+    tiktoken.model, hy.tiktoken          -> the same, with merges made of its ranks
     tekken.json of Mistral               -> the same
     tokenizer.model, a SentencePiece BPE -> tokenizer.ggml.model "llama", scores
     tokenizer.json, a WordPiece          -> tokenizer.ggml.model "bert"
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.checkpoint import config_path, read_json_object
-from convert.tokenizer import vocab_tekken, vocab_tiktoken, vocab_unigram
+from convert.tokenizer import vocab_tekken, vocab_unigram
 from convert.tokenizer.added_tokens import attribute_notes, name_note
 from convert.tokenizer.cuttings import CUTTINGS
 from convert.tokenizer.files import (
@@ -26,6 +26,7 @@ from convert.tokenizer.files import (
     NO_QUIRKS,
     ChatTemplates,
     Quirks,
+    Tiktoken,
     TokenizerFiles,
     read_chat_templates,
 )
@@ -41,6 +42,7 @@ from convert.tokenizer.vocab_spm import (
     read_spm_json_vocab,
     read_spm_vocab,
 )
+from convert.tokenizer.vocab_tiktoken import read_tiktoken_vocab
 from convert.tokenizer.vocab_wordpiece import cutting_name, is_wordpiece, read_wordpiece_vocab
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.format import keys
@@ -71,7 +73,14 @@ _NORMALIZER_KEY = "tokenizer.ggml.normalizer.{name}"
 # Two names of one cutting: llama.cpp tells DeepSeek's distills of Qwen by the token that they begin with.
 _QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
 
-_OTHER_TOKENIZER_FILES = ("tiktoken.model", "vocab.json", "merges.txt", "spiece.model")
+_OTHER_TOKENIZER_FILES = (
+    "tiktoken.model",
+    "hy.tiktoken",
+    "qwen.tiktoken",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+)
 _SAVE = "save the tokenizer as tokenizer.json first (AutoTokenizer.from_pretrained, then save_pretrained)"
 
 
@@ -196,7 +205,6 @@ def _with_quirks_of_size(tokenizer: Tokenizer, quirks: Quirks) -> Tokenizer:
 def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     folder, quirks, tokenizer_json = files.folder, files.quirks, files.tokenizer_json
     model_path, tekken_path = folder / "tokenizer.model", folder / vocab_tekken.FILE_NAME
-    tiktoken_path = folder / vocab_tiktoken.FILE_NAME
     has_model = model_path.is_file()
     if is_byte_level_bpe(tokenizer_json) and not (quirks.sentencepiece and has_model):
         return _read_byte_level(files, pre_tokenizer)
@@ -218,8 +226,8 @@ def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     if unigram_path.is_file() or vocab_unigram.is_unigram(tokenizer_json):
         _refuse_pre_tokenizer(pre_tokenizer, folder)
         return _read_unigram(unigram_path, files)
-    if quirks.tiktoken and not tokenizer_json and tiktoken_path.is_file():
-        return _read_tiktoken(tiktoken_path, files, pre_tokenizer)
+    if quirks.tiktoken and not tokenizer_json and (folder / quirks.tiktoken.file_name).is_file():
+        return _read_tiktoken(quirks.tiktoken, files, pre_tokenizer)
     if tokenizer_json:
         model = tokenizer_json.get("model")
         kind = "none"
@@ -325,13 +333,19 @@ def _read_pieces(files: TokenizerFiles) -> Tokenizer:
     return replace(tokenizer, notes=(*tokenizer.notes, *lost, *missing))
 
 
-def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
-    if pre_tokenizer not in (None, vocab_tiktoken.PRE_TOKENIZER):
-        raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: that of {path} is {vocab_tiktoken.PRE_TOKENIZER}")
-    vocab = vocab_tiktoken.read_tiktoken_vocab(path, files)
+def _read_tiktoken(kind: Tiktoken, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
+    path = files.folder / kind.file_name
+    if pre_tokenizer not in (None, kind.pre_tokenizer):
+        raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: that of {path} is {kind.pre_tokenizer}")
+    vocab = read_tiktoken_vocab(kind, path, files)
     special = read_special_tokens(files, vocab.tokens, by_name=False)
     notes = _attribute_notes(files)
-    return _assembled(files, "gpt2", vocab_tiktoken.PRE_TOKENIZER, vocab, special, notes)
+    if kind.bos in vocab.tokens:
+        bos, stated = vocab.tokens.index(kind.bos), special.ids.get("bos")
+        special = replace(special, ids={**special.ids, "bos": bos})
+        if stated not in (None, bos):
+            notes = (*notes, f"a text begins with {kind.bos} ({bos}); config.json says bos_token_id {stated}")
+    return _assembled(files, "gpt2", kind.pre_tokenizer, vocab, special, notes)
 
 
 def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
@@ -348,7 +362,7 @@ def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -
 
 
 def _attribute_notes(files: TokenizerFiles) -> tuple[str, ...]:
-    """Return notes on tokens that are added to a tokenizer.model or tiktoken.model."""
+    """Return notes on tokens that are added to a tokenizer.model or a file of tiktoken."""
     library = files.load() if files.tokenizer_json else build_parts(files.config_path)
     add_tokens_of_config(library, files)
     return tuple(attribute_notes(library, files))

@@ -1,8 +1,8 @@
-"""Reads the vocabulary of Kimi models out of tiktoken.model, and makes the merges that it doesn't have.
+"""Reads the vocabulary of Kimi or Hunyuan out of a file of tiktoken, and makes the merges that it lacks.
 
 The file has lines `BASE64 RANK`: the bytes of the n tokens of the vocabulary, in the order of their ids. The
-code beside it, which is not run, adds SPECIAL_TOKENS tokens behind them. tokenizer_config.json names some
-(`added_tokens_decoder`); the others are called <|reserved_token_ID|>.
+code beside it, which is not run, adds special tokens behind them: `Tiktoken` says which.
+tokenizer_config.json may name some (`added_tokens_decoder`).
 
 tiktoken merges the neighbours whose bytes together have the lowest rank; a GGUF file lists pairs of tokens.
 The pair of a token is what remains of its bytes once all merges of lower rank are done. A token for which
@@ -16,42 +16,37 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from convert.tokenizer.files import TokenizerFiles
+from convert.tokenizer.files import Tiktoken, TokenizerFiles
 from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab, added_tokens_of, pad_text, spelled
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.files.named_files import read_input
 from gguf_tools.text import quoted, shown
-
-FILE_NAME = "tiktoken.model"
-PRE_TOKENIZER = "kimi-k2"
-TOKENIZER_CLASS = "TikTokenTokenizer"
-SPECIAL_TOKENS = 256 + 2
-"""Number of special tokens (num_reserved_special_tokens + 2 of tokenization_kimi.py). Kimi's embedding has no
-rows for the last two."""
 
 MAX_BYTES = 16 << 20
 MAX_TOKEN = 1024
 """Maximum length of a token in bytes; Kimi's longest has 128. Time for its merges grows with the square."""
 
 
-def read_tiktoken_vocab(path: Path, files: TokenizerFiles) -> Vocab:
-    """Return the vocabulary of a tiktoken.model, padded to the embedding's rows with unused tokens.
+def read_tiktoken_vocab(kind: Tiktoken, path: Path, files: TokenizerFiles) -> Vocab:
+    """Return the vocabulary of a file of tiktoken, padded to the embedding's rows with unused tokens.
 
     raises  BadTokenizer for another program's file, a damaged one, or one with more tokens than rows
     """
     vocab_size = files.vocab_size
-    program = files.tokenizer_config.get("tokenizer_class", TOKENIZER_CLASS)
-    if program != TOKENIZER_CLASS:
+    program = files.tokenizer_config.get("tokenizer_class", kind.tokenizer_class)
+    if program != kind.tokenizer_class:
         raise BadTokenizer(
-            f"{files.config_path}: tokenizer_class is {shown(repr(program))}, expected {TOKENIZER_CLASS!r}:"
-            f" how another one uses {FILE_NAME} is not known"
+            f"{files.config_path}: tokenizer_class is {shown(repr(program))}, expected"
+            f" {kind.tokenizer_class!r}: how another one uses {kind.file_name} is not known"
         )
     ranks = read_ranks(path)
     n_base = len(ranks)
-    n_rows = n_base + SPECIAL_TOKENS if vocab_size is None else vocab_size
+    n_rows = n_base + kind.n_special if vocab_size is None else vocab_size
     if n_rows < n_base:
         raise BadTokenizer(f"{path}: {n_base} tokens, but config.json says vocab_size {n_rows}")
-    names, notes = _special_names(files, n_base, n_rows)
+    names, notes = _special_names(kind, files, n_base, n_rows)
+    if kind.normalizes:
+        notes.append("normalizer NFC is not applied: llama.cpp's BPE takes text as it is")
     tokens = [*map(spelled, ranks), *names]
     types = [TokenType.NORMAL] * n_base + [TokenType.CONTROL] * len(names)
     n_empty = n_rows - len(tokens)
@@ -62,17 +57,21 @@ def read_tiktoken_vocab(path: Path, files: TokenizerFiles) -> Vocab:
     return Vocab(tuple(tokens), tuple(types), merges_of(ranks), notes=tuple(notes))
 
 
-def _special_names(files: TokenizerFiles, n_base: int, n_rows: int) -> tuple[list[str], list[str]]:
+def _special_names(
+    kind: Tiktoken, files: TokenizerFiles, n_base: int, n_rows: int
+) -> tuple[list[str], list[str]]:
     """Return the names of the special tokens that have a row, and a note for each named one without."""
     path = files.config_path
-    last = min(n_rows, n_base + SPECIAL_TOKENS)
-    names = [f"<|reserved_token_{token_id}|>" for token_id in range(n_base, last)]
+    last = min(n_rows, n_base + kind.n_special)
+    others = range(kind.n_special - len(kind.names))
+    numbered = (kind.other.format(number=number, id=n_base + number) for number in others)
+    names = [*kind.names, *numbered][: last - n_base]
     notes: list[str] = []
     for token_id, text, _ in added_tokens_of(path, files.tokenizer_config):
         if token_id < n_base:
             raise BadTokenizer(
                 f"{path}: added token {quoted(text)} has id {token_id}, expected {n_base} or more:"
-                f" {FILE_NAME} has {n_base} tokens"
+                f" {kind.file_name} has {n_base} tokens"
             )
         if token_id < last:
             names[token_id - n_base] = text

@@ -8,13 +8,10 @@ transformers and, for the SentencePiece model, protobuf.
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PRE = {
@@ -35,11 +32,10 @@ def move_mask(folder: Path) -> None:
     """Have the converter put <mask> where a small vocabulary has it; it knows only the published one's id."""
     from conversion import bert
 
+    from scripts.record.published_golden import renumber
+
     pieces = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    original = inspect.getsource(bert.BertModel._xlmroberta_set_vocab)
-    scope: dict[str, Any] = {}
-    exec(textwrap.dedent(original).replace("250001", str(len(pieces) - 1)), vars(bert), scope)
-    bert.BertModel._xlmroberta_set_vocab = scope["_xlmroberta_set_vocab"]
+    renumber(bert.BertModel, "_xlmroberta_set_vocab", 250001, len(pieces) - 1)
 
 
 def main() -> None:

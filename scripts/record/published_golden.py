@@ -14,10 +14,14 @@ converter knows a pre-tokenizer by a hash of ids, which a small vocabulary chang
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import sys
 import tempfile
+import textwrap
+from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +60,34 @@ UNKNOWN = ("nemotron_h", "nomic_bert", "minimax_m3_vl", "qwen4_exp", "bailing_hy
 """Kinds of models whose config.json the converter is given as it is."""
 
 
+def renumber(kind: type, method: str, published: int, ours: int) -> None:
+    """Put the id of a token in a small vocabulary in place of the published one in the converter's code."""
+    function = getattr(kind, method)
+    scope: dict[str, Any] = {}
+    source = textwrap.dedent(inspect.getsource(function)).replace(str(published), str(ours))
+    exec(source, function.__globals__, scope)
+    setattr(kind, method, scope[method])
+
+
+def give_hunyuan_tokenizer(folder: Path, vocab_size: int) -> int:
+    """Have transformers give what the published code makes of hy.tiktoken, and return how many ranks it has.
+
+    The converter runs that code; it is not here.
+    """
+    import transformers
+
+    lines = (folder / "hy.tiktoken").read_bytes().splitlines()
+    ranks = {b64decode(line.split()[0]): rank for rank, line in enumerate(lines)}
+    named = ("endoftext", "startoftext", "bos", "eos", "pad", *(f"extra_{i}" for i in range(205)))
+    made = SimpleNamespace(
+        mergeable_ranks=ranks,
+        special_tokens={f"<|{name}|>": len(ranks) + i for i, name in enumerate(named)},
+        vocab_size=vocab_size,
+    )
+    transformers.AutoTokenizer.from_pretrained = lambda *_, **__: made
+    return len(ranks)
+
+
 def convert(folder: Path, outfile: Path, pre: str) -> None:
     """Run the converter on `folder` in this process, to BF16."""
     import gguf
@@ -71,8 +103,8 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
         # Ling 3's heads.
         ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
     if config["model_type"] == "hunyuan_v1_moe":
-        # The published tokenizer is code, which the converter runs; this one is a tokenizer.json.
-        get_model_class("HunYuanMoEV1ForCausalLM").set_vocab = TextModel._set_vocab_gpt2
+        n_ranks = give_hunyuan_tokenizer(folder, config["vocab_size"])
+        renumber(get_model_class("HunYuanMoEV1ForCausalLM"), "set_vocab", 127959, n_ranks + 2)
     name = config["architectures"][0]
     with torch.inference_mode():
         get_model_class(name)(folder, gguf.LlamaFileType.MOSTLY_BF16, outfile).write()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ class Published:
     config     config.json, or the part of it that is about the text
     shapes     config -> name and shape of every tensor
     tokenizer  name of the recorded model whose tokenizer it gets; "" for one in Gemma 4's form,
-               "sentencepiece" for a tokenizer.model
+               "sentencepiece" for a tokenizer.model, "hy.tiktoken" for that
     edit       what is done to the tensors before they are written
     around     the rest of a config.json whose text_config is `config`; None: `config` is all of it
     prefix     of all names
@@ -132,6 +133,10 @@ def _write_tokenizer(model: Published, folder: Path) -> None:
     if model.tokenizer == "sentencepiece":
         write_sentencepiece_model(folder)
         return
+    if model.tokenizer == "hy.tiktoken":
+        _write_ranks(folder / model.tokenizer)
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "HYTokenizer"}')
+        return
     for path in (MODELS / model.tokenizer).iterdir():
         if path.name not in ("config.json", "model.safetensors") and not (folder / path.name).exists():
             shutil.copy(path, folder / path.name)
@@ -146,6 +151,17 @@ def _write_tokenizer(model: Published, folder: Path) -> None:
         _cut_as(model.cutting, folder / "tokenizer.json")
     if model.words:
         _with_words(model.words, folder)
+
+
+_RANKED = (" the", " of", " value", " function", " returns", "list", "order", " model", " token", "weights")
+
+
+def _write_ranks(path: Path) -> None:
+    """Write a file of tiktoken: all bytes, and words with their beginnings."""
+    parts = dict.fromkeys(word[:end] for word in _RANKED for end in range(2, len(word) + 1))
+    tokens = [*(bytes([byte]) for byte in range(256)), *(part.encode() for part in parts)]
+    lines = (b"%s %d\n" % (b64encode(token), rank) for rank, token in enumerate(tokens))
+    path.write_bytes(b"".join(lines))
 
 
 def _with_words(words: tuple[str, ...], folder: Path) -> None:

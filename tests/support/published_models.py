@@ -450,12 +450,13 @@ PUBLISHED: Mapping[str, Published] = {
         hunyuan, "deepseek-v3.2", generation={"eos_token_id": [562, 560]},
     ),
     "hunyuan-moe": Published(
-        {**_QWEN_TOKENS, "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe",
+        {**_COMMON, "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe",
+         "vocab_size": 515, "bos_token_id": 1, "eos_token_id": 306, "pad_token_id": 307,
          "hidden_size": 512, "head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 32768,
          "num_hidden_layers": 2, "num_experts": 6, "moe_topk": [2, 2], "moe_intermediate_size": [96, 96],
          "num_shared_expert": [1, 1], "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
          "rope_theta": 10000.0, "rope_scaling": _ALPHA},
-        hunyuan, "qwen3moe",
+        hunyuan, "hy.tiktoken",
     ),
     "glm-4": Published(
         {**_COMMON, **_GLM, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 32,

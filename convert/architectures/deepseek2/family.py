@@ -46,7 +46,7 @@ from convert.architectures.deepseek2.config import DEFAULTS, V2, V3, DeepseekCon
 from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA, read_deepseek_file
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Rule, Where, renamed
-from convert.tokenizer.files import Quirks
+from convert.tokenizer.files import KIMI, Quirks
 from convert.weights.base import Weight
 from quantize.fill.sources import HeadRows, TransposedHeads
 
@@ -267,7 +267,7 @@ ARCHITECTURE = Architecture(
     check=check_mtp,
     resolve_options=resolve_options,
     # GigaChat3 alone of these cuts text as GPT-2 does; Kimi K2 and Moonlight have tiktoken.model.
-    quirks=Quirks(pre_tokenizers={"gpt-2": "gigachat"}, tiktoken=True),
+    quirks=Quirks(pre_tokenizers={"gpt-2": "gigachat"}, tiktoken=KIMI),
     reader=read_deepseek_file,
     says_norm=True,
 )

@@ -50,7 +50,7 @@ from convert.architectures.delta_net.arrange import decay
 from convert.architectures.delta_net.config import LINEAR
 from convert.architectures.delta_net.family import float32_kernels
 from convert.architectures.rules import Arrange, Renamed, Rule, renamed
-from convert.tokenizer.files import Quirks
+from convert.tokenizer.files import KIMI, Quirks
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
@@ -340,7 +340,7 @@ def kimi(*hf_names: str, **fields: Any) -> Architecture:
         "canonical_name": usual_name,
         "forced_type": float32_kernels,
         "reader": read_kimi_file,
-        "quirks": Quirks(tiktoken=True),
+        "quirks": Quirks(tiktoken=KIMI),
     }
     return decoder(*hf_names, **shared | fields)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.files import Quirks
+from convert.tokenizer.files import KIMI, Quirks
 from convert.tokenizer.tokenizer import read_tokenizer
 from tests.convert.tokenizer.small_tokenizers import added, put, small, write_vocab_file
 from tests.convert.tokenizer.test_vocab_spm import train_spm
@@ -53,7 +53,7 @@ def test_an_attribute_is_named(place: str, flag: str, tmp_path: Path) -> None:
         (tmp_path / place).write_bytes(b"".join(lines))
     put(tmp_path, **files[place])
     config = {"vocab_size": 431} if place == "tokenizer.model" else {}
-    tokenizer = read_tokenizer(tmp_path, config, quirks=Quirks(tiktoken=True))
+    tokenizer = read_tokenizer(tmp_path, config, quirks=Quirks(tiktoken=KIMI))
     found = [note for note in tokenizer.notes if note.startswith("added tokens: ")]
     assert found == [f"added tokens: {EXAMPLES[flag]}"]
 

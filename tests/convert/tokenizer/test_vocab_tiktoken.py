@@ -1,4 +1,4 @@
-"""Kimi's tiktoken.model: tokens, names of special tokens, merges, and what is wrong with a file."""
+"""tiktoken.model of Kimi and hy.tiktoken of Hunyuan: tokens, merges, and what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.files import Quirks, TokenizerFiles
+from convert.architectures.hunyuan import FAMILIES
+from convert.tokenizer.files import KIMI, Quirks, TokenizerFiles
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.tokenizer.vocab import ALPHABET, TokenType, Vocab, spelled
-from convert.tokenizer.vocab_tiktoken import SPECIAL_TOKENS, merges_of, read_tiktoken_vocab
+from convert.tokenizer.vocab_tiktoken import merges_of, read_tiktoken_vocab
 from gguf_tools.errors import BadRequest, BadTokenizer
 from tests.convert.tokenizer.small_tokenizers import put
 
@@ -19,8 +20,8 @@ BYTES = [bytes([byte]) for byte in range(256)]
 TOKENS = [*BYTES, b"ab", b"bc", b"abc", b"xyz", b" a"]
 
 
-def write(folder: Path, tokens: list[bytes]) -> Path:
-    path = folder / "tiktoken.model"
+def write(folder: Path, tokens: list[bytes], name: str = "tiktoken.model") -> Path:
+    path = folder / name
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens)))
     return path
 
@@ -32,7 +33,7 @@ def files(folder: Path, vocab_size: int | None = None, **tokenizer_config: Any) 
 
 
 def read(folder: Path, vocab_size: int | None = None, **config: Any) -> Vocab:
-    return read_tiktoken_vocab(write(folder, TOKENS), files(folder, vocab_size, **config))
+    return read_tiktoken_vocab(KIMI, write(folder, TOKENS), files(folder, vocab_size, **config))
 
 
 def test_tokens_are_spelled_in_the_byte_alphabet(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_special_tokens_come_after_the_others(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_token_and_tokens_without_a_row(tmp_path: Path) -> None:
-    vocab = read(tmp_path, 261 + SPECIAL_TOKENS + 2)
+    vocab = read(tmp_path, 261 + KIMI.n_special + 2)
     assert vocab.tokens[-2:] == ("[PAD519]", "[PAD520]")
     assert vocab.types[-2:] == (TokenType.UNUSED, TokenType.UNUSED)
     assert vocab.notes == ("2 rows of the embedding have no token: written as [PADn]",)
@@ -75,15 +76,35 @@ def test_special_ids_are_config_json_s_alone(tmp_path: Path) -> None:
     write(tmp_path, TOKENS)
     (tmp_path / "tokenizer_config.json").write_text('{"unk_token": "ab", "bos_token": "ab"}')
     config = {"vocab_size": 261 + 256, "bos_token_id": 261}
-    tokenizer = read_tokenizer(tmp_path, config, quirks=Quirks(tiktoken=True))
+    tokenizer = read_tokenizer(tmp_path, config, quirks=Quirks(tiktoken=KIMI))
     assert (tokenizer.model, tokenizer.pre) == ("gpt2", "kimi-k2")
     assert tokenizer.special.ids == {"bos": 261}
+
+
+@pytest.mark.parametrize(("family", "bos", "begins"), [(0, "<|startoftext|>", 262), (1, "<|bos|>", 263)])
+def test_a_hunyuan_has_five_named_special_tokens_and_extras(
+    family: int, bos: str, begins: int, tmp_path: Path
+) -> None:
+    write(tmp_path, TOKENS, "hy.tiktoken")
+    put(tmp_path, tokenizer_config_json={"tokenizer_class": "HYTokenizer", "pad_token": "<|pad|>"})
+    config = {"vocab_size": 261 + 210 + 2, "bos_token_id": 1, "eos_token_id": 264, "pad_token_id": 265}
+    tokenizer = read_tokenizer(tmp_path, config, quirks=FAMILIES[family].quirks)
+    tokens = tokenizer.vocab.tokens
+    assert tokens[260:268] == (
+        "Ġa", "<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>", "<|extra_0|>",
+        "<|extra_1|>",
+    )  # fmt: skip
+    assert tokens[-3:] == ("<|extra_204|>", "[PAD471]", "[PAD472]")
+    assert (tokenizer.pre, tokenizer.vocab.merges) == ("hunyuan", ("a b", "b c", "ab c", "Ġ a"))
+    assert tokenizer.special.ids == {"bos": begins, "eos": 264, "pad": 265}
+    assert f"a text begins with {bos} ({begins}); config.json says bos_token_id 1" in tokenizer.notes
+    assert [note for note in tokenizer.notes if "normalizer NFC" in note]
 
 
 def test_another_pre_tokenizer_can_t_be_asked_for(tmp_path: Path) -> None:
     write(tmp_path, TOKENS)
     with pytest.raises(BadRequest, match=r"pre_tokenizer qwen2: that of .*tiktoken\.model is kimi-k2"):
-        read_tokenizer(tmp_path, {}, pre_tokenizer="qwen2", quirks=Quirks(tiktoken=True))
+        read_tokenizer(tmp_path, {}, pre_tokenizer="qwen2", quirks=Quirks(tiktoken=KIMI))
 
 
 @pytest.mark.parametrize(
@@ -100,13 +121,13 @@ def test_a_damaged_file_is_refused(data: bytes, words: str, tmp_path: Path) -> N
     path = tmp_path / "tiktoken.model"
     path.write_bytes(data)
     with pytest.raises(BadTokenizer, match=words) as caught:
-        read_tiktoken_vocab(path, files(tmp_path))
+        read_tiktoken_vocab(KIMI, path, files(tmp_path))
     assert "\n" not in str(caught.value)
 
 
 def test_tokens_that_stand_twice_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadTokenizer, match="1 tokens appear twice"):
-        read_tiktoken_vocab(write(tmp_path, [*BYTES, b"a"]), files(tmp_path))
+        read_tiktoken_vocab(KIMI, write(tmp_path, [*BYTES, b"a"]), files(tmp_path))
 
 
 def test_another_program_s_file_is_refused(tmp_path: Path) -> None:
