@@ -105,7 +105,7 @@ def _scaling(read: ConfigReader) -> ConfigReader:
 
 
 def _usual_magnitude(factor: float, context: int) -> float:
-    """Return what rotated columns are multiplied by for a context that is `factor` times the original one."""
+    """Return the factor of rotated columns for a context that is `factor` times the original one."""
     return math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0
 
 

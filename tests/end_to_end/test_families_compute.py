@@ -120,13 +120,17 @@ def test_mistral_s_attention_grows_sharper(tmp_path: Path) -> None:
 @needs_oracle
 @pytest.mark.slow
 def test_llama_4_s_chunks_end_where_llama_cpp_s_do(tmp_path: Path) -> None:
-    """The second chunk begins at position 8192, and scores of layers without rotation grow from 8191 on."""
+    """The second chunk begins at position 8192, and scores of layers without rotation grow from 8191 on.
+
+    So far from the beginning, programs round the angles of rotations differently.
+    """
     tokens = np.random.default_rng(0).integers(6, 300, 8256).tolist()
     decoder_model("llama4", tmp_path / "m", max_position_embeddings=8448)
     convert.convert(tmp_path / "m", tmp_path / "m.gguf", outtype="f32")
     with oracle.Model(tmp_path / "m.gguf") as model:
         expected = model.logits(tokens)
-    assert_equal(logits_of(tmp_path / "m.gguf", tokens), expected)
+    found = logits_of(tmp_path / "m.gguf", tokens)
+    assert np.abs(found - expected).max() < 3e-4 * np.abs(expected).max()
 
 
 @needs_oracle

@@ -126,7 +126,7 @@ LIMITS: tuple[Key, ...] = (
     _limits(keys.SWIGLU_CLAMP_EXP, "expert_limits"),
     _limits(keys.SWIGLU_CLAMP_SHEXP, "block_limits"),
 )
-"""What SiLU(gate) may reach, and up from both sides: of routed experts, and of blocks and shared experts."""
+"""Limits of SiLU(gate), and of up from both sides: in routed experts, and in blocks and shared experts."""
 
 
 def counts_by_layer(key: str, count: str) -> Key:

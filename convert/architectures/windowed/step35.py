@@ -104,10 +104,10 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Step35Config:
         read.size("num_hidden_layers", most=MAX_LAYERS),
         read.size("num_nextn_predict_layers", 0, least=0),
     )
-    sliding = _sliding(read, n_layers + n_mtp)
+    sliding = _sliding(read, n_layers, n_layers + n_mtp)
     in_model = tuple(layer for layer in sliding if layer < n_layers)
     refuse_one_kind(read, "layer_types", {SLIDING: len(in_model), FULL: n_layers - len(in_model)})
-    theta, local_theta = _thetas(read, sliding)
+    theta, local_theta = _thetas(read, sliding, n_layers + n_mtp)
     usual = {"rope_theta": theta, "num_key_value_heads": read.size("num_attention_groups")}
     fields = decoder_fields(ConfigReader(merged(raw, usual), path))
     head_dim, rope = fields["head_dim"], fields["rope"]
@@ -143,32 +143,37 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Step35Config:
     )
 
 
-def _sliding(read: ConfigReader, n_all: int) -> tuple[int, ...]:
-    """Return the layers with a window, MTP layers among them; columns that rotate go with it."""
+def _sliding(read: ConfigReader, n_layers: int, n_all: int) -> tuple[int, ...]:
+    """Return the layers with a window, MTP layers among them; columns that rotate go with it.
+
+    n_all  layers with those for multi-token prediction, which config.json may leave out: they have no window
+    """
     stated, shares = read.raw.get("layer_types"), read.raw.get("partial_rotary_factors")
-    kinds = ([*stated] + [FULL] * n_all)[:n_all] if isinstance(stated, list) else stated
-    named = ConfigReader({"layer_types": kinds}, read.path)
-    sliding = layers_of_kind(named, n_all, lambda layer: False)
+    if not isinstance(stated, list) or len(stated) < n_layers:
+        raise read.bad("layer_types", f"{SLIDING!r} or {FULL!r} for each of the {n_layers} layers")
+    kinds = ([*stated] + [FULL] * n_all)[:n_all]
+    sliding = layers_of_kind(ConfigReader({"layer_types": kinds}, read.path), n_all, lambda layer: False)
     usual = [1.0 if layer in sliding else 0.5 for layer in range(n_all)]
-    if shares is not None and shares != usual[: len(shares)]:
+    if shares is not None and (not isinstance(shares, list) or shares[:n_all] != usual[: len(shares)]):
         raise read.bad("partial_rotary_factors", f"1 for layers with a window and 0.5 for others: {_WHY}")
     return sliding
 
 
-def _thetas(read: ConfigReader, sliding: Sequence[int]) -> tuple[float, float]:
+def _thetas(read: ConfigReader, sliding: Sequence[int], n_all: int) -> tuple[float, float]:
     """Return theta of layers without a window, and of those with one; config.json has one for each layer."""
     stated = read.raw.get("rope_theta")
     if not isinstance(stated, list):
         theta = read.number("rope_theta", 10000.0)
         return theta, theta
-    by_kind = {
-        kind: {theta for n, theta in enumerate(stated) if (n in sliding) == kind} for kind in (False, True)
-    }
-    if any(len(found) != 1 for found in by_kind.values()):
+    by_layer = stated[:n_all]
+    full, local = (
+        next((theta for n, theta in enumerate(by_layer) if (n in sliding) == kind), None)
+        for kind in (False, True)
+    )
+    if by_layer != [local if n in sliding else full for n in range(len(by_layer))]:
         raise read.bad("rope_theta", f"one for layers with a window, and one for others: {_WHY}")
-    full, local = (ConfigReader({"rope_theta": theta}, read.path).number("rope_theta")
-                   for found in by_kind.values() for theta in found)  # fmt: skip
-    return full, local
+    named = ConfigReader({FULL: full, SLIDING: local}, read.path, "rope_theta of ")
+    return named.number(FULL), named.number(SLIDING)
 
 
 def _leading_dense(read: ConfigReader, n_layers: int) -> int:

@@ -62,7 +62,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
     norm_name, has_post_norms = _norm_of_blocks(family), family.makes(_POST_NORM)
     linear = _linear_layers(config)
     is_mamba = family.makes("blk.{layer}.ssm_out.weight")
-    plain_norms = not config.centred_norms and not family.makes(_biased(OUTPUT_NORM))
+    plain_norms = _has_plain_norms(family, config)
     linear_end = "ssm_out.weight" if is_mamba else "shortconv.out_proj.weight"
 
     def rotation_of(load: Loader, number: int, rotate: Rotation) -> Rotation | None:
@@ -80,9 +80,7 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
         rotate_here = rotation_of(load, number, rotate)
         sizes = local_heads if number in sliding else heads
         attention = load_shared_key_attention(load, number, sizes, rotate_here, window)
-        if not plain_norms:
-            attention = replace(attention, norm=_norm(load, f"blk.{number}.attn_norm.weight", config))
-        attention = _with_own_parts(attention, load, number, config, rotate)
+        attention = _with_own_parts(attention, load, number, family, config, rotate)
         if isinstance(config, MambaConfig) and config.beside_attention:
             return SideBySide(attention, load_mamba2(load, number, mamba_sizes(config)))
         if not has_post_norms:
@@ -101,8 +99,6 @@ def decoder_network(family: Architecture, config: DecoderConfig) -> Network:
             before = _normed_embeddings(load, config)
         layer = Layer(f"blk.{number}", attention, norm, *parts, before, around)
         layer = replace(layer, attention_end=end, is_parallel=config.is_parallel)
-        if config.expert_limits is None and config.block_limits is None:
-            return layer
         return limited(layer, number, config.expert_limits, config.block_limits)
 
     end = None if plain_norms else (lambda load, norm: _norm(load, OUTPUT_NORM, config))
@@ -132,9 +128,16 @@ def _normed_embeddings(load: Loader, config: DecoderConfig) -> Normed:
 
 
 def _with_own_parts(
-    attention: SharedKeyAttention, load: Loader, number: int, config: DecoderConfig, rotate: Rotation
+    attention: SharedKeyAttention,
+    load: Loader,
+    number: int,
+    family: Architecture,
+    config: DecoderConfig,
+    rotate: Rotation,
 ) -> SharedKeyAttention:
-    """Give the attention of a layer what few models have: an indexer, sharpness, norms without weights."""
+    """Give the attention of a layer what few models have: another norm, an indexer, sharpness."""
+    if not _has_plain_norms(family, config):
+        attention = replace(attention, norm=_norm(load, f"blk.{number}.attn_norm.weight", config))
     if isinstance(config, BlockIndexedConfig) and number >= config.first_k_dense_replace:
         hidden, n_rotated, eps = config.hidden_size, config.rotated_cols, config.rms_norm_eps
         indexer = load_block_indexer(load, number, config.indexer, hidden, rotate, n_rotated, eps)
@@ -146,6 +149,11 @@ def _with_own_parts(
         unit = RMSNorm(torch.ones(config.head_dim, device=load.device), config.rms_norm_eps)
         attention = replace(attention, q_norm=unit, k_norm=unit)
     return replace(attention, chunked=config.sliding_chunks)
+
+
+def _has_plain_norms(family: Architecture, config: DecoderConfig) -> bool:
+    """Return whether norms of hidden states are RMSNorms without biases."""
+    return not config.centred_norms and not family.makes(_biased(OUTPUT_NORM))
 
 
 def _norm(load: Loader, name: str, config: DecoderConfig, *, plain: bool = False) -> RMSNorm:

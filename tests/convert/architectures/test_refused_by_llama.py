@@ -47,6 +47,15 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("minimax-m3", {"rotary_dim": 8}, "rotary_dim is 8, expected 16"),
     ("minimax-m3", {"num_key_value_heads": 4}, r"2 heads \(index_n_heads\), expected 4"),
     ("minimax-m3", {"shared_intermediate_size": 64}, "shared_intermediate_size is 64"),
+    ("step-3.5", {"rope_theta": [1e4, 1e4, 2e4, 1e4]}, "rope_theta is .* one for layers with a window"),
+    ("step-3.5", {"rope_theta": [None] * 4}, "rope_theta of full_attention is None, expected a positive"),
+    ("step-3.5", {"partial_rotary_factors": [1.0] * 4}, "partial_rotary_factors is .* expected 1 for layers"),
+    (
+        "step-3.5",
+        {"layer_types": ["full_attention"] * 6, "partial_rotary_factors": None},
+        "has no layer of slid",
+    ),
+    ("step-3.5", {"moe_layers_enum": "1,3"}, "moe_layers_enum is '1,3', expected the numbers of the last"),
     ("k-exaone", {"layer_types": ["full_attention"] * 5}, "expected a layer with a window"),
 )
 

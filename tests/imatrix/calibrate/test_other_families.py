@@ -46,6 +46,15 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "glm4": ({}, ("attn_k", "ffn_up", "ffn_down")),
     "hunyuanmoe": ({}, ("attn_k", "ffn_up_exps", "ffn_up_shexp")),
     "exaone4": ({}, ("attn_q", "ffn_gate")),
+    "exaone-moe": (
+        {"moe_intermediate_size": 256, "first_k_dense_replace": 0},
+        ("attn_q", "ffn_up_exps", "ffn_down_shexp"),
+    ),
+    "apertus": ({}, ("attn_q", "ffn_up", "ffn_down")),
+    "llama4": (
+        {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 256},
+        ("attn_q", "ffn_up_exps", "ffn_down_exps", "ffn_up_shexp"),
+    ),
     "qwen2moe": (
         {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256},
         ("attn_q", "ffn_up_exps", "ffn_down_shexp"),
