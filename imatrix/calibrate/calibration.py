@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = {"chunk_size": "chunks of {} tokens", "from_chunk": "from chunk {}", "seed": "seed {}"}
 _DEFAULTS = {"chunk_size": Cut.chunk_size, "from_chunk": Cut.from_chunk, "seed": CalibrationOptions.seed}
-"""What the label says of numbers that are not the default, and the default."""
+"""Words of the label for numbers that are not the default, and the defaults."""
 
 
 @dataclass(frozen=True)
