@@ -191,9 +191,12 @@ def state_bytes(
     see `imatrix.forward.work_folder`, and scratch.
     """
     n_tokens = n_models * text.inputs.size
-    states, middle = 4 * n_tokens * network.state_size, n_tokens * network.hidden_size * dtype.itemsize
-    in_memory = 2 * states + middle
-    return in_memory, 2 * states if in_memory <= memory_bytes else 3 * states + middle
+    states, scratch = 4 * n_tokens * network.state_size, n_tokens * network.scratch_bytes(dtype.itemsize)
+    scratch += (
+        n_tokens * network.latent_cols * dtype.itemsize
+    )  # both what goes to experts and what to the block
+    in_memory = 2 * states + scratch
+    return in_memory, 2 * states if in_memory <= memory_bytes else 3 * states + scratch
 
 
 def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: bool = False) -> None:

@@ -81,7 +81,7 @@ class LayerTimes:
     """Seconds that one thread takes for one chunk in a layer.
 
     stages     up to each input of the attention's matrices, by the names of those that it is multiplied by
-    attention  up to the block, with the choice of experts
+    attention  up to the block, with the choice of experts, and the way to latent ones and back
     block      of what every token goes through: a dense block or shared experts
     expert     of a routed expert, for one token
     """
@@ -171,14 +171,15 @@ class Probe:
         layer = network.build(load, number, network.rope.rotation(size, self.device))
         hidden = torch.full((size, network.state_size), 0.5, device=self.device)
         x = torch.full((size, network.hidden_size), 0.5, device=self.device, dtype=dtype)
-        order, block = Order(), layer.block
-        expert = None if layer.experts is None else layer.experts.read(0)
+        order, block, experts = Order(), layer.block, layer.experts
+        expert = None if experts is None else experts.read(0)
+        seen = x if experts is None else x[:, : experts.n_cols].contiguous()
         layer.attention_block(_entered(layer, hidden, order), order)
         return LayerTimes(
             {names: self._seconds(partial(_up_to, layer, hidden, names)) for names in order.groups},
             self._seconds(lambda: _attended(layer, hidden)),
             0.0 if block is None else self._seconds(lambda: block(x, Silent())),
-            0.0 if expert is None else self._seconds(lambda: expert(x, Silent())) / size,
+            0.0 if expert is None else self._seconds(lambda: expert(seen, Silent())) / size,
         )
 
     def _rounding(self) -> float:
@@ -255,8 +256,13 @@ def _entered(layer: Layer, hidden: torch.Tensor, observer: Observer) -> torch.Te
 def _attended(layer: Layer, hidden: torch.Tensor) -> None:
     passage = layer.attention_block(_entered(layer, hidden, Silent()), Silent())
     x = layer.norm(passage.x)
-    if layer.experts is not None and layer.experts.router.table is None:
+    if layer.experts is None:
+        return
+    if layer.experts.router.table is None:
         layer.experts.router(x)
+    latent = layer.experts.latent
+    if latent is not None:
+        latent.leave(latent.enter(x.to(latent.down.weight.dtype), Silent()), Silent())
 
 
 class _MadeUp(DescribedTensor):

@@ -106,7 +106,7 @@ class Sizes:
     """Sizes of what stands in files.
 
     states  hidden states, (n_tokens, n_strands * hidden_size)
-    middle  what experts multiply, and what they make of it, (n_tokens, hidden_size)
+    middle  what experts multiply, (n_tokens, hidden_size)
     """
 
     states: tuple[int, int]
@@ -182,10 +182,10 @@ class LayersWorker:
     def _take_piece(self, item: PieceItem, experts: Experts) -> Digests:
         sweep, piece = self._sweep, item.piece
         block = self._block(item.layer, piece.expert, experts)
-        size = self._sizes.middle
-        with closing(self._open(item.files.middle, size, sweep.dtype)) as middle:
+        with closing(self._open(item.files.middle, self._sizes.middle, sweep.dtype)) as middle:
             output = take_piece(sweep, experts, block, piece, middle, item.observer)
         if len(output):
+            size = self._sizes.n_tokens, experts.n_cols
             with closing(self._open(item.files.outer, size, sweep.dtype)) as outer:
                 outer.write(item.at, output)
         return {item.files.outer: _digest(output)}
@@ -286,7 +286,7 @@ class _ClusterDealer:
     def pieces(self, experts: Experts, routes: Routes, observer: Observer, take: TakeOutput) -> None:
         sweep, files = self.sweep, self.files
         items: list[PieceItem] = []
-        n_rows, n_cols = 0, self.sizes.middle[1]
+        n_rows, n_cols = 0, experts.n_cols
         for expert in range(experts.n_experts):
             for piece in pieces_of(sweep, experts.router.routing, expert, routes):
                 items.append(PieceItem(len(items), self.number, piece, n_rows, files, observer.fresh()))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
@@ -127,6 +128,19 @@ def copy(source: States, target: States) -> None:
     step = max(1, _COPY_BYTES // (4 * source.n_cols))
     for start in range(0, source.n_rows, step):
         target.write(start, source.read(start, min(source.n_rows, start + step)))
+
+
+def write_first(states: States, start: int, rows: torch.Tensor) -> None:
+    """Write rows that may have fewer columns than there are; those behind them are 0."""
+    n_behind = states.n_cols - rows.shape[1]
+    states.write(start, pad(rows, (0, n_behind)) if n_behind else rows)
+
+
+def clear(states: States) -> None:
+    """Fill all rows, float32, with zeros."""
+    step = max(1, _COPY_BYTES // (4 * states.n_cols))
+    for start in range(0, states.n_rows, step):
+        states.write(start, torch.zeros((min(step, states.n_rows - start), states.n_cols)))
 
 
 def _runs(numbers: torch.Tensor) -> list[tuple[int, int, int]]:

@@ -130,6 +130,8 @@ class Layer:
         if self.block is not None:
             hidden = stream.joined(through(self.block, x, observer))
             refuse_nonfinite(hidden, self.block.names.down)
+        if self.experts is not None and self.experts.latent is not None:
+            x = self.experts.latent.enter(x, observer)
         return Passed(hidden, x, chosen, weights)
 
     def route(
@@ -137,9 +139,10 @@ class Layer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where a chunk's tokens go, experts and weights as in `Passed`.
 
-        x  what the experts multiply, float32 (n_tokens, hidden_size)
+        x  the normed input of block and experts, float32 (n_tokens, hidden_size)
         """
         assert self.experts is not None
+        assert stream.shares is None or self.experts.latent is None, "latent experts add to one strand"
         router = self.experts.router
         seen = x if self.router_norm is None else self.router_norm(stream.x)
         observer.rows((router.name,), seen)
@@ -152,7 +155,7 @@ class Passed:
     """Results of a layer for a chunk, before its routed experts.
 
     hidden   float32 (n_tokens, n_strands * hidden_size): the sum so far
-    x        (n_tokens, hidden_size): what the routed experts multiply
+    x        (n_tokens, n_cols): what the routed experts multiply
     chosen   experts, (n_tokens, n_used); None for a layer without routed experts
     weights  what their outputs are multiplied by, of the same shape; with several strands that for each,
              (n_tokens, n_used, n_strands)

@@ -73,8 +73,10 @@ class Network:
     n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
                 None: all
     n_strands   strands of hidden states side by side
-    n_handed    columns behind them: numbers that layers hand on (imatrix.forward.layers.residual.WithSidecar)
+    n_handed    columns behind them: what layers hand on (WithSidecar of imatrix.forward.layers.residual, for
+                example)
     hands_tokens  whether the first of them is the token's id
+    latent_cols columns of the sum of latent experts; 0 where experts work in those of hidden states
     embedding_scale  what embeddings are multiplied by on their way in
     logits      what becomes of the output matrix's product
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
@@ -101,6 +103,7 @@ class Network:
     n_strands: int = 1
     n_handed: int = 0
     hands_tokens: bool = False
+    latent_cols: int = 0
     output_norm: str = OUTPUT_NORM
     n_normed: int = 1
     embedding_scale: float = 1.0
@@ -129,6 +132,13 @@ class Network:
     def state_size(self) -> int:
         """Columns of a token's hidden states, those of all strands, and of what is handed on with them."""
         return self.n_strands * self.hidden_size + self.n_handed
+
+    def scratch_bytes(self, itemsize: int) -> int:
+        """Return the bytes of what stands between the sweeps of a layer, for each token.
+
+        itemsize  of the type that matrices are multiplied in
+        """
+        return itemsize * self.hidden_size + 4 * self.latent_cols
 
     def at_embeddings(self, gradients: torch.Tensor) -> torch.Tensor:
         """Return gradients at embeddings, (n_tokens, hidden_size), for those at the first hidden states.

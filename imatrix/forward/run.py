@@ -46,6 +46,7 @@ class LayerStates:
     size   (n_tokens, n_strands * hidden_size + n_handed)
     dtype  of what experts multiply, (n_tokens, hidden_size)
     inner  hidden_size
+    latent  columns of the sums of latent experts; 0: there are none
     mtp    number of the MTP layer, after which its input is wanted, too; None: there is none
     """
 
@@ -58,18 +59,15 @@ class LayerStates:
         in_memory: bool,
         opened: ExitStack,
         inner: int,
+        latent: int,
         mtp: int | None = None,
     ) -> None:
         self.in_memory, self._mtp = in_memory, mtp
         self._folder, self._size, self._dtype, self._opened = folder, size, dtype, opened
         self._files: dict[Path, FileStates] = {}
         self._sets = (MemoryStates(*size), MemoryStates(*size)) if in_memory else None
-        self._middle: States
-        self._middle_size = size[0], inner
-        if in_memory:
-            self._middle = MemoryStates(*self._middle_size, dtype)
-        else:
-            self._middle = self._open_middle()
+        self._inner, self._latent_cols = inner, latent
+        self._open_scratch()
 
     def begin(self, fill: Callable[[States], Arrays]) -> None:
         """Have `fill` write what the first layer begins with, unless an earlier run has.
@@ -100,7 +98,7 @@ class LayerStates:
 
     def around(self, layer: int) -> LayerBuffers:
         """The rows that a layer reads and writes."""
-        return LayerBuffers(self.after(layer - 1), self._middle, self.after(layer))
+        return LayerBuffers(self.after(layer - 1), self._middle, self.after(layer), self._latent)
 
     def finish(self, layer: int, arrays: Arrays) -> None:
         """Bring the layer's output to its file, and record that the layer is done.
@@ -115,11 +113,21 @@ class LayerStates:
     def let_go(self) -> None:
         """Free what is in memory; from now on layers' outputs are those in their files."""
         self.in_memory, self._sets = False, None
-        self._middle = self._open_middle()
+        self._open_scratch()
 
-    def _open_middle(self) -> FileStates:
-        files = FileStates(self._folder.middle_path, *self._middle_size, self._dtype)
-        return self._opened.enter_context(closing(files))
+    def _open_scratch(self) -> None:
+        """Make room for what stands between the sweeps of a layer."""
+        path = self._folder.middle_path
+        self._middle = self._scratch(path, self._inner, self._dtype)
+        self._latent: States | None = None
+        if self._latent_cols:
+            self._latent = self._scratch(path.with_name("middle.latent"), self._latent_cols, torch.float32)
+
+    def _scratch(self, path: Path, n_cols: int, dtype: torch.dtype) -> States:
+        size = self._size[0], n_cols
+        if self.in_memory:
+            return MemoryStates(*size, dtype)
+        return self._opened.enter_context(closing(FileStates(path, *size, dtype)))
 
 
 @dataclass(frozen=True)
@@ -215,12 +223,12 @@ def state_bytes(network: Network, chunks: Chunks, options: ForwardOptions) -> tu
     stored = chunks.n_tokens * 3 * 4 * network.state_size
     if in_memory <= options.memory_bytes:
         return in_memory, stored
-    return 0, stored + chunks.n_tokens * itemsize * network.hidden_size
+    return 0, stored + chunks.n_tokens * network.scratch_bytes(itemsize)
 
 
 def _row_bytes(network: Network, itemsize: int) -> int:
-    """The memory that a token's states take: two sets of them, and what experts multiply."""
-    return 8 * network.state_size + itemsize * network.hidden_size
+    """The memory that a token's states take: two sets of them, and scratch."""
+    return 8 * network.state_size + network.scratch_bytes(itemsize)
 
 
 @contextmanager
@@ -256,6 +264,7 @@ def forward_pass(
             in_memory=in_memory,
             opened=opened,
             inner=network.hidden_size,
+            latent=network.latent_cols,
             mtp=network.n_layers if network.n_mtp else None,
         )
         states.begin(lambda first: embed(load, chunks, first, network))

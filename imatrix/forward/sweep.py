@@ -3,7 +3,8 @@
 The first sweep goes chunk by chunk: attention, then the dense block, or the router and the shared experts.
 The second goes expert by expert: each is read, applied to the tokens of all chunks that were routed to it,
 and forgotten. Three things per token stand between the sweeps: the normalised hidden state that experts
-multiply (`middle`), the sum so far (`after`), and the chosen experts with weights.
+multiply (`middle`), the sum so far (`after`), and the chosen experts with weights. The outputs of latent
+experts are added up apart (`latent`), and a third sweep, chunk by chunk, adds what becomes of their sums.
 
 The tasks, chunks in the first sweep and pieces of an expert's tokens in the second, are dealt out to threads,
 or to the workers of a cluster (imatrix/forward/cluster.py). Their results are added up in order.
@@ -19,10 +20,12 @@ from typing import Protocol, Self
 import torch
 
 from imatrix.forward.device import to_cpu, to_torch
-from imatrix.forward.hidden_states import States
+from imatrix.forward.hidden_states import States, clear, write_first
 from imatrix.forward.layer import Layer, refuse_nonfinite
 from imatrix.forward.layers.experts import Experts, Routing
 from imatrix.forward.layers.ffn import FeedForward
+from imatrix.forward.layers.latent_experts import LatentColumns
+from imatrix.forward.layers.residual import joined
 from imatrix.forward.observe import Observer
 from imatrix.forward.workers import Workers
 from imatrix.texts.chunks import Chunks
@@ -77,13 +80,16 @@ class LayerBuffers:
     """Rows of all tokens that one layer reads and writes.
 
     before  its input, float32; may be the same object as `middle`, and is then overwritten
-    middle  what experts multiply, in the type that matrices are multiplied in
+    middle  what experts multiply, in the type that matrices are multiplied in; of latent experts in the first
+            columns
     after   its output, float32
+    latent  sums of the outputs of latent experts, float32; None for a model that has none
     """
 
     before: States
     middle: States
     after: States
+    latent: States | None = None
 
 
 @dataclass(frozen=True)
@@ -175,16 +181,46 @@ def run_layer(
             return
         del layer  # of its weights, only the router's are still wanted
         share_of_token = (1 - share) / (states.middle.n_rows * _experts_shown(experts, sweep))
+        sums = states.after
+        if experts.latent is not None:
+            assert states.latent is not None
+            sums = states.latent
+            clear(sums)
 
         def add_output(piece: Piece, output: torch.Tensor) -> None:
             weighted = piece.weighted
-            states.after.add(piece.tokens[weighted], output, piece.weights[weighted])
+            sums.add(piece.tokens[weighted], output, piece.weights[weighted])
             execution.advance(share_of_token * len(piece.tokens))
 
         routes = Routes.joined(by_chunk)
         by_chunk.clear()
         dealer.pieces(experts, routes, observer, add_output)
         observer.refuse_nonfinite()
+    if experts.latent is not None:
+        _add_latent(sweep, execution, experts.latent, sums, states.after, observer)
+        observer.refuse_nonfinite()
+
+
+def _add_latent(
+    sweep: Sweep,
+    execution: Execution,
+    latent: LatentColumns,
+    sums: States,
+    after: States,
+    observer: Observer,
+) -> None:
+    """Add what becomes of the sums of latent experts to `after`."""
+
+    def take_chunk(chunk: int) -> Observer:
+        seen, (start, stop) = observer.fresh(), sweep.chunks.rows(chunk)
+        output = to_cpu(latent.leave(sums.read(start, stop).to(sweep.device), seen))
+        refuse_nonfinite(output, latent.up.name)
+        after.write(start, joined(after.read(start, stop), output, None))
+        return seen
+
+    with Workers(execution.n_workers) as workers:
+        for seen in workers.each(take_chunk, range(sweep.chunks.n_chunks)):
+            observer.merge(seen)
 
 
 @dataclass(frozen=True)
@@ -255,7 +291,7 @@ def take_chunk(
         routes = Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
         observer.routes(layer.experts.router.name, routes.experts)
     start, _ = sweep.chunks.rows(chunk)
-    middle.write(start, to_cpu(passed.x))
+    write_first(middle, start, to_cpu(passed.x))
     after.write(start, to_cpu(passed.hidden))
     return routes
 
@@ -291,7 +327,7 @@ def take_piece(
 ) -> torch.Tensor:
     """Apply an expert to a piece; return its output for the tokens that have a weight, on the CPU."""
     names = experts.names
-    x = middle.rows(piece.tokens).to(sweep.device, sweep.dtype)
+    x = middle.rows(piece.tokens)[:, : experts.n_cols].to(sweep.device, sweep.dtype)
     if piece.factors is not None:
         x = (x * piece.factors[:, None].to(sweep.device)).to(sweep.dtype)
     inner = block.gate_up(x, observer, piece.expert, experts.n_experts)

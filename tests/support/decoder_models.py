@@ -221,6 +221,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
          "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5},
     ),
+    "nemotron-3-super": (
+        "NemotronH",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+         "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_latent_size": 48,
+         "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5},
+    ),
     "phi4": ("Phi3", {"pad_token_id": 0}),
     "phi4-mini": (
         "Phi3",

@@ -264,11 +264,11 @@ class Student:
         after, before = batch.states(network.state_size), batch.states(network.state_size)
         divergence, gradients = self._at_end(original, batch, states.pop(), after)
         middle = batch.states(network.hidden_size, self.load.dtype)
-        middle_gradients = batch.states(network.hidden_size)
+        middle_gradients, latent = batch.states(network.hidden_size), batch.states(network.latent_cols)
         execution = Execution(self.n_workers, lambda share: self.advance(BACKWARD_WORK * share))
         for layer in reversed(range(network.n_layers)):
             observer = ScaleGradients(self.tensors)
-            rows = BackwardStates(states.pop(), after, before, middle, middle_gradients)
+            rows = BackwardStates(states.pop(), after, before, middle, middle_gradients, latent)
             differentiate_layer(batch.sweep, execution, layer, rows, observer)
             gradients += observer.finish()
             after, before = before, after
@@ -296,7 +296,8 @@ class Student:
     def compute(self, batch: Batch, layer: int, before: States, after: States) -> None:
         middle = batch.states(self.network.hidden_size, self.load.dtype)
         execution = Execution(self.n_workers, self.advance)
-        run_layer(batch.sweep, execution, layer, LayerBuffers(before, middle, after), Silent())
+        buffers = LayerBuffers(before, middle, after, batch.states(self.network.latent_cols))
+        run_layer(batch.sweep, execution, layer, buffers, Silent())
 
     def _predictions(self, original: Original, batch: Batch, last: States) -> Predictions:
         own, here = Head.of(self.network, self.load, last), original.at(batch.numbers)

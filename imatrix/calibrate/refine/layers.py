@@ -297,7 +297,8 @@ class LayerByLayer:
         errors, sizes = self._errors(layer, student, batch, before)
         above.write(0, errors / sizes / len(errors))
         middle = batch.states(network.hidden_size, student.load.dtype)
-        states = BackwardStates(before, above, below, middle, batch.states(network.hidden_size))
+        scratch = batch.states(network.hidden_size), batch.states(network.latent_cols)
+        states = BackwardStates(before, above, below, middle, *scratch)
         differentiate_layer(batch.sweep, Execution(student.n_workers), layer, states, observer)
 
     def _held_error(self, layer: int) -> float:

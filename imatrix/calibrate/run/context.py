@@ -2,7 +2,7 @@
 
     OUT.work/hidden.0, .1, .2   of the original model, after the latest layers
     OUT.work/student.0, .1, .2  of the model that is being written
-    OUT.work/middle, ...        scratch, where states don't fit in memory
+    OUT.work/middle*, ...       scratch, where states don't fit in memory
 
 Both models are recorded together, so a run that is killed finds both after the same layer.
 """
@@ -46,10 +46,14 @@ class WorkingStates:
 
     memory  where even and odd layers put their output, float32; None: they put it in files
     middle  the input of the second half of a layer
+    latent  what latent experts multiply; None for a model that has none
+    sums    of their outputs, float32
     """
 
     memory: tuple[States, States] | None
     middle: States
+    latent: States | None = None
+    sums: States | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,14 @@ class Stream:
     def middle(self) -> States:
         """The input of the second half of a layer."""
         return self.states.middle
+
+    @property
+    def latent(self) -> tuple[States, States]:
+        """What latent experts multiply, and the sums of their outputs."""
+        latent, sums = self.states.latent, self.states.sums
+        assert latent is not None
+        assert sums is not None
+        return latent, sums
 
     @property
     def is_in_memory(self) -> bool:
@@ -119,14 +131,23 @@ def open_streams(
     def file(name: str, size: tuple[int, int], dtype: torch.dtype = torch.float32) -> FileStates:
         return opened.enter_context(closing(FileStates(folder.folder / name, *size, dtype)))
 
+    scratch = [(*inner, dtype)]
+    if network.latent_cols:
+        scratch += [(size[0], network.latent_cols, each) for each in (dtype, torch.float32)]
+
     def in_memory_states() -> WorkingStates:
-        return WorkingStates((MemoryStates(*size), MemoryStates(*size)), MemoryStates(*inner, dtype))
+        memory = MemoryStates(*size), MemoryStates(*size)
+        return WorkingStates(memory, *(MemoryStates(*each) for each in scratch))
 
     streams = []
     for number, (name, middle) in enumerate(_NAMES[: len(loaders)]):
         files = tuple(file(f"{name}.{each}", size) for each in range(3))
         if not plan.fits:
-            states = WorkingStates(None, file(middle, inner, dtype))
+            ends = ("", ".latent", ".sums")
+            made = (
+                file(f"{middle}{end}", each[:2], each[2]) for end, each in zip(ends, scratch, strict=False)
+            )
+            states = WorkingStates(None, *made)
         elif number == 0 and plan.is_in_step:
             states = plan.together.once(WorkingStates, in_memory_states)
         else:

@@ -106,12 +106,12 @@ class _Visit:
         return self.rows[-1]
 
 
-def statistics_cols(n_rows: int, hidden_size: int, width: int) -> int:
+def statistics_cols(n_rows: int, n_cols: int, width: int) -> int:
     """Return how many columns the statistics of an expert have that sees so many rows, or fewer.
 
     Gate and up of one that sees few have none of their own.
     """
-    return width if n_rows < hidden_size else max(width, hidden_size)
+    return width if n_rows < n_cols else max(width, n_cols)
 
 
 def experts_at_once(n_cols: int, n_threads: int, n_batches: int = 0) -> int:
@@ -125,7 +125,7 @@ def experts_at_once(n_cols: int, n_threads: int, n_batches: int = 0) -> int:
 
 
 class ExpertRun:
-    """The experts of one layer at work.
+    """The experts of one layer at work: each multiplies what stands at one end, and adds to the other.
 
     experts  of each model, the original first
     routes   of each model
@@ -140,8 +140,13 @@ class ExpertRun:
         routes: Sequence[Routes],
         shared: Inputs,
     ) -> None:
-        self._context, self._number, self._experts, self._routes = context, number, experts, routes
+        self._context, self._experts, self._routes = context, experts, routes
         self._names = experts[0].names
+        streams = [model.stream for model in context.models]
+        if experts[0].latent is None:
+            self._ends = [(stream.middle, stream.after(number)) for stream in streams]
+        else:
+            self._ends = [stream.latent for stream in streams]
         self._weights = shared.weights
         self._shared: tuple[Statistics, Conditions] | None = None
         self._pool: Moments | None = None
@@ -163,7 +168,7 @@ class ExpertRun:
         n_threads, n_batches = self._context.workers.n_threads, self._context.encoder.n_at_once
         while order:
             most = max(own_counts[expert] for expert in order)
-            n_cols = statistics_cols(most, experts.hidden_size, experts.width)
+            n_cols = statistics_cols(most, experts.n_cols, experts.width)
             n_together = experts_at_once(n_cols, n_threads, n_batches)
             self._run([self._visit(expert) for expert in order[:n_together]])
             del order[:n_together]
@@ -190,7 +195,7 @@ class ExpertRun:
     def _make_gates_and_ups(
         self, visits: Sequence[_Visit], statistics: Statistics, shared: Conditions
     ) -> None:
-        context, n_cols = self._context, self._experts[0].hidden_size
+        context, n_cols = self._context, self._experts[0].n_cols
         missing: list[tuple[list[RowGroup], Inputs, int]] = []
         for visit in visits:
             every = (self._group(name, visit.expert, shared) for name in self._names.inputs)
@@ -222,7 +227,7 @@ class ExpertRun:
         if len(visit.held):
             inputs.hold(self._middles(visit.held), context.holdout.places(visit.held, visit.step))
         summed = visit.own.tokens[context.holdout.summed_tokens(visit.own.tokens)]
-        if len(summed) >= self._experts[0].hidden_size:
+        if len(summed) >= self._experts[0].n_cols:
             for piece in summed.split(PIECE_ROWS):
                 inputs.add(self._middles(piece), piece, context.workers)
         return inputs, len(summed)
@@ -230,7 +235,7 @@ class ExpertRun:
     def _middles(self, tokens: torch.Tensor) -> list[Activations]:
         """Return the inputs of gate and up, by model."""
         device = self._context.device
-        rows = (model.stream.middle.rows(tokens).to(device) for model in self._context.models)
+        rows = (inputs.rows(tokens).to(device) for inputs, _ in self._ends)
         return [{MIDDLE: x[:, None]} for x in rows]
 
     def _group(self, name: str, expert: int, conditions: Conditions) -> RowGroup | None:
@@ -251,7 +256,7 @@ class ExpertRun:
         blocks = [experts.read(visit.expert) for experts in self._experts]
         inputs = Inputs(context.corrects_drift, self._weights)
         tokens = torch.unique(torch.cat([each.tokens for each in rows]))
-        after = context.original.stream.after(self._number)
+        _, sums = self._ends[0]
 
         def take(piece: torch.Tensor) -> _Computed:
             return self._compute(blocks, visit, piece)
@@ -259,7 +264,7 @@ class ExpertRun:
         for computed in context.workers.each(take, tokens.split(PIECE_ROWS) if len(tokens) else ()):
             if computed.output is not None:
                 here, weights = rows[0].among(computed.tokens)
-                after.add(computed.tokens[here], computed.output, weights)
+                sums.add(computed.tokens[here], computed.output, weights)
             if self._is_down_missing:
                 inputs.add(computed.summed, computed.summed_tokens, context.workers)
                 inputs.hold(computed.held, computed.held_places)
@@ -268,7 +273,7 @@ class ExpertRun:
     def _compute(self, blocks: Sequence[FeedForward], visit: _Visit, tokens: torch.Tensor) -> _Computed:
         context, device = self._context, self._context.device
         mine = torch.isin(tokens, visit.own.tokens)
-        x = context.original.stream.middle.rows(tokens).to(device)
+        x = self._ends[0][0].rows(tokens).to(device)
         inner = blocks[0].gate_up(x, Silent())
         output = None
         if not context.passed.has_experts:
@@ -278,7 +283,7 @@ class ExpertRun:
         shown = [inner[mine.to(device)]]
         tokens_here = tokens[mine]
         if context.is_followed:
-            x = context.own.stream.middle.rows(tokens_here).to(device)
+            x = self._ends[-1][0].rows(tokens_here).to(device)
             shown.append(blocks[-1].gate_up(x, Silent()))
         is_summed = context.holdout.summed_tokens(tokens_here)
         summed = is_summed.to(device)
@@ -321,16 +326,16 @@ class ExpertRun:
     def _finish(self, visit: _Visit) -> None:
         """Add the output of the model that is being written to its hidden states."""
         context, block = self._context, self._experts[-1].read(visit.expert)
-        stream = context.own.stream
+        inputs, sums = self._ends[-1]
 
         def take(piece: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             tokens, weights = piece
-            output = to_cpu(block(stream.middle.rows(tokens).to(context.device), Silent()))
+            output = to_cpu(block(inputs.rows(tokens).to(context.device), Silent()))
             refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}, as it is written")
             return tokens, output, weights
 
         for tokens, output, weights in context.workers.each(take, _pieces(visit.own)):
-            stream.after(self._number).add(tokens, output, weights)
+            sums.add(tokens, output, weights)
 
 
 def _pieces(rows: ExpertRows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

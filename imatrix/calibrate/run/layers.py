@@ -4,7 +4,8 @@ One pass over the chunks shows what all matrices of the original's attention mul
 being written follows, matrices are encoded in stages: each sees what the ones before it, as they stand in the
 output, have made of the text. A stage is a pass of that model, which ends once the inputs of its matrices are
 known. The block after the attention is encoded in the same way from the rows in `middle`, and
-experts one by one (see experts.py).
+experts one by one (see experts.py). What takes rows to the columns of latent experts is encoded before these,
+what takes their sums back after them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from imatrix.calibrate.statistics.inputs import (
     is_wide,
 )
 from imatrix.forward.device import to_cpu
+from imatrix.forward.hidden_states import States, clear
 from imatrix.forward.layer import Layer, refuse_nonfinite
+from imatrix.forward.layers.experts import Experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward
+from imatrix.forward.layers.latent_experts import LatentColumns
 from imatrix.forward.layers.residual import joined
 from imatrix.forward.observe import Observer, Silent
 from imatrix.forward.sweep import Routes
@@ -74,11 +78,15 @@ class LayerRun:
         shared = self._gather_middle()
         self._block(shared, ways)
         give_back()
-        if self.original.experts is not None:
-            layers = (model.layer(self.number) for model in self.context.models)
-            experts = [layer.experts for layer in layers if layer.experts is not None]
+        experts = self.original.experts
+        if experts is not None:
+            latent = experts.latent
+            if latent is not None:
+                shared = self._enter_latent(latent.down.name, experts.names, shared)
             routes = [way.routes for way in ways if way.routes is not None]
-            ExpertRun(self.context, self.number, experts, routes, shared).run()
+            ExpertRun(self.context, self.number, self._experts(), routes, shared).run()
+            if latent is not None:
+                self._leave_latent(latent.up.name, ways)
             self.context.passed.has_experts = True
             give_back()
 
@@ -211,15 +219,21 @@ class LayerRun:
         """Return the inputs of gate and up, of the block and of all experts together; nothing where all of
         them are written."""
         context = self.context
-        experts = None if self.original.experts is None else self.original.experts.names
-        names = [each for each in (self.block, experts) if each is not None]
+        experts = self.original.experts
+        names = [] if self.block is None else [self.block.inputs]
+        if experts is not None:
+            names.append(experts.names.inputs if experts.latent is None else (experts.latent.down.name,))
+        return self._gather_rows([model.stream.middle for model in context.models], names)
+
+    def _gather_rows(self, stored: Sequence[States], names: Iterable[Iterable[str]]) -> Inputs:
+        """Return the rows of each model as the inputs of some matrices; nothing where all are written."""
+        context = self.context
 
         def take(chunk: int) -> list[Activations]:
             rows = self._chunk_rows(chunk)
-            middles = (model.stream.middle.read(*rows).to(context.device) for model in context.models)
-            return [{MIDDLE: x[:, None]} for x in middles]
+            return [{MIDDLE: states.read(*rows).to(context.device)[:, None]} for states in stored]
 
-        if not self._missing(each.inputs for each in names):
+        if not self._missing(names):
             return Inputs(context.corrects_drift, self.weights)
         return self._gather(take)
 
@@ -274,6 +288,66 @@ class LayerRun:
                 if passed.is_shared:
                     passed.kept.keep((down,), chunk, inner)
         return inner
+
+    # ---- latent experts
+
+    def _experts(self) -> list[Experts]:
+        """Return the experts of each model."""
+        layers = (model.layer(self.number) for model in self.context.models)
+        return [layer.experts for layer in layers if layer.experts is not None]
+
+    def _latents(self) -> list[LatentColumns]:
+        return [experts.latent for experts in self._experts() if experts.latent is not None]
+
+    def _enter_latent(self, down: str, names: BlockNames, shared: Inputs) -> Inputs:
+        """Encode the matrix before latent experts, under `shared`, and return the inputs of `names`."""
+        context = self.context
+        context.make(shared, MIDDLE, (down,))
+        for model, latent in zip(context.models, self._latents(), strict=True):
+            if self._is_at_work(model):
+                self._fill_latent(model, latent)
+        return self._gather_rows([model.stream.latent[0] for model in context.models], [names.inputs])
+
+    def _fill_latent(self, model: Model, latent: LatentColumns) -> None:
+        """Compute what a model's latent experts multiply, and make room for their sums."""
+        inputs, sums = model.stream.latent
+
+        def enter(chunk: int) -> None:
+            x = latent.enter(self._middle(model, chunk), Silent())
+            inputs.write(self._chunk_rows(chunk)[0], to_cpu(x))
+
+        clear(sums)
+        for _ in self.context.workers.each(enter, range(self.context.holdout.n_chunks)):
+            pass
+
+    def _leave_latent(self, up: str, ways: Sequence[Way]) -> None:
+        """Encode the matrix `up` behind latent experts, and add what it makes of their sums."""
+        context, latents, key = self.context, self._latents(), (up,)
+
+        def take(chunk: int) -> list[Activations]:
+            pairs = zip(context.models, latents, strict=True)
+            return [{key: latent.before_up(self._summed(model, chunk))[:, None]} for model, latent in pairs]
+
+        if self._missing([key]):
+            context.make(self._gather(take), key, key)
+        for model, latent, way in zip(context.models, self._latents(), ways, strict=True):
+            if self._is_at_work(model):
+                self._add_latent(model, latent, way)
+
+    def _add_latent(self, model: Model, latent: LatentColumns, way: Way) -> None:
+        def leave(chunk: int) -> None:
+            output = latent.leave(self._summed(model, chunk), Silent())
+            self._add(model, way, chunk, output, latent.up.name)
+
+        for _ in self.context.workers.each(leave, range(self.context.holdout.n_chunks)):
+            pass
+
+    def _is_at_work(self, model: Model) -> bool:
+        """Whether a model's experts are computed by this run."""
+        return model is not self.context.original or not self.context.passed.has_experts
+
+    def _summed(self, model: Model, chunk: int) -> torch.Tensor:
+        return model.stream.latent[1].read(*self._chunk_rows(chunk)).to(self.context.device)
 
     def _middle(self, model: Model, chunk: int) -> torch.Tensor:
         return model.stream.middle.read(*self._chunk_rows(chunk)).to(self.context.device)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.architectures.recurrent.nemotron_h import ATTENTION, EXPERTS, MAMBA, NemotronConfig
-from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.parts import mamba_sizes, network_of, routing_of
 from imatrix.forward.layer import Attention, Layer, NoAttention
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
 from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
 from imatrix.forward.layers.experts import Experts, Groups, load_experts
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
+from imatrix.forward.layers.latent_experts import load_latent_columns
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import UNNORMED, RMSNorm
 from imatrix.forward.layers.rope import Rope, Rotation
@@ -19,11 +19,6 @@ from imatrix.forward.network import Network
 
 
 def nemotron_network(config: NemotronConfig) -> Network:
-    if config.moe_latent_size:
-        raise UnsupportedCheckpoint(
-            "experts in latent columns (Nemotron 3 Super and Ultra): the forward pass has none; such a model"
-            " can be converted, and quantized without a text or with a given importance matrix"
-        )
     heads = HeadSizes(
         hidden=config.hidden_size,
         n_heads=config.num_attention_heads,
@@ -47,7 +42,8 @@ def nemotron_network(config: NemotronConfig) -> Network:
         norm = RMSNorm(load.float32(f"{name}.attn_norm.weight", config.hidden_size), config.rms_norm_eps)
         return Layer(name, NoAttention(), norm, *_feed_forward(config, load, number))
 
-    return network_of(config, Rope(config.head_dim, config.rope.theta), build, builds_mtp=False)
+    rope = Rope(config.head_dim, config.rope.theta)
+    return network_of(config, rope, build, builds_mtp=False, latent_cols=config.moe_latent_size or 0)
 
 
 def _feed_forward(
@@ -62,4 +58,10 @@ def _feed_forward(
         return block, None
     routing = routing_of(config, Groups(config.n_group or 1, config.topk_group or 1, n_best=2))
     experts = load_experts(load, number, routing, config.num_experts, hidden, config.moe_intermediate_size)
-    return block, replace(experts, names=experts.names.without_gate, gated=False)
+    experts = replace(experts, names=experts.names.without_gate, gated=False)
+    if config.moe_latent_size:
+        latent = load_latent_columns(
+            load, number, "latent", hidden, config.moe_latent_size, config.rms_norm_eps
+        )
+        experts = experts.working_in(latent)
+    return block, experts

@@ -95,7 +95,8 @@ def work_folders(
 def state_bytes(network: Network, n_tokens: int) -> int:
     """Count the bytes of the files of hidden states and gradients, at most."""
     # Hidden states before and after every layer, three sets of gradients, and three of scratch.
-    return 4 * n_tokens * (network.state_size * (network.n_all_layers + 1 + 3) + network.hidden_size * 3)
+    scratch = 4 * network.hidden_size + 2 * network.scratch_bytes(4)
+    return n_tokens * (4 * network.state_size * (network.n_all_layers + 1 + 3) + scratch)
 
 
 def refuse_full_disk(folders: Folders, n_bytes: int) -> None:
@@ -331,7 +332,9 @@ class BackwardPass:
             layer = self.numbers[step]
             observer = observe(layer)
             hidden, rows = self.forward.states.stored(layer - 1), self.states.around(step)
-            states = BackwardStates(hidden, rows.before, rows.after, rows.middle, self.middle_gradients)
+            states = BackwardStates(
+                hidden, rows.before, rows.after, rows.middle, self.middle_gradients, rows.latent
+            )
             try:
                 differentiate_layer(sweep, execution, layer, states, observer, at_once)
             except BadActivation as error:
@@ -351,7 +354,8 @@ class BackwardPass:
 
 def gradient_bytes(n_tokens: int, network: Network, dtype: torch.dtype) -> int:
     """Count the bytes of gradients in memory: two sets, and scratch of both kinds."""
-    return n_tokens * (2 * 4 * network.state_size + (4 + dtype.itemsize) * network.hidden_size)
+    scratch = 4 * network.hidden_size + network.scratch_bytes(dtype.itemsize)
+    return n_tokens * (2 * 4 * network.state_size + scratch)
 
 
 @contextmanager
@@ -379,7 +383,13 @@ def backward_pass(
 
     with ExitStack() as opened:
         states = LayerStates(
-            folder, size, dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
+            folder,
+            size,
+            dtype,
+            in_memory=in_memory,
+            opened=opened,
+            inner=network.hidden_size,
+            latent=network.latent_cols,
         )
         states.begin(draw)
         scratch: States

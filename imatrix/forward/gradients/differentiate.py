@@ -9,6 +9,9 @@ differentiated in three sweeps, so memory is one layer without its experts, and 
     chunks      chunk by chunk: all the rest is computed and differentiated, and what the experts gave back
                 goes in at its place
 
+The outputs of latent experts are added up before they are differentiated: the norm and the matrix behind the
+sum need it. So `above` is a sweep of its own, and the experts are computed twice.
+
 A dense layer needs the last sweep only. Which experts a token goes to is a constant; the gradient flows
 through the weights of those that were chosen.
 """
@@ -22,7 +25,7 @@ import numpy as np
 import torch
 
 from imatrix.forward.device import to_cpu, to_numpy
-from imatrix.forward.hidden_states import States
+from imatrix.forward.hidden_states import States, clear, write_first
 from imatrix.forward.layer import Layer, refuse_nonfinite
 from imatrix.forward.layers.experts import Experts
 from imatrix.forward.layers.ffn import FeedForward
@@ -48,6 +51,8 @@ class BackwardStates:
     before_gradients  where gradients at the hidden states before it go, float32; not `after_gradients`
     middle            scratch in the type that matrices are multiplied in
     middle_gradients  scratch, float32
+    latent            scratch for sums of the outputs of latent experts, and for gradients at them; None for a
+                      model that has none
     """
 
     before: States
@@ -55,6 +60,7 @@ class BackwardStates:
     before_gradients: States
     middle: States
     middle_gradients: States
+    latent: States | None = None
 
 
 def differentiate_layer(
@@ -79,7 +85,8 @@ def differentiate_layer(
         routes = at_weights = None
         if layer.experts is not None:
             routes = work.recompute(again)
-            at_weights = work.through_experts(layer.experts, routes, of_experts)
+            above = work.above(layer.experts, routes)
+            at_weights = work.through_experts(layer.experts, routes, above, of_experts)
             observer.refuse_nonfinite()
         work.through_chunks(routes, at_weights, at_once, of_chunks)
         # An observer knows best where a number went wrong, so it is asked first.
@@ -121,7 +128,7 @@ class _Backward:
             passed = layer.forward(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, chunk))
             assert passed.chosen is not None
             assert passed.weights is not None
-            states.middle.write(start, to_cpu(passed.x))
+            write_first(states.middle, start, to_cpu(passed.x))
             return Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
 
         by_chunk = []
@@ -130,12 +137,48 @@ class _Backward:
             self.advance(share / len(self._chunks))
         return Routes.joined(by_chunk)
 
-    def through_experts(self, experts: Experts, routes: Routes, share: float) -> torch.Tensor:
-        """Fill `middle_gradients`, and return the gradients at the weights, of their shape."""
+    def above(self, experts: Experts, routes: Routes) -> States:
+        """Return the gradients at the sum of the experts' outputs."""
+        latent, sums, sweep = experts.latent, self.states.latent, self.sweep
+        if latent is None:
+            return self.states.after_gradients
+        assert sums is not None
+        clear(sums)
+
+        def take_piece(piece: _Piece) -> tuple[_Piece, torch.Tensor]:
+            return piece, to_cpu(piece.block(self._middle(experts, piece.tokens), Silent()))
+
+        for piece, output in self.workers.each(take_piece, _pieces(experts, routes, sweep.chunks)):
+            sums.add(piece.tokens, output, routes.weights[piece.tokens, piece.slots])
+
+        def take_chunk(task: tuple[int, Observer]) -> Observer:
+            chunk, observer = task
+            rows = slice(*sweep.chunks.rows(chunk))
+            _tell_tokens(observer, torch.arange(rows.start, rows.stop))
+            # A copy: gradients of other chunks are written beside it meanwhile.
+            summed = sums.read(rows.start, rows.stop).clone().to(sweep.device).requires_grad_()
+            output = latent.leave(summed, observer)
+            after = self.states.after_gradients.read(rows.start, rows.stop)[:, : output.shape[1]]
+            (gradient,) = torch.autograd.grad(output, summed, after.to(sweep.device))
+            sums.write(rows.start, to_cpu(gradient))
+            return observer
+
+        tasks = ((chunk, self.observer.fresh()) for chunk in self._chunks)
+        for observer in self.workers.each(take_chunk, tasks, gradients=True):
+            self.observer.merge(observer)
+        return sums
+
+    def _middle(self, experts: Experts, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what experts multiply."""
+        return self.states.middle.rows(tokens)[:, : experts.n_cols].to(self.sweep.device, self.sweep.dtype)
+
+    def through_experts(self, experts: Experts, routes: Routes, sums: States, share: float) -> torch.Tensor:
+        """Fill `middle_gradients`, and return the gradients at the weights, of their shape.
+
+        sums  gradients at the sum of the experts' outputs
+        """
         states, sweep = self.states, self.sweep
-        for chunk in self._chunks:
-            start, stop = sweep.chunks.rows(chunk)
-            states.middle_gradients.write(start, torch.zeros((stop - start, states.middle.n_cols)))
+        clear(states.middle_gradients)
 
         def take_piece(
             task: tuple[_Piece, Observer],
@@ -143,8 +186,8 @@ class _Backward:
             piece, observer = task
             _tell_tokens(observer, piece.tokens)
             place = piece.expert, experts.n_experts
-            x = states.middle.rows(piece.tokens).to(sweep.device, sweep.dtype).requires_grad_()
-            above = states.after_gradients.rows(piece.tokens).to(sweep.device)
+            x = self._middle(experts, piece.tokens).requires_grad_()
+            above = sums.rows(piece.tokens).to(sweep.device)
             weights = routes.weights[piece.tokens, piece.slots].to(sweep.device)
             inputs, weighed = x, experts.router.routing.weighs_inputs
             if weighed:
@@ -193,7 +236,8 @@ class _Backward:
             values, gradients = [passed.hidden], [here(states.after_gradients)]
             if at_weights is not None and passed.weights is not None:
                 values += [passed.x, passed.weights]
-                gradients += [here(states.middle_gradients).to(passed.x.dtype)]
+                at_x = here(states.middle_gradients)[:, : passed.x.shape[1]]
+                gradients += [at_x.to(passed.x.dtype)]
                 gradients += [at_weights[rows].to(sweep.device)]
             (gradient,) = torch.autograd.grad(values, hidden, gradients)
             states.before_gradients.write(rows.start, to_cpu(gradient))

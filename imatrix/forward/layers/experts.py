@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch.nn.functional import linear, softplus
 
 from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu
+from imatrix.forward.layers.latent_experts import LatentColumns
 from imatrix.forward.layers.load import Loader
 
 Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
@@ -130,43 +131,50 @@ def _within_groups(choice: torch.Tensor, groups: Groups) -> torch.Tensor:
 class Experts:
     """The routed experts of one layer: their router, and stacks from which each expert is read.
 
-    names    of the stacks, (n_experts, width, hidden_size) and for down (n_experts, hidden_size, width)
+    names    of the stacks, (n_experts, width, n_cols) and for down (n_experts, n_cols, width)
+    n_cols   what an expert multiplies: hidden_size, or the columns of `latent`
     clamped  whether an expert has gpt-oss's gate
     limit, after_silu  see FeedForward
     gelu     see FeedForward
     gated    see FeedForward
+    latent   the way to the experts' columns and back; None: they work in those of hidden states
     """
 
     load: Loader
     router: Router
     names: BlockNames
     n_experts: int
-    hidden_size: int
+    n_cols: int
     width: int
     clamped: bool = False
     limit: float | None = None
     after_silu: bool = False
     gelu: Gelu = ""
     gated: bool = True
+    latent: LatentColumns | None = None
 
     @property
     def work(self) -> int:
         """Multiplications per token and expert."""
-        return (2 + self.gated) * self.width * self.hidden_size
+        return (2 + self.gated) * self.width * self.n_cols
+
+    def working_in(self, latent: LatentColumns) -> Experts:
+        """Return the same experts, stored with fewer columns than hidden states have."""
+        return replace(self, n_cols=latent.n_cols, latent=latent)
 
     def read(self, expert: int) -> FeedForward:
         """Read one expert."""
-        names, n_experts, hidden, width = self.names, self.n_experts, self.hidden_size, self.width
+        names, n_experts, cols, width = self.names, self.n_experts, self.n_cols, self.width
         is_one = names.gate == names.up
         first_rows = width * (1 + (is_one and self.gated))
         return FeedForward(
             names,
-            self.load.stacked(names.gate, expert, n_experts, first_rows, hidden),
-            None if is_one else self.load.stacked(names.up, expert, n_experts, width, hidden),
-            self.load.stacked(names.down, expert, n_experts, hidden, width),
+            self.load.stacked(names.gate, expert, n_experts, first_rows, cols),
+            None if is_one else self.load.stacked(names.up, expert, n_experts, width, cols),
+            self.load.stacked(names.down, expert, n_experts, cols, width),
             self._bias(names.gate, expert, first_rows),
             None if is_one else self._bias(names.up, expert, width),
-            self._bias(names.down, expert, hidden),
+            self._bias(names.down, expert, cols),
             self.clamped,
             self.limit,
             self.after_silu,

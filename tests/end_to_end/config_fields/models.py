@@ -108,7 +108,7 @@ _RECORDED = (
     "hy-v3", "solar-open", "glm4", "exaone4", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "mimo-v2-flash",
     "cohere2", "cohere2moe", "lfm2", "lfm2moe", "falcon-h1", "falcon-h1-normed",
     "kimi-linear", "ling3-groups", "minimax-m3", "starcoder2", "qwen4exp", "exaone-moe", "apertus",
-    "llama4",
+    "llama4", "nemotron-3-super",
 )  # fmt: skip
 """Models of tests/support/decoder_models.py that are bases: one of each way to be built."""
 

@@ -40,6 +40,11 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
          "moe_intermediate_size": 256, "moe_shared_expert_intermediate_size": 256},
         ("ffn_up_exps", "ffn_down_exps", "ffn_up_shexp", "ffn_down_shexp"),
     ),
+    "nemotron-3-super": (
+        {"layers_block_type": ["moe", "linear_attention", "moe"], "mamba_num_heads": 16,
+         "moe_intermediate_size": 256, "moe_latent_size": 256, "moe_shared_expert_intermediate_size": 256},
+        ("ffn_latent_down", "ffn_latent_up", "ffn_up_exps", "ffn_down_exps", "ffn_down_shexp"),
+    ),
     "olmo2": ({}, ("attn_q", "ffn_gate", "ffn_down")),
     "gemma2": ({"query_pre_attn_scalar": 64}, ("attn_q", "ffn_down")),
     "gemma3": ({"query_pre_attn_scalar": 64}, ("attn_q", "ffn_down")),

@@ -55,12 +55,12 @@ def run_all_layers(
         all_experts=options.pop("all_experts", False),
     )
     here, there = (MemoryStates(chunks.size, network.state_size) for _ in range(2))
-    middle = MemoryStates(chunks.size, network.hidden_size)
+    middle, latent = (MemoryStates(chunks.size, n) for n in (network.hidden_size, network.latent_cols))
     embed(load, text, here, network)
     sums: dict[str, Sums] = {}
     for layer in range(network.n_layers):
         observer = NaiveSums()
-        run_layer(sweep, Execution(), layer, LayerBuffers(here, middle, there), observer)
+        run_layer(sweep, Execution(), layer, LayerBuffers(here, middle, there, latent), observer)
         sums |= observer.sums
         here, there = there, here
     norm = network.load_end(load)

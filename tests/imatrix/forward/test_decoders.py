@@ -122,9 +122,9 @@ def differentiated(name: str, tmp_path: Path, **others: Any) -> tuple[Any, Weigh
     """Compare gradients at the embeddings; return the model of transformers, and ours of weights."""
     original: Any = decoder_model(name, tmp_path / name, **others).requires_grad_()
     kept: list[Any] = []
-    ends = {"nemotron-h": "norm_f", "nemotron-3": "norm_f", "qwen4exp": "hyper_connection_mixer"}
+    ends = {"nemotron": "norm_f", "qwen4exp": "hyper_connection_mixer"}
     text = getattr(original.model, "language_model", original.model)
-    norm = getattr(text, ends.get(name, "norm"))
+    norm = getattr(text, ends.get(name.partition("-")[0], "norm"))
     norm.register_forward_hook(lambda _m, _i, out: kept.append(out))
     embed = original.get_input_embeddings()
     embeddings = embed(torch.from_numpy(CHUNKS)).detach().requires_grad_()
@@ -193,12 +193,16 @@ def test_gradients_of_mamba_2_equal_those_of_transformers(tmp_path: Path) -> Non
     assert_gradients(observer, pairs)
 
 
-def test_gradients_of_layers_of_one_thing_equal_those_of_transformers(tmp_path: Path) -> None:
-    original, observer = differentiated("nemotron-3", tmp_path)
+@pytest.mark.parametrize("name", ["nemotron-3", "nemotron-3-super"])
+def test_gradients_of_layers_of_one_thing_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    original, observer = differentiated(name, tmp_path)
     mamba, experts, attention, _ = (layer.mixer for layer in original.model.layers)
     pairs = {"blk.0.ssm_in": mamba.in_proj, "blk.2.attn_v": attention.v_proj,
              "blk.1.ffn_up_shexp": experts.shared_experts.up_proj,
              "blk.1.ffn_down_shexp": experts.shared_experts.down_proj}  # fmt: skip
+    if name == "nemotron-3-super":  # the sum over tokens and experts of what these make
+        pairs["blk.1.ffn_latent_down"] = experts.fc1_latent_proj
+        pairs["blk.1.ffn_latent_up"] = experts.fc2_latent_proj
     assert_gradients(observer, pairs)
     for part in ("up", "down"):
         expected = getattr(experts.experts, f"{part}_proj").grad.numpy()

@@ -121,7 +121,7 @@ def differentiate(
     borders = [states() for _ in range(network.n_layers + 1)]
     embed(load, text, borders[0], network)
     for layer in range(network.n_layers):
-        rows = LayerBuffers(borders[layer], scratch(), borders[layer + 1])
+        rows = LayerBuffers(borders[layer], scratch(), borders[layer + 1], states(network.latent_cols))
         run_layer(sweep, execution, layer, rows, Silent())
     above, below = states(), states()
     handed = torch.zeros((n_tokens, network.n_handed))
@@ -135,7 +135,8 @@ def differentiate(
         above.write(0, torch.cat((own, handed), 1))
     shares.clear()
     for layer in reversed(range(network.n_layers)):
-        backward = BackwardStates(borders[layer], above, below, scratch(), scratch())
+        latent = states(network.latent_cols)
+        backward = BackwardStates(borders[layer], above, below, scratch(), scratch(), latent)
         differentiate_layer(sweep, execution, layer, backward, observer)
         above, below = below, above
     assert sum(shares) == pytest.approx(network.n_layers)
