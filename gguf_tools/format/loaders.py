@@ -142,6 +142,14 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         | {keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.EXPERT_GATING_FUNC},
         {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_WEIGHTS_SCALE},
     ),
+    "kimi-k3": (
+        _EPS | _MLA | _SHARED_EXPERTS
+        | {keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.EXPERT_GATING_FUNC,
+           keys.ATTN_RES_BLOCK_SIZE, keys.SITU_BETA, keys.SITU_LINEAR_BETA},
+        _WEIGHTS
+        | {keys.Q_LORA_RANK, keys.KDA_GATE_LOWER_BOUND, keys.LEADING_DENSE_BLOCK_COUNT,
+           keys.EXPERT_LATENT_LENGTH},
+    ),
     "bailingmoe3": (
         _EPS | _MLA | _SHARED_EXPERTS
         | {keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.KDA_GATE_LOWER_BOUND,
@@ -296,7 +304,7 @@ _SCALED: Mapping[str, Iterable[str]] = {
 
 _OF_ATTENTION = {
     "deepseek2": {"attn_output"}, "deepseek32": {"attn_output"}, "glm-dsa": {"attn_output"}, "deepseek4": (),
-    **dict.fromkeys(("bailingmoe3", "glm5-next"), ()),
+    **dict.fromkeys(("bailingmoe3", "glm5-next", "kimi-k3"), ()),
     "mimo2": {"attn_output"},
     "kimi-linear": (),  # in layers of KDA; those of latent attention multiply attn_output by it
     "qwen3next": _ATTENTION - {"attn_qkv"},

@@ -65,7 +65,6 @@ _RULES: Mapping[str, Mapping[str, SizeRule]] = {
     "granitehybrid": _GRANITE_EXPERTS,
     "granitemoe": _GRANITE_EXPERTS,
     "hunyuan-moe": _HUNYUAN,
-    "kimi-k3": _COUNTED,
     "llama": _MIXTRAL,
     "llama4": {**_ROUTED, "shared": SizeRule(keys.EXPERT_FEED_FORWARD_LENGTH)},
     "minimax-m2": _MINIMAX,

@@ -38,6 +38,7 @@ from tests.imatrix.forward.small_models import run_all_layers
 from tests.support import oracle
 from tests.support.checkpoints import INDEXED_STYLES, micro_checkpoint, transformers_checkpoint
 from tests.support.decoder_models import MODELS, decoder_model
+from tests.support.published_models import PUBLISHED, write
 
 TOKENS = np.random.RandomState(0).randint(6, 300, 48).tolist()
 LIMIT = 1e-4
@@ -90,7 +91,7 @@ class Outcome(Enum):
 
 BASES = (
     *(name for name in MODELS if name not in ("llama-linear", "mistral", "granite4", "qwen35-ungrouped")),
-    "deepseek", "v2", "v3", "v3-uncompressed", "deepseek32", "glm-dsa", "deepseek4",
+    "deepseek", "v2", "v3", "v3-uncompressed", "deepseek32", "glm-dsa", "deepseek4", "kimi-k3-bf16",
 )  # fmt: skip
 
 
@@ -118,6 +119,8 @@ def _write_base(name: str, folder: Path, path: Path) -> None:
         convert.convert(folder, path, outtype="f32")
     elif name == "deepseek":
         write_f32(GOLDEN / "models" / "deepseek-v1-moe", path)
+    elif name in PUBLISHED:
+        convert.convert(write(name, folder), path, outtype="f32")
     elif name == "deepseek4":
         convert.convert(v4_model(folder, **LIKE_LLAMA), path)
     elif name in ("deepseek32", "glm-dsa"):

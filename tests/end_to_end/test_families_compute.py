@@ -50,6 +50,7 @@ _BESIDE_VISION = ("Glm5Next", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemm
 def test_every_family_is_in_one_of_these_tests() -> None:
     """DeepSeek V4 has tests of its own, tests/imatrix/forward/test_deepseek4.py.
 
+    Kimi K3's are in tests/convert/architectures/test_kimi.py, as no class of transformers computes it.
     GLM-5 Next, Qwen 3.5, Qwen4Exp, Gemmas and MiniMax-M3 beside a vision part differ in names alone; see
     tests/end_to_end/test_published_compute.py.
     """
@@ -64,6 +65,7 @@ def test_every_family_is_in_one_of_these_tests() -> None:
     tested |= {"MiniMaxM3SparseForCausalLM"}  # a published name of MiniMaxM3VLForCausalLM
     tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
     tested |= {f"{name}ForConditionalGeneration" for name in _BESIDE_VISION}
+    tested |= {"KimiK3ForConditionalGeneration"}
     tested |= {PUBLISHED[name].config["architectures"][0] for name in OF_LLAMA_CPP_ALONE}
     for family in families():
         if family.reader is None or family.encodes:  # encoders: tests/end_to_end/test_encoders.py

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.architectures.base import Key
+from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import with_defaults
 from convert.architectures.decoder.metadata import EXPERT_NORM
@@ -40,13 +40,16 @@ from convert.architectures.kimi.linear import (
     latent_layers,
     linear_layers,
     read_bound,
+    read_kimi_file,
     with_deepseek_names,
 )
 from convert.architectures.rules import Drop, Output, Renamed, Rule, stacked
 from convert.weights.base import Weight
+from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32, MXFP4
-from gguf_tools.format.values import Value
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,23 @@ def _read(raw: Mapping[str, Any], path: str | Path) -> K3Config:
         activation_situ_beta=read.number("activation_situ_beta"),
         activation_situ_linear_beta=read.number_or_null("activation_situ_linear_beta") or 0.0,
         attn_res_block_size=read.size("attn_res_block_size", 0, least=0),
+    )
+
+
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> K3Config:
+    """Read the configuration out of the keys and tensors of a GGUF file; see `read_kimi_file`."""
+    hparams = read_hparams(metadata, family.gguf_name, path)
+    beta = hparams.number("situ_beta", 0.0)
+    if not beta > 0:
+        raise FormatError(f"{path}: {hparams.key('situ_beta')} is {beta}, expected a number above 0")
+    return K3Config(
+        **vars(read_kimi_file(family, metadata, shapes, path, rotates=False)),
+        routed_expert_hidden_size=hparams.size("expert_latent_length", 0) or None,
+        activation_situ_beta=beta,
+        activation_situ_linear_beta=hparams.number("situ_linear_beta", 0.0),
+        attn_res_block_size=hparams.size("attn_res_block_size"),
     )
 
 
@@ -179,7 +199,8 @@ _KIMI_K3 = kimi(
              "vision part; the file holds the text part"),
     ),
     kept=frozenset({MXFP4}),
-    reader=None,
+    says_norm=True,
+    reader=_read_file,
 )  # fmt: skip
 
 FAMILIES = (_KIMI_K3,)

@@ -20,7 +20,12 @@ from imatrix.forward.families.deepseek2 import deepseek2_network
 from imatrix.forward.families.deepseek4 import deepseek4_network
 from imatrix.forward.families.encoder import encoder_network
 from imatrix.forward.families.gemma4 import gemma4_network
-from imatrix.forward.families.kimi import glm5_next_network, kimi_linear_network, ling3_network
+from imatrix.forward.families.kimi import (
+    glm5_next_network,
+    kimi_k3_network,
+    kimi_linear_network,
+    ling3_network,
+)
 from imatrix.forward.families.nemotron_h import nemotron_network
 from imatrix.forward.families.qwen4exp import qwen4exp_network
 from imatrix.forward.network import Network
@@ -32,6 +37,7 @@ OWN: Mapping[str, Callable[[Any], Network]] = {
     **dict.fromkeys(("bert", "modern-bert", "nomic-bert", "nomic-bert-moe"), encoder_network),
     "gemma4": gemma4_network,
     "glm5-next": glm5_next_network,
+    "kimi-k3": kimi_k3_network,
     "kimi-linear": kimi_linear_network,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_network),
     "qwen4exp": qwen4exp_network,

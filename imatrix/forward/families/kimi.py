@@ -1,4 +1,4 @@
-"""The networks of Kimi Linear, Ling 3 and GLM-5 Next: KDA or latent attention, then a block or experts."""
+"""The networks of Kimi Linear and K3, Ling 3 and GLM-5 Next: KDA or latent attention, a block or experts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from convert.architectures.kimi.glm5_next import Glm5NextConfig
+from convert.architectures.kimi.k3 import K3Config
 from convert.architectures.kimi.linear import KimiConfig
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.parts import FeedForwards, limited, network_of, rope_of
@@ -14,12 +15,16 @@ from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.attention.kimi_delta import KimiDeltaSizes, load_kimi_delta
 from imatrix.forward.layers.attention.mla import LatentAttention, LatentModel, load_latent_attention
 from imatrix.forward.layers.attention.pool_indexer import PoolSizes, load_pool_indexer, pool_indexer_names
+from imatrix.forward.layers.attention.shared_keys import Projection
 from imatrix.forward.layers.experts import Groups
+from imatrix.forward.layers.ffn import Situ
 from imatrix.forward.layers.hyper_connections import MeanEnd, StrandSizes, load_hyper_connection
+from imatrix.forward.layers.latent_experts import load_latent_columns
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import Residual, RMSNorm, WithSidecar
 from imatrix.forward.layers.rope import Rotation
-from imatrix.forward.network import Network
+from imatrix.forward.layers.scored_states import ScoredStates
+from imatrix.forward.network import End, Network
 
 _LATENT_NORM_EPS = 1e-6
 """Epsilon of the norm of latents in the original code, whatever rms_norm_eps is."""
@@ -34,6 +39,52 @@ def ling3_network(config: KimiConfig) -> Network:
         return limited(layer, number, config.expert_limits, config.block_limits)
 
     return _network(config, replace(_latent_model(config), gated=True), rotates=True, finish=finish)
+
+
+def kimi_k3_network(config: K3Config) -> Network:
+    hidden, eps, every = config.hidden_size, config.rms_norm_eps, config.attn_res_block_size
+    cols = config.routed_expert_hidden_size
+    up_beta = config.activation_situ_linear_beta
+    situ = Situ(config.activation_situ_beta, up_beta if up_beta > 0 else None)
+
+    def n_kept(number: int) -> int:
+        """Return how many earlier states are kept before a layer."""
+        return -(-number // every)
+
+    def scored(load: Loader, name: str, number: int, *, keeps: bool = False) -> ScoredStates:
+        return ScoredStates(load.float32(f"{name}.weight", hidden), eps, n_kept(number), keeps)
+
+    def finished(layer: Layer, number: int, load: Loader) -> Layer:
+        name, attention, block, experts = layer.name, layer.attention, layer.block, layer.experts
+        gate = f"{name}.attn_gate.weight"
+        if isinstance(attention, LatentAttention) and load.has(gate):
+            rows = config.num_attention_heads * config.v_head_dim
+            attention = replace(attention, gate=Projection(gate, load.matrix(gate, rows, hidden), None))
+        if block is not None:
+            block = replace(block, situ=situ)
+        if experts is not None:
+            experts = replace(experts, situ=situ)
+        if experts is not None and cols:
+            latent = load_latent_columns(load, number, "routed", hidden, cols, eps)
+            experts = experts.working_in(latent)
+        layer = replace(layer, attention=attention, block=block, experts=experts)
+        if not every:
+            return layer
+        return replace(
+            layer,
+            around_attention=scored(load, f"{name}.attn_res_score", number, keeps=number % every == 0),
+            around_block=scored(load, f"{name}.ffn_res_score", number + 1),
+        )
+
+    def end(load: Loader, norm: RMSNorm) -> End:
+        mean = scored(load, "output_res_score", config.num_hidden_layers)
+        return lambda states: norm(mean(states))
+
+    kept: dict[str, Any] = {}
+    if every:
+        kept = {"n_handed": hidden * n_kept(config.num_hidden_layers), "end": end}
+    latent = replace(_latent_model(config), latent_eps=eps)
+    return _network(config, latent, rotates=False, finish=finished, latent_cols=cols or 0, **kept)
 
 
 def glm5_next_network(config: Glm5NextConfig) -> Network:

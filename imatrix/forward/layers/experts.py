@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear, softplus
 
-from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu
+from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, Situ
 from imatrix.forward.layers.latent_experts import LatentColumns
 from imatrix.forward.layers.load import Loader
 
@@ -137,6 +137,7 @@ class Experts:
     limit, after_silu  see FeedForward
     gelu     see FeedForward
     gated    see FeedForward
+    situ     see FeedForward
     latent   the way to the experts' columns and back; None: they work in those of hidden states
     """
 
@@ -151,6 +152,7 @@ class Experts:
     after_silu: bool = False
     gelu: Gelu = ""
     gated: bool = True
+    situ: Situ | None = None
     latent: LatentColumns | None = None
 
     @property
@@ -180,6 +182,7 @@ class Experts:
             self.after_silu,
             gelu=self.gelu,
             gated=self.gated,
+            situ=self.situ,
         )
 
     def _bias(self, name: str, expert: int, n_rows: int) -> torch.Tensor | None:

@@ -2,9 +2,9 @@
 
 Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
 gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
-has the usual gate, and Ling 3 clamps silu(gate) and up. Nemotron has no gate: down(relu(up(x)) ** 2); nor has
-BERT: down(gelu(up(x))), nor Apertus: down(xielu(up(x))). The output of Qwen's shared expert is multiplied by
-the sigmoid of a number that one row makes of the input.
+has the usual gate, and Ling 3 clamps silu(gate) and up. Kimi K3 bounds both by tanh, see `Situ`. Nemotron has
+no gate: down(relu(up(x)) ** 2); nor has BERT: down(gelu(up(x))), nor Apertus: down(xielu(up(x))). The output
+of Qwen's shared expert is multiplied by the sigmoid of a number that one row makes of the input.
 """
 
 from __future__ import annotations
@@ -78,6 +78,26 @@ CLAMP, SHARPNESS = 7.0, 1.702
 
 
 @dataclass(frozen=True)
+class Situ:
+    """Activation in place of SiLU: beta tanh(gate / beta) sigmoid(gate), times up.
+
+    up_beta  bounds up in the same way, up_beta tanh(up / up_beta); None for no bound
+    """
+
+    beta: float
+    up_beta: float | None
+
+    def __call__(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if self.up_beta is not None:
+            up = _bounded(up, self.up_beta)
+        return _bounded(gate, self.beta) * torch.sigmoid(gate) * up
+
+
+def _bounded(x: torch.Tensor, bound: float) -> torch.Tensor:
+    return bound * torch.tanh(x / bound)
+
+
+@dataclass(frozen=True)
 class Share:
     """The row that makes the factor of a block's output, float32 (1, hidden_size)."""
 
@@ -105,6 +125,7 @@ class FeedForward:
     share                          what the output is multiplied by; None for one, as in routed experts
     gated                          whether there is a gate; otherwise `gate` is up, and without another
                                    activation relu is squared
+    situ                           in place of SiLU; None: SiLU
     """
 
     names: BlockNames
@@ -122,6 +143,7 @@ class FeedForward:
     post_norm: RMSNorm | None = None
     gated: bool = True
     xielu: XIELU | None = None
+    situ: Situ | None = None
 
     @property
     def work(self) -> int:
@@ -146,6 +168,8 @@ class FeedForward:
             watch(observer, self.names.up, x, up, index, n_mats)
         if self.gelu:
             return gelu(gate, approximate=self.gelu) * up
+        if self.situ is not None:
+            return self.situ(gate, up)
         if not gate.requires_grad and not self.clamped and self.limit is None:
             return silu(gate, inplace=True).mul_(up)
         if self.clamped:

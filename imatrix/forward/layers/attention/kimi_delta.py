@@ -126,7 +126,7 @@ def load_kimi_delta(load: Loader, layer: int, sizes: KimiDeltaSizes) -> KimiDelt
 
     def one_or_two(part: str) -> tuple[Projection, ...]:
         if not load.has(f"{name}.{part}_b.weight"):
-            return (projection(f"{part}_a", rows),)
+            return (projection(part if load.has(f"{name}.{part}.weight") else f"{part}_a", rows),)
         return projection(f"{part}_a", cols), projection(f"{part}_b", rows, cols)
 
     heads_in_row = load.tensor(f"{name}.ssm_a").shape[-1]  # all, or one

@@ -17,7 +17,8 @@ A differentiated pass expands the values, too: the gradients at all products of 
 it, and those of the absorbed form follow from the gradients at scores and attended values. A pass that rounds
 as llama.cpp does (imatrix.forward.layers.llama_rounding) takes the form that llama.cpp takes.
 
-What all heads attend to may be multiplied by a gate: the sigmoid of a number for each head.
+What all heads attend to may be multiplied by a gate: the sigmoid of a number for each head, or for each
+column of its value.
 
 Queries go in blocks, which only see the keys up to their own end.
 """
@@ -54,7 +55,7 @@ class LatentModel:
                 A layer with an indexer puts its choice there, one without takes it from there
     sharpness   s and n: the scores of the token at position p are multiplied by 1 + s ln(1 + floor(p / n)),
                 too; None for nothing
-    gated       whether there is a gate
+    gated       whether there is a gate with a row for each head
     """
 
     hidden: int
@@ -85,7 +86,7 @@ class LatentAttention:
     indexer        chooses the positions that are attended to; None where all are
     rounding       None where activations stay as they are
     sharpness      float32 (n_positions,): what scores are multiplied by, too; None for nothing
-    gate           a row for each head; None for no gate
+    gate           a row for each head, or for each column of its value; None for no gate
     """
 
     name: str
@@ -144,7 +145,7 @@ class LatentAttention:
                 query, latent, shared_key = self.rounding.absorbed(query, latent, shared_key)
             values = self._attend(query, latent, shared_key, unseen, observer)
         if self.gate is not None:
-            opening = torch.sigmoid(self.gate(x, observer).float())[..., None]
+            opening = torch.sigmoid(self.gate(x, observer).float()).unflatten(-1, (model.n_heads, -1))
             values = (values.unflatten(-1, (model.n_heads, -1)) * opening).flatten(1).to(dtype)
         observer.rows((f"{name}.attn_output.weight",), values)
         output = linear(values, self.output)
