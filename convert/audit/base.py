@@ -132,8 +132,9 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
     layout = layout_in(file.tensors)
     if "mla" in declared and layout is not None:
         choices["mla"] = layout
-    if "mtp" in declared and checkpoint.config.get("num_nextn_predict_layers"):
-        choices["mtp"] = any(MTP in name for name in file.tensors)
+    has_mtp = any(MTP in name for name in file.tensors)
+    if "mtp" in declared and (checkpoint.config.get("num_nextn_predict_layers") or not has_mtp):
+        choices["mtp"] = has_mtp
     options = ConvertOptions(outtype="f32", provenance=False, mmproj=mmproj, **choices)
     preparation, rows = prepare(checkpoint, None, options, allow_problems=True)
     others: Mapping[str, SourceTensor] = {}

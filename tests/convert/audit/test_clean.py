@@ -146,6 +146,14 @@ def test_split_repacked_and_chosen_types(family: str, base: Base, made: Make, tm
     assert alarms(gguf_tools.audit(tmp_path / "own.gguf", base(family))) == []
 
 
+@pytest.mark.parametrize("name", ["hy-v3", "mimo-v2-flash", "qwen3-next"])
+def test_mtp_layers_that_are_left_out_on_purpose_are_no_fault(name: str, tmp_path: Path) -> None:
+    """Their number has another name in each of these config.json."""
+    folder = write(name, tmp_path / "model")
+    path = convert.convert(folder, tmp_path / "file.gguf", "f32", mtp=False).paths[0]
+    assert alarms(gguf_tools.audit(path, folder)) == []
+
+
 @pytest.mark.slow
 def test_calibrations_of_a_random_model_lean(calibration: Path, tmp_path: Path) -> None:
     """What makes up for the large errors of earlier tensors shrinks weights, in finer types as well."""
