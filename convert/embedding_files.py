@@ -2,6 +2,7 @@
 
     modules.json                       what a text goes through, in order: [{"type", "path"}]
     1_Pooling/config.json              how the vectors of a text's tokens become one
+    2_Dense, 3_Dense                   matrices that this vector is multiplied by, see dense_modules
     sentence_bert_config.json          the length at which texts are cut
     config_sentence_transformers.json  prompts that are put before a text
 
@@ -12,21 +13,18 @@ names are those of sentence-transformers 5.2 (sentence_transformer/modules/pooli
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.reranker import is_reranker, rank_keys
-from convert.checkpoint.checkpoint import MAX_BYTES, read_json_object_if_there
+from convert.checkpoint.checkpoint import read_json_object_if_there
+from convert.checkpoint.modules import DENSE, MODULES_NAME, read_modules
 from gguf_tools.errors import BadConfig
-from gguf_tools.files.documents import parse_json
-from gguf_tools.files.named_files import read_input
 from gguf_tools.findings import listed
 from gguf_tools.format import keys
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import shown
-
-MODULES_NAME = "modules.json"
 
 _NUMBERS: Mapping[str, int] = {"mean": 1, "cls": 2, "lasttoken": 3}
 """Modes that llama.cpp knows, by their numbers (enum llama_pooling_type in include/llama.h), in the order in
@@ -44,6 +42,7 @@ _NOT_RANKED = (
     "a reranker: the file is its language model, which ranks by the next token, yes or no; llama.cpp's"
     " /rerank needs a classifier, which its loader does not read for this family"
 )
+_KEEPS = "--sentence-transformers-dense-modules"
 _WITHOUT_EFFECT = ("Transformer", "Normalize", "Dropout")
 """Modules that need nothing: the model itself, the length of vectors, which programs see to, and training."""
 
@@ -55,6 +54,7 @@ def read_embedding_files(
     *,
     config: Mapping[str, Any] = MappingProxyType({}),
     ranks: bool = False,
+    dense: bool | None = None,
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Return the keys for a checkpoint folder's files, and a note for each thing that is not carried over.
 
@@ -63,6 +63,7 @@ def read_embedding_files(
     family        the keys of the model's family, for the length of its context
     config        config.json, where a reranker may have its name
     ranks         whether the family has rerankers
+    dense         whether the file has the matrices of Dense modules; None where it has no place for them
     raises  BadConfig for a file that can't be read, or has another form than sentence-transformers writes
     """
     path = folder / MODULES_NAME
@@ -77,13 +78,16 @@ def read_embedding_files(
         return rank, (*reranker, *unused)
     pooling_type: int | None = None
     notes = list(reranker)
-    for kind, place in _modules(path):
-        if kind.endswith("Pooling"):
+    for kind, place in read_modules(path):
+        if kind == "Pooling":
             pooling_type, more = _pooling(folder / place / "config.json")
             notes += more
-        elif kind not in _WITHOUT_EFFECT:
+        elif kind not in _WITHOUT_EFFECT and not (kind == DENSE and dense):
             where = f" ({shown(place)})" if place else ""
-            notes.append(f"{path.name}: {shown(kind)}{where} is left out: embeddings are those without it")
+            kept = f"; {_KEEPS} keeps it" if kind == DENSE and dense is False else ""
+            notes.append(
+                f"{path.name}: {shown(kind)}{where} is left out: embeddings are those without it{kept}"
+            )
     context = family.get(keys.CONTEXT_LENGTH.format(arch=architecture))
     notes += _length_notes(folder / "sentence_bert_config.json", context.data if context else None)
     notes += _prompt_notes(folder / "config_sentence_transformers.json")
@@ -91,20 +95,6 @@ def read_embedding_files(
         return rank, tuple(notes)
     pooling = {keys.POOLING_TYPE.format(arch=architecture): Value.u32(pooling_type)}
     return {**pooling, **rank}, tuple(notes)
-
-
-def _modules(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the last part of each module's type, and the folder with its files."""
-    try:
-        entries = parse_json(read_input(path, MAX_BYTES, BadConfig))
-        modules = [("" + entry["type"], "" + entry.get("path", "")) for entry in entries]
-    except (AttributeError, KeyError, TypeError, ValueError) as cause:
-        raise BadConfig(f"{path}: is no list of modules with type and path") from cause
-    for type_, place in modules:
-        inside = PurePosixPath(place)
-        if inside.is_absolute() or ".." in inside.parts or "\\" in place or "\0" in place:
-            raise BadConfig(f"{path}: path is {shown(repr(place))}, expected a folder beside the file")
-        yield type_.rpartition(".")[2], place
 
 
 def _pooling(path: Path) -> tuple[int | None, list[str]]:

@@ -20,7 +20,7 @@ from typing import Any, Unpack
 from convert.architectures import find_architecture
 from convert.architectures.base import Architecture, Conversion, build, metadata_of
 from convert.architectures.config_reader import with_known_class
-from convert.architectures.options import make_options
+from convert.architectures.options import DENSE_MODULES, make_options
 from convert.architectures.rules import OutputTensor
 from convert.architectures.vision import find_tower
 from convert.checkpoint.adapted_folder import CONFIG_NAME
@@ -271,9 +271,7 @@ def prepare(
     embedding: Metadata = {}
     unused: tuple[str, ...] = ()
     if tokenizer:
-        embedding, unused = read_embedding_files(
-            folder, gguf_name, conversion.metadata, config=checkpoint.config, ranks=architecture.ranks
-        )
+        embedding, unused = _embedding(folder, architecture, conversion.metadata, checkpoint.config, options)
     known = _metadata(F32.name, general, conversion.metadata, gguf_name, tokenizer, embedding)
     if checkpoint.adapter is not None and options.provenance:
         known[ADAPTER_KEY] = Value.string(checkpoint.adapter.identity)
@@ -387,6 +385,25 @@ def _decider(
     return decide
 
 
+def _embedding(
+    folder: Path,
+    architecture: Architecture,
+    family: Metadata,
+    config: Mapping[str, Any],
+    options: ConvertOptions,
+) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return keys and notes of the files of sentence-transformers; see read_embedding_files."""
+    is_declared = any(field.name == DENSE_MODULES for field in fields(architecture.options))
+    return read_embedding_files(
+        folder,
+        architecture.gguf_name,
+        family,
+        config=config,
+        ranks=architecture.ranks,
+        dense=bool(options.family_choices.get(DENSE_MODULES)) if is_declared else None,
+    )
+
+
 def prepare_vocab(
     folder: Path, outfile: str | os.PathLike[str] | None, options: ConvertOptions
 ) -> Preparation:
@@ -403,9 +420,7 @@ def prepare_vocab(
     family = metadata_of(
         architecture, model_config, architecture.resolve_options(model_config, choices, None)
     )
-    embedding, unused = read_embedding_files(
-        folder, architecture.gguf_name, family, config=config, ranks=architecture.ranks
-    )
+    embedding, unused = _embedding(folder, architecture, family, config, options)
     named = isinstance(options.outtype, str) and is_outtype(options.outtype)
     outtype = str(options.outtype) if named else "auto"
     plan = outtype_plan((), resolve_outtype(outtype, ()))

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from convert.architectures.config_reader import Fields, merged, unread_notes, with_known_class
-from convert.architectures.options import NoOptions, make_options
+from convert.architectures.dense_modules import read_dense_modules
+from convert.architectures.options import DENSE_MODULES, NoOptions, make_options
 from convert.architectures.reranker import is_reranker, label_ids, with_classifier
 from convert.architectures.rules import Drop, OutputTensor, Rule, match
 from convert.architectures.stored_names import (
@@ -209,11 +210,15 @@ def build(
     dropped.update(model.dropped)
     if ranks and not config.tie_word_embeddings:
         config, tied = replace(config, tie_word_embeddings=True), (_RANKS_NOTE,)
+    metadata = metadata_of(architecture, config, options)
+    if getattr(options, DENSE_MODULES, False):
+        dense, sizes = read_dense_modules(checkpoint, architecture.gguf_name, config.hidden_size)
+        tensors, metadata = (*dense, *tensors), {**metadata, **sizes}
     return Conversion(
         architecture,
         config,
         tensors,
-        metadata_of(architecture, config, options),
+        metadata,
         (
             *checkpoint.notes,
             *model.notes,

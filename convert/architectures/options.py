@@ -60,7 +60,21 @@ class LatentOptions:
             raise BadRequest(f"MLA layout {self.mla!r}, expected {', '.join(LAYOUTS)}")
 
 
-DECLARED: tuple[type[Any], ...] = (LatentOptions, NoOptions, MTPOptions)
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """Choices about a model for embeddings.
+
+    sentence_transformers_dense_modules  keep the matrices of Dense modules
+    """
+
+    sentence_transformers_dense_modules: Annotated[
+        bool, "keep the matrices that modules.json has behind the pooling, 2_Dense and 3_Dense"
+    ] = False
+
+
+DENSE_MODULES = "sentence_transformers_dense_modules"
+
+DECLARED: tuple[type[Any], ...] = (LatentOptions, NoOptions, MTPOptions, EmbeddingOptions)
 """The options of all families. Where several declare one, the first describes it."""
 
 

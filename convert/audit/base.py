@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import build
+from convert.architectures.options import DENSE_MODULES
 from convert.architectures.vision import holds_tower
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.streamed import StreamedFolder
@@ -135,6 +136,8 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
     has_mtp = any(MTP in name for name in file.tensors)
     if "mtp" in declared and (checkpoint.config.get("num_nextn_predict_layers") or not has_mtp):
         choices["mtp"] = has_mtp
+    if DENSE_MODULES in declared and "dense_2.weight" in file.tensors:
+        choices["family"] = {DENSE_MODULES: True}
     options = ConvertOptions(outtype="f32", provenance=False, mmproj=mmproj, **choices)
     preparation, rows = prepare(checkpoint, None, options, allow_problems=True)
     others: Mapping[str, SourceTensor] = {}

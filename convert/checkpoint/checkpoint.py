@@ -207,6 +207,12 @@ class Checkpoint(Closing):
         """Whether MLX has written the files, which it says in their headers."""
         return any(file.metadata.get("format") == "mlx" for file in self.files)
 
+    def open_module(self, place: str) -> Mapping[str, RawTensor]:
+        """Return the tensors of a module in a folder inside by name; its file is closed with the others."""
+        file = self._opened.enter_context(_open_file(self.folder / place / SINGLE_NAME))
+        self.files = (*self.files, file)
+        return file.tensors
+
     def names(self) -> tuple[str, ...]:
         """Return the names of all stored tensors, by shard and then by name."""
         return tuple(self._tensors)

@@ -35,7 +35,7 @@ from gguf_tools.text import has_terminal, size_text
 SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "README.md")
 """Patterns of config.json, the tokenizer's files, the index and the model card. No code is among them."""
 
-SMALL_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json")
+SMALL_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json", "[0-9]_Dense/model.safetensors")
 """Patterns of those in folders: named chat templates, and the modules of sentence-transformers."""
 
 MAX_SMALL_BYTES = 256 << 20

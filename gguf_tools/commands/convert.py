@@ -80,7 +80,6 @@ FOREIGN_FLAGS = (
     ForeignFlag(("--target-model-dir",), "drafts for speculative decoding are not converted", 1),
     ForeignFlag(("--mistral-format",), "convert the folder's Hugging Face form instead"),
     ForeignFlag(("--disable-mistral-community-chat-template",), "Mistral's own format is not converted"),
-    ForeignFlag(("--sentence-transformers-dense-modules",), "embedding models are not converted"),
 )
 
 

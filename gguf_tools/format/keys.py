@@ -208,6 +208,10 @@ N_DEEPSTACK_LAYERS = _loaded("{arch}.n_deepstack_layers", _U32)
 ATTN_RES_BLOCK_SIZE = _loaded("{arch}.attn_res.block_size", _U32)
 SHORTCONV_L_CACHE = _loaded("{arch}.shortconv.l_cache", _U32)
 HRM_LAYERS_PER_STACK = _loaded("{arch}.hrm.layers_per_stack", _U32)
+DENSE_2_FEAT_IN = _loaded("{arch}.dense_2_feat_in", _U32)
+DENSE_2_FEAT_OUT = _loaded("{arch}.dense_2_feat_out", _U32)
+DENSE_3_FEAT_IN = _loaded("{arch}.dense_3_feat_in", _U32)
+DENSE_3_FEAT_OUT = _loaded("{arch}.dense_3_feat_out", _U32)
 PLE_LAYERS = _loaded("{arch}.ple.layers", _I32S)
 PLE_NGRAM_SIZE = _loaded("{arch}.ple.ngram_size", _U32)
 PLE_HEADS_PER_NGRAM = _loaded("{arch}.ple.heads_per_ngram", _U32)
@@ -227,8 +231,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
         attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa
         wkv.head_size posnet.embedding_length posnet.block_count
         convnext.embedding_length convnext.block_count target_hidden_size block_size conv_kernel_size
-        conv_group_size selector_rank selector_top_k dense_2_feat_in dense_2_feat_out
-        dense_3_feat_in dense_3_feat_out"""),
+        conv_group_size selector_rank selector_top_k"""),
     (_F32, """expert_group_scale attn_logit_softcapping
         router_logit_softcapping adapters.router_gain attention.max_alibi_bias attention.clamp_kqv
         attention.group_norm_epsilon attention.output_scale

@@ -41,6 +41,7 @@ PRE = {
     "qwen3-embedding": "qwen2", "qwen3-reranker": "qwen2", "qwen3-reranker-8b": "qwen2",
     "command-r7b": "llama-bpe", "command-a-plus": "llama-bpe", "lfm2": "llama-bpe", "lfm2-moe": "llama-bpe",
     "ling-mini-2": "llama-bpe", "laguna": "laguna", "falcon-h1": "llama-bpe", "embeddinggemma": "qwen2",
+    "embeddinggemma-dense": "qwen2",
     "kimi-linear": "llama-bpe", "kimi-k3": "llama-bpe", "kimi-k3-bf16": "llama-bpe",
     "ling-3-flash": "llama-bpe", "ling-3-tiny": "llama-bpe",
     "glm-5.3-flash": "glm4", "glm-5.3-shared": "glm4",
@@ -107,7 +108,12 @@ def convert(folder: Path, outfile: Path, pre: str) -> None:
         renumber(get_model_class("HunYuanMoEV1ForCausalLM"), "set_vocab", 127959, n_ranks + 2)
     name = config["architectures"][0]
     with torch.inference_mode():
-        get_model_class(name)(folder, gguf.LlamaFileType.MOSTLY_BF16, outfile).write()
+        get_model_class(name)(
+            folder,
+            gguf.LlamaFileType.MOSTLY_BF16,
+            outfile,
+            sentence_transformers_dense_modules=(folder / "2_Dense").exists(),
+        ).write()
 
 
 def facts(path: Path, left_out: list[str]) -> dict[str, Any]:

@@ -99,6 +99,13 @@ def test_what_else_makes_an_embedding(tmp_path: Path) -> None:
     )
 
 
+def test_a_pooling_of_layers_is_no_pooling_of_tokens(tmp_path: Path) -> None:
+    assert read_embedding_files(write(tmp_path, None, "WeightedLayerPooling"), "x", {}) == (
+        {}, ("modules.json: WeightedLayerPooling (1_WeightedLayerPooling) is left out: embeddings are those"
+             " without it",),
+    )  # fmt: skip
+
+
 def test_what_makes_no_difference(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -49,7 +49,8 @@ def keys(file: GGUFFile) -> list[list[Any]]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_equals_llama_cpps_converter(name: str, tmp_path: Path) -> None:
-    convert.convert(write(name, tmp_path / "model"), tmp_path / "out.gguf", outtype="bf16")
+    family = {"sentence_transformers_dense_modules": True} if PUBLISHED[name].dense else {}
+    convert.convert(write(name, tmp_path / "model"), tmp_path / "out.gguf", outtype="bf16", family=family)
     with open_gguf(tmp_path / "out.gguf") as file:
         left_out = RECORDED[name].get("left_out", [])
         lines = [line for line in described(file) if line.split()[0] not in left_out]

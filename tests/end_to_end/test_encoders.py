@@ -20,9 +20,10 @@ from tokenizers import Tokenizer
 import convert
 import gguf_tools
 import imatrix
+from convert.audit.pipeline import audit
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from gguf_tools import open_gguf
-from gguf_tools.errors import BadConfig, BadRequest, UnsupportedCheckpoint
+from gguf_tools.errors import BadConfig, BadRequest, CheckpointError, UnsupportedCheckpoint
 from imatrix.forward.layers import ffn
 from imatrix.forward.observe import Silent
 from imatrix.forward.open import open_model
@@ -35,8 +36,9 @@ from tests.end_to_end.arch_models import GOLDEN
 from tests.end_to_end.test_convert_published import described, keys
 from tests.imatrix.forward.hostile_text import HOSTILE
 from tests.support import oracle
-from tests.support.checkpoints import edit_config
+from tests.support.checkpoints import edit_config, read_config, write_checkpoint
 from tests.support.encoder_models import ENCODERS, WITHOUT_CLASS, write
+from tests.support.published_checkpoint import write_dense_modules
 from tests.support.published_models import write as write_published
 
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "encoders.json").read_text(encoding="utf-8"))
@@ -254,6 +256,74 @@ def test_the_forward_pass_computes_the_windows_of_embeddinggemma(tmp_path: Path)
     with torch.no_grad():
         expected = model(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
     assert np.linalg.norm(vectors_of(path, ids) - expected / np.linalg.norm(expected)) < 1e-5
+
+
+DENSE = {"sentence_transformers_dense_modules": True}
+
+
+@needs_llama
+def test_dense_modules_of_a_folder_are_in_its_file(tmp_path: Path) -> None:
+    folder, path = write_published("embeddinggemma-dense", tmp_path / "model"), tmp_path / "out.gguf"
+    convert.convert(folder, path, outtype="f32", family=DENSE)
+    plan = convert.convert(folder, tmp_path / "plain.gguf", outtype="f32").preparation.plan
+    assert [note for note in plan.notes if "2_Dense" in note or "3_Dense" in note] == [
+        f"modules.json: Dense ({place}) is left out: embeddings are those without it;"
+        " --sentence-transformers-dense-modules keeps it"
+        for place in ("2_Dense", "3_Dense")
+    ]
+    ids = [5 + 7 * number % 500 for number in range(60)]
+    with oracle.Model(path) as llama, oracle.Model(tmp_path / "plain.gguf") as plain:
+        theirs, expected = llama.pooled(ids, "mean", 64), plain.pooled(ids, "mean", 64)
+    with open_gguf(path) as file:
+        for name in ("dense_2.weight", "dense_3.weight"):
+            matrix = np.frombuffer(file.raw(name), np.float32).reshape(file.tensors[name].shape)
+            expected = matrix @ expected
+    assert np.linalg.norm(theirs - expected) < 1e-5 * np.linalg.norm(expected)
+    ours = vectors_of(path, ids)
+    assert np.linalg.norm(ours - theirs / np.linalg.norm(theirs)) < 2e-3  # GELU is a table of F16 there
+
+
+def test_dense_modules_are_audited_with_the_folder_s(tmp_path: Path) -> None:
+    folder, path = write_published("embeddinggemma-dense", tmp_path / "model"), tmp_path / "out.gguf"
+    convert.convert(folder, path, outtype="Q4_0", family=DENSE)
+    report = audit(path, folder)
+    assert {"dense_2.weight", "dense_3.weight"} <= {each.name for each in report.tensors}
+    assert not report.is_wrong
+
+
+DENSE_REFUSED: dict[str, tuple[tuple[tuple[int, int], ...], dict[str, Any], type[Exception], str]] = {
+    "a bias": (((64, 64),), {"bias": True}, UnsupportedCheckpoint, "bias is True, expected False"),
+    "an activation": (
+        ((64, 64),), {"activation_function": "torch.nn.modules.activation.Tanh"}, UnsupportedCheckpoint,
+        "activation.Tanh', expected Identity: llama.cpp has none",
+    ),
+    "more than two": (((64, 64),) * 3, {}, UnsupportedCheckpoint, "3 modules Dense, and llama.cpp has room"),
+    "another width": (((64, 32),), {}, UnsupportedCheckpoint, "64 to 32 columns, expected a chain"),
+    "another size": (((64, 64),), {"out_features": 32}, UnsupportedCheckpoint, "64 to 32 columns, expected"),
+    "none": ((), {}, BadRequest, "modules.json has no module Dense"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "changes", "error", "says"), DENSE_REFUSED.values(), ids=DENSE_REFUSED)
+def test_dense_modules_that_llama_cpp_does_not_compute_are_refused(
+    sizes: tuple[tuple[int, int], ...],
+    changes: dict[str, Any],
+    error: type[Exception],
+    says: str,
+    tmp_path: Path,
+) -> None:
+    folder = write_published("embeddinggemma", tmp_path / "model")
+    if sizes:
+        write_dense_modules(folder, sizes, **changes)
+    with pytest.raises(error, match=says):
+        convert.convert(folder, tmp_path / "out.gguf", family=DENSE)
+
+
+def test_weights_of_a_dense_module_have_its_sizes(tmp_path: Path) -> None:
+    folder = write_published("embeddinggemma-dense", tmp_path / "model")
+    write_checkpoint(folder / "2_Dense", read_config(folder / "2_Dense"), {"linear.weight": np.ones((3, 64))})
+    with pytest.raises(CheckpointError, match=r"2_Dense: has .*\(3, 64\).*, expected .* of \(192, 64\)"):
+        convert.convert(folder, tmp_path / "out.gguf", family=DENSE)
 
 
 def add_projections(path: Path, output: Path) -> None:

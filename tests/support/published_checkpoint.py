@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Published:
     renamed    text of a token of the recorded tokenizer -> the text that it has here
     words      that its tokenizer has besides, each as a token
     files      name and content of files beside
+    dense      columns that Dense modules behind a mean take and give, one pair each
     tokenizer_class  that of the recorded one in tokenizer_config.json is replaced; "" for as it is
     """
 
@@ -62,6 +63,7 @@ class Published:
     renamed: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    dense: tuple[tuple[int, int], ...] = ()
 
 
 _STAY_NULL = ("q_lora_rank", "num_global_key_value_heads", "moe_intermediate_size", "sliding_window")
@@ -123,7 +125,30 @@ def write_published(model: Published, folder: Path) -> Path:
     for name, content in model.files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
+    if model.dense:
+        write_dense_modules(folder, model.dense)
     return folder
+
+
+def write_dense_modules(folder: Path, sizes: Sequence[tuple[int, int]], **changes: object) -> None:
+    """Give a folder a pooling and Dense modules, with `changes` in their config.json."""
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(sizes), "Normalize"]
+    places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], 1))]
+    modules = [
+        {"idx": idx, "name": str(idx), "path": place, "type": f"sentence_transformers.models.{kind}"}
+        for idx, (kind, place) in enumerate(zip(kinds, places, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for number, (n_in, n_out) in enumerate(sizes, 2):
+        config = {
+            "in_features": n_in, "out_features": n_out, "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        } | changes  # fmt: skip
+        weights = {"linear.weight": formula((n_out, n_in), number)}
+        write_checkpoint(folder / f"{number}_Dense", config, weights)
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = {"word_embedding_dimension": sizes[0][0], "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
 def _write_tokenizer(model: Published, folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.support.published_checkpoint import COMMON as _COMMON
 from tests.support.published_checkpoint import Published, beside_vision, with_int4_experts, write_published
+from tests.support.published_embeddings import EMBEDDINGS
 from tests.support.published_glm5_next import glm5_next_models
 from tests.support.published_kimi import KIMI_MODELS
 from tests.support.published_ling3 import LING3_MODELS
@@ -278,15 +279,7 @@ PUBLISHED: Mapping[str, Published] = {
                 "vision_config": {"model_type": "siglip_vision_model"}},
         prefix="language_model.", extra=_VISION,
     ),
-    "embeddinggemma": Published(
-        {"architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "hidden_size": 64,
-         "intermediate_size": 96, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16, "vocab_size": 543,
-         "tie_word_embeddings": True, "attention_bias": False, "use_bidirectional_attention": True,
-         "max_position_embeddings": 2048, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
-         "use_qk_norm": True, "torch_dtype": "bfloat16"},
-        gemma, "qwen3moe", lambda tensors: {n.removeprefix("model."): each for n, each in tensors.items()},
-    ),
+    **EMBEDDINGS,
     "gemma-4": _gemma4({
         "num_attention_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
     }),

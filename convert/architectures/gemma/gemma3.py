@@ -29,7 +29,7 @@ from convert.architectures.decoder.metadata import (
     read_decoder,
 )
 from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer, layers
-from convert.architectures.options import NoOptions
+from convert.architectures.options import EmbeddingOptions, NoOptions
 from convert.architectures.rules import Drop, Rule, plus_one
 from convert.tokenizer.files import Quirks
 from gguf_tools.errors import UnsupportedCheckpoint
@@ -147,6 +147,7 @@ _EMBEDDING_GEMMA = replace(
     hf_names=("Gemma3TextModel",),
     gguf_name="gemma-embedding",
     read_config=partial(read_config, is_encoder=True),
+    options=EmbeddingOptions,
     encodes=True,
 )
 
