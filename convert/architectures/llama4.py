@@ -112,12 +112,17 @@ def _read_file(
         read_decoder(family, metadata, shapes, path),
         read_hparams(metadata, family.gguf_name, path),
     )
-    n_layers, theta = plain.num_hidden_layers, plain.rope.theta
-    local_theta = read_theta(hparams, "rope_freq_base_swa", theta)
-    if hparams.first("sliding_window") == 0 or not plain.num_experts or local_theta != theta:
+    n_layers, rope, step = plain.num_hidden_layers, plain.rope, hparams.size("interleave_moe_layer_step")
+    if hparams.first("sliding_window") == 0 or not plain.num_experts or not step:
         raise UnsupportedCheckpoint(
-            f"{path}: a sliding_window of {hparams.sliding_window}, {plain.num_experts} experts and a"
-            f" rope.freq_base_swa of {local_theta:g}, expected chunks, experts, and the theta of other layers"
+            f"{path}: a sliding_window of {hparams.sliding_window}, and {plain.num_experts} experts in one"
+            f" layer of {step}, expected chunks and experts"
+        )
+    local_theta = read_theta(hparams, "rope_freq_base_swa", rope.theta)
+    if local_theta != rope.theta or (rope.kind == "none" and rope.factor != 1.0):
+        raise UnsupportedCheckpoint(
+            f"{path}: a rope.freq_base_swa of {local_theta:g}, and a factor of {rope.factor:g} for RoPE of"
+            f" type {rope.kind}, expected one rotation for all layers"
         )
     own = {
         "sliding_window": _CHUNK,
@@ -128,7 +133,7 @@ def _read_file(
         "sharpness": (_SHARPNESS, _CHUNK),
         "sharpness_offset": 1,
         "num_shared_experts": 1,
-        "moe_step": hparams.size("interleave_moe_layer_step"),
+        "moe_step": step,
         "weighs_inputs": True,
         "norm_topk_prob": False,
         "scoring_func": "sigmoid",

@@ -25,13 +25,13 @@ class EncoderFile(DecoderConfig):
     has_positions  whether positions have embeddings; else queries and keys are rotated
     post_normed    whether norms stand behind attention and block, not before them
     has_silu       whether blocks have SiLU in place of GELU
-    moe_step       every so many layers one has experts, the second one first; 0 for none
+    moe_every      every so many layers one has experts, the second one first; 0 for none
     """
 
     has_positions: bool = False
     post_normed: bool = False
     has_silu: bool = False
-    moe_step: int = 0
+    moe_every: int = 0
 
 
 def read_encoder(
@@ -63,5 +63,5 @@ def read_encoder(
         has_positions=family.makes("position_embd.weight"),
         post_normed=family.makes("blk.{layer}.attn_output_norm.weight"),
         has_silu=activation == _SILU,
-        moe_step=hparams.size("moe_every_n_layers", 0),
+        moe_every=hparams.size("moe_every_n_layers", 0),
     )

@@ -44,7 +44,7 @@ def encoder_network(config: EncoderFile) -> Network:
         norm = UNNORMED if is_post else _norm(load, f"{name}.ffn_norm.weight", config)
         behind = Normed(_norm(load, f"{name}.attn_output_norm.weight", config)) if is_post else PLAIN
         attention = attention_of(load, number, None if config.has_positions else rotate)
-        has_experts = config.moe_step and number % config.moe_step == 1
+        has_experts = config.moe_every and number % config.moe_every == 1
         block = None if has_experts else _block(load, number, config)
         experts = _experts(load, number, config) if has_experts else None
         return Layer(name, attention, norm, block, experts, _start(load, number, config), behind)
