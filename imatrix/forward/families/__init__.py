@@ -13,6 +13,7 @@ from typing import Any
 
 from convert.architectures import families, find_by_gguf_name
 from convert.architectures.base import Architecture
+from convert.architectures.vision.tower import CLIP
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.text import quoted
 from imatrix.forward.families.decoder import decoder_network
@@ -47,6 +48,10 @@ OWN: Mapping[str, Callable[[Any], Network]] = {
 
 def find_family(path: Path, name: object) -> Architecture:
     """Find the family that GGUF files call `name`; UnsupportedCheckpoint if it can't be computed."""
+    if name == CLIP:
+        raise UnsupportedCheckpoint(
+            f"{path}: a vision tower, which predicts no text; give the file of the model's text part"
+        )
     family = find_by_gguf_name(name) if isinstance(name, str) else None
     if family is not None and family.reader is None:
         raise UnsupportedCheckpoint(

@@ -108,3 +108,8 @@ def test_infinity_names_the_tensor_also_when_nobody_observes() -> None:
 def test_another_family_is_refused(name: object) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=r"m\.gguf: .* is .*, expected .deepseek2."):
         find_family(Path("m.gguf"), name)
+
+
+def test_a_vision_tower_is_told_from_other_architectures() -> None:
+    with pytest.raises(UnsupportedCheckpoint, match=r"m\.gguf: a vision tower.* text part"):
+        find_family(Path("m.gguf"), "clip")
