@@ -25,6 +25,7 @@ from convert.architectures.decoder.metadata import (
     SHARED_WIDTH,
     USED_EXPERTS,
     read_decoder,
+    refuse_sections,
 )
 from convert.architectures.decoder.rules import (
     INV_FREQ,
@@ -58,6 +59,14 @@ def _read_dense(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return DecoderConfig(**_fields(with_defaults(raw, path, name="Ernie4_5ForCausalLM")))
 
 
+def _read_file(
+    family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DecoderConfig:
+    """Return the configuration in a file, see `read_decoder`, of a model of text."""
+    refuse_sections(read_hparams(metadata, family.gguf_name, path))
+    return read_decoder(family, metadata, shapes, path)
+
+
 _DENSE = decoder(
     "Ernie4_5ForCausalLM",
     "Ernie4_5_ForCausalLM",
@@ -66,6 +75,7 @@ _DENSE = decoder(
     rules=dense_decoder(),
     rotation="pairs",
     quirks=_QUIRKS,
+    reader=_read_file,
 )
 
 
@@ -100,7 +110,7 @@ def _read_mixture_file(
             f"{path}: {hparams.key('interleave_moe_layer_step')} is {hparams.interleave_moe_layer_step},"
             " expected 1: the forward pass has experts in every layer behind the dense ones"
         )
-    return read_decoder(family, metadata, shapes, path)
+    return _read_file(family, metadata, shapes, path)
 
 
 _MTP = Drop(lambda name: name.startswith("model.mtp_"), "multi-token prediction, which llama.cpp leaves out")

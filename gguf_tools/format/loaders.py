@@ -26,11 +26,13 @@ class Loader:
     optional  the others
     scaled    parts of the names of weights that are multiplied by a tensor beside them: "ffn_up" for
               "blk.0.ffn_up.weight" and "blk.0.ffn_up.scale"
+    unbiased  parts of the names of weights whose bias it reads and does not add
     """
 
     required: frozenset[str]
     optional: frozenset[str]
     scaled: frozenset[str]
+    unbiased: frozenset[str] = frozenset()
 
     def reads(self, template: str) -> bool:
         """Return whether the loader reads a key."""
@@ -136,7 +138,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS | _SHARED_EXPERTS | {keys.EXPERT_GATING_FUNC},
         _WEIGHTS | {keys.LEADING_DENSE_BLOCK_COUNT, keys.EXPERT_SHARED_FEED_FORWARD_LENGTH},
     ),
-    "falcon-h1": (_EPS | _SSM, {keys.ATTENTION_SCALE}),
+    "falcon-h1": (_EPS | _SSM, ()),
     "kimi-linear": (
         _EPS | _MLA | _SHARED_EXPERTS
         | {keys.KV_LORA_RANK, keys.SSM_CONV_KERNEL, keys.KDA_HEAD_DIM, keys.EXPERT_GATING_FUNC},
@@ -311,11 +313,18 @@ _OF_ATTENTION = {
 }  # fmt: skip
 """The same of attention, where not all of them are."""
 
+_OUTPUT = {"attn_output"}
+_UNBIASED = {
+    "mimo2": _ATTENTION - _OUTPUT, "ernie4_5": _OUTPUT, "ernie4_5-moe": _OUTPUT, "falcon-h1": _OUTPUT,
+}  # fmt: skip
+"""Weights whose bias create_tensor reads, and build_arch_graph does not add."""
+
 LOADERS: Mapping[str, Loader] = MappingProxyType({
     name: Loader(
         _REQUIRED | set(required),
         (_OPTIONAL | set(optional)) - set(required),
         frozenset({*_MTP, *_OF_ATTENTION.get(name, _ATTENTION), *_SCALED.get(name, ())}),
+        frozenset(_UNBIASED.get(name, ())),
     )
     for name, (required, optional) in _OWN.items()
 })  # fmt: skip
@@ -328,6 +337,10 @@ WINDOW_PERIODS: Mapping[str, int] = MappingProxyType({
     "gemma2": 2, "gpt-oss": 2, "modern-bert": 3, "gemma3": 6, "gemma-embedding": 6, "plamo3": 8,
 })  # fmt: skip
 """Architecture -> one layer in so many has no window, where no key says which (load_arch_hparams)."""
+
+
+FULL_FIRST = frozenset({"cohere2moe", "laguna", "modern-bert", "smallthinker"})
+"""Architectures in which the layer without a window is the first of so many, not the last."""
 
 
 def without_effect(metadata: Metadata, architecture: str) -> tuple[str, ...]:

@@ -77,9 +77,16 @@ def with_scales(
     but     parts whose scale is something else ("ffn_down_exps")
     raises  ShapeError for a scale that does not fit its weight, FormatError for one that is no float32, or
             that stands beside a bias which llama.cpp would scale, too; UnsupportedCheckpoint for one that
-            llama.cpp does not multiply by in a model of this architecture
+            llama.cpp does not multiply by in a model of this architecture, or a bias that it does not add
     """
     scaled, loader = dict(tensors), LOADERS.get(architecture)
+    unbiased = frozenset() if loader is None else loader.unbiased
+    for name in tensors:
+        if name.endswith(".bias") and name.split(".")[-2] in unbiased:
+            raise UnsupportedCheckpoint(
+                f"{path}: {name}: llama.cpp reads this bias of a {architecture} model and does not add it,"
+                " expected no such tensor"
+            )
     for name in _scales_in(tensors, but):
         if loader is not None and name.split(".")[-2] not in loader.scaled:
             raise UnsupportedCheckpoint(

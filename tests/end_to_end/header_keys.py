@@ -266,7 +266,7 @@ def _more_tensors(base: Base) -> Iterator[Case]:
             if f"{stem}.{part}" not in base.tensors:
                 yield Case(f"tensor {stem}.{part}", tensors={f"{stem}.{part}": array})
     n_rot = base.metadata.get(f"{base.architecture}.rope.dimension_count")
-    pairs = (int(n_rot.data) if n_rot is not None else 16) // 2
+    pairs = (int(n_rot.data) if n_rot is not None and n_rot.data else 16) // 2
     divisors = np.linspace(1, 4, pairs).astype(np.float32)
     kind = f"{base.architecture}.rope.scaling.type"
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):

@@ -63,6 +63,16 @@ CASES = {
         ({"blk.1.attn_k.scale": ONES}, Outcome.WE_REFUSE),
         ({"attention.value_scale": F32(0.5)}, Outcome.EQUAL),
     ],
+    "ernie4.5-moe": [
+        ({"blk.0.attn_output.bias": np.ones(64, np.float32)}, Outcome.WE_REFUSE),
+        ({"rope.dimension_sections": Value.i32s([2, 2, 2, 0])}, Outcome.WE_REFUSE),
+    ],
+    "falcon-h1": [
+        ({"blk.1.attn_output.bias": np.ones(64, np.float32)}, Outcome.WE_REFUSE),
+        ({"attention.scale": F32(0.3)}, Outcome.NO_EFFECT),
+    ],
+    "cohere2moe": [({"attention.sliding_window_pattern": U32(3)}, Outcome.EQUAL)],
+    "muse-glimmer": [({"logit_scale": F32(0.0)}, Outcome.WE_REFUSE)],
     "v2": [
         ({"rope.scaling.attn_factor": F32(1.2)}, Outcome.EQUAL),
         ({"rope.scaling.yarn_log_multiplier": None}, Outcome.EQUAL),

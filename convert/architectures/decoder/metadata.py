@@ -21,7 +21,7 @@ from convert.architectures.decoder.rules import layers
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
-from gguf_tools.format.loaders import LOADERS, WINDOW_PERIODS
+from gguf_tools.format.loaders import FULL_FIRST, LOADERS, WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import quoted
 
@@ -209,6 +209,15 @@ def read_sections(hparams: HParams) -> tuple[int, ...] | None:
     return sections if isinstance(sections, tuple) and min(sections[:2]) > 0 else None
 
 
+def refuse_sections(hparams: HParams) -> None:
+    """Raise UnsupportedCheckpoint for M-RoPE where llama.cpp then rotates other columns together."""
+    if read_sections(hparams) is not None:
+        raise UnsupportedCheckpoint(
+            f"{hparams.path}: {hparams.key('rope_dimension_sections')} is {hparams.rope_dimension_sections},"
+            " expected none: the forward pass rotates as models of text alone do"
+        )
+
+
 def refuse_unlike(hparams: HParams, by_layer: Container[str] = (), *, encodes: bool = False) -> None:
     """Raise UnsupportedCheckpoint for what llama.cpp computes by the keys, and the forward pass does not.
 
@@ -304,7 +313,8 @@ def sliding_layers(hparams: HParams, n_layers: int, interval: int | None) -> tup
     step = interval if pattern is None else pattern
     if not step:
         return tuple(range(n_layers))
-    return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if layer % step < step - 1)
+    full = 0 if hparams.architecture in FULL_FIRST else step - 1
+    return tuple(layer for layer in range(min(n_layers, MAX_LAYERS)) if layer % step != full)
 
 
 def _attention_fields(

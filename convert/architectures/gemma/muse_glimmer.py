@@ -32,8 +32,9 @@ from convert.architectures.gemma.gemma3 import vision_drops
 from convert.architectures.rules import Arrange, Computed, Output, OutputTensor, Rule, plus_one
 from convert.tokenizer.files import Quirks
 from convert.weights.base import Weight
-from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.errors import FormatError, UnsupportedCheckpoint
 from gguf_tools.format import keys
+from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.loaders import WINDOW_PERIODS
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import quoted
@@ -112,10 +113,13 @@ def _read_file(
     """Return the configuration in a file, see `read_decoder`, with what no key says."""
     config = read_decoder(family, metadata, shapes, path)
     factor = config.logit_scale
+    if not factor:
+        hparams = read_hparams(metadata, family.gguf_name, path)
+        raise FormatError(f"{path}: {hparams.key('logit_scale')} is {factor}, expected more than 0")
     return replace(
         config,
         **_computed(config.num_hidden_layers, config.sliding_layers),
-        logit_scale=1 / factor if factor else None,
+        logit_scale=1 / factor,
     )
 
 

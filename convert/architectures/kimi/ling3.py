@@ -35,7 +35,7 @@ from convert.architectures.decoder.metadata import (
     changed,
     inserted,
     limits_of_file,
-    read_sections,
+    refuse_sections,
 )
 from convert.architectures.decoder.rules import (
     check_mtp,
@@ -68,7 +68,7 @@ from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Renamed, Rule
 from convert.tokenizer.files import Quirks
 from convert.weights.base import Weight
-from gguf_tools.errors import FormatError, UnsupportedCheckpoint
+from gguf_tools.errors import FormatError
 from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.hparams import read_hparams
@@ -134,11 +134,7 @@ def read_ling3_file(
     """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
     config = read_kimi_file(family, metadata, shapes, path)
     hparams = read_hparams(metadata, family.gguf_name, path)
-    if read_sections(hparams) is not None:
-        raise UnsupportedCheckpoint(
-            f"{path}: {hparams.key('rope_dimension_sections')} is {hparams.rope_dimension_sections}, expected"
-            " none: the forward pass rotates as models of text alone do"
-        )
+    refuse_sections(hparams)
     if hparams.kda_safe_gate is False or config.gate_lower_bound is None or not config.gate_lower_bound < 0:
         raise FormatError(
             f"{path}: {hparams.key('kda_gate_lower_bound')} is {config.gate_lower_bound},"

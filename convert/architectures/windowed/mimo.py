@@ -10,7 +10,6 @@ values, and blocks of scales that begin with the part.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -184,9 +183,6 @@ def _read_file(
     family: Architecture, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> MiMoConfig:
     """Return the configuration in a file, see `read_decoder`; the first layers have no router."""
-    biases = [name for name in shapes if re.search(r"\.attn_(q|k|v|qkv)\.bias$", name)]
-    if biases:
-        raise UnsupportedCheckpoint(f"{path}: {biases[0]}: llama.cpp's mimo2 loads it and does not add it")
     plain = read_decoder(family, metadata, shapes, path, by_layer=("head_count_kv",), own_values=True)
     hparams = read_hparams(metadata, family.gguf_name, path)
     n_layers, heads = plain.num_hidden_layers, hparams.head_count_kv
