@@ -41,7 +41,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.encoders.nomic_bert",
     "convert.architectures.hunyuan",
     "convert.architectures.ernie4_5",
-    "convert.architectures.cohere",
+    "convert.architectures.windowed.cohere",
     "convert.architectures.recurrent.lfm2",
     "convert.architectures.windowed.exaone_moe",
     "convert.architectures.windowed.laguna",
