@@ -50,7 +50,7 @@ _BESIDE_VISION = ("Glm5Next", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemm
 def test_every_family_is_in_one_of_these_tests() -> None:
     """DeepSeek V4 has tests of its own, tests/imatrix/forward/test_deepseek4.py.
 
-    Kimi K3's are in tests/convert/architectures/test_kimi.py, as no class of transformers computes it.
+    Kimi K3's are in tests/imatrix/forward/test_kimi_k3.py, as no class of transformers computes it.
     GLM-5 Next, Qwen 3.5, Qwen4Exp, Gemmas and MiniMax-M3 beside a vision part differ in names alone; see
     tests/end_to_end/test_published_compute.py.
     """

@@ -75,7 +75,7 @@ class Stream:
 
     @property
     def latent(self) -> tuple[States, States]:
-        """What latent experts multiply, and the sums of their outputs."""
+        """Inputs of latent experts, and the sums of their outputs."""
         latent, sums = self.states.latent, self.states.sums
         assert latent is not None
         assert sums is not None

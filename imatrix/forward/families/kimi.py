@@ -84,7 +84,9 @@ def kimi_k3_network(config: K3Config) -> Network:
     if every:
         kept = {"n_handed": hidden * n_kept(config.num_hidden_layers), "end": end}
     latent = replace(_latent_model(config), latent_eps=eps)
-    return _network(config, latent, rotates=False, finish=finished, latent_cols=cols or 0, **kept)
+    # The only facts are llama.cpp's, whose norms all have the one epsilon.
+    kept |= {"length_eps": eps, "latent_cols": cols or 0}
+    return _network(config, latent, rotates=False, finish=finished, **kept)
 
 
 def glm5_next_network(config: Glm5NextConfig) -> Network:
@@ -136,6 +138,7 @@ def _network(
     rotates: bool,
     finish: Callable[[Layer, int, Loader], Layer] = lambda layer, number, load: layer,
     limit: float | None = None,
+    length_eps: float = _LATENT_NORM_EPS,
     **others: Any,
 ) -> Network:
     """Return the network of a model.
@@ -143,9 +146,11 @@ def _network(
     rotates  whether latent attention does
     finish   takes a layer, its number and a loader, and returns it with what the family has besides
     limit    see FeedForward
+    length_eps  see KimiDeltaSizes
     others   other fields of Network
     """
-    hidden, eps, net = config.hidden_size, config.rms_norm_eps, _delta_sizes(config)
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    net = replace(_delta_sizes(config), length_eps=length_eps)
     groups = Groups(config.n_group or 1, config.topk_group or 1, n_best=2)
     feed_forwards = FeedForwards.of(config, config.first_k_dense_replace, groups, limit=limit)
 

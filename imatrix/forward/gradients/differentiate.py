@@ -169,7 +169,7 @@ class _Backward:
         return sums
 
     def _middle(self, experts: Experts, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what experts multiply."""
+        """Return the inputs of experts."""
         return self.states.middle.rows(tokens)[:, : experts.n_cols].to(self.sweep.device, self.sweep.dtype)
 
     def through_experts(self, experts: Experts, routes: Routes, sums: States, share: float) -> torch.Tensor:

@@ -35,17 +35,17 @@ class LatentColumns:
         return len(self.down.weight)
 
     def enter(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what experts multiply, (n_tokens, n_cols), for `x`, (n_tokens, hidden_size)."""
+        """Return the inputs of experts, (n_tokens, n_cols), for `x`, (n_tokens, hidden_size)."""
         observer.rows((self.down.name,), x)
         return self.down(x, observer)
 
     def before_up(self, summed: torch.Tensor) -> torch.Tensor:
-        """Return what `up` multiplies for the sum of experts' outputs, (n_tokens, n_cols) both."""
+        """Return the input of `up` for the sum of outputs of experts, (n_tokens, n_cols) both."""
         x = summed if self.norm is None else self.norm(summed)
         return x.to(self.up.weight.dtype)
 
     def leave(self, summed: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what the experts add to hidden states, float32 (n_tokens, hidden_size)."""
+        """Return the change of hidden states by the experts, float32 (n_tokens, hidden_size)."""
         x = self.before_up(summed)
         observer.rows((self.up.name,), x)
         return self.up(x, observer).float()

@@ -148,9 +148,9 @@ class DeltaNet:
         return beta.flatten(1), rate.flatten(1)
 
 
-def unit_heads(heads: torch.Tensor) -> torch.Tensor:
+def unit_heads(heads: torch.Tensor, eps: float = _TINY) -> torch.Tensor:
     """Scale the rows of queries or keys to a length of one."""
-    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + _TINY)
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + eps)
 
 
 def delta_rule(

@@ -29,6 +29,7 @@ class KimiDeltaSizes:
     kernel  tokens that a convolution sees, the token's own with them
     eps     of all norms
     bound   below which no logarithm of a decay falls; None: its rate is a softplus
+    length_eps  of the lengths of queries and keys
     """
 
     hidden: int
@@ -37,6 +38,7 @@ class KimiDeltaSizes:
     kernel: int
     eps: float
     bound: float | None = None
+    length_eps: float = 1e-6
 
     @property
     def n_rows(self) -> int:
@@ -86,7 +88,8 @@ class KimiDelta:
             self._heads(silu(convolved(projection(x, observer).float(), kernels))).transpose(0, 1)
             for projection, kernels in zip(self.qkv, self.kernels, strict=True)
         )
-        query, key = unit_heads(query) * self.sizes.n_cols**-0.5, unit_heads(key)
+        query, key = (unit_heads(each, self.sizes.length_eps) for each in (query, key))
+        query = query * self.sizes.n_cols**-0.5
         beta = torch.sigmoid(self.beta(x, observer).float())
         fading = self._fading(self._heads(_through(self.rate, x, observer) + self.rate_bias))
         attended = delta_rule(query, key, value, beta, fading)
