@@ -113,7 +113,10 @@ _SWITCHES = {
         "--mmproj", "--mtp", "--noise-floor", "--pad-hidden", "--process-output", "--pure", "--restart",
         "--stream", "--undo",
     )
-} | {"--leave-output-tensor": "leave_output=True", "--no-mtp": "mtp=False"}  # fmt: skip
+} | {
+    "--leave-output-tensor": "leave_output=True", "--no-mtp": "mtp=False",
+    "--sentence-transformers-dense-modules": 'family={"sentence_transformers_dense_modules": True}',
+}  # fmt: skip
 
 _NAMES = {
     "--against": "against", "-c": "chunk_size", "--calibrate": "calibration", "--chunks": "n_chunks",
