@@ -70,13 +70,6 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
                                 "short_conv_kernel_size": 4}},
         ("attn_q", "ssm_f_a", "ssm_g_a", "attn_output", "ffn_up_exps"),
     ),
-    "glm5-next-shared": (
-        {"num_hidden_layers": 3, "layer_types": [*["full_attention"] * 2, "linear_attention"],
-         "indexer_types": ["full", "shared", "full"], "mlp_layer_types": ["sparse"] * 3,
-         "moe_intermediate_size": 256, "q_lora_rank": 256, "v_head_dim": 64, "kv_lora_rank": 256,
-         "head_dim": 0},
-        ("attn_q_b", "attn_output", "ffn_up_exps"),
-    ),
     "ling3-compressed": (
         {"moe_intermediate_size": 256, "v_head_dim": 64, "kv_lora_rank": 256, "head_dim": 64,
          "first_k_dense_replace": 0},
