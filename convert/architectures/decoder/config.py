@@ -261,7 +261,7 @@ def decoder_fields(
 def fix_head_dim(read: ConfigReader, fields: Mapping[str, Any], architecture: str) -> None:
     """Raise UnsupportedCheckpoint for heads of another size than hidden_size divided by their number."""
     cols = fields["hidden_size"] // fields["num_attention_heads"]
-    read.fixed("head_dim", cols, f"llama.cpp's {architecture} divides hidden_size by the heads")
+    read.fixed("head_dim", cols, f"llama.cpp's {architecture} divides hidden_size by num_attention_heads")
 
 
 def stated_as(raw: Mapping[str, Any], path: str | Path, *names: str) -> str:
