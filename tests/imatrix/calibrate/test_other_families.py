@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("ffn_up_exps", "ffn_down_exps", "ffn_up_shexp", "ffn_down_shexp"),
     ),
     "nemotron-3-super": (
-        {"layers_block_type": ["moe", "linear_attention", "moe"], "mamba_num_heads": 16,
+        {"layers_block_type": ["moe", "linear_attention", "full_attention"], "mamba_num_heads": 16,
          "moe_intermediate_size": 256, "moe_latent_size": 256, "moe_shared_expert_intermediate_size": 256},
         ("ffn_latent_down", "ffn_latent_up", "ffn_up_exps", "ffn_down_exps", "ffn_down_shexp"),
     ),
