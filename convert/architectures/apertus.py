@@ -36,6 +36,7 @@ _ROPE = {
 """Base of the rotation and rope_parameters where config.json has none, as in transformers' class."""
 
 _NUMBERS = ("alpha_n", "alpha_p", "beta", "eps")
+_KEYS = keys.XIELU_ALPHA_N, keys.XIELU_ALPHA_P, keys.XIELU_BETA, keys.XIELU_EPS
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
@@ -107,7 +108,7 @@ _APERTUS = decoder(
         *(rule for rule in dense_decoder(needs_output=True) if "ffn_gate" not in rule.outputs[0].name),
     ),
     metadata=(
-        *(Key(name, Value.f32s, _numbers(place)) for place, name in enumerate(keys.XIELU)),
+        *(Key(name, Value.f32s, _numbers(place)) for place, name in enumerate(_KEYS)),
         *COMMON, VOCAB_SIZE, ROTATED_COLS,
     ),
     says=frozenset({LLAMA3}),

@@ -248,10 +248,11 @@ for _kind, _names in _OTHERS:
     for _name in _names.split():
         _loaded(f"{{arch}}.{_name}", _kind)
 _layered("{arch}.attention.rope_pattern", _FLAG_PER_LAYER)
-XIELU = XIELU_ALPHA_N, XIELU_ALPHA_P, XIELU_BETA, XIELU_EPS = tuple(
-    _layered(f"xielu.{_name}", _F32_PER_LAYER) for _name in ("alpha_n", "alpha_p", "beta", "eps")
+_XIELU = "xielu."
+XIELU_ALPHA_N, XIELU_ALPHA_P, XIELU_BETA, XIELU_EPS = tuple(
+    _layered(f"{_XIELU}{_name}", _F32_PER_LAYER) for _name in ("alpha_n", "alpha_p", "beta", "eps")
 )
-"""Numbers of the activation of apertus, without its name."""
+"""Numbers of the activation of apertus; llama.cpp's loader has no architecture in these keys."""
 
 # --- tokenizer
 TOKENIZER_MODEL = _loaded("tokenizer.ggml.model", _STRING)
@@ -359,8 +360,8 @@ def is_per_layer(key: str, architecture: str) -> bool:
 
 
 def hparam_templates() -> Sequence[str]:
-    """Return the templates of all hyper-parameters that are known, those that begin with the architecture."""
-    return [template for template in _kinds if template.startswith("{arch}.")]
+    """Return the templates of all hyper-parameters that are known."""
+    return [template for template in _kinds if template.startswith(("{arch}.", _XIELU))]
 
 
 def is_loaded(key: str, architecture: str) -> bool:

@@ -109,7 +109,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
         _EPS | {keys.EXPERT_FEED_FORWARD_LENGTH, keys.INTERLEAVE_MOE_LAYER_STEP},
         _WINDOW | {keys.SLIDING_WINDOW},
     ),
-    "apertus": (_EPS | {*keys.XIELU}, ()),
+    "apertus": (_EPS | {keys.XIELU_ALPHA_N, keys.XIELU_ALPHA_P, keys.XIELU_BETA, keys.XIELU_EPS}, ()),
     "starcoder2": ({keys.LAYERNORM_EPS}, ()),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
     "gemma-embedding": (_EPS | {keys.SLIDING_WINDOW}, _WINDOW),
