@@ -332,14 +332,14 @@ def like_llama_s_gelu() -> Iterator[None]:
     """Have our GELU round as a table of F16 does."""
     import torch
 
-    from imatrix.forward.layers import ffn, gemma4
+    from imatrix.forward.layers import activations, gemma4
 
     exact = torch.nn.functional.gelu
 
     def rounded(x: torch.Tensor, **how: Any) -> torch.Tensor:
         return exact(x.half().float(), **how).half().float()
 
-    with patch.object(ffn, "gelu", rounded), patch.object(gemma4, "gelu", rounded):
+    with patch.object(activations, "gelu", rounded), patch.object(gemma4, "gelu", rounded):
         yield
 
 

@@ -24,7 +24,7 @@ from convert.audit.pipeline import audit
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadRequest, CheckpointError, UnsupportedCheckpoint
-from imatrix.forward.layers import ffn
+from imatrix.forward.layers import activations
 from imatrix.forward.observe import Silent
 from imatrix.forward.open import open_model
 from imatrix.forward.options import ForwardOptions
@@ -242,7 +242,7 @@ def test_the_forward_pass_makes_llama_s_vectors_of_an_encoder_with_experts(tmp_p
     with oracle.Model(path) as llama:
         assert llama.tokenize(TEXT, add_special=True) == ids
         theirs = llama.pooled(ids, "mean", 64)
-    with patch.object(ffn, "gelu", llama_s_gelu):
+    with patch.object(activations, "gelu", llama_s_gelu):
         ours = vectors_of(path, ids)
         assert np.array_equal(ours, vectors_of(folder, ids))
     assert np.linalg.norm(ours - theirs / np.linalg.norm(theirs)) < 1e-5

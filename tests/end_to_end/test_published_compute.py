@@ -25,7 +25,7 @@ from tests.support.oracle.activations import Sums, observed
 from tests.support.published_models import PUBLISHED, write
 
 pytest.importorskip("torch")
-import imatrix.forward.layers.ffn as ffn
+import imatrix.forward.layers.activations as activations
 import imatrix.forward.layers.gemma4 as gemma4
 
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
@@ -86,7 +86,7 @@ def difference(entry: imatrix.Importance, sums: Sums) -> float:
 def test_importances_are_what_llama_cpp_multiplies(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ffn, "gelu", in_half(ffn.gelu))
+    monkeypatch.setattr(activations, "gelu", in_half(activations.gelu))
     monkeypatch.setattr(gemma4, "gelu", in_half(gemma4.gelu))
     folder = write(name, tmp_path / "model")
     stored, tokens = collect(folder)

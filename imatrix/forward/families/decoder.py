@@ -27,6 +27,7 @@ from imatrix.forward.families.parts import (
     unstretched,
 )
 from imatrix.forward.layer import Attention, Layer, SideBySide
+from imatrix.forward.layers.activations import GELU, USUAL, XIELU, Gated, GatedGELU, Ungated, clamped
 from imatrix.forward.layers.attention.block_indexer import load_block_indexer
 from imatrix.forward.layers.attention.delta_net import load_delta_net
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
@@ -253,12 +254,23 @@ def _feed_forwards(family: Architecture, config: DecoderConfig) -> FeedForwards:
         config,
         config.first_k_dense_replace if config.num_experts else None,
         Groups(config.n_group or 1, config.topk_group or 1, n_best=2),
-        clamped=family.clamped,
+        activation=_activation(family),
         post_norm_eps=(config.post_norm_eps or config.rms_norm_eps) if family.makes(_POST_NORM) else None,
-        gelu=family.gelu,
         fused=family.gated and not family.makes("blk.{layer}.ffn_gate.weight"),
-        gated=family.gated,
+        ungated=None if family.gated else lambda number: _ungated(family, config, number),
     )
+
+
+def _activation(family: Architecture) -> Gated:
+    """Return the activation of blocks and experts that have a gate."""
+    if family.clamped:
+        return clamped
+    return GatedGELU(family.gelu) if family.gelu else USUAL
+
+
+def _ungated(family: Architecture, config: DecoderConfig, number: int) -> Ungated:
+    """Return the activation of a layer's block without a gate."""
+    return GELU(family.gelu) if family.gelu else XIELU(*config.xielu[number])
 
 
 def _local_rope(family: Architecture, config: DecoderConfig, rope: Rope) -> Rope:

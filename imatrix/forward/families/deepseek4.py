@@ -7,6 +7,7 @@ from dataclasses import replace
 from convert.architectures.deepseek4 import OVERLAPPING, V4Config
 from imatrix.forward.families.parts import FeedForwards, network_of
 from imatrix.forward.layer import Layer
+from imatrix.forward.layers.activations import SiLU
 from imatrix.forward.layers.attention.compressed import (
     CompressedSizes,
     CompressorSizes,
@@ -25,7 +26,7 @@ from imatrix.forward.network import Network
 def deepseek4_network(config: V4Config) -> Network:
     hidden, eps = config.hidden_size, config.rms_norm_eps
     strands, sizes = _strands(config), _attention_sizes(config)
-    feed_forwards = FeedForwards.of(config, 0, None, limit=config.swiglu_limit or None)
+    feed_forwards = FeedForwards.of(config, 0, None, activation=SiLU(config.swiglu_limit or None))
     # YaRN stretches the rotation of layers with windows alone, and makes nothing sharper.
     scaling = config.rope
     windows = Rope(config.rotated_cols, config.compress_rope_theta, scaling.yarn, slowed=scaling.slowed)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from convert.architectures.encoders.files import EncoderFile
 from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
 from imatrix.forward.layer import Attention, Layer
+from imatrix.forward.layers.activations import GELU, USUAL, GatedGELU
 from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
 from imatrix.forward.layers.experts import Experts, load_experts
-from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, load_ffn
+from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, UNNORMED, CentredNorm, Normed, Residual
 from imatrix.forward.layers.rope import Rotation
@@ -104,13 +105,14 @@ def _head_sizes(config: EncoderFile, *, fused: bool) -> HeadSizes:
 
 def _block(load: Loader, number: int, config: EncoderFile) -> FeedForward:
     """Read the block of a layer. A gate may stand in the rows of `up`, or not be there."""
-    gelu: Gelu = "" if config.has_silu else "none"
     hidden, width = config.hidden_size, config.intermediate_size
     names = BlockNames.of(number)
     is_gated = load.has(names.gate) or load.tensor(names.up).shape[0] != width
     if not load.has(names.gate):
         names = names.without_gate
-    return replace(load_ffn(load, names, hidden, width, gated=is_gated), gelu=gelu)
+    activation = USUAL if config.has_silu else GatedGELU("none")
+    ungated = None if is_gated else GELU("none")
+    return load_ffn(load, names, hidden, width, activation=activation, ungated=ungated)
 
 
 def _experts(load: Loader, number: int, config: EncoderFile) -> Experts:
@@ -118,4 +120,4 @@ def _experts(load: Loader, number: int, config: EncoderFile) -> Experts:
     experts = load_experts(
         load, number, routing_of(config), config.num_experts, config.hidden_size, config.intermediate_size
     )
-    return replace(experts, names=experts.names.without_gate, gelu="none", gated=False)
+    return replace(experts, names=experts.names.without_gate, ungated=GELU("none"))

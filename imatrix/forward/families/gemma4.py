@@ -18,6 +18,7 @@ from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.decoder import with_divisors
 from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
 from imatrix.forward.layer import Attention, Layer
+from imatrix.forward.layers.activations import GatedGELU
 from imatrix.forward.layers.attention.shared_keys import (
     HandedKeyAttention,
     HandedKeys,
@@ -167,7 +168,7 @@ class _Parts:
             attention,
             self.norm("pre_ffw_norm_2"),
             None,
-            replace(experts, gelu="tanh"),
+            replace(experts, activation=GatedGELU("tanh")),
             around_attention=StrandEntry(before.together() if self.number else None),
             around_block=DenseBesideExperts(self.norm("ffn_norm"), block),
             router_norm=RMSNorm(scale, config.rms_norm_eps),
@@ -178,7 +179,7 @@ class _Parts:
 
     def block(self, width: int, post_norm: str) -> FeedForward:
         block = load_ffn(self.load, BlockNames.of(self.number), self.config.hidden_size, width)
-        return replace(block, gelu="tanh", post_norm=self.norm(post_norm))
+        return replace(block, activation=GatedGELU("tanh"), post_norm=self.norm(post_norm))
 
     def embedding(self) -> LayerEmbedding:
         config, load = self.config, self.load

@@ -12,12 +12,12 @@ from convert.architectures.kimi.linear import KimiConfig
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.parts import FeedForwards, limited, network_of, rope_of
 from imatrix.forward.layer import Attention, Layer
+from imatrix.forward.layers.activations import SiLU, Situ
 from imatrix.forward.layers.attention.kimi_delta import KimiDeltaSizes, load_kimi_delta
 from imatrix.forward.layers.attention.mla import LatentAttention, LatentModel, load_latent_attention
 from imatrix.forward.layers.attention.pool_indexer import PoolSizes, load_pool_indexer, pool_indexer_names
 from imatrix.forward.layers.attention.shared_keys import Projection
 from imatrix.forward.layers.experts import Groups
-from imatrix.forward.layers.ffn import Situ
 from imatrix.forward.layers.hyper_connections import MeanEnd, StrandSizes, load_hyper_connection
 from imatrix.forward.layers.latent_experts import load_latent_columns
 from imatrix.forward.layers.load import Loader
@@ -61,9 +61,9 @@ def kimi_k3_network(config: K3Config) -> Network:
             rows = config.num_attention_heads * config.v_head_dim
             attention = replace(attention, gate=Projection(gate, load.matrix(gate, rows, hidden), None))
         if block is not None:
-            block = replace(block, situ=situ)
+            block = replace(block, activation=situ)
         if experts is not None:
-            experts = replace(experts, situ=situ)
+            experts = replace(experts, activation=situ)
         if experts is not None and cols:
             latent = load_latent_columns(load, number, "routed", hidden, cols, eps)
             experts = experts.working_in(latent)
@@ -145,14 +145,14 @@ def _network(
 
     rotates  whether latent attention does
     finish   takes a layer, its number and a loader, and returns it with what the family has besides
-    limit    see FeedForward
+    limit    see SiLU
     length_eps  see KimiDeltaSizes
     others   other fields of Network
     """
     hidden, eps = config.hidden_size, config.rms_norm_eps
     net = replace(_delta_sizes(config), length_eps=length_eps)
     groups = Groups(config.n_group or 1, config.topk_group or 1, n_best=2)
-    feed_forwards = FeedForwards.of(config, config.first_k_dense_replace, groups, limit=limit)
+    feed_forwards = FeedForwards.of(config, config.first_k_dense_replace, groups, activation=SiLU(limit))
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         attention: Attention

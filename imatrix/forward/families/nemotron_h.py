@@ -7,6 +7,7 @@ from dataclasses import replace
 from convert.architectures.recurrent.nemotron_h import ATTENTION, EXPERTS, MAMBA, NemotronConfig
 from imatrix.forward.families.parts import mamba_sizes, network_of, routing_of
 from imatrix.forward.layer import Attention, Layer, NoAttention
+from imatrix.forward.layers.activations import squared_relu
 from imatrix.forward.layers.attention.mamba2 import load_mamba2
 from imatrix.forward.layers.attention.shared_keys import HeadSizes, load_shared_key_attention
 from imatrix.forward.layers.experts import Experts, Groups, load_experts
@@ -53,12 +54,12 @@ def _feed_forward(
     has_experts, hidden = config.kinds[number] == EXPERTS, config.hidden_size
     width = config.shared_intermediate_size if has_experts else config.intermediate_size
     names = BlockNames.of(number, "_shexp" if has_experts else "").without_gate
-    block = load_ffn(load, names, hidden, width, gated=False)
+    block = load_ffn(load, names, hidden, width, ungated=squared_relu)
     if not has_experts:
         return block, None
     routing = routing_of(config, Groups(config.n_group or 1, config.topk_group or 1, n_best=2))
     experts = load_experts(load, number, routing, config.num_experts, hidden, config.moe_intermediate_size)
-    experts = replace(experts, names=experts.names.without_gate, gated=False)
+    experts = replace(experts, names=experts.names.without_gate, ungated=squared_relu)
     if config.moe_latent_size:
         latent = load_latent_columns(
             load, number, "latent", hidden, config.moe_latent_size, config.rms_norm_eps

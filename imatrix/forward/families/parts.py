@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -10,10 +11,11 @@ from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.delta_net.config import DeltaNetConfig
 from convert.architectures.recurrent.mamba2 import MambaConfig
 from imatrix.forward.layer import Layer
+from imatrix.forward.layers.activations import USUAL, Gated, SiLU, Ungated
 from imatrix.forward.layers.attention.delta_net import DeltaNetSizes
 from imatrix.forward.layers.attention.mamba2 import Mamba2Sizes
 from imatrix.forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
-from imatrix.forward.layers.ffn import XIELU, BlockNames, FeedForward, Gelu, load_ffn
+from imatrix.forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.layers.rope import Rope
@@ -98,17 +100,17 @@ def limited(
 ) -> Layer:
     """Return a layer whose routed experts and blocks have limits behind SiLU; None for none in any layer."""
     block, experts = layer.block, layer.experts
-    if block is not None:
-        block = replace(block, limit=_limit(block_limits, number), after_silu=True)
-    if experts is not None:
-        experts = replace(experts, limit=_limit(expert_limits, number), after_silu=True)
+    if block is not None and block_limits is not None:
+        block = replace(block, activation=_limit(block_limits, number))
+    if experts is not None and expert_limits is not None:
+        experts = replace(experts, activation=_limit(expert_limits, number))
     return replace(layer, block=block, experts=experts)
 
 
-def _limit(limits: tuple[float, ...] | None, number: int) -> float | None:
-    """Return the limit of a layer; llama.cpp takes next to nothing for none."""
-    limit = limits[number] if limits is not None and number < len(limits) else 0.0
-    return limit if limit > 1e-6 else None
+def _limit(limits: tuple[float, ...], number: int) -> Gated:
+    """Return SiLU with the limit of a layer; llama.cpp takes next to nothing for none."""
+    limit = limits[number] if number < len(limits) else 0.0
+    return SiLU(limit, after=True) if limit > 1e-6 else USUAL
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,10 @@ class FeedForwards:
     dense_width   of that block
     shared_width  of the shared experts together; 0 for none
     n_experts     routed experts of a layer, each of expert_width
-    clamped       whether blocks and experts have gpt-oss's gate
-    limit         see FeedForward
+    activation    of blocks and experts
     post_norm_eps  epsilon of the norm of a dense block's output; None for no norm
-    gelu           how dense blocks compute GELU, see FeedForward
     fused          whether gate and up of dense blocks are one matrix, which is called up
-    gated          whether dense blocks have a gate
-    xielu          the activation of each layer's; () where it is another one
+    ungated        the activation of dense blocks by the number of their layer; None where they have a gate
     """
 
     hidden: int
@@ -137,13 +136,10 @@ class FeedForwards:
     expert_width: int
     routing: Routing
     moe_step: int = 1
-    clamped: bool = False
-    limit: float | None = None
+    activation: Gated = USUAL
     post_norm_eps: float | None = None
-    gelu: Gelu = ""
     fused: bool = False
-    gated: bool = True
-    xielu: tuple[XIELU, ...] = ()
+    ungated: Callable[[int], Ungated] | None = None
 
     @classmethod
     def of(cls, config: DecoderConfig, n_dense: int | None, groups: Groups | None, **others: Any) -> Self:
@@ -157,7 +153,6 @@ class FeedForwards:
             expert_width=config.moe_intermediate_size,
             routing=routing_of(config, groups),
             moe_step=config.moe_step,
-            xielu=tuple(XIELU(*numbers) for numbers in config.xielu),
             **others,
         )
 
@@ -166,14 +161,12 @@ class FeedForwards:
         is_dense = self.n_dense is None or number < self.n_dense or (number + 1) % self.moe_step > 0
         width = self.dense_width if is_dense else self.shared_width
         names = BlockNames.of(number, "" if is_dense else "_shexp")
-        if is_dense and (self.fused or not self.gated):
+        if is_dense and (self.fused or self.ungated is not None):
             names = names.without_gate
         block = None
         if width:
-            gated = self.gated or not is_dense
-            block = load_ffn(load, names, self.hidden, width, limit=self.limit, gated=gated)
-            xielu = self.xielu[number] if self.xielu else None
-            block = replace(block, gelu=self.gelu, clamped=self.clamped, xielu=xielu)
+            ungated = self.ungated(number) if self.ungated is not None and is_dense else None
+            block = load_ffn(load, names, self.hidden, width, activation=self.activation, ungated=ungated)
         if block is not None and self.post_norm_eps is not None:
             weight = load.float32(f"blk.{number}.post_ffw_norm.weight", self.hidden)
             block = replace(block, post_norm=RMSNorm(weight, self.post_norm_eps))
@@ -181,6 +174,6 @@ class FeedForwards:
             return block, None
         experts = load_experts(
             load, number, self.routing, self.n_experts, self.hidden, self.expert_width,
-            clamped=self.clamped, limit=self.limit,
+            self.activation,
         )  # fmt: skip
         return block, experts

@@ -19,7 +19,8 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear, softplus
 
-from imatrix.forward.layers.ffn import BlockNames, FeedForward, Gelu, Situ
+from imatrix.forward.layers.activations import USUAL, Gated, Ungated
+from imatrix.forward.layers.ffn import BlockNames, FeedForward
 from imatrix.forward.layers.latent_experts import LatentColumns
 from imatrix.forward.layers.load import Loader
 
@@ -133,11 +134,7 @@ class Experts:
 
     names    of the stacks, (n_experts, width, n_cols) and for down (n_experts, n_cols, width)
     n_cols   what an expert multiplies: hidden_size, or the columns of `latent`
-    clamped  whether an expert has gpt-oss's gate
-    limit, after_silu  see FeedForward
-    gelu     see FeedForward
-    gated    see FeedForward
-    situ     see FeedForward
+    activation, ungated  see FeedForward
     latent   the way to the experts' columns and back; None: they work in those of hidden states
     """
 
@@ -147,18 +144,14 @@ class Experts:
     n_experts: int
     n_cols: int
     width: int
-    clamped: bool = False
-    limit: float | None = None
-    after_silu: bool = False
-    gelu: Gelu = ""
-    gated: bool = True
-    situ: Situ | None = None
+    activation: Gated = USUAL
+    ungated: Ungated | None = None
     latent: LatentColumns | None = None
 
     @property
     def work(self) -> int:
         """Multiplications per token and expert."""
-        return (2 + self.gated) * self.width * self.n_cols
+        return (2 + (self.ungated is None)) * self.width * self.n_cols
 
     def working_in(self, latent: LatentColumns) -> Experts:
         """Return the same experts, stored with fewer columns than hidden states have."""
@@ -168,7 +161,7 @@ class Experts:
         """Read one expert."""
         names, n_experts, cols, width = self.names, self.n_experts, self.n_cols, self.width
         is_one = names.gate == names.up
-        first_rows = width * (1 + (is_one and self.gated))
+        first_rows = width * (1 + (is_one and self.ungated is None))
         return FeedForward(
             names,
             self.load.stacked(names.gate, expert, n_experts, first_rows, cols),
@@ -177,12 +170,8 @@ class Experts:
             self._bias(names.gate, expert, first_rows),
             None if is_one else self._bias(names.up, expert, width),
             self._bias(names.down, expert, cols),
-            self.clamped,
-            self.limit,
-            self.after_silu,
-            gelu=self.gelu,
-            gated=self.gated,
-            situ=self.situ,
+            self.activation,
+            self.ungated,
         )
 
     def _bias(self, name: str, expert: int, n_rows: int) -> torch.Tensor | None:
@@ -208,9 +197,7 @@ def load_experts(
     n_experts: int,
     hidden_size: int,
     width: int,
-    *,
-    clamped: bool = False,
-    limit: float | None = None,
+    activation: Gated = USUAL,
 ) -> Experts:
     """Read a layer's router; of its experts, no weight is read.
 
@@ -231,4 +218,4 @@ def load_experts(
     names, both = BlockNames.of(layer, "_exps"), f"blk.{layer}.ffn_gate_up_exps.weight"
     if load.has(both):
         names = BlockNames(both, both, names.down)
-    return Experts(load, router, names, n_experts, hidden_size, width, clamped, limit)
+    return Experts(load, router, names, n_experts, hidden_size, width, activation)

@@ -1,20 +1,17 @@
-"""A feed-forward block: down(silu(gate(x)) * up(x)).
+"""A feed-forward block: down(silu(gate(x)) * up(x)), or with another activation.
 
-Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
-gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
-has the usual gate, and Ling 3 clamps silu(gate) and up. Kimi K3 bounds both by tanh, see `Situ`. Nemotron has
-no gate: down(relu(up(x)) ** 2); nor has BERT: down(gelu(up(x))), nor Apertus: down(xielu(up(x))). The output
-of Qwen's shared expert is multiplied by the sigmoid of a number that one row makes of the input.
+Dense blocks, shared experts and each routed expert are such blocks. Some have biases, and some no gate. The
+output of Qwen's shared expert is multiplied by the sigmoid of a number that one row makes of the input.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from torch.nn.functional import gelu, linear, silu, softplus
+from torch.nn.functional import linear
 
+from imatrix.forward.layers.activations import USUAL, Gated, Ungated
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import RMSNorm
 from imatrix.forward.observe import Observer, watch
@@ -48,55 +45,6 @@ class BlockNames:
         return tuple(dict.fromkeys((self.gate, self.up)))
 
 
-Gelu = Literal["", "tanh", "none"]
-"""No GELU, its approximation by tanh, or GELU itself, by torch's names."""
-
-
-@dataclass(frozen=True)
-class XIELU:
-    """The activation xIELU: a parabola above zero, and an exponential that flattens below.
-
-    alpha_n, alpha_p  how much the part below zero and that above it are bent, before softplus
-    beta              the slope at zero
-    eps               the largest number whose exponential is taken, just below zero
-    """
-
-    alpha_n: float
-    alpha_p: float
-    beta: float
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply it to every number."""
-        alpha_n, alpha_p = softplus(torch.tensor([self.alpha_n, self.alpha_p])).tolist()
-        below = (torch.expm1(x.clamp(max=self.eps)) - x) * (self.beta + alpha_n)
-        return torch.where(x > 0, alpha_p * x * x, below) + self.beta * x
-
-
-CLAMP, SHARPNESS = 7.0, 1.702
-"""Where gpt-oss clamps its gate from above, and up from both sides; and how steep its gate is."""
-
-
-@dataclass(frozen=True)
-class Situ:
-    """Activation in place of SiLU: beta tanh(gate / beta) sigmoid(gate), times up.
-
-    up_beta  bounds up in the same way, up_beta tanh(up / up_beta); None for no bound
-    """
-
-    beta: float
-    up_beta: float | None
-
-    def __call__(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        if self.up_beta is not None:
-            up = _bounded(up, self.up_beta)
-        return _bounded(gate, self.beta) * torch.sigmoid(gate) * up
-
-
-def _bounded(x: torch.Tensor, bound: float) -> torch.Tensor:
-    return bound * torch.tanh(x / bound)
-
-
 @dataclass(frozen=True)
 class Share:
     """The row that makes the factor of a block's output, float32 (1, hidden_size)."""
@@ -116,16 +64,10 @@ class FeedForward:
 
     up                             None where gate has the rows of both, or is up itself
     gate_bias, up_bias, down_bias  None where there is none
-    clamped                        whether it has gpt-oss's gate
-    limit                          what gate is clamped to from above, up from both sides; None: not at all
-    after_silu                     whether it is silu(gate) that the limit holds for
-    gelu                           how GELU is computed in place of SiLU, see Gelu; "" where it is not
-    xielu                          the activation where there is no gate; None where it is another one
+    activation                     of gate and up
     post_norm                      of the output; None for none
     share                          what the output is multiplied by; None for one, as in routed experts
-    gated                          whether there is a gate; otherwise `gate` is up, and without another
-                                   activation relu is squared
-    situ                           in place of SiLU; None: SiLU
+    ungated                        the activation where `gate` is up, and there is no gate; None: there is one
     """
 
     names: BlockNames
@@ -135,15 +77,10 @@ class FeedForward:
     gate_bias: torch.Tensor | None = None
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
-    clamped: bool = False
-    limit: float | None = None
-    after_silu: bool = False
+    activation: Gated = USUAL
+    ungated: Ungated | None = None
     share: Share | None = None
-    gelu: Gelu = ""
     post_norm: RMSNorm | None = None
-    gated: bool = True
-    xielu: XIELU | None = None
-    situ: Situ | None = None
 
     @property
     def work(self) -> int:
@@ -157,29 +94,14 @@ class FeedForward:
         """
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
-        if self.xielu is not None:
-            return self.xielu(gate)
-        if not self.gated:
-            return gelu(gate, approximate=self.gelu) if self.gelu else gate.relu().square()
+        if self.ungated is not None:
+            return self.ungated(gate)
         if self.up is None:
             gate, up = gate.chunk(2, -1)
         else:
             up = linear(x, self.up, self.up_bias)
             watch(observer, self.names.up, x, up, index, n_mats)
-        if self.gelu:
-            return gelu(gate, approximate=self.gelu) * up
-        if self.situ is not None:
-            return self.situ(gate, up)
-        if not gate.requires_grad and not self.clamped and self.limit is None:
-            return silu(gate, inplace=True).mul_(up)
-        if self.clamped:
-            gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
-            return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
-        if self.limit is not None and self.after_silu:
-            return silu(gate).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
-        if self.limit is not None:
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return silu(gate) * up
+        return self.activation(gate, up)
 
     def project_down(
         self, gated: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1
@@ -221,12 +143,12 @@ def load_ffn(
     hidden_size: int,
     width: int,
     *,
-    limit: float | None = None,
-    gated: bool = True,
+    activation: Gated = USUAL,
+    ungated: Ungated | None = None,
 ) -> FeedForward:
     """Read a block's matrices, biases and the row of its share where the model has them."""
     is_one = names.gate == names.up
-    first_rows = width * (1 + (is_one and gated))
+    first_rows = width * (1 + (is_one and ungated is None))
     row = names.gate.replace("ffn_gate_shexp", "ffn_gate_inp_shexp")
     has_share = row != names.gate and load.has(row)
     return FeedForward(
@@ -237,7 +159,7 @@ def load_ffn(
         load.bias(names.gate, first_rows),
         None if is_one else load.bias(names.up, width),
         load.bias(names.down, hidden_size),
-        limit=limit,
-        share=Share(row, load.float32(row, 1, hidden_size)) if has_share else None,
-        gated=gated,
+        activation,
+        ungated,
+        Share(row, load.float32(row, 1, hidden_size)) if has_share else None,
     )
