@@ -19,7 +19,11 @@ from convert.architectures.decoder.config import DecoderConfig, decoder_fields, 
 from convert.architectures.decoder.family import LLAMA3, decoder
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE, read_decoder
 from convert.architectures.decoder.rope import LLAMA3_ROTATION
-from convert.architectures.decoder.rules import INV_FREQ, dense_decoder
+from convert.architectures.decoder.rules import (
+    INV_FREQ,
+    dense_decoder,
+    respelled,
+)
 from convert.architectures.rules import Drop
 from convert.architectures.stored_names import Renaming
 from convert.tokenizer.files import LLAMA
@@ -81,17 +85,11 @@ def _read_file(
     return replace(config, xielu=tuple(zip(*by_name, strict=True)))
 
 
-_OF_APERTUS = (
+_canonical_name = respelled(
     (".attention_layernorm.", ".input_layernorm."),
     (".feedforward_layernorm.", ".post_attention_layernorm."),
 )
 """Names of norms -> those that most families have."""
-
-
-def _canonical_name(name: str) -> str:
-    for theirs, usual in _OF_APERTUS:
-        name = name.replace(theirs, usual)
-    return name
 
 
 def _numbers(place: int) -> Any:

@@ -47,6 +47,7 @@ from convert.architectures.decoder.rules import (
     mtp,
     mtp_drops,
     n_mtp_layers,
+    respelled,
     shared_experts,
 )
 from convert.architectures.options import MTPOptions
@@ -86,10 +87,10 @@ _ALPHA = (
 """Keys of a model whose theta is stretched: nothing is left to be scaled."""
 
 
-def _canonical_name(name: str) -> str:
-    """Return a weight's name as other families have it."""
-    name = name.replace(".query_layernorm.", ".q_norm.").replace(".key_layernorm.", ".k_norm.")
-    return name.replace(".mlp.gate.wg.", ".mlp.gate.")
+_canonical_name = respelled(
+    (".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."), (".mlp.gate.wg.", ".mlp.gate.")
+)
+"""Names of Hunyuan -> those that most families have."""
 
 
 def _read_dense(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
@@ -182,16 +183,13 @@ _V3_THETA = 11_158_840.0
 """Base of the rotation where config.json has none, as in transformers' class."""
 
 
-def _v3_name(name: str) -> str:
-    """Return a weight's name as other families have it."""
-    for own, common in (
-        (".mlp.router.gate.", ".mlp.gate."),
-        (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
-        (".mlp.shared_mlp.", ".mlp.shared_experts."),
-        (".final_layernorm.", ".shared_head.norm."),
-    ):
-        name = name.replace(own, common)
-    return name
+_v3_name = respelled(
+    (".mlp.router.gate.", ".mlp.gate."),
+    (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
+    (".mlp.shared_mlp.", ".mlp.shared_experts."),
+    (".final_layernorm.", ".shared_head.norm."),
+)
+"""Names of Hy V3 -> those that most families have."""
 
 
 def _read_v3_file(

@@ -36,6 +36,7 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rules import (
     attention,
+    biased_router,
     dense_blocks,
     dense_layers,
     ends,
@@ -44,6 +45,7 @@ from convert.architectures.decoder.rules import (
     in_layer,
     moe_layers,
     norm_of_blocks,
+    respelled,
     shared_experts,
     up_rows,
 )
@@ -248,18 +250,12 @@ def _indexer_rules() -> Iterator[Rule]:
         )
 
 
-_PUBLISHED = (
+_canonical_name = respelled(
     (".block_sparse_moe.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
     (".block_sparse_moe.", ".mlp."),
     (".self_attn.index_", ".self_attn.indexer."),
 )
 """Published parts of names -> those of transformers."""
-
-
-def _canonical_name(name: str) -> str:
-    for published, theirs in _PUBLISHED:
-        name = name.replace(published, theirs)
-    return name
 
 
 _MTP = Drop(
@@ -289,8 +285,7 @@ _MINIMAX_M3 = decoder(
         *attention(norm=plus_one),
         norm_of_blocks(arrange=plus_one),
         *_apart_or_fused(dense_blocks(), dense_layers, "mlp", "", "both_rows hidden_size"),
-        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+        *biased_router(),
         *expert_stacks(moe_layers, down="w2", gate="w1", up="w3", order="gate down up"),
         *_apart_or_fused(shared_experts(moe_layers), moe_layers, "mlp.shared_experts", "_shexp",
                          "both_shared_rows hidden_size"),

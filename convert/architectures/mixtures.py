@@ -35,6 +35,7 @@ from convert.architectures.decoder.rope import paired
 from convert.architectures.decoder.rules import (
     INV_FREQ,
     attention,
+    biased_router,
     check_mtp,
     dense_blocks,
     dense_decoder,
@@ -51,6 +52,7 @@ from convert.architectures.decoder.rules import (
     mtp_drops,
     n_mtp_layers,
     norm_of_blocks,
+    respelled,
     shared_experts,
     sparse_moe_experts,
     sparse_moe_name,
@@ -279,8 +281,7 @@ _GLM4MOE = decoder(
     read_config=_read_glm4moe,
     rules=(
         *dense_decoder(norm="post_attention_norm"),
-        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+        *biased_router(),
         *expert_stacks(moe_layers),
         *shared_experts(moe_layers),
         *mtp(),
@@ -415,7 +416,7 @@ def _read_bailing2(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     )
 
 
-_OF_BAILING = (
+_of_bailing = respelled(
     ("model.word_embeddings.", "model.embed_tokens."),
     (".attention.query_key_value.", ".self_attn.qkv_proj."),
     (".attention.query_layernorm.", ".self_attn.q_norm."),
@@ -424,12 +425,6 @@ _OF_BAILING = (
     (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
 )
 """Names of Bailing MoE V2 -> those that most families have."""
-
-
-def _of_bailing(name: str) -> str:
-    for theirs, usual in _OF_BAILING:
-        name = name.replace(theirs, usual)
-    return name
 
 
 _BAILING2 = decoder(
@@ -441,8 +436,7 @@ _BAILING2 = decoder(
         *fused_attention(),
         norm_of_blocks(),
         *dense_blocks(),
-        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+        *biased_router(),
         *expert_stacks(moe_layers),
         *shared_experts(moe_layers),
     ),

@@ -133,10 +133,8 @@ def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> Aud
     layout = layout_in(file.tensors)
     if "mla" in declared and layout is not None:
         choices["mla"] = layout
-    has_mtp, stated = (
-        any(MTP in name for name in file.tensors),
-        checkpoint.config.get("num_nextn_predict_layers"),
-    )
+    has_mtp = any(MTP in name for name in file.tensors)
+    stated = checkpoint.config.get("num_nextn_predict_layers")
     if "mtp" in declared and (stated or (stated is None and not has_mtp)):
         choices["mtp"] = has_mtp
     if DENSE_MODULES in declared and "dense_2.weight" in file.tensors:

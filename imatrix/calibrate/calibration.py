@@ -78,12 +78,11 @@ class Calibration(CalibrationOptions):
             if number := re.search(words.format(r"(\d+)"), said):
                 numbers[name] = int(number[1])
         seed, n_chunks, either = numbers.pop("seed"), None if chunks is None else chunks.data, (True, False)
-        for special, method, dtype, *rest in product(either, METHODS, get_args(DType), either, either):
-            cut, forward = (
-                Cut(**numbers, n_chunks=n_chunks, parse_special=special),
-                ForwardOptions(dtype=dtype),
-            )
-            options = cls(text, cut, rest[0], method, rest[1], seed, forward=forward)
+        cuts = [Cut(**numbers, n_chunks=n_chunks, parse_special=special) for special in (False, True)]
+        choices = product(cuts, METHODS, get_args(DType), either, either)
+        for cut, method, dtype, sequential, embedding in choices:
+            forward = ForwardOptions(dtype=dtype)
+            options = cls(text, cut, sequential, method, embedding, seed, forward=forward)
             if said == options.label:
                 return options
         raise BadArgument(f"{file.path}: {METHOD_KEY} is {said!r}, which this version does not know")

@@ -191,10 +191,9 @@ def state_bytes(
     see `imatrix.forward.work_folder`, and scratch.
     """
     n_tokens = n_models * text.inputs.size
-    states, scratch = 4 * n_tokens * network.state_size, n_tokens * network.scratch_bytes(dtype.itemsize)
-    scratch += (
-        n_tokens * network.latent_cols * dtype.itemsize
-    )  # both what goes to experts and what to the block
+    # What latent experts multiply stands beside what the block does.
+    row = network.scratch_bytes(dtype.itemsize) + dtype.itemsize * network.latent_cols
+    states, scratch = 4 * n_tokens * network.state_size, n_tokens * row
     in_memory = 2 * states + scratch
     return in_memory, 2 * states if in_memory <= memory_bytes else 3 * states + scratch
 

@@ -9,7 +9,7 @@ whether MTP layers are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -372,6 +372,17 @@ def sparse_moe_experts(where: Where) -> tuple[Rule, ...]:
     )
 
 
+def respelled(*parts: tuple[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces parts of a weight's name, (theirs, usual), one after the other."""
+
+    def usual_name(name: str) -> str:
+        for theirs, usual in parts:
+            name = name.replace(theirs, usual)
+        return name
+
+    return usual_name
+
+
 _OF_BLOCK = re.compile(r"\.mlp\.(?=experts\.|gate\.|e_score_correction_bias$)")
 
 
@@ -391,6 +402,14 @@ def up_rows(name: str, weights: Sequence[Weight], config: Any) -> HeadRows:
     """Return the second half of the rows of a matrix, or of every expert's in a stack."""
     gates = gate_rows(name, weights, config)
     return replace(gates, first=gates.count)
+
+
+def biased_router(bias: str = "gate.e_score_correction_bias") -> tuple[Rule, ...]:
+    """Return the rules of a router, and of the `bias` in mlp by which experts are chosen and not weighed."""
+    return (
+        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
+        in_layer(moe_layers, "exp_probs_b.bias", f"mlp.{bias}", "num_experts"),
+    )
 
 
 def shared_experts(where: Where, called: str = "shared_experts") -> tuple[Rule, ...]:

@@ -34,6 +34,7 @@ from convert.architectures.decoder.metadata import (
     VOCAB_SIZE,
 )
 from convert.architectures.decoder.rules import (
+    biased_router,
     dense_blocks,
     ends,
     expert_stacks,
@@ -243,8 +244,7 @@ COMMON_RULES: tuple[Rule, ...] = (
     *split_heads(latent_layers),
     norm_of_blocks(),
     *dense_blocks(),
-    in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-    in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+    *biased_router(),
     *shared_experts(moe_layers),
 )
 """Rules that families with KDA share."""

@@ -46,6 +46,7 @@ from convert.architectures.decoder.rules import (
     moe_layers,
     mtp_drops,
     mtp_layers,
+    respelled,
 )
 from convert.architectures.deepseek2.config import Defaults, deepseek_fields
 from convert.architectures.delta_net.config import LINEAR
@@ -178,19 +179,13 @@ _RULES: tuple[Rule, ...] = (
     in_layer(mtp_layers, "layer_output_norm.weight", "final_layernorm.weight", "hidden_size"),
 )
 
-_OTHER_NAMES = (
+_usual_name = respelled(
     ("model.word_embeddings.", "model.embed_tokens."),
     (".attention.dense.", ".self_attn.o_proj."),
     (".attention.", ".self_attn."),
     (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
 )
 """Names of Bailing MoE V3 -> those that most families have."""
-
-
-def _usual_name(name: str) -> str:
-    for theirs, usual in _OTHER_NAMES:
-        name = name.replace(theirs, usual)
-    return name
 
 
 # ---- keys

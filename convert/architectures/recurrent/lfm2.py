@@ -34,6 +34,7 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rules import (
     attention,
+    biased_router,
     dense_blocks,
     ends,
     expert_stacks,
@@ -220,8 +221,7 @@ _LFM2MOE = decoder(
     read_config=_read,
     rules=(
         *_RULES,
-        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+        *biased_router(),
         *expert_stacks(moe_layers, order="gate down up"),
     ),
     metadata=(

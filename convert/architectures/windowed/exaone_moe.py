@@ -39,11 +39,11 @@ from convert.architectures.decoder.rope import LLAMA3_ROTATION
 from convert.architectures.decoder.rules import (
     INV_FREQ,
     attention,
+    biased_router,
     check_mtp,
     dense_blocks,
     ends,
     expert_stacks,
-    in_layer,
     keep_mtp_of,
     moe_layers,
     mtp_layers,
@@ -119,8 +119,7 @@ def _rules() -> Iterator[Rule]:
     yield from ends(needs_output=True)
     for rule in (*attention(), norm_of_blocks(), *dense_blocks()):
         yield from own_and_mtp(rule, "mtp.layers.{layer.index}.")
-    yield in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size")
-    yield in_layer(moe_layers, "exp_probs_b.bias", "mlp.e_score_correction_bias", "num_experts")
+    yield from biased_router("e_score_correction_bias")
     yield from expert_stacks(moe_layers)
     yield from shared_experts(moe_layers)
     for name, source, sizes in (

@@ -46,6 +46,7 @@ from convert.architectures.decoder.metadata import (
 )
 from convert.architectures.decoder.rules import (
     attention,
+    biased_router,
     by_window,
     dense_blocks,
     ends,
@@ -54,6 +55,7 @@ from convert.architectures.decoder.rules import (
     layers,
     moe_layers,
     norm_of_blocks,
+    respelled,
     shared_experts,
 )
 from convert.tokenizer.files import Quirks
@@ -164,10 +166,11 @@ def _read_file(
 _GATE = in_layer(layers, "attn_gate.weight", "self_attn.g_proj.weight", "gate_rows hidden_size")
 
 
-def _canonical_name(name: str) -> str:
-    """Return the published name of a weight of experts, for that of transformers' class."""
-    name = name.replace(".mlp.gate.e_score_correction_bias", ".mlp.experts.e_score_correction_bias")
-    return name.replace(".mlp.shared_experts.", ".mlp.shared_expert.")
+_canonical_name = respelled(
+    (".mlp.gate.e_score_correction_bias", ".mlp.experts.e_score_correction_bias"),
+    (".mlp.shared_experts.", ".mlp.shared_expert."),
+)
+"""Names of transformers' class -> published ones, of weights of experts."""
 
 
 def _pattern(config: LagunaConfig, options: Any) -> list[bool] | None:
@@ -186,8 +189,7 @@ _LAGUNA = decoder(
         *by_window(*attention(), _GATE),
         norm_of_blocks(),
         *dense_blocks(),
-        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        in_layer(moe_layers, "exp_probs_b.bias", "mlp.experts.e_score_correction_bias", "num_experts"),
+        *biased_router("experts.e_score_correction_bias"),
         *expert_stacks(moe_layers, order="gate up down"),
         *shared_experts(moe_layers, "shared_expert"),
     ),

@@ -51,6 +51,7 @@ from convert.architectures.decoder.metadata import (
 from convert.architectures.decoder.rules import (
     INV_FREQ,
     attention,
+    biased_router,
     by_window,
     check_mtp,
     dense_blocks,
@@ -268,8 +269,7 @@ def _rules() -> Iterator[Rule]:
         in_layer(_sink_layers, "attn_sinks.weight", "self_attn.attention_sink_bias", "num_attention_heads"),
         norm_of_blocks(),
         *dense_blocks(),
-        in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "num_experts hidden_size"),
-        in_layer(moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "num_experts"),
+        *biased_router(),
         *expert_stacks(moe_layers, order="gate up down"),
         *(rule for rule in mtp() if not rule.outputs[0].name.endswith("head_norm.weight")),
         in_layer(mtp_layers, "layer_output_norm.weight", "final_layernorm.weight", "hidden_size"),

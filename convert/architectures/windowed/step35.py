@@ -66,6 +66,7 @@ from convert.architectures.decoder.rules import (
     mtp_drops,
     n_mtp_layers,
     norm_of_blocks,
+    respelled,
 )
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Computed, Rule, plus_one
@@ -267,9 +268,8 @@ def _rules() -> Iterator[Rule]:
         yield replace(rule, outputs=(replace(output, arrange=plus_one),)) if is_norm else rule
 
 
-def _canonical_name(name: str) -> str:
-    """Return the usual name of a weight, for that of an MTP layer."""
-    return name.replace(".transformer.", ".").replace("shared_head.output", "shared_head.head")
+_canonical_name = respelled((".transformer.", "."), ("shared_head.output", "shared_head.head"))
+"""Names of an MTP layer -> usual ones."""
 
 
 _KV_HEADS = counts_by_layer(keys.HEAD_COUNT_KV, "num_key_value_heads")
