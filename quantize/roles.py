@@ -289,6 +289,8 @@ def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
         return "not a weight"
     if name.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
         return "expert router"
+    if name.endswith(("altup_correct_coef.weight", "altup_predict_coef.weight")):
+        return "coefficients"
     return None
 
 

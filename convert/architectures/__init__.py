@@ -30,6 +30,7 @@ MODULES: tuple[str, ...] = (
     "convert.architectures.qwen_vl",
     "convert.architectures.gemma.gemma2",
     "convert.architectures.gemma.gemma3",
+    "convert.architectures.gemma.gemma3n",
     "convert.architectures.gemma.gemma4",
     "convert.architectures.phi3",
     "convert.architectures.apertus",

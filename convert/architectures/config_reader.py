@@ -187,7 +187,8 @@ READ_ELSEWHERE = frozenset({
 
 MEANINGLESS = frozenset({
     # training
-    "attention_dropout", "attn_pdrop", "aux_loss_alpha", "embd_pdrop", "embedding_dropout",
+    "altup_coef_clip", "altup_lr_multiplier", "attention_dropout", "attn_pdrop", "aux_loss_alpha",
+    "embd_pdrop", "embedding_dropout",
     "embedding_initializer_range", "hidden_dropout", "initializer_factor", "initializer_range",
     "input_jitter_noise",
     "mamba_dt_init_floor", "mamba_dt_max", "mtp_loss_scaling_factor", "output_router_logits",
@@ -203,7 +204,8 @@ MEANINGLESS = frozenset({
     "pretraining_tp", "residual_in_fp32", "rope_scaling_layers", "torch_dtype", "transformers_version",
     "unsloth_fixed", "unsloth_version", "use_cache", "use_mamba_kernels",
     # other parts of the model, and how they are joined
-    "audio_config", "audio_ms_per_token", "embd_layer", "img_processor", "merged_hidden_size",
+    "audio_config", "audio_ms_per_token", "audio_soft_tokens_per_image", "embd_layer",
+    "img_processor", "merged_hidden_size",
     "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
     "vision_config", "vision_feature_layer", "vision_soft_tokens_per_image",
 })  # fmt: skip

@@ -112,6 +112,7 @@ _OWN: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "apertus": (_EPS | {keys.XIELU_ALPHA_N, keys.XIELU_ALPHA_P, keys.XIELU_BETA, keys.XIELU_EPS}, ()),
     "starcoder2": ({keys.LAYERNORM_EPS}, ()),
     "gemma3": (_EPS, _WINDOW | {keys.SLIDING_WINDOW, keys.FINAL_LOGIT_SOFTCAPPING}),
+    "gemma3n": (_EPS | {keys.SLIDING_WINDOW}, _WINDOW),
     "gemma-embedding": (_EPS | {keys.SLIDING_WINDOW}, _WINDOW),
     **dict.fromkeys(("bert", "nomic-bert"), ({keys.LAYERNORM_EPS}, ())),
     "nomic-bert-moe": ({keys.LAYERNORM_EPS}, {keys.MOE_EVERY_N_LAYERS}),
@@ -334,7 +335,7 @@ LOADERS: Mapping[str, Loader] = MappingProxyType({
 WINDOW_PERIODS: Mapping[str, int] = MappingProxyType({
     **dict.fromkeys(("afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "laguna"), 4),
     **dict.fromkeys(("llama4", "mellum", "muse-glimmer", "olmo2", "smallthinker"), 4),
-    "gemma2": 2, "gpt-oss": 2, "modern-bert": 3, "gemma3": 6, "gemma-embedding": 6, "plamo3": 8,
+    "gemma2": 2, "gpt-oss": 2, "modern-bert": 3, "gemma3n": 5, "gemma3": 6, "gemma-embedding": 6, "plamo3": 8,
 })  # fmt: skip
 """Architecture -> one layer in so many has no window, where no key says which (load_arch_hparams)."""
 

@@ -29,7 +29,7 @@ import convert
 from gguf_tools.errors import ToolkitError
 from tests.end_to_end.config_fields.judge import EFFECT, without_ties
 from tests.end_to_end.config_fields.llama import Llama, LlamaError
-from tests.end_to_end.config_fields.models import BASES, TOKENS, logits_of, rounded_gelu
+from tests.end_to_end.config_fields.models import BASES, TOKENS, as_in_llama_cpp, logits_of
 from tests.end_to_end.layouts.judge import Made, Outcome, judge, made_of
 from tests.end_to_end.layouts.ways import LAYOUTS, Saved, layouts_of, mlx_pair, saved
 
@@ -82,7 +82,7 @@ def logits_outcome(model: Saved, published: Made, folder: Path, llama: Llama) ->
 
 def sweep(name: str, layout: str, with_logits: bool) -> list[Row]:
     """Return a row for each layout of a model."""
-    with tempfile.TemporaryDirectory(prefix="layouts-") as scratch, rounded_gelu():
+    with tempfile.TemporaryDirectory(prefix="layouts-") as scratch, as_in_llama_cpp():
         folder = Path(scratch)
         model = saved(name, folder / "published")
         published = made_of(model.folder)

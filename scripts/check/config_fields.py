@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.end_to_end.config_fields.judge import SILENT, Judge
 from tests.end_to_end.config_fields.llama import Llama
-from tests.end_to_end.config_fields.models import BASES, rounded_gelu
+from tests.end_to_end.config_fields.models import BASES, as_in_llama_cpp
 from tests.end_to_end.config_fields.mutations import mutations
 
 Row = dict[str, Any]
@@ -49,7 +49,7 @@ def sweep(name: str, field: str, sample: int, seed: int) -> list[Row]:
     """Return a row for each mutation of a base."""
     base, llama = BASES[name], Llama()
     try:
-        with rounded_gelu(), tempfile.TemporaryDirectory(prefix="config-fields-") as folder:
+        with as_in_llama_cpp(), tempfile.TemporaryDirectory(prefix="config-fields-") as folder:
             try:
                 judge = Judge(base, Path(folder), llama)
             except Exception as error:

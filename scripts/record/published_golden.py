@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "arch" / "published.json"
 
 PRE = {
-    "smollm3": "llama-bpe", "gemma-3": "qwen2", "gemma-4": "", "gemma-4-moe": "", "gemma-4-e": "",
-    "gemma-4-12b": "", "seed-oss": "seed-coder", "olmo-2": "dbrx", "olmo-3": "dbrx",
+    "smollm3": "llama-bpe", "gemma-3": "qwen2", "gemma-3n": "", "gemma-4": "", "gemma-4-moe": "",
+    "gemma-4-e": "", "gemma-4-12b": "", "seed-oss": "seed-coder", "olmo-2": "dbrx", "olmo-3": "dbrx",
     "ministral-3": "llama-bpe", "phi-4": "dbrx", "phi-4-mini": "dbrx",
     "granite-3": "dbrx", "granite-3-moe": "dbrx", "granite-4": "dbrx", "granite-4-h": "dbrx",
     "nemotron-h": "llama-bpe", "nemotron-3-nano": "llama-bpe", "nemotron-3-super": "llama-bpe",

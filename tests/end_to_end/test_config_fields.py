@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.config_fields.judge import SILENT, Judge
 from tests.end_to_end.config_fields.llama import Llama
-from tests.end_to_end.config_fields.models import BASES, rounded_gelu
+from tests.end_to_end.config_fields.models import BASES, as_in_llama_cpp
 from tests.end_to_end.config_fields.mutations import mutations
 from tests.support import oracle
 
@@ -32,7 +32,7 @@ TELLING = (
 @pytest.fixture(scope="module")
 def llama() -> Iterator[Llama]:
     started = Llama()
-    with rounded_gelu():
+    with as_in_llama_cpp():
         yield started
     started.close()
 

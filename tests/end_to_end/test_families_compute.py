@@ -42,8 +42,8 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-_BESIDE_VISION = ("Glm5Next", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Gemma4Unified", "Mistral3",
-                  "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Glm4v",
+_BESIDE_VISION = ("Glm5Next", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified",
+                  "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Glm4v",
                   "MiniMaxM3Sparse", "MiniMaxM3VL", "Qwen4Exp", "MuseGlimmer", "Llama4")  # fmt: skip
 
 

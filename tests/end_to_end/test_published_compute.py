@@ -38,7 +38,7 @@ ALLOWED = {"glm-5": 0.01, "minimax-m3": 0.01}
 """Models whose choice of positions depends on rounding, as llama.cpp rounds -> how far sums may be off."""
 
 TABLES = {"starcoder2": 1e-3, "gemma-2": 1e-3, "gemma-3": 1e-3, "gemma-4": 1e-3, "gemma-4-moe": 1e-3,
-          "gemma-4-e": 1e-3, "gemma-4-12b": 1e-3}  # fmt: skip
+          "gemma-4-e": 1e-3, "gemma-4-12b": 1e-3, "gemma-3n": 5e-3}  # fmt: skip
 """Models whose GELU llama.cpp looks up in a table of F16, as we do here -> the same."""
 
 CODED = ("kimi-k3",)

@@ -285,6 +285,14 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     ),
+    "gemma3n": (
+        "Gemma3n",
+        {"num_hidden_layers": 22, "num_kv_shared_layers": 2, "head_dim": 16, "sliding_window": 16,
+         "intermediate_size": 512, "vocab_size_per_layer_input": 560, "tie_word_embeddings": True,
+         "eos_token_id": 1, "bos_token_id": 2,
+         "layer_types": [*[*["sliding_attention"] * 4, "full_attention"] * 4, "sliding_attention",
+                         "full_attention"]},
+    ),
     "gemma4": ("Gemma4", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "gemma4-experts": (
         "Gemma4", {**_GEMMA4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
@@ -386,8 +394,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 COMPUTED_ONCE = (
     "qwen2moe", "olmoe", "hunyuan", "hunyuanmoe", "hy-v3", "solar-open", "glm4", "glm4v", "exaone4",
-    "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "laguna", "laguna-by-column", "qwen2vl",
-    "muse-glimmer", "exaone-moe", "apertus", "llama4",
+    "exaone4-windows", "ernie4.5", "ernie4.5-moe", "gemma2", "gemma3n", "laguna", "laguna-by-column",
+    "qwen2vl", "muse-glimmer", "exaone-moe", "apertus", "llama4",
     "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "cohere2", "cohere2moe", "cohere2moe-softmax", "lfm2", "lfm2moe",
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "glm5-next",
     "glm5-next-shared",
@@ -430,7 +438,7 @@ OUR_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Models that llama.cpp can't load, or computes otherwise than transformers does."""
 
 
-_FACTORS = ("router.scale", "per_expert_scale", "layer_scalar", "alpha_n", "alpha_p")
+_FACTORS = ("router.scale", "per_expert_scale", "layer_scalar", "alpha_n", "alpha_p", "output_scale")
 """Ends of the names of what numbers are multiplied by."""
 
 
@@ -467,3 +475,8 @@ def decoder_model(name: str, folder: Path, **others: Any) -> Any:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(GOLDEN / "gpt-oss" / file, folder / file)
     return model
+
+
+def sample_deviation(x: Any, **how: Any) -> Any:
+    """Return the deviation that llama.cpp takes in Gemma 3n, in place of transformers' (torch.std)."""
+    return x.std(**{**how, "unbiased": True})

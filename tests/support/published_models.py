@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.support.published_checkpoint import COMMON as _COMMON
 from tests.support.published_checkpoint import Published, beside_vision, with_int4_experts, write_published
 from tests.support.published_embeddings import EMBEDDINGS
+from tests.support.published_gemma3n import GEMMA3N
 from tests.support.published_glm5_next import glm5_next_models
 from tests.support.published_kimi import KIMI_MODELS
 from tests.support.published_ling3 import LING3_MODELS
@@ -280,6 +281,7 @@ PUBLISHED: Mapping[str, Published] = {
         prefix="language_model.", extra=_VISION,
     ),
     **EMBEDDINGS,
+    **GEMMA3N,
     "gemma-4": _gemma4({
         "num_attention_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
     }),

@@ -9,7 +9,7 @@ Facts of transformers' modeling_gemma4.py and llama.cpp's converter (Gemma4Model
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from convert.architectures.config_reader import MAX_EXPERTS, ConfigReader, merge
 from convert.architectures.decoder.config import (
     FULL,
     SLIDING,
-    DecoderConfig,
     decoder_fields,
     layers_of_kind,
     with_defaults,
@@ -48,10 +47,19 @@ from convert.architectures.decoder.rules import (
     layers,
     layers_if,
     once,
-    one,
     stack_of,
 )
 from convert.architectures.gemma.gemma3 import vision_drops
+from convert.architectures.gemma.small import (
+    EMBEDDING_PER_LAYER,
+    SHARED_LAYERS,
+    SmallGemmaConfig,
+    layer_embeddings,
+    no_keys,
+    norms,
+    own_keys,
+    read_shared_layers,
+)
 from convert.architectures.rules import Computed, Output, Rule, Where
 from convert.checkpoint.checkpoint import read_json_object_if_there
 from convert.tokenizer.files import Quirks
@@ -67,7 +75,7 @@ _UNROTATED = 1e30
 
 
 @dataclass(frozen=True)
-class Gemma4Config(DecoderConfig):
+class Gemma4Config(SmallGemmaConfig):
     """Configuration of a model; names as in config.json. Heads and keys of DecoderConfig are those of layers
     with a window.
 
@@ -76,9 +84,7 @@ class Gemma4Config(DecoderConfig):
     states_global_kv    whether config.json says so
     rotated_share       share of their columns that are rotated
     attention_k_eq_v    whether the values of full layers are their keys
-    num_kv_shared_layers  last layers that attend to keys and values of the last one before them of their kind
     use_double_wide_mlp whether these have blocks of twice the width
-    hidden_size_per_layer_input  columns of the embedding that each layer adds; 0 for none
     suppress_tokens     that are never generated; None where nothing says so
     """
 
@@ -87,9 +93,7 @@ class Gemma4Config(DecoderConfig):
     states_global_kv: bool = False
     rotated_share: float = 0.25
     attention_k_eq_v: bool = False
-    num_kv_shared_layers: int = 0
     use_double_wide_mlp: bool = False
-    hidden_size_per_layer_input: int = 0
     suppress_tokens: tuple[int, ...] | None = None
 
     @property
@@ -106,16 +110,6 @@ class Gemma4Config(DecoderConfig):
     def double_intermediate_size(self) -> int:
         """Width of the blocks of layers that have no keys of their own."""
         return self.intermediate_size * (2 if self.use_double_wide_mlp else 1)
-
-    @property
-    def all_layers_input(self) -> int:
-        """Columns of the embeddings that all layers add, side by side."""
-        return self.num_hidden_layers * self.hidden_size_per_layer_input
-
-    @property
-    def n_own_keys(self) -> int:
-        """Number of layers that have keys of their own, the first ones."""
-        return self.num_hidden_layers - self.num_kv_shared_layers
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
@@ -139,10 +133,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     windows = layers_of_kind(read, n_layers, lambda layer: (layer + 1) % 6 > 0)
     windows = tuple(layer for layer in windows if layer + 1 < n_layers)  # the last layer is a full one
     full_layers = [layer for layer in range(n_layers) if layer not in windows]
-    n_shared = read.size("num_kv_shared_layers", 0, least=0, most=n_layers - 1)
-    if n_shared and not _shares_last_keys(windows, n_layers, n_layers - n_shared):
-        expected = "as many as leave a full layer last, and one with a window before it"
-        raise read.bad("num_kv_shared_layers", f"{expected}: llama.cpp's gemma4 takes their keys")
+    n_shared = read_shared_layers(read, windows, n_layers, "gemma4")
     global_dim, global_kv, states_kv = _global_sizes(stated, fields["num_key_value_heads"], full_layers)
     layer_cols = read.size("hidden_size_per_layer_input", 0, least=0)
     if layer_cols:
@@ -169,11 +160,6 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
         final_logit_softcapping=read.number_or_null("final_logit_softcapping"),
         suppress_tokens=_suppressed(read, path),
     )
-
-
-def _shares_last_keys(windows: Collection[int], n_layers: int, n_own: int) -> bool:
-    """Return whether the last layers of each kind with keys of their own are the last two of all such."""
-    return n_own - 1 not in windows and (n_own - 2 in windows or not {*range(n_own, n_layers)} & {*windows})
 
 
 def _suppressed(read: ConfigReader, path: str | Path) -> tuple[int, ...] | None:
@@ -223,28 +209,14 @@ def _expert_fields(read: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _norms(sources: Mapping[str, str], where: Where = layers) -> Iterator[Rule]:
-    """Yield the rules of norms of hidden states, by their names in the file."""
-    for name, source in sources.items():
-        yield in_layer(where, f"{name}.weight", f"{source}.weight", "hidden_size")
-
-
 def _kind(sliding: bool, where: Where = layers) -> Where:
     """Return the layers of `where` that have a window, or that have none."""
     return lambda c, o: [layer for layer in where(c, o) if (layer in c.sliding_layers) == sliding]
 
 
-def _own_keys(config: Gemma4Config, options: Any) -> range:
-    return range(config.n_own_keys)
-
-
-def _no_keys(config: Gemma4Config, options: Any) -> range:
-    return range(config.n_own_keys, config.num_hidden_layers)
-
-
 def _own_values(config: Gemma4Config, options: Any) -> Iterable[object]:
     """Return the full layers whose values are not their keys."""
-    return () if config.attention_k_eq_v else _kind(False, _own_keys)(config, options)
+    return () if config.attention_k_eq_v else _kind(False, own_keys)(config, options)
 
 
 def _attention() -> tuple[Rule, ...]:
@@ -253,7 +225,7 @@ def _attention() -> tuple[Rule, ...]:
         (True, "q_rows", "kv_rows", "head_dim"),
         (False, "global_q_rows", "global_kv_rows", "global_head_dim"),
     ):  # fmt: skip
-        every, own = _kind(sliding), _kind(sliding, _own_keys)
+        every, own = _kind(sliding), _kind(sliding, own_keys)
         key = in_layer(own, "attn_k.weight", "self_attn.k_proj.weight", f"{kv} hidden_size")
         value = in_layer(own if sliding else _own_values, "attn_v.weight", "self_attn.v_proj.weight",
                          f"{kv} hidden_size")  # fmt: skip
@@ -262,7 +234,7 @@ def _attention() -> tuple[Rule, ...]:
             in_layer(every, "attn_q.weight", "self_attn.q_proj.weight", f"{q} hidden_size"),
             key, value, norm,
             # Checkpoints may have what these layers do without.
-            *(replace(rule, where=_kind(sliding, _no_keys), optional=True) for rule in (key, value, norm)),
+            *(replace(rule, where=_kind(sliding, no_keys), optional=True) for rule in (key, value, norm)),
             in_layer(every, "attn_output.weight", "self_attn.o_proj.weight", f"hidden_size {q}"),
             in_layer(every, "attn_q_norm.weight", "self_attn.q_norm.weight", dim),
         ]  # fmt: skip
@@ -271,9 +243,9 @@ def _attention() -> tuple[Rule, ...]:
 
 def _blocks() -> tuple[Rule, ...]:
     """Return the rules of the dense blocks, which all layers have."""
-    narrow = (replace(rule, where=_own_keys) for rule in dense_blocks())
+    narrow = (replace(rule, where=own_keys) for rule in dense_blocks())
     wide = (
-        replace(rule, where=_no_keys, outputs=tuple(
+        replace(rule, where=no_keys, outputs=tuple(
             replace(output, sizes=str(output.sizes).replace("intermediate_size", "double_intermediate_size"))
             for output in rule.outputs
         ))
@@ -299,30 +271,11 @@ def _experts() -> tuple[Rule, ...]:
         *(stack_of(part, with_experts, _STACK, f"{_STACK}gate_proj") for part in ("gate", "up")),
         in_layer(with_experts, "ffn_down_exps.weight", "experts.down_proj",
                  "num_experts hidden_size moe_intermediate_size"),
-        *_norms({
+        *norms({
             "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
             "post_ffw_norm_1": "post_feedforward_layernorm_1",
             "post_ffw_norm_2": "post_feedforward_layernorm_2",
         }, with_experts),
-    )  # fmt: skip
-
-
-def _layer_embeddings() -> tuple[Rule, ...]:
-    """Return the rules of the embeddings that layers add."""
-    added = layers_if("hidden_size_per_layer_input")
-    once_added = layers_if("hidden_size_per_layer_input", once)
-    return (
-        one(once_added, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight",
-            "vocab_size all_layers_input"),
-        one(once_added, "per_layer_model_proj.weight", "model.per_layer_model_projection.weight",
-            "all_layers_input hidden_size"),
-        one(once_added, "per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight",
-            "hidden_size_per_layer_input"),
-        in_layer(added, "inp_gate.weight", "per_layer_input_gate.weight",
-                 "hidden_size_per_layer_input hidden_size"),
-        in_layer(added, "proj.weight", "per_layer_projection.weight",
-                 "hidden_size hidden_size_per_layer_input"),
-        in_layer(added, "post_norm.weight", "post_per_layer_input_norm.weight", "hidden_size"),
     )  # fmt: skip
 
 
@@ -357,8 +310,8 @@ _METADATA: tuple[Key, ...] = (
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.global_head_dim),
     Key(keys.FINAL_LOGIT_SOFTCAPPING, _f32, lambda c, o: c.final_logit_softcapping or 0.0),
     SLIDING_WINDOW,
-    Key(keys.SHARED_KV_LAYERS, _u32, lambda c, o: c.num_kv_shared_layers),
-    Key(keys.EMBEDDING_LENGTH_PER_LAYER_INPUT, _u32, lambda c, o: c.hidden_size_per_layer_input),
+    SHARED_LAYERS,
+    EMBEDDING_PER_LAYER,
     SLIDING_PATTERN,
     Key(keys.KEY_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
     Key(keys.VALUE_LENGTH_SWA, _u32, lambda c, o: c.head_dim),
@@ -430,7 +383,7 @@ _GEMMA4 = decoder(
         Rule(once, (Output("rope_freqs.weight", "", "", _rope_freqs),)),
         *ends(),
         *_attention(),
-        *_norms({
+        *norms({
             "post_attention_norm": "post_attention_layernorm",
             "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
@@ -438,7 +391,7 @@ _GEMMA4 = decoder(
         in_layer(layers, "layer_output_scale.weight", "layer_scalar", "one"),
         *_blocks(),
         *_experts(),
-        *_layer_embeddings(),
+        *layer_embeddings(),
     ),
     metadata=_METADATA,
     drops=vision_drops,

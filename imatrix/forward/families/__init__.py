@@ -20,6 +20,7 @@ from imatrix.forward.families.decoder import decoder_network
 from imatrix.forward.families.deepseek2 import deepseek2_network
 from imatrix.forward.families.deepseek4 import deepseek4_network
 from imatrix.forward.families.encoder import encoder_network
+from imatrix.forward.families.gemma3n import gemma3n_network
 from imatrix.forward.families.gemma4 import gemma4_network
 from imatrix.forward.families.kimi import (
     glm5_next_network,
@@ -36,6 +37,7 @@ OWN: Mapping[str, Callable[[Any], Network]] = {
     "deepseek4": deepseek4_network,
     "bailingmoe3": ling3_network,
     **dict.fromkeys(("bert", "modern-bert", "nomic-bert", "nomic-bert-moe"), encoder_network),
+    "gemma3n": gemma3n_network,
     "gemma4": gemma4_network,
     "glm5-next": glm5_next_network,
     "kimi-k3": kimi_k3_network,

@@ -23,7 +23,6 @@ from imatrix.forward.layers.attention.shared_keys import (
     HandedKeyAttention,
     HandedKeys,
     HeadSizes,
-    Projection,
     load_shared_key_attention,
 )
 from imatrix.forward.layers.experts import load_experts
@@ -32,16 +31,14 @@ from imatrix.forward.layers.gemma4 import (
     N_STRANDS,
     DenseBesideExperts,
     DenseBlock,
-    LayerEmbedding,
     StrandEntry,
     StrandSum,
+    load_layer_embedding,
 )
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import PLAIN, RMSNorm, WithSidecar
 from imatrix.forward.layers.rope import Rope, Rotation
 from imatrix.forward.network import End, LogitRule, Network
-
-_TOKEN_TABLE, _MODEL_PROJECTION = "per_layer_token_embd.weight", "per_layer_model_proj.weight"
 
 
 def gemma4_network(config: Gemma4Config) -> Network:
@@ -144,7 +141,8 @@ class _Parts:
             width = config.double_intermediate_size
         norm, added = self.norm("ffn_norm"), None
         if config.hidden_size_per_layer_input:
-            added = self.embedding()
+            sizes = config.hidden_size, config.hidden_size_per_layer_input
+            added = load_layer_embedding(self.load, self.number, *sizes, config.rms_norm_eps)
         rest = DenseBlock(norm, self.block(width, "post_ffw_norm"), added, self.scale())
         sees_all = isinstance(attention, HandedKeyAttention)
         around = PLAIN if sees_all else WithSidecar(config.hidden_size)
@@ -180,24 +178,3 @@ class _Parts:
     def block(self, width: int, post_norm: str) -> FeedForward:
         block = load_ffn(self.load, BlockNames.of(self.number), self.config.hidden_size, width)
         return replace(block, activation=GatedGELU("tanh"), post_norm=self.norm(post_norm))
-
-    def embedding(self) -> LayerEmbedding:
-        config, load = self.config, self.load
-        hidden, n_cols = config.hidden_size, config.hidden_size_per_layer_input
-        first = self.number * n_cols
-
-        def projection(part: str, n_rows: int, n_cols: int) -> Projection:
-            name = f"{self.name}.{part}.weight"
-            return Projection(name, load.matrix(name, n_rows, n_cols), None)
-
-        load.tensor(_TOKEN_TABLE)
-        return LayerEmbedding(
-            load=load,
-            table=_TOKEN_TABLE,
-            model=load.weight(load.tensor(_MODEL_PROJECTION), first, first + n_cols),
-            norm=RMSNorm(load.float32("per_layer_proj_norm.weight", n_cols), config.rms_norm_eps),
-            gate=projection("inp_gate", n_cols, hidden),
-            output=projection("proj", hidden, n_cols),
-            end=self.norm("post_norm"),
-            first=first,
-        )

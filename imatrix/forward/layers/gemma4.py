@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import gelu, linear
 
-from imatrix.forward.layers.attention.shared_keys import Projection
+from imatrix.forward.layers.attention.shared_keys import Projection, load_projection
 from imatrix.forward.layers.ffn import FeedForward, through
 from imatrix.forward.layers.load import Loader
 from imatrix.forward.layers.residual import ResidualStream, RMSNorm
@@ -116,6 +116,25 @@ class LayerEmbedding:
         n_cols = self.model.shape[0]
         rows = self.load.picked_rows(self.table, unique.tolist())[:, self.first : self.first + n_cols]
         return rows[places] * n_cols**0.5
+
+
+_TOKEN_TABLE, _MODEL_PROJECTION = "per_layer_token_embd.weight", "per_layer_model_proj.weight"
+
+
+def load_layer_embedding(load: Loader, layer: int, hidden: int, n_cols: int, eps: float) -> LayerEmbedding:
+    """Read the embedding of `n_cols` columns that a layer adds; eps is that of norms."""
+    name, first = f"blk.{layer}", layer * n_cols
+    load.tensor(_TOKEN_TABLE)
+    return LayerEmbedding(
+        load=load,
+        table=_TOKEN_TABLE,
+        model=load.weight(load.tensor(_MODEL_PROJECTION), first, first + n_cols),
+        norm=RMSNorm(load.float32("per_layer_proj_norm.weight", n_cols), eps),
+        gate=load_projection(load, f"{name}.inp_gate.weight", n_cols, hidden),
+        output=load_projection(load, f"{name}.proj.weight", hidden, n_cols),
+        end=RMSNorm(load.float32(f"{name}.post_norm.weight", hidden), eps),
+        first=first,
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tests.support.decoder_models import GOLDEN, MODELS
+from tests.support.decoder_models import GOLDEN, MODELS, sample_deviation
 
 N_VOCAB = 576
 CONTEXT = 128
@@ -129,6 +129,11 @@ BASES: Mapping[str, Base] = {
         _text("gemma3", "gemma3_text", vision_config=_VISION, mm_tokens_per_image=4, image_token_index=570,
               boi_token_index=571, eoi_token_index=572),
         wrapped=True,
+    ),
+    "gemma3n": Base(
+        "Gemma3nForCausalLM",
+        {**_recorded("gemma3n"), "num_hidden_layers": 2, "num_kv_shared_layers": 0,
+         "layer_types": ["sliding_attention", "full_attention"], "activation_sparsity_pattern": [0.95, 0.95]},
     ),
     "gemma4-wrapped": Base(
         "Gemma4ForConditionalGeneration",
@@ -251,13 +256,14 @@ def write_weights(folder: Path, model: Any) -> None:
 
 
 @contextmanager
-def rounded_gelu() -> Iterator[None]:
-    """Have torch look GELU up as llama.cpp does, in a table of float16."""
+def as_in_llama_cpp() -> Iterator[None]:
+    """Have torch look GELU up as llama.cpp does, in a table of float16, and take its deviations."""
     import torch
 
-    exact = torch.nn.functional.gelu
+    exact, deviation = torch.nn.functional.gelu, torch.std
     torch.nn.functional.gelu = lambda x, **how: exact(x.half().float(), **how).half().float()
+    torch.std = sample_deviation
     try:
         yield
     finally:
-        torch.nn.functional.gelu = exact
+        torch.nn.functional.gelu, torch.std = exact, deviation

@@ -15,7 +15,7 @@ from imatrix.forward.open import open_model
 from tests.end_to_end.arch_models import GOLDEN
 from tests.imatrix.forward.small_models import CHUNKS, run_all_layers
 from tests.support import oracle
-from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model
+from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model, sample_deviation
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -77,14 +77,19 @@ EQUAL = [
 """Models that every run computes, but for one of 64 layers."""
 
 
+LIMITS = {"gemma3n": 3e-4}
+"""Largest difference of a model of 22 layers, which magnify what is rounded: float64 is as far away."""
+
+
 @pytest.mark.parametrize("name", EQUAL)
-def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "std", sample_deviation)
     original = decoder_model(name, tmp_path / name)
     with torch.no_grad():
         expected = original(torch.from_numpy(CHUNKS)).logits.numpy()
     with open_model(tmp_path / name) as model:
         logits, _ = run_all_layers(model, CHUNKS)
-    assert relative_error(logits, expected) < 1e-5
+    assert relative_error(logits, expected) < LIMITS.get(name, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "qwen3", "minimax-m3-chosen", "llama4"])
@@ -127,8 +132,10 @@ def differentiated(name: str, tmp_path: Path, **others: Any) -> tuple[Any, Weigh
     norm = getattr(text, ends.get(name.partition("-")[0], "norm"))
     norm.register_forward_hook(lambda _m, _i, out: kept.append(out))
     embed = original.get_input_embeddings()
-    embeddings = embed(torch.from_numpy(CHUNKS)).detach().requires_grad_()
-    text(inputs_embeds=embeddings)
+    ids = torch.from_numpy(CHUNKS)
+    embeddings = embed(ids).detach().requires_grad_()
+    beside = {"per_layer_inputs": text.get_per_layer_inputs(ids)} if name == "gemma3n" else {}
+    text(inputs_embeds=embeddings, **beside)
     (last,) = kept
     last.backward(directions(CHUNKS.size, last.shape[-1]).view_as(last))
     observer = WeightGradients()
@@ -278,6 +285,22 @@ def test_gradients_of_gemmas_equal_those_of_transformers(name: str, tmp_path: Pa
         both, down = last.experts.gate_up_proj.grad.flatten(0, 1), last.experts.down_proj.grad.flatten(0, 1)
         assert relative_error(observer.of("blk.5.ffn_gate_up_exps.weight"), both.numpy()) < 1e-4
         assert relative_error(observer.of("blk.5.ffn_down_exps.weight"), down.numpy()) < 1e-4
+
+
+def test_gradients_of_a_gemma_3n_equal_those_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer makes the streams, and the others correct them."""
+    monkeypatch.setattr(torch, "std", sample_deviation)
+    kinds = {"num_hidden_layers": 2, "num_kv_shared_layers": 0, "layer_types": None}
+    original, observer = differentiated("gemma3n", tmp_path, **kinds, activation_sparsity_pattern=[0.95] * 2)
+    first, last = original.model.layers
+    assert_gradients(observer, {
+        "blk.0.attn_q": first.self_attn.q_proj, "blk.0.ffn_gate": first.mlp.gate_proj,
+        "blk.0.laurel_l": first.laurel.linear_left, "blk.0.altup_router": first.altup.modality_router,
+        "blk.1.attn_v": last.self_attn.v_proj, "blk.1.inp_gate": last.per_layer_input_gate,
+        "blk.1.proj": last.per_layer_projection,
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["qwen35-ungrouped", "qwen35moe", "qwen3next", "qwen4exp"])

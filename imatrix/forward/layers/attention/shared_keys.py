@@ -101,6 +101,11 @@ class Projection:
         return product
 
 
+def load_projection(load: Loader, name: str, n_rows: int, n_cols: int) -> Projection:
+    """Read a matrix, with its bias where the model has one."""
+    return Projection(name, load.matrix(name, n_rows, n_cols), load.bias(name, n_rows))
+
+
 @dataclass(frozen=True)
 class SharedKeyAttention:
     """The attention of one layer.
@@ -363,8 +368,7 @@ def load_shared_key_attention(
     q_rows, k_rows, v_rows = sizes.n_rows
 
     def projection(part: str, n_rows: int, n_cols: int) -> Projection:
-        matrix = f"{name}.{part}.weight"
-        return Projection(matrix, load.matrix(matrix, n_rows, n_cols), load.bias(matrix, n_rows))
+        return load_projection(load, f"{name}.{part}.weight", n_rows, n_cols)
 
     def norm_of(part: str, n_rows: int) -> RMSNorm | None:
         weight = f"{name}.{part}.weight"
