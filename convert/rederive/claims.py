@@ -143,13 +143,15 @@ class _Planner:
     def nearest(self, recipe: Recipe) -> tuple[list[str], str]:
         """Find the options under which a recipe gives the file's types, or nearly: misfits, and the words."""
         tried = []
-        for facts, pure in product(self._facts, (False, True)):
-            options, words = self._options(recipe, pure, output=True, embedding=True)
+        for by_hand, facts, pure in product((False, True), self._facts, (False, True)):
+            options, words = self._options(recipe, pure, output=by_hand, embedding=by_hand)
             tried.append((self._misfits(recipe, options, facts), words, facts, pure))
+            if not by_hand and not tried[-1][0]:
+                return [], words
         misfits, words, facts, pure = min(tried, key=lambda each: len(each[0]))
         if misfits:
             return misfits, words
-        for embedding, output in ((False, False), (False, True), (True, False)):
+        for embedding, output in ((False, True), (True, False)):
             options, fewer = self._options(recipe, pure, output=output, embedding=embedding)
             if not self._misfits(recipe, options, facts):
                 return [], fewer
@@ -171,7 +173,10 @@ class _Planner:
         return options, " ".join(words)
 
     def _misfits(self, recipe: Recipe, options: PlanOptions, facts: ModelFacts) -> list[str]:
-        """List the tensors to which a recipe gives another type; all where it can't be planned."""
+        """List the tensors to which a recipe gives another type; all where it can't be planned.
+
+        Floats stay what they were in the source, which may not be the one that the file was made of.
+        """
 
         def role_of(info: TensorInfo) -> Role:
             return tensor_role(info.name, info.shape, facts.architecture, recipe.program).role
@@ -181,6 +186,11 @@ class _Planner:
             decided = decide(drafts, recipe, facts, self._is_weighed, options)
         except ToolkitError:
             return list(self._types)
+        pairs = (
+            (each.name, self._types.get(each.name, each.target_type), each.target_type) for each in decided
+        )
         return [
-            each.name for each in decided if self._types.get(each.name, each.target_type) != each.target_type
+            name
+            for name, found, planned in pairs
+            if found != planned and (found.is_quantized or planned.is_quantized)
         ]

@@ -157,6 +157,15 @@ def test_a_file_of_a_folder_is_the_same_through_16_bits(folder: Path, made: Path
     assert result.file_type == "Q4_K_M"
 
 
+def test_matrices_that_stay_floats_are_no_types_by_hand(tmp_path: Path) -> None:
+    folder = write("gemma-3n", tmp_path / "model")
+    through = convert.convert(folder, tmp_path / "bf16.gguf", "bf16").paths[0]
+    made = gguf_tools.quantize(through, tmp_path / "q.gguf", "Q4_K_M", n_threads=1).paths[0]
+    done = gguf_tools.rederive(made, folder)
+    assert done.is_same
+    assert not done.findings
+
+
 def test_importances_are_asked_for_and_used(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
