@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from convert.card.facts import read_report
 from gguf_tools.errors import BadRequest
 
 torch = pytest.importorskip("torch")
@@ -74,6 +75,8 @@ def test_an_encoder_is_evaluated_by_its_vectors(tmp_path: Path, capsys: pytest.C
     assert exact["recall_at_10"] == 1
     assert 0.9 < rounded["cosine_lowest"] < rounded["cosine_low"] < rounded["cosine"] < 1
     assert 0.5 < rounded["recall_at_10"] < 1
+    with pytest.raises(BadRequest, match=r"report\.json: .* \(it measures a model for embeddings, and this"):
+        read_report(report)
     for text in (shown, report.read_text(), page.read_text()):
         assert not re.search(r"\b(KLD|kld|PPL|ppl|same.top|flips)\b", text)
 
