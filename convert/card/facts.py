@@ -370,13 +370,13 @@ def read_report(path: Path, *, for_card: bool = False) -> Report:
         raise BadRequest(f"{path}: {other}, but {made}")
     try:
         suite = content.get("suite")
+        files = tuple(_measures(model, of_suite=suite is not None) for model in content["models"])
         if suite is None:
             texts = [ReportText.of(content["text"], content["base"], is_class=False)]
         elif for_card:
             raise ValueError("it measures a suite, but a card describes one text")
         else:
             texts = [ReportText.of(each, each, is_class=True) for each in suite["classes"]]
-        files = tuple(_measures(model, of_suite=suite is not None) for model in content["models"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         missing = " is missing" if for_card and isinstance(error, KeyError) else ""
         raise BadRequest(f"{path}: {other} ({shown(str(error))}{missing})") from error

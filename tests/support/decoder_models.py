@@ -480,3 +480,10 @@ def decoder_model(name: str, folder: Path, **others: Any) -> Any:
 def sample_deviation(x: Any, **how: Any) -> Any:
     """Return the deviation that llama.cpp takes in Gemma 3n, in place of transformers' (torch.std)."""
     return x.std(**{**how, "unbiased": True})
+
+
+SHALLOW_GEMMA3N: dict[str, Any] = {
+    "num_hidden_layers": 2, "num_kv_shared_layers": 0,
+    "layer_types": ["sliding_attention", "full_attention"], "activation_sparsity_pattern": [0.95, 0.95],
+}  # fmt: skip
+"""Changes that leave a gemma3n two layers: its 22 magnify what is rounded."""

@@ -36,6 +36,7 @@ from convert.architectures.decoder.metadata import (
     read_decoder,
     read_theta,
     read_window,
+    refuse_sizes_in_windows,
     sliding_layers,
 )
 from convert.architectures.decoder.rules import dense_blocks, ends, in_layer, layers, once
@@ -227,11 +228,12 @@ def _read_file(
     """Read the configuration out of the keys and tensors of a GGUF file; see `read_decoder`."""
     plain = read_decoder(family, metadata, shapes, path)
     hparams = read_hparams(metadata, family.gguf_name, path)
+    refuse_sizes_in_windows(hparams)
     n_layers = plain.num_hidden_layers
     fields = vars(plain) | {
         "sliding_window": read_window(hparams, 0),
         "sliding_layers": sliding_layers(hparams, n_layers, WINDOW_PERIODS[family.gguf_name]),
-        "sliding_theta": read_theta(hparams, "rope_freq_base_swa", plain.rope.theta),
+        "sliding_theta": read_theta(hparams, "rope_freq_base_swa", 10000.0),
         "attention_scale": 1.0, "final_logit_softcapping": CAP,
     }  # fmt: skip
     return Gemma3nConfig(

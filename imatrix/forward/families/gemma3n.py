@@ -35,7 +35,7 @@ from imatrix.forward.network import End, LogitRule, Network
 
 
 def gemma3n_network(config: Gemma3nConfig) -> Network:
-    rope = rope_of(config.rope, config.head_dim, halves=True)
+    rope = rope_of(config.rope, config.rotated_cols, halves=True)
     shape = config.added_streams, config.hidden_size, config.hidden_size
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tests.support.decoder_models import GOLDEN, MODELS, sample_deviation
+from tests.support.decoder_models import GOLDEN, MODELS, SHALLOW_GEMMA3N, sample_deviation
 
 N_VOCAB = 576
 CONTEXT = 128
@@ -130,11 +130,7 @@ BASES: Mapping[str, Base] = {
               boi_token_index=571, eoi_token_index=572),
         wrapped=True,
     ),
-    "gemma3n": Base(
-        "Gemma3nForCausalLM",
-        {**_recorded("gemma3n"), "num_hidden_layers": 2, "num_kv_shared_layers": 0,
-         "layer_types": ["sliding_attention", "full_attention"], "activation_sparsity_pattern": [0.95, 0.95]},
-    ),
+    "gemma3n": Base("Gemma3nForCausalLM", {**_recorded("gemma3n"), **SHALLOW_GEMMA3N}),
     "gemma4-wrapped": Base(
         "Gemma4ForConditionalGeneration",
         _text("gemma4", "gemma4_text", vision_config=None, audio_config=None, image_token_id=570,

@@ -12,7 +12,7 @@ import convert
 import gguf_tools
 import quantize
 from gguf_tools import open_gguf
-from tests.support.decoder_models import decoder_model
+from tests.support.decoder_models import SHALLOW_GEMMA3N, decoder_model
 from tests.support.trained_model import calibration_text
 
 pytest.importorskip("torch")
@@ -88,11 +88,7 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
          "num_kv_shared_layers": 1},
         ("attn_k", "ffn_down", "inp_gate", "proj"),
     ),
-    "gemma3n": (
-        {"num_hidden_layers": 2, "num_kv_shared_layers": 0, "layer_types": None,
-         "activation_sparsity_pattern": [0.95] * 2},
-        ("attn_q", "ffn_up", "ffn_down", "inp_gate", "proj"),
-    ),
+    "gemma3n": (SHALLOW_GEMMA3N, ("attn_q", "ffn_up", "ffn_down", "inp_gate", "proj")),
 }  # fmt: skip
 """Model -> what differs, and matrices of the first layer."""
 

@@ -15,7 +15,13 @@ from imatrix.forward.open import open_model
 from tests.end_to_end.arch_models import GOLDEN
 from tests.imatrix.forward.small_models import CHUNKS, run_all_layers
 from tests.support import oracle
-from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model, sample_deviation
+from tests.support.decoder_models import (
+    MODELS,
+    OUR_MODELS,
+    SHALLOW_GEMMA3N,
+    decoder_model,
+    sample_deviation,
+)
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -292,8 +298,7 @@ def test_gradients_of_a_gemma_3n_equal_those_of_transformers(
 ) -> None:
     """The first layer makes the streams, and the others correct them."""
     monkeypatch.setattr(torch, "std", sample_deviation)
-    kinds = {"num_hidden_layers": 2, "num_kv_shared_layers": 0, "layer_types": None}
-    original, observer = differentiated("gemma3n", tmp_path, **kinds, activation_sparsity_pattern=[0.95] * 2)
+    original, observer = differentiated("gemma3n", tmp_path, **SHALLOW_GEMMA3N)
     first, last = original.model.layers
     assert_gradients(observer, {
         "blk.0.attn_q": first.self_attn.q_proj, "blk.0.ffn_gate": first.mlp.gate_proj,
