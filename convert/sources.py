@@ -1,6 +1,8 @@
 """The model that a command line names: where it is, and the plan of a file that is made of it.
 
 A model is a GGUF file or a Hugging Face folder, on this machine or on the Hub. `plan_source` plans either.
+What converts folders, and what talks to the Hub, is imported where it is needed: a small file takes less time
+to quantize than these to import.
 """
 
 from __future__ import annotations
@@ -9,10 +11,8 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from convert import pipeline
-from convert.checkpoint import hub
-from convert.checkpoint.streamed import StreamedFolder
 from convert.options import AdapterChoices, AdapterOptions, ConvertOptions
 from gguf_tools.choices import filled
 from gguf_tools.errors import BadArgument, BadRequest
@@ -21,6 +21,9 @@ from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture
 from quantize.roles import MLALayout, Program
 from quantize.run import Run
+
+if TYPE_CHECKING:
+    from convert.checkpoint.streamed import StreamedFolder
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def plan_source(
         return plan_file(source, output, mixture, options, allow_problems=allow_problems)
     if options.keep_split or options.kv_overrides:
         raise BadArgument("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
+    from convert import pipeline
+
     conversion = filled(ConvertOptions, options, outtype=mixture)
     return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
 
@@ -80,6 +85,10 @@ def model_path(text: str, *, quiet: bool = False) -> Path:
 
     raises  BadRequest for an address that names no model, HubError, CheckpointError
     """
+    if os.path.exists(text):
+        return Path(text)
+    from convert.checkpoint import hub
+
     name = hub.hub_name(text)
     if name is None:
         return Path(text)
@@ -104,6 +113,10 @@ def source_folder(
     allow_pickle  .bin and .pt files may be fetched
     raises        as `model_path`; BadRequest for `stream` with a model that is here
     """
+    if os.path.exists(text) and not stream:
+        return Path(text)
+    from convert.checkpoint import hub
+
     name = hub.hub_name(text)
     if name is None:
         if stream:
