@@ -127,7 +127,7 @@ def report(
     titles = ["run", *runs[0].of, "seconds", "CPU seconds", *more, "peak memory"]
     print(_row(titles), "|---" * len(titles) + "|", sep="\n")
     for one in runs:
-        seconds = f"{one.seconds:.1f}" if one.ended else f"killed after {one.seconds:.0f}"
+        seconds = f"{one.seconds:.2f}" if one.ended else f"killed after {one.seconds:.0f}"
         others = (show(one) for show in more.values())
         print(
             _row(
