@@ -47,7 +47,7 @@ PRE = {
     "glm-5.3-flash": "glm4", "glm-5.3-shared": "glm4",
     "minimax-m3": "minimax-m2", "llama-4": "llama4", "muse-glimmer": "llama4", "starcoder2": "gpt-2",
     "mimo-v2-flash": "qwen2", "mimo-v2.5": "qwen2", "k-exaone": "exaone-moe", "phi-3.5-moe": "",
-    "apertus": "llama-bpe", "step-3.5": "qwen2",
+    "apertus": "llama-bpe", "step-3.5": "qwen2", "step-3.7": "qwen2",
 }  # fmt: skip
 """Model -> the name of its pre-tokenizer; "" where its kind of tokenizer has no names."""
 
@@ -57,7 +57,7 @@ it as any other matrix where it means F32."""
 
 
 UNKNOWN = ("nemotron_h", "nomic_bert", "minimax_m3_vl", "qwen4_exp", "bailing_hybrid", "glm5_next",
-           "mimo_v2_flash", "mimo_v2", "step3p5")  # fmt: skip
+           "mimo_v2_flash", "mimo_v2", "step3p5", "step3p7")  # fmt: skip
 """Kinds of models whose config.json the converter is given as it is."""
 
 

@@ -44,7 +44,8 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
 
 _BESIDE_VISION = ("Glm5Next", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified",
                   "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Glm4v",
-                  "MiniMaxM3Sparse", "MiniMaxM3VL", "Qwen4Exp", "MuseGlimmer", "Llama4")  # fmt: skip
+                  "MiniMaxM3Sparse", "MiniMaxM3VL", "Qwen4Exp", "MuseGlimmer", "Llama4",
+                  "Step3p7")  # fmt: skip
 
 
 def test_every_family_is_in_one_of_these_tests() -> None:

@@ -272,6 +272,22 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 16,
          "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"]},
     ),
+    "step3.7": (
+        "Step3p7",
+        {"num_hidden_layers": 4, "head_dim": 32, "n_routed_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "share_expert_dim": 48, "moe_router_scaling_factor": 3.0,
+         "sliding_window": 16, "num_sliding_attention_heads": 6,
+         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+         "mlp_layer_types": ["dense", *["sparse"] * 3],
+         "swiglu_limits": [0.0, 0.0, 0.03, None], "swiglu_limits_shared": [0.0, 0.04, 0.0, 0.05],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "llama3", "rope_theta": 5e6, "partial_rotary_factor": 0.5,
+                                "factor": 2.0, "original_max_position_embeddings": 64,
+                                "low_freq_factor": 1.0, "high_freq_factor": 32.0},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+         "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                           "image_size": 28, "patch_size": 14}},
+    ),
     "gemma2": (
         "Gemma2",
         {"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
@@ -400,6 +416,7 @@ COMPUTED_ONCE = (
     "falcon-h1", "falcon-h1-normed", "kimi-linear", "ling3-groups", "ling3-compressed", "glm5-next",
     "glm5-next-shared",
     "minimax-m3", "starcoder2", "qwen4exp", "qwen4exp-blocks", "mimo-v2-flash",
+    "step3.7",
 )  # fmt: skip
 """Models that every run computes once, against transformers. The rest that is compared is slow."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tests.support.checkpoints import Tensors
 from tests.support.published_checkpoint import COMMON, Published, beside_vision
@@ -144,7 +145,7 @@ _LLAMA_TOKENIZER = json.dumps({
     "tokenizer_class": "LlamaTokenizer",
 })  # fmt: skip
 
-MIXTURES: Mapping[str, Published] = {
+_MIXTURES: Mapping[str, Published] = {
     "minimax-m3": Published(
         {**COMMON, "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_text",
          "num_hidden_layers": 4, "head_dim": 32, "num_key_value_heads": 2, "rotary_dim": 16,
@@ -251,5 +252,15 @@ MIXTURES: Mapping[str, Published] = {
                 "vision_config": {"model_type": "muse_glimmer_vision"}},
         extra={"model.vision_tower.ln_pre.weight": (8,), "model.vision_adapter.fc1.weight": (8, 8),
                "model.vision_projection.weight": (8, 8)},
+    ),
+}  # fmt: skip
+
+MIXTURES: Mapping[str, Published] = {
+    **_MIXTURES,
+    "step-3.7": replace(
+        _MIXTURES["step-3.5"],
+        around={"architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7",
+                "image_token_id": 3, "vision_config": {"model_type": "step3p5_vision"}},
+        extra={"vision_model.conv1.weight": (8, 3, 2, 2), "vit_large_projector.weight": (8, 8)},
     ),
 }  # fmt: skip

@@ -102,6 +102,7 @@ def vision_drops(config: DecoderConfig, options: NoOptions) -> tuple[Drop, ...]:
 _OTHER_PARTS = (
     "vision_tower.", "vision_model.", "multi_modal_projector.", "vision_embedder.", "embed_vision.",
     "audio_tower.", "embed_audio.", "visual.", "patch_merge_mlp.", "vision_adapter.", "vision_projection.",
+    "vit_large_projector.",
 )  # fmt: skip
 """Beginnings of names of weights that read images and sound."""
 

@@ -2,8 +2,9 @@
 
 Layers without a window rotate half of a head's columns, stretched as Llama 3's, and those with one all, by a
 theta of their own. SiLU(gate) and up may have limits, layer by layer. Norms are stored less one. Layers for
-multi-token prediction stand behind the others, and have dense blocks. transformers has no class of it: facts
-are those of llama.cpp's converter (Step35Model) and of its src/models/step35.cpp.
+multi-token prediction stand behind the others, and have dense blocks. Step 3.7 is the same beside a vision
+part, and transformers has a class of it (modeling_step3p7.py). Other facts are those of llama.cpp's converter
+(Step35Model) and of its src/models/step35.cpp.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from convert.architectures.decoder.config import (
     counts_of_kinds,
     decoder_fields,
     layers_of_kind,
+    leading_dense_layers,
     read_limits,
     refuse_one_kind,
+    rotations_by_kind,
+    stated_as,
 )
 from convert.architectures.decoder.family import LLAMA3, WINDOWS, decoder
 from convert.architectures.decoder.metadata import (
@@ -68,6 +72,7 @@ from convert.architectures.decoder.rules import (
     norm_of_blocks,
     respelled,
 )
+from convert.architectures.gemma.gemma3 import vision_drops
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Computed, Rule, plus_one
 from convert.weights.base import Weight
@@ -78,6 +83,16 @@ from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import quoted
 
 _WHY = "llama.cpp's step35 has no other"
+_ROTATES = "llama.cpp's step35 rotates such shares of columns"
+_BESIDE_VISION = "Step3p7ForConditionalGeneration"
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "num_attention_groups": ("num_key_value_heads",),
+    "num_nextn_predict_layers": ("num_mtp_layers",),
+    "moe_num_experts": ("n_routed_experts", "num_local_experts"),
+    "moe_top_k": ("num_experts_per_tok",),
+    "share_expert_dim": ("share_expert_dims",),
+}
+"""Field as published -> its names in transformers."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +106,15 @@ class Step35Config(DecoderConfig):
 
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Step35Config:
-    """Return the configuration of a Step 3.5."""
+    """Return the configuration of a Step 3.5; fields have the published names, or those of transformers."""
+    named = {name: raw.get(stated_as(raw, path, name, *others)) for name, others in _OTHER_NAMES.items()}
+    raw = merged(raw, {key: value for key, value in named.items() if value is not None})
     read = ConfigReader(raw, path)
     for key, value in (
         ("use_head_wise_attn_gate", True), ("use_moe_router_bias", True), ("zero_centered", True),
         ("use_moe", True), ("moe_router_activation", "sigmoid"), ("moe_every_n_layer", 1),
         ("moe_layer_offset", 0), ("att_impl_type", "GQA"), ("use_rope_layers", []),
-        ("yarn_only_types", [FULL]), ("attention_bias", False),
+        ("yarn_only_types", [FULL]), ("attention_bias", False), ("mlp_bias", False),
     ):  # fmt: skip
         read.fixed(key, value, _WHY)
     read.overruled("max_seq_len", "need_fp32_gate", "use_qk_norm")
@@ -108,34 +125,31 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> Step35Config:
     sliding = _sliding(read, n_layers, n_layers + n_mtp)
     in_model = tuple(layer for layer in sliding if layer < n_layers)
     refuse_one_kind(read, "layer_types", {SLIDING: len(in_model), FULL: n_layers - len(in_model)})
-    theta, local_theta = _thetas(read, sliding, n_layers + n_mtp)
-    usual = {"rope_theta": theta, "num_key_value_heads": read.size("num_attention_groups")}
-    fields = decoder_fields(ConfigReader(merged(raw, usual), path))
+    local_theta, rotated = _rotations(read, sliding, n_layers + n_mtp)
+    usual = {"rms_norm_eps": read.number("rms_norm_eps", 1e-5),
+             "num_key_value_heads": read.size("num_attention_groups")}  # fmt: skip
+    fields = decoder_fields(ConfigReader(merged(rotated, usual), path))
     head_dim, rope = fields["head_dim"], fields["rope"]
     if rope.kind not in ("default", "llama3") or fields["stated_head_dim"] is None:
         raise read.bad("rope_scaling", f"'default' or 'llama3', and a head_dim: {_WHY}")
-    other = ConfigReader(raw.get("attention_other_setting") or {}, path, "attention_other_setting.")
-    other.fixed("head_dim", head_dim, "llama.cpp's step35 has one for all layers")
-    other.fixed("true_head_dim", head_dim, "llama.cpp's step35 has one for all layers")
-    other.fixed("attention_type", SLIDING, "these are the layers with other heads")
+    read.fixed("query_pre_attn_scalar", head_dim, "llama.cpp divides scores by the root of head_dim alone")
     n_experts = read.size("moe_num_experts", most=MAX_EXPERTS)
     return Step35Config(
         **{**fields, "rotated_cols": head_dim // 2},
+        **_sliding_heads(read, in_model, fields),
         qk_norm=True,
         sigmoid_gates=True,
         sliding_window=read.size("sliding_window"),
         sliding_layers=sliding,
         sliding_theta=local_theta,
         sliding_cols=head_dim,
-        sliding_heads=other.size("num_attention_heads", fields["num_attention_heads"]),
-        sliding_kv_heads=other.size("num_attention_groups", fields["num_key_value_heads"]),
         num_experts=n_experts,
         num_experts_per_tok=read.size("moe_top_k", most=n_experts),
         moe_intermediate_size=read.size("moe_intermediate_size"),
         shared_expert_intermediate_size=read.size("share_expert_dim"),
-        first_k_dense_replace=_leading_dense(read, n_layers),
+        first_k_dense_replace=_leading_dense(read, n_layers, n_mtp),
         scoring_func="sigmoid",
-        norm_topk_prob=read.flag("norm_expert_weight", False),
+        norm_topk_prob=read.flag("norm_expert_weight", raw["architectures"][0] == _BESIDE_VISION),
         routed_scaling_factor=read.number("moe_router_scaling_factor", 1.0),
         num_nextn_predict_layers=n_mtp,
         dense_mtp=True,
@@ -152,12 +166,31 @@ def _sliding(read: ConfigReader, n_layers: int, n_all: int) -> tuple[int, ...]:
     stated, shares = read.raw.get("layer_types"), read.raw.get("partial_rotary_factors")
     if not isinstance(stated, list) or len(stated) < n_layers:
         raise read.bad("layer_types", f"{SLIDING!r} or {FULL!r} for each of the {n_layers} layers")
-    kinds = ([*stated] + [FULL] * n_all)[:n_all]
+    apart = read.raw.get("mtp_layer_types") or []
+    if not isinstance(apart, list) or (apart and len(stated) > n_layers):
+        raise read.bad("mtp_layer_types", "a list, or null where layer_types has the MTP layers, too")
+    kinds = ([*stated, *apart] + [FULL] * n_all)[:n_all]
     sliding = layers_of_kind(ConfigReader({"layer_types": kinds}, read.path), n_all, lambda layer: False)
     usual = [1.0 if layer in sliding else 0.5 for layer in range(n_all)]
-    if shares is not None and (not isinstance(shares, list) or shares[:n_all] != usual[: len(shares)]):
-        raise read.bad("partial_rotary_factors", f"1 for layers with a window and 0.5 for others: {_WHY}")
+    elsewhere = shares is None and read.raw.get("rope_parameters")
+    if not elsewhere and (
+        not isinstance(shares, list) or not shares or shares[:n_all] != usual[: len(shares)]
+    ):
+        raise read.bad("partial_rotary_factors", f"1 for layers with a window and 0.5 for others: {_ROTATES}")
     return sliding
+
+
+def _rotations(read: ConfigReader, sliding: Sequence[int], n_all: int) -> tuple[float, Mapping[str, Any]]:
+    """Return theta of layers with a window, and config.json with the others' rotation in rope_parameters."""
+    theta, local_theta = _thetas(read, sliding, n_all)
+    for kind, share in ((FULL, 0.5), (SLIDING, 1.0)):
+        stated = (read.raw.get("rope_parameters") or {}).get(kind)
+        if isinstance(stated, dict) and stated.get("partial_rotary_factor", 1.0) != share:
+            inside = ConfigReader(stated, read.path, f"rope_parameters.{kind}.")
+            raise inside.bad("partial_rotary_factor", f"{share}: {_ROTATES}")
+    # Beside what transformers has written, rope_scaling means nothing to it.
+    others = {"rope_theta": theta} | ({"rope_scaling": None} if read.raw.get("rope_parameters") else {})
+    return rotations_by_kind(merged(read.raw, others), read.path, theta, local_theta)
 
 
 def _thetas(read: ConfigReader, sliding: Sequence[int], n_all: int) -> tuple[float, float]:
@@ -177,13 +210,42 @@ def _thetas(read: ConfigReader, sliding: Sequence[int], n_all: int) -> tuple[flo
     return named.number(FULL), named.number(SLIDING)
 
 
-def _leading_dense(read: ConfigReader, n_layers: int) -> int:
-    """Return how many layers stand before those of moe_layers_enum: "3,4,5"."""
+def _sliding_heads(read: ConfigReader, sliding: Sequence[int], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the heads of layers with a window, which are `sliding`."""
+    stated = read.raw.get("attention_other_setting") or {}
+    if not isinstance(stated, dict):
+        raise read.bad("attention_other_setting", "an object, or null")
+    other = ConfigReader(stated, read.path, "attention_other_setting.")
+    for key in ("head_dim", "true_head_dim"):
+        other.fixed(key, fields["head_dim"], "llama.cpp's step35 has one for all layers")
+    other.fixed("attention_type", SLIDING, "these are the layers with other heads")
+    usual = read.size("num_sliding_attention_heads", fields["num_attention_heads"])
+    heads = other.size("num_attention_heads", usual)
+    read.fixed("num_sliding_attention_heads", heads, "attention_other_setting says so")
+    by_layer = {str(layer): {"num_attention_heads": heads} for layer in sliding}
+    if read.raw.get("per_layer_config", by_layer) != by_layer:
+        raise read.bad(
+            "per_layer_config", "what layer_types and num_sliding_attention_heads say, and nothing else"
+        )
+    kv_heads = other.size("num_attention_groups", fields["num_key_value_heads"])
+    return {"sliding_heads": heads, "sliding_kv_heads": kv_heads}
+
+
+def _leading_dense(read: ConfigReader, n_layers: int, n_mtp: int) -> int:
+    """Return how many layers stand before those of moe_layers_enum: "3,4,5", or of mlp_layer_types."""
     stated = read.raw.get("moe_layers_enum")
+    read.fixed("mtp_mlp_layer_types", ["dense"] * n_mtp, _WHY)
+    if read.raw.get("mlp_layer_types") is not None:
+        first = leading_dense_layers(read, n_layers, 0)
+        read.fixed("moe_layers_enum", ",".join(map(str, range(first, n_layers))), "mlp_layer_types says so")
+        return first
     names = stated.split(",") if isinstance(stated, str) else []
     first = n_layers - len(names)
     if not names or [name.strip() for name in names] != [str(layer) for layer in range(first, n_layers)]:
-        raise read.bad("moe_layers_enum", "the numbers of the last layers with commas between, in order")
+        raise read.bad(
+            "moe_layers_enum",
+            "the numbers of the last layers with commas between, in order, or mlp_layer_types",
+        )
     return first
 
 
@@ -278,6 +340,7 @@ _COMMON = [key for key in COMMON if key.name not in _ELSEWHERE]
 
 _FAMILY = decoder(
     "Step3p5ForCausalLM",
+    _BESIDE_VISION,
     gguf_name="step35",
     options=MTPOptions,
     read_config=read_config,
@@ -294,7 +357,7 @@ _FAMILY = decoder(
         Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, lambda c, o: n_mtp_layers(c, o) or None),
     ),
     says=frozenset({LLAMA3, WINDOWS}),
-    drops=mtp_drops,
+    drops=lambda config, options: (*vision_drops(config, options), *mtp_drops(config, options)),
     check=check_mtp,
     resolve_options=keep_last_mtp,
     canonical_name=_canonical_name,

@@ -52,9 +52,17 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("step-3.5", {"partial_rotary_factors": [1.0] * 4}, "partial_rotary_factors is .* expected 1 for layers"),
     (
         "step-3.5",
-        {"layer_types": ["full_attention"] * 6, "partial_rotary_factors": None},
+        {"layer_types": ["full_attention"] * 6, "partial_rotary_factors": [0.5] * 6},
         "has no layer of slid",
     ),
+    (
+        "step-3.7",
+        {"partial_rotary_factors": None},
+        "no partial_rotary_factors|is None, expected 1 for layers",
+    ),
+    ("step-3.7", {"attention_other_setting": 2}, "attention_other_setting is 2, expected an object"),
+    ("step-3.7", {"per_layer_config": {}}, "per_layer_config is {}, expected what layer_types and"),
+    ("step-3.7", {"num_local_experts": 8}, "num_local_experts is 8, expected 6: moe_num_experts says so"),
     ("step-3.5", {"moe_layers_enum": "1,3"}, "moe_layers_enum is '1,3', expected the numbers of the last"),
     ("k-exaone", {"layer_types": ["full_attention"] * 5}, "expected a layer with a window"),
 )
