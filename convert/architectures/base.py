@@ -86,7 +86,8 @@ class Architecture:
     says_norm     whether the weights of experts are normalised where a key says so; else they always are
     windows       how layers with a window rotate: "stretched" as the others, with a theta of their own;
                   "unstretched"; "plain", with the theta of the others, too; "alike", as others would;
-                  "own", with a theta and columns that the family's reader tells. "" where none has a window
+                  "own", with a theta and columns that the family's reader tells; "own unstretched", the
+                  same, and a factor that a file names stays. "" where none has a window
     window_theta  theta of those layers where no key says it; None for that of the others
     norms_rotated whether queries and keys are normed after they are rotated
     encodes       whether tokens see later ones, too: an encoder, which predicts none
@@ -118,7 +119,7 @@ class Architecture:
     rotation: Literal["pairs", "halves"] = "halves"
     unset_gating: str = "softmax"
     says_norm: bool = False
-    windows: Literal["", "stretched", "unstretched", "plain", "alike", "own"] = ""
+    windows: Literal["", "stretched", "unstretched", "plain", "alike", "own", "own unstretched"] = ""
     window_theta: float | None = None
     norms_rotated: bool = False
     encodes: bool = False

@@ -71,6 +71,10 @@ CASES = {
         ({"blk.1.attn_output.bias": np.ones(64, np.float32)}, Outcome.WE_REFUSE),
         ({"attention.scale": F32(0.3)}, Outcome.NO_EFFECT),
     ],
+    "step3.7": [
+        ({"rope.scaling.attn_factor": F32(1.3)}, Outcome.EQUAL),
+        ({**YARN, "rope.scaling.attn_factor": F32(1.3)}, Outcome.EQUAL),
+    ],
     "cohere2moe": [({"attention.sliding_window_pattern": U32(3)}, Outcome.EQUAL)],
     "muse-glimmer": [({"logit_scale": F32(0.0)}, Outcome.WE_REFUSE)],
     "v2": [

@@ -254,7 +254,7 @@ _SIZES_OF_LAYERS = (
 
 def _window_fields(family: Architecture, hparams: HParams, n_layers: int, rope: RopeConfig) -> dict[str, Any]:
     """Return the fields about layers with a window, where the family has any."""
-    if family.windows in ("", "own"):
+    if family.windows in ("", "own", "own unstretched"):
         return {}
     interval, window = WINDOW_PERIODS.get(family.gguf_name), hparams.size("sliding_window", 0)
     if keys.SLIDING_WINDOW in LOADERS[family.gguf_name].required:

@@ -364,7 +364,7 @@ _FAMILY = decoder(
     unset_gating="sigmoid",
     says_norm=True,
     reader=_read_file,
-    windows="own",
+    windows="own unstretched",
 )  # fmt: skip
 
 FAMILIES = (_FAMILY,)

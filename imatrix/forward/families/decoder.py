@@ -278,10 +278,11 @@ def _local_rope(family: Architecture, config: DecoderConfig, rope: Rope) -> Rope
     if family.windows == "plain":
         return Rope(rope.n_cols, rope.theta, halves=rope.halves)
     theta = config.sliding_theta or rope.theta
+    n_cols = config.sliding_cols or rope.n_cols
     if family.windows == "own":
-        return Rope(config.sliding_cols or rope.n_cols, theta, halves=rope.halves)
-    if family.windows == "unstretched":
-        return unstretched(rope, theta)
+        return Rope(n_cols, theta, halves=rope.halves)
+    if family.windows.endswith("unstretched"):
+        return replace(unstretched(rope, theta), n_cols=n_cols)
     # By the factor even where a model says that nothing is scaled, as llama.cpp does.
     slowed = 1.0 if rope.yarn is not None else config.rope.factor or 1.0
     return replace(rope, theta=theta, slowed=slowed)
