@@ -75,6 +75,10 @@ CASES = {
         ({"rope.scaling.attn_factor": F32(1.3)}, Outcome.EQUAL),
         ({**YARN, "rope.scaling.attn_factor": F32(1.3)}, Outcome.EQUAL),
     ],
+    "laguna-by-column": [
+        ({"attention.sliding_window": U32(16), "attention.sliding_window_pattern": U32(n)}, Outcome.EQUAL)
+        for n in (0, 2)
+    ],
     "cohere2moe": [({"attention.sliding_window_pattern": U32(3)}, Outcome.EQUAL)],
     "muse-glimmer": [({"logit_scale": F32(0.0)}, Outcome.WE_REFUSE)],
     "v2": [

@@ -43,6 +43,7 @@ from convert.architectures.decoder.metadata import (
     inserted,
     read_decoder,
     read_theta,
+    sliding_layers,
 )
 from convert.architectures.decoder.rules import (
     attention,
@@ -138,16 +139,14 @@ def _read_file(
     hparams = read_hparams(metadata, family.gguf_name, path)
     n_layers, window = plain.num_hidden_layers, hparams.size("sliding_window", 0)
     pattern = hparams.sliding_window_pattern
-    if not isinstance(pattern, tuple):
-        period = _PERIOD if pattern is None else pattern
-        pattern = tuple(bool(period) and layer % period != 0 for layer in range(n_layers))
+    n_flags = len(pattern) if isinstance(pattern, tuple) else n_layers
     cols = hparams.size("rope_dimension_count_swa", plain.rotated_cols)
-    if len(pattern) < n_layers or cols % 2 or not 0 < cols <= plain.head_dim:
+    if n_flags < n_layers or cols % 2 or not 0 < cols <= plain.head_dim:
         raise FormatError(
-            f"{path}: windows of {len(pattern)} of {n_layers} layers, which rotate {cols} columns of"
+            f"{path}: windows of {n_flags} of {n_layers} layers, which rotate {cols} columns of"
             f" {plain.head_dim}"
         )
-    sliding = tuple(layer for layer in range(n_layers) if window and pattern[layer])
+    sliding = sliding_layers(hparams, n_layers, _PERIOD) if window else ()
     heads = hparams.head_count if isinstance(hparams.head_count, tuple) else (hparams.head_count,) * n_layers
     full_heads, local_heads = counts_of_kinds(heads[:n_layers], sliding, n_layers, path)
     gate_rows = shapes.get("blk.0.attn_gate.weight", (0,))[0]
