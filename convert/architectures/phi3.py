@@ -43,6 +43,7 @@ from convert.architectures.decoder.rules import (
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Arrange, Computed, Output, OutputTensor, Rule
 from convert.weights.base import Weight
+from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 
@@ -170,6 +171,10 @@ def _read_phimoe(raw: Mapping[str, Any], path: str | Path) -> Phi3Config:
             raise read.bad(key, "true: llama.cpp's phimoe loads no file without these biases")
     fields = decoder_fields(read, theta=1e6)
     rope, width = fields["rope"], fields["intermediate_size"]
+    if rope.partial not in (None, 1.0):
+        raise UnsupportedCheckpoint(
+            f"{path}: partial_rotary_factor is {rope.partial:g}, expected 1: the original rotates all columns"
+        )
     if rope.kind == "longrope":
         inside = _scaling(read)
         magnitude = inside.number("short_mscale")

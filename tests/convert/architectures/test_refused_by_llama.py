@@ -64,6 +64,7 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("step-3.7", {"per_layer_config": {}}, "per_layer_config is {}, expected what layer_types and"),
     ("step-3.7", {"num_local_experts": 8}, "num_local_experts is 8, expected 6: moe_num_experts says so"),
     ("step-3.5", {"moe_layers_enum": "1,3"}, "moe_layers_enum is '1,3', expected the numbers of the last"),
+    ("phi-3.5-moe", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1"),
     ("k-exaone", {"layer_types": ["full_attention"] * 5}, "expected a layer with a window"),
 )
 
