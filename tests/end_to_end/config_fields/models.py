@@ -10,13 +10,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from tests.support.decoder_models import GOLDEN, MODELS, SHALLOW_GEMMA3N, sample_deviation
+from tests.support.decoder_models import GOLDEN, MODELS, OUR_MODELS, SHALLOW_GEMMA3N, sample_deviation
+from tests.support.published_mixtures import MIXTURES
 
 N_VOCAB = 576
 CONTEXT = 128
@@ -85,8 +87,17 @@ _STATED = {"mixtral": {"head_dim": 16}}
 """What transformers needs for some rotations: it multiplies head_dim, be it null."""
 
 
+_UNSTRETCHED = {"rope_type": "default", "rope_theta": 1e4}
+"""The rotation of Phi-3.5-MoE: of longrope, transformers takes the factors for short texts at any length."""
+
+
 def _recorded(name: str) -> dict[str, Any]:
-    return {**SIZES, **MODELS[name][1], **_STATED.get(name, {}), "max_position_embeddings": CONTEXT}
+    return {
+        **SIZES,
+        **{**MODELS, **OUR_MODELS}[name][1],
+        **_STATED.get(name, {}),
+        "max_position_embeddings": CONTEXT,
+    }
 
 
 def _beside(name: str, **others: Any) -> Base:
@@ -94,6 +105,19 @@ def _beside(name: str, **others: Any) -> Base:
     kind, vision = MODELS[name][0], {"vision_config": MODELS[name][1]["vision_config"]}
     text = {key: value for key, value in _recorded(name).items() if key != "vision_config"}
     return Base(f"{kind}ForConditionalGeneration", {"text_config": text, **vision, **others}, wrapped=True)
+
+
+def _published_step() -> dict[str, Any]:
+    """Return config.json of a Step 3.7 as it is published; transformers has as many keys in all layers."""
+    model = MIXTURES["step-3.7"]
+    other = {**model.config["attention_other_setting"]}
+    del other["num_attention_groups"]
+    text = {**model.config, "attention_other_setting": other, "max_position_embeddings": CONTEXT}
+    return {
+        **(model.around or {}),
+        "text_config": text,
+        "vision_config": MODELS["step3.7"][1]["vision_config"],
+    }
 
 
 def _text(name: str, model_type: str, **others: Any) -> dict[str, Any]:
@@ -155,8 +179,17 @@ BASES: Mapping[str, Base] = {
     ),
     **{
         name: _beside(name, tie_word_embeddings=False)
-        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v", "glm5-next")
+        for name in ("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe", "glm4v", "glm5-next", "step3.7")
     },
+    "step3.7-published": Base(
+        "Step3p7ForConditionalGeneration", _published_step(), wrapped=True, as_is=True
+    ),
+    "qwen4exp-wrapped": Base(
+        "Qwen4ExpForConditionalGeneration",
+        _text("qwen4exp", "qwen4_exp_text", vision_config=_QWEN_VISION, tie_word_embeddings=False),
+        wrapped=True,
+    ),
+    "phimoe": Base("PhimoeForCausalLM", {**_recorded("phimoe"), "rope_parameters": _UNSTRETCHED}),
     "muse-glimmer": _beside("muse-glimmer", out_hidden_size=32, projector_hidden_size=32),
     "mistral3-wrapped": Base(
         "Mistral3ForConditionalGeneration",
@@ -193,10 +226,32 @@ def model_of(architecture: str, folder: Path) -> Any:
     if n_parameters(kind, config) > 5_000_000:
         raise ValueError("too large to try")
     model = kind(config).float().eval()
+    if architecture == "PhimoeForCausalLM":
+        _as_llama_has_phimoe(model)
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *persistent_buffers(model)):
             fill(name, tensor)
     return model
+
+
+def _as_llama_has_phimoe(model: Any) -> None:
+    """Have a Phi-3.5-MoE compute what llama.cpp does: norms take no mean, and weights add up to one."""
+    import torch
+    from torch.nn import functional
+
+    def norm(module: Any, x: Any) -> Any:
+        return functional.rms_norm(x, module.normalized_shape, module.weight, module.eps) + module.bias
+
+    def route(module: Any, x: Any) -> Any:
+        logits = functional.linear(x, module.weight)
+        best, which = logits.softmax(-1).topk(module.top_k)
+        return logits, best / best.sum(-1, keepdim=True), which
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.forward = partial(norm, module)
+        elif type(module).__name__ == "PhimoeTopKRouter":
+            module.forward = partial(route, module)
 
 
 def n_parameters(kind: Any, config: Any) -> int:
