@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from convert.rederive.compare import whole
-from convert.rederive.ways import Way, ways_of
+from convert.rederive.ways import Rounded, Way, ways_of
 from gguf_tools.findings import Finding
+from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.encode import RowSources, digest_rows
@@ -30,7 +32,7 @@ def digest_findings(file: GGUFSource, sources: RowSources) -> Iterator[Finding]:
         info = next((each for each in encoded if (each.name in sources.importances) == is_weighed), None)
         if info is None:
             continue
-        found = [_number(info, way) for way in ways_of(info, sources, rounded=True)]
+        found = [_number(info, way) for way in _ways(info, sources)]
         if numbers[info.name] in found:
             what = "the importance matrix"
             continue
@@ -38,6 +40,13 @@ def digest_findings(file: GGUFSource, sources: RowSources) -> Iterator[Finding]:
         text = f"{what} is another one: digest {found[0]:016x}, expected {numbers[info.name]:016x}"
         yield Finding("digest", f"{text}, or of another version", about=(info.name,))
         return
+
+
+def _ways(info: TensorInfo, sources: RowSources) -> Iterator[Way]:
+    """Yield the ways of a tensor, and those through F32, which changes no weights and yet their digest."""
+    wider = replace(sources, tensors={info.name: Rounded(sources.tensors[info.name], F32)})
+    for known in (sources, wider):
+        yield from ways_of(info, known, rounded=True)
 
 
 def _number(info: TensorInfo, way: Way) -> int:

@@ -235,6 +235,14 @@ def test_another_source_is_told_before_anything_is_made(
     assert not gguf_tools.rederive(made, same_weights).findings
 
 
+def test_a_file_of_f32_between_is_not_another_source(folder: Path, tmp_path: Path) -> None:
+    between = convert.convert(folder, tmp_path / "f32.gguf", "f32").paths[0]
+    made = gguf_tools.quantize(between, tmp_path / "q.gguf", "Q8_0").paths[0]
+    result = gguf_tools.rederive(made, folder)
+    assert result.is_same
+    assert not result.findings
+
+
 def edited(source: Path, output: Path, key: str, value: str) -> Path:
     """Write a file with a key set."""
     changes = [gguf_tools.edit.parse_assignment(f"{key}={value}")]
