@@ -208,8 +208,8 @@ def _tensor_findings(audits: Sequence[TensorAudit], file: str, layers: Layers) -
                 yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)
             elif diagnosis.kind == "rounded":  # converters write BF16 or F16 of any folder
                 yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)
-            elif diagnosis.may_be_sacrificed:
-                text = f"{text}; or encoded for the few tokens at which the predictions depend on this output"
+            elif diagnosis.otherwise:
+                text = f"{text}; or {diagnosis.otherwise}"
                 yield Finding(diagnosis.kind, text, Level.WARNING, (each.name,), file)
             else:
                 yield Finding(diagnosis.kind, text, Level.BAD, (each.name,), file)

@@ -12,7 +12,7 @@ import convert
 import gguf_tools
 import quantize
 from convert.audit import diagnose
-from convert.audit.expected import read_rows
+from convert.audit.expected import as_encoded, read_rows
 from convert.audit.report import AuditReport
 from gguf_tools.findings import Level
 from gguf_tools.format.ggml_types import by_name
@@ -20,6 +20,7 @@ from gguf_tools.format.shards import open_gguf
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor
 from quantize.formats.codecs import requires_importances
 from quantize.mla_layout.pipeline import change_layout
+from quantize.options import METHOD_KEY
 from quantize.plan.plan import PlanOptions
 from quantize.repack.pipeline import repack
 from tests.convert.audit.conftest import Base, Make
@@ -179,3 +180,27 @@ def test_a_row_that_a_calibration_may_have_given_up_is_no_error(
     assert found.level is level
     assert found.text.startswith("row 3: ")
     assert ("few tokens" in found.text) == (level is Level.WARNING)
+
+
+@pytest.mark.parametrize(("is_shrunk", "level"), [(True, Level.WARNING), (False, Level.BAD)])
+def test_what_a_calibration_shrinks_is_no_other_revision(
+    is_shrunk: bool, level: Level, base: Base, made: Make, tmp_path: Path
+) -> None:
+    """Where inputs are mostly errors of earlier tensors, the best weights are shrunk in most directions."""
+    name, rng = "blk.1.ffn_down.weight", np.random.default_rng(0)
+    path = tmp_path / "file.gguf"
+    method = [gguf_tools.edit.parse_assignment(f"{METHOD_KEY}=str:calibrated")]
+    edit = gguf_tools.edit.edit_model
+    edit(made("llama", "Q8_0"), lambda keys, _: gguf_tools.edit.set_values(keys, method), output=path)
+    with open_gguf(path) as file, open(path, "r+b") as out:
+        rows = read_rows(GGUFTensor(file, name), np.arange(file.tensor(name).n_rows))
+        directions = np.linalg.qr(rng.standard_normal((rows.shape[1], rows.shape[1] // 8)))[0]
+        noise = rows.std() * rng.standard_normal(rows.shape)
+        other = rows - 0.9 * rows @ directions @ directions.T if is_shrunk else rows + 0.35 * noise
+        out.seek(file.data_offset(name))
+        encoded = as_encoded(file.tensor(name).type, other.astype(np.float32))
+        assert encoded is not None
+        out.write(encoded[0].tobytes())
+    (found,) = (each for each in gguf_tools.audit(path, base("llama")).findings if name in each.about)
+    assert found.level is level
+    assert ("makes up for" in found.text) == is_shrunk
