@@ -237,7 +237,7 @@ _FEED_FORWARD = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up|down)(|_exps|_shex
 _PARTS_OF_FFN: dict[str, FeedForwardPart] = {"": "dense", "_exps": "routed", "_shexp": "shared"}
 
 _NOT_OF_INNER_SIZE = re.compile(
-    r"ffn_(post_)?norm|ffn_gate_(inp|tid2eid)|ffn_(latent|routed)_|ffn_\w+\.(input_)?scale$"
+    r"ffn_(post_)?norm|ffn_gate_(inp|tid2eid)|ffn_(latent|routed|res)_|ffn_\w+\.(input_)?scale$"
 )
 
 

@@ -57,6 +57,14 @@ def test_gate_and_up_in_one_have_two_runs() -> None:
     assert dict(size.resized(size.aligned()))["blk.0.ffn_up.weight"] == Resize(rows=Extent(160, 256))
 
 
+@pytest.mark.parametrize("name", ["ffn_res_score", "ffn_routed_down", "ffn_latent_up", "ffn_post_norm"])
+def test_matrices_of_hidden_states_alone_stay(name: str) -> None:
+    """Kimi K3 scores states, and its routed experts have a width of their own; Nemotron's, too."""
+    shapes = {"ffn_down.weight": (64, 160), f"{name}.weight": (1, 64)}
+    (size,) = one_layer("kimi-k3", shapes, feed_forward_length=Value.u32(160))
+    assert dict(size.resized(size.aligned())) == {"blk.0.ffn_down.weight": Resize(cols=Extent(160, 256))}
+
+
 def test_a_key_that_says_the_same_goes_along() -> None:
     """llama.cpp's minimax-m2 takes the size of its experts from feed_forward_length, and wants both keys."""
     number, names = Value.u32(96), ("feed_forward_length", "expert_feed_forward_length")
