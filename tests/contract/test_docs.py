@@ -14,7 +14,7 @@ import pytest
 
 from gguf_tools.commands.parser import subparsers_of
 from quantize.padding.inner_sizes import ARCHITECTURES
-from scripts.record.front_picture import FIGURES, PICTURE, picture
+from scripts.record.pictures import FRONT, TINY, picture
 from tests.contract.import_graph import ROOT
 from tests.contract.test_help import PARSERS
 
@@ -83,20 +83,33 @@ def test_the_page_on_padding_names_the_architectures() -> None:
     assert tuple(re.split(r", | and ", listed.replace("\n", " "))) == ARCHITECTURES
 
 
-def test_the_picture_shows_the_recorded_figures() -> None:
-    figures = json.loads(FIGURES.read_text(encoding="utf-8"))
+def test_recorded_figures_are_those_of_the_tables() -> None:
     budget, gains = (
         (ROOT / "docs" / name).read_text() for name in ("budget.md", "notes/calibrated-gains.md")
     )
-    for file in figures["files"]:
+    for file in json.loads(TINY.read_text(encoding="utf-8"))["files"]:
         sizes = re.search(rf"\| {file['type']} \(([\d.]+) MiB\) \| ([\d.]+) .*\| ([\d.]+) \+/-", budget)
         default = re.search(rf"\| {file['type']} \| ([\d.]+) .*\| ([\d.]+) \(", gains)
         assert sizes is not None
         assert default is not None
         assert [float(found) for found in sizes.groups()] == [file["mib"], file["stock"], file["chosen"]]
         assert [float(found) for found in default.groups()] == [file["stock"], file["calibrated"]]
+    files = json.loads(FRONT.read_text(encoding="utf-8"))["files"]
+    cells = ([file["type"], file["stock"], file["calibrated"]] for file in files)
+    rows = ("", "KLD, stock", "KLD, calibrated")
+    columns = (
+        " | ".join((row, *map(str, each))) for row, each in zip(rows, zip(*cells, strict=True), strict=True)
+    )
+    for column in columns:
+        assert f"| {column} |".replace("|  |", "| |") in gains
+
+
+@pytest.mark.parametrize("path", [FRONT, TINY], ids=lambda path: path.stem)
+def test_pictures_show_the_recorded_figures(path: Path) -> None:
+    figures = json.loads(path.read_text(encoding="utf-8"))
     pytest.importorskip("matplotlib")
-    (texts, marks), (drawn_texts, drawn_marks) = map(_parts, (PICTURE.read_text("utf-8"), picture(figures)))
+    stored = path.with_suffix(".svg").read_text("utf-8")
+    (texts, marks), (drawn_texts, drawn_marks) = map(_parts, (stored, picture(figures)))
     assert texts == drawn_texts
     assert marks == pytest.approx(drawn_marks, abs=2), "releases of matplotlib differ a little"
 

@@ -1,10 +1,10 @@
-"""Draw docs/front.svg, a picture of the notes: divergence against size of the figures in docs/front.json.
+"""Draw the pictures of docs: divergence against size of the figures in the JSON file beside each.
 
-    python scripts/record/front_picture.py
+    python scripts/record/pictures.py
 
-It needs matplotlib. The SVG looks like a chart of `evaluate --html`, and is light or dark as the viewer's
-system is, because GitHub shows it on both. tests/contract/test_docs.py compares the picture with the figures,
-and the figures with the tables they come from.
+It needs matplotlib. The SVGs look like a chart of `evaluate --html`, and are light or dark as the viewer's
+system is, because GitHub shows them on both. tests/contract/test_docs.py compares the pictures with the
+figures, and the figures with the tables they come from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from imatrix.evaluate.report.points import MIB
 from imatrix.evaluate.report.standalone import Curve, draw_curves
 
 DOCS = Path(__file__).parents[2] / "docs"
-FIGURES, PICTURE = DOCS / "front.json", DOCS / "front.svg"
+FRONT, TINY = DOCS / "front.json", DOCS / "notes" / "tiny.json"
+"""Figures of a model that people run, and of the tiny one in `examples/`."""
 
 CANVAS = Canvas("", 540, 460)
 
@@ -28,29 +29,28 @@ SERIES = (
     ("calibrated", CALIBRATED, "s", 6, "quantize --calibrate: same types and size"),
     ("chosen", CHOSEN, "D", 6, "--calibrate and --size: same size, types chosen"),
 )
-"""Keys of the figures, how each is drawn, and what the legend says."""
-
-LABELS = (
-    "size of the file\n(a tiny model of 11.6 million weights, on text that calibration had not seen)",
-    "KL divergence from the original, nats a token",
-)
+"""Keys of the figures, how each is drawn, and what the legend says; a model may lack the last."""
 
 
 def picture(figures: Mapping[str, Any]) -> str:
     """Draw the figures as an SVG."""
     files = figures["files"]
+    labels = f"size of the file\n({figures['note']})", "KL divergence from the original, nats a token"
     curves = [
         Curve(
             label, colour, marker, size, [(file["mib"] * MIB, file[key]) for file in files],
             [file["type"] for file in files] if key == "stock" else (),
         )
         for key, colour, marker, size, label in SERIES
+        if key in files[0]
     ]  # fmt: skip
     with drawing(CANVAS) as figure:
-        draw_curves(figure, curves, CANVAS, LABELS)
+        draw_curves(figure, curves, CANVAS, labels)
         return standalone_svg(svg_text(figure, "", f"{figures['what']}: {figures['model']}", {}))
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(picture(json.loads(FIGURES.read_text(encoding="utf-8"))), encoding="utf-8")
-    print(f"wrote {PICTURE}")
+    for path in (FRONT, TINY):
+        drawn = picture(json.loads(path.read_text(encoding="utf-8")))
+        path.with_suffix(".svg").write_text(drawn, encoding="utf-8")
+        print(f"wrote {path.with_suffix('.svg')}")
