@@ -428,6 +428,19 @@ def refuse_factor(rope: RopeConfig, path: str | Path, name: str) -> None:
         )
 
 
+def stated_rotations(raw: Mapping[str, Any], path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the rotations in rope_parameters: of layers without a window, and with one; {} for none.
+
+    raises  BadConfig unless it has an object for at least one of the two kinds, or is empty
+    """
+    stated = raw.get("rope_parameters") or {}
+    kinds = {FULL, SLIDING} & {*stated} if isinstance(stated, dict) else ()
+    if (stated and not kinds) or not all(isinstance(stated[kind] or {}, dict) for kind in kinds):
+        wanted = f"an object for {FULL} and one for {SLIDING}"
+        raise ConfigReader(raw, path).bad("rope_parameters", wanted)
+    return stated.get(FULL) or {}, stated.get(SLIDING) or {}
+
+
 def rotations_by_kind(
     raw: Mapping[str, Any], path: str | Path, theta: float, local_theta: float
 ) -> tuple[float, Mapping[str, Any]]:
@@ -438,14 +451,13 @@ def rotations_by_kind(
     theta, local_theta  of layers without a window and with one, where nothing is said
     """
     read = ConfigReader(raw, path)
-    stated, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    if not isinstance(stated, dict) or (stated and not {*stated} & {FULL, SLIDING}):
-        raise read.bad("rope_parameters", f"an object for {FULL} and one for {SLIDING}")
+    in_full, in_windows = stated_rotations(raw, path)
+    scaling = raw.get("rope_scaling") or {}
     if not isinstance(scaling, dict) or ("type" in {*scaling} and "rope_type" not in {*scaling}):
         raise read.bad("rope_scaling", "an object with a rope_type: transformers reads no `type` in it")
-    local = ConfigReader(stated.get(SLIDING) or {}, path, f"rope_parameters.{SLIDING}.")
+    local = ConfigReader(in_windows, path, f"rope_parameters.{SLIDING}.")
     local.fixed("rope_type", "default", "llama.cpp doesn't stretch the rotation of these layers")
-    full = merged({"rope_theta": read.number("rope_theta", theta)}, merged(stated.get(FULL) or {}, scaling))
+    full = merged({"rope_theta": read.number("rope_theta", theta)}, merged(in_full, scaling))
     others = dict.fromkeys(("rope_scaling", "rope_theta", "original_max_position_embeddings"))
     return local.number("rope_theta", local_theta), merged(raw, {**others, "rope_parameters": full})
 

@@ -23,6 +23,7 @@ from convert.architectures.decoder.config import (
     SLIDING,
     decoder_fields,
     layers_of_kind,
+    stated_rotations,
     with_defaults,
 )
 from convert.architectures.decoder.family import WINDOWS, decoder
@@ -114,8 +115,7 @@ class Gemma4Config(SmallGemmaConfig):
 
 def read_config(raw: Mapping[str, Any], path: str | Path) -> Gemma4Config:
     """Return the configuration of a Gemma 4."""
-    rotations = raw.get("rope_parameters") or {}
-    full, local = rotations.get(FULL) or {}, rotations.get(SLIDING) or {}
+    full, local = stated_rotations(raw, path)
     theta = full.get("rope_theta", 1e6)
     stated = ConfigReader(raw, path)
     stated.fixed("rope_theta", theta, f"as in rope_parameters.{FULL}")

@@ -30,6 +30,7 @@ from convert.architectures.decoder.config import (
     refuse_one_kind,
     rotations_by_kind,
     stated_as,
+    stated_rotations,
 )
 from convert.architectures.decoder.family import LLAMA3, WINDOWS, decoder
 from convert.architectures.decoder.metadata import (
@@ -183,13 +184,13 @@ def _sliding(read: ConfigReader, n_layers: int, n_all: int) -> tuple[int, ...]:
 def _rotations(read: ConfigReader, sliding: Sequence[int], n_all: int) -> tuple[float, Mapping[str, Any]]:
     """Return theta of layers with a window, and config.json with the others' rotation in rope_parameters."""
     theta, local_theta = _thetas(read, sliding, n_all)
-    for kind, share in ((FULL, 0.5), (SLIDING, 1.0)):
-        stated = (read.raw.get("rope_parameters") or {}).get(kind)
-        if isinstance(stated, dict) and stated.get("partial_rotary_factor", 1.0) != share:
+    rotations = stated_rotations(read.raw, read.path)
+    for kind, stated, share in zip((FULL, SLIDING), rotations, (0.5, 1.0), strict=True):
+        if stated and stated.get("partial_rotary_factor", 1.0) != share:
             inside = ConfigReader(stated, read.path, f"rope_parameters.{kind}.")
             raise inside.bad("partial_rotary_factor", f"{share}: {_ROTATES}")
     # Beside what transformers has written, rope_scaling means nothing to it.
-    others = {"rope_theta": theta} | ({"rope_scaling": None} if read.raw.get("rope_parameters") else {})
+    others = {"rope_theta": theta} | ({"rope_scaling": None} if any(rotations) else {})
     return rotations_by_kind(merged(read.raw, others), read.path, theta, local_theta)
 
 

@@ -10,8 +10,9 @@ import pytest
 from convert.architectures import find_architecture
 from convert.architectures.config_reader import Fields, unread_notes
 from convert.architectures.options import make_options
-from gguf_tools.errors import ToolkitError
+from gguf_tools.errors import BadConfig, ToolkitError
 from tests.convert.architectures.test_deepseek4 import CONFIG as DEEPSEEK4
+from tests.support.published_models import PUBLISHED
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
@@ -143,3 +144,16 @@ def test_one_of_two_fields_rules_as_in_transformers() -> None:
 def test_null_of_a_flag_is_false() -> None:
     assert not read("DeepseekV3ForCausalLM", norm_topk_prob=None).norm_topk_prob
     assert read("DeepseekV3ForCausalLM").norm_topk_prob
+
+
+@pytest.mark.parametrize(
+    "stated", [3, "x", [1], {"full_attention": 3}, {"full_attention": {}, "sliding_attention": 3}]
+)
+def test_rotations_of_two_kinds_are_objects(stated: Any) -> None:
+    gemmas = (
+        {"architectures": [name], **MODELS[name]} for name in ("Gemma3ForCausalLM", "Gemma4ForCausalLM")
+    )
+    for config in (*gemmas, PUBLISHED["step-3.5"].config):
+        raw = {**config, "rope_parameters": stated}
+        with pytest.raises(BadConfig, match=r"rope_parameters is .*, expected an object for full_attention"):
+            find_architecture(raw).read_config(raw, Path("config.json"))
