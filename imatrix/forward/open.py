@@ -265,9 +265,9 @@ _SHOWN = 4
 def findings_of(path: Path, network: Network, metadata: Metadata, chunk_size: int) -> Iterator[Finding]:
     """Yield what is to be said of a model and of chunks of so many tokens.
 
-    metadata  of a GGUF file; empty for a folder
+    metadata  of a GGUF file; of a folder, which has no keys, those that a conversion would write
     """
-    unread = without_effect(metadata, architecture_of(metadata) or "")
+    unread = () if path.is_dir() else without_effect(metadata, architecture_of(metadata) or "")
     if unread:
         shown = f"{', '.join(unread[:_SHOWN])}{' ...' * (len(unread) > _SHOWN)}"
         text = f"{path}: without effect, as llama.cpp reads no such key for the architecture: {shown}"

@@ -104,7 +104,8 @@ def _layer(
     block = replace(block, post_norm=_norm(load, f"{name}.post_ffw_norm", config))
     norm = _norm(load, f"{name}.ffn_norm", config)
     scale = load.float32(f"{name}.altup_correct_scale.weight", hidden)
-    added = load_layer_embedding(load, number, hidden, config.hidden_size_per_layer_input, eps)
+    table = config.vocab_size, config.all_layers_input
+    added = load_layer_embedding(load, number, table, hidden, config.hidden_size_per_layer_input, eps)
     shows = isinstance(attention, HandedKeyAttention)
     return Layer(
         name,

@@ -141,8 +141,9 @@ class _Parts:
             width = config.double_intermediate_size
         norm, added = self.norm("ffn_norm"), None
         if config.hidden_size_per_layer_input:
+            table = config.vocab_size, config.all_layers_input
             sizes = config.hidden_size, config.hidden_size_per_layer_input
-            added = load_layer_embedding(self.load, self.number, *sizes, config.rms_norm_eps)
+            added = load_layer_embedding(self.load, self.number, table, *sizes, config.rms_norm_eps)
         rest = DenseBlock(norm, self.block(width, "post_ffw_norm"), added, self.scale())
         sees_all = isinstance(attention, HandedKeyAttention)
         around = PLAIN if sees_all else WithSidecar(config.hidden_size)

@@ -121,14 +121,21 @@ class LayerEmbedding:
 _TOKEN_TABLE, _MODEL_PROJECTION = "per_layer_token_embd.weight", "per_layer_model_proj.weight"
 
 
-def load_layer_embedding(load: Loader, layer: int, hidden: int, n_cols: int, eps: float) -> LayerEmbedding:
-    """Read the embedding of `n_cols` columns that a layer adds; eps is that of norms."""
+def load_layer_embedding(
+    load: Loader, layer: int, table: tuple[int, int], hidden: int, n_cols: int, eps: float
+) -> LayerEmbedding:
+    """Read the embedding of `n_cols` columns that a layer adds.
+
+    table  shape of the tokens' table, (vocab_size, n_layers * n_cols)
+    eps    of norms
+    """
     name, first = f"blk.{layer}", layer * n_cols
-    load.tensor(_TOKEN_TABLE)
+    load.shaped(_TOKEN_TABLE, *table)
+    model = load.shaped(_MODEL_PROJECTION, table[1], hidden)
     return LayerEmbedding(
         load=load,
         table=_TOKEN_TABLE,
-        model=load.weight(load.tensor(_MODEL_PROJECTION), first, first + n_cols),
+        model=load.weight(model, first, first + n_cols),
         norm=RMSNorm(load.float32("per_layer_proj_norm.weight", n_cols), eps),
         gate=load_projection(load, f"{name}.inp_gate.weight", n_cols, hidden),
         output=load_projection(load, f"{name}.proj.weight", hidden, n_cols),

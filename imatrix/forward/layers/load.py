@@ -154,8 +154,8 @@ class Loader:
     def has(self, name: str) -> bool:
         return name in self.tensors
 
-    def matrix(self, name: str, *shape: int) -> torch.Tensor:
-        """Return the whole tensor `name` in `shape`, which must have as many elements.
+    def shaped(self, name: str, *shape: int) -> SourceTensor:
+        """Return the tensor `name`, which must have as many elements, and columns, as `shape`.
 
         raises  MissingTensor, ShapeError
         """
@@ -164,7 +164,12 @@ class Loader:
             raise ShapeError(
                 f"{self.path}: {name}: found shape {_shown(tensor.shape)}, expected {_shown(shape)}"
             )
-        return self.weight(tensor, 0, prod(tensor.shape[:-1])).view(shape)
+        return tensor
+
+    def matrix(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the whole tensor `name` in `shape`; see `shaped`."""
+        tensor = self.shaped(name, *shape)
+        return self.weight(tensor, 0, prod(shape[:-1])).view(shape)
 
     def float32(self, name: str, *shape: int) -> torch.Tensor:
         """Return the tensor `name` in float32, whatever type matrices are multiplied in."""

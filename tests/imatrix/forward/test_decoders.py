@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 import convert
 import convert.architectures.llama4 as llama4
-from gguf_tools.errors import FormatError
-from imatrix.forward.open import open_model
+from gguf_tools.errors import FormatError, ShapeError, UnexpectedTensors
+from imatrix.forward.open import network_of_tensors, open_model
 from tests.end_to_end.arch_models import GOLDEN
 from tests.imatrix.forward.small_models import CHUNKS, run_all_layers
 from tests.support import oracle
@@ -335,6 +336,25 @@ def test_blocks_of_a_delta_net_hand_on_their_state(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(delta_net, "_BLOCK", 7)
         logits, _ = run_all_layers(model, CHUNKS)
     assert relative_error(logits, expected) < 1e-5
+
+
+def test_tensors_that_no_layer_can_use_are_refused(tmp_path: Path) -> None:
+    decoder_model("gemma3n", tmp_path / "m", **SHALLOW_GEMMA3N)
+    with open_model(tmp_path / "m") as model:
+        tensors: dict[str, Any] = dict(model.tensors)
+        assert list(model.findings(16)) == []  # of a folder's keys, as it has none
+        for name, shape, found in (
+            ("per_layer_token_embd.weight", (560, 512), "560 x 512, expected 576 x 512"),
+            ("per_layer_token_embd.weight", (576, 256), "576 x 256, expected 576 x 512"),
+            ("per_layer_model_proj.weight", (256, 64), "256 x 64, expected 512 x 64"),
+        ):
+            changed = {**tensors, name: replace(tensors[name], shape=shape)}
+            with pytest.raises(ShapeError, match=f"{name}: found shape {found}"):
+                network_of_tensors(model.path, model.metadata, changed)
+        for name, like in (("inp_gate", "per_layer_proj_norm"), ("altup_correct_coef", "blk.0.attn_norm")):
+            changed = {**tensors, f"blk.0.{name}.bias": tensors[f"{like}.weight"]}
+            with pytest.raises(UnexpectedTensors, match=rf"no use for \(blk\.0\.{name}\.bias\)"):
+                network_of_tensors(model.path, model.metadata, changed)
 
 
 def test_a_file_with_impossible_sizes_is_refused(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ class Projection:
 
 
 def load_projection(load: Loader, name: str, n_rows: int, n_cols: int) -> Projection:
-    """Read a matrix, with its bias where the model has one."""
-    return Projection(name, load.matrix(name, n_rows, n_cols), load.bias(name, n_rows))
+    """Read a matrix that has no bias."""
+    return Projection(name, load.matrix(name, n_rows, n_cols), None)
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,8 @@ def load_shared_key_attention(
     q_rows, k_rows, v_rows = sizes.n_rows
 
     def projection(part: str, n_rows: int, n_cols: int) -> Projection:
-        return load_projection(load, f"{name}.{part}.weight", n_rows, n_cols)
+        matrix = f"{name}.{part}.weight"
+        return replace(load_projection(load, matrix, n_rows, n_cols), bias=load.bias(matrix, n_rows))
 
     def norm_of(part: str, n_rows: int) -> RMSNorm | None:
         weight = f"{name}.{part}.weight"
