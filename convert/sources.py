@@ -1,8 +1,8 @@
 """The model that a command line names: where it is, and the plan of a file that is made of it.
 
 A model is a GGUF file or a Hugging Face folder, on this machine or on the Hub. `plan_source` plans either.
-What converts folders, and what talks to the Hub, is imported where it is needed: a small file takes less time
-to quantize than these to import.
+What converts folders, and what talks to the Hub, is imported where it is needed: these imports take longer
+than quantizing a small file.
 """
 
 from __future__ import annotations

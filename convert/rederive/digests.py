@@ -43,7 +43,7 @@ def digest_findings(file: GGUFSource, sources: RowSources) -> Iterator[Finding]:
 
 
 def _ways(info: TensorInfo, sources: RowSources) -> Iterator[Way]:
-    """Yield the ways of a tensor, and those through F32, which changes no weights and yet their digest."""
+    """Yield the ways of a tensor, also from a copy in F32: its weights are equal, and its digest is not."""
     wider = replace(sources, tensors={info.name: Rounded(sources.tensors[info.name], F32)})
     for known in (sources, wider):
         yield from ways_of(info, known, rounded=True)

@@ -191,7 +191,7 @@ def state_bytes(
     see `imatrix.forward.work_folder`, and scratch.
     """
     n_tokens = n_models * text.inputs.size
-    # What latent experts multiply stands beside what the block does.
+    # Latent experts and the block beside them multiply rows of their own.
     row = network.scratch_bytes(dtype.itemsize) + dtype.itemsize * network.latent_cols
     states, scratch = 4 * n_tokens * network.state_size, n_tokens * row
     in_memory = 2 * states + scratch

@@ -1,7 +1,7 @@
 """Gemma 3n: four streams of hidden states, of which a layer computes with one and corrects all (AltUp).
 
-Beside attention there is a low-rank matrix (LAuReL). The blocks of the first layers let through the largest
-products of their gate alone. Many sizes are constants in llama.cpp, so no key says them.
+Beside attention there is a low-rank matrix (LAuReL). Blocks of the first layers let through only
+the largest products of their gate. Many sizes are constants in llama.cpp, and no key states them.
 
 Facts of transformers' modeling_gemma3n.py, llama.cpp's converter (Gemma3NModel) and src/models/gemma3n.cpp.
 """

@@ -1,7 +1,7 @@
 """The network of Gemma 3n: streams of hidden states, LAuReL beside attention, keys of other layers.
 
-What stands beside the streams: the embeddings, as one more strand, the token's id, and in models that hand
-keys on those of the layers with a window, then those of full layers.
+The embeddings, as one more strand, and the token's id stand beside the streams. In models whose last layers
+attend to keys of others, these keys follow: those of a layer with a window, then those of a full layer.
 """
 
 from __future__ import annotations

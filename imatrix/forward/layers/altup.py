@@ -173,7 +173,7 @@ class StreamBlock:
     added: LayerEmbedding
 
     def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
-        """Compute all of it; see the module for what stands where."""
+        """Compute block, correction and embedding; see the module for what stands where."""
         n_streams, n_cols = self.altup.n_streams, self.norm.weight.numel()
         behind = hidden.shape[1] - (n_streams + 1) * n_cols
         first, beside, embeddings, flat = hidden.tensor_split((n_cols, behind, behind + n_cols), -1)
