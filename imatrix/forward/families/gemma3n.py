@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.architectures.gemma.gemma3n import DEVIATIONS, SPARSE, Gemma3nConfig
+from imatrix.forward.families.gemma4 import load_handing_attention
 from imatrix.forward.families.parts import network_of, rope_of, unstretched
 from imatrix.forward.layer import Attention, Layer
 from imatrix.forward.layers.activations import GatedGELU, SparseGELU
@@ -24,7 +25,6 @@ from imatrix.forward.layers.attention.shared_keys import (
     HandedKeyAttention,
     HandedKeys,
     HeadSizes,
-    load_shared_key_attention,
 )
 from imatrix.forward.layers.ffn import BlockNames, load_ffn
 from imatrix.forward.layers.gemma4 import load_layer_embedding
@@ -67,7 +67,7 @@ def _handed(config: Gemma3nConfig, sliding: bool) -> HandedKeys:
 
 
 def _attention(load: Loader, number: int, config: Gemma3nConfig, rope: Rope, rotate: Rotation) -> Attention:
-    name, sliding = f"blk.{number}", number in config.sliding_layers
+    sliding = number in config.sliding_layers
     sizes = HeadSizes(
         hidden=config.hidden_size,
         n_heads=config.num_attention_heads,
@@ -81,16 +81,7 @@ def _attention(load: Loader, number: int, config: Gemma3nConfig, rope: Rope, rot
     if sliding:
         local = unstretched(rope, config.sliding_theta or config.rope.theta)
         rotate = local.rotation(len(rotate.turns), load.device)
-    has_keys = number < config.n_own_keys
-    if not has_keys:
-        load.leave(*(f"{name}.{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm")))
-    window = config.sliding_window if sliding else None
-    attention = load_shared_key_attention(load, number, sizes, rotate, window, own_keys=has_keys)
-    attention = replace(attention, post_norm=_norm(load, f"{name}.post_attention_norm", config))
-    of_kind = [each for each in range(config.n_own_keys) if (each in config.sliding_layers) == sliding]
-    if has_keys and (not config.num_kv_shared_layers or number != of_kind[-1]):
-        return attention
-    return HandedKeyAttention(attention, _handed(config, sliding))
+    return load_handing_attention(load, number, config, sizes, rotate, _handed(config, sliding))
 
 
 def _layer(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from convert.architectures.gemma.gemma4 import Gemma4Config
+from convert.architectures.gemma.small import SmallGemmaConfig
 from gguf_tools.errors import UnsupportedCheckpoint
 from imatrix.forward.families.decoder import with_divisors
 from imatrix.forward.families.parts import network_of, rope_of, routing_of, unstretched
@@ -83,6 +84,32 @@ def _first_strand(config: Gemma4Config, load: Loader, norm: RMSNorm) -> End:
     return lambda states: norm(states[:, : config.hidden_size])
 
 
+def load_handing_attention(
+    load: Loader,
+    number: int,
+    config: SmallGemmaConfig,
+    sizes: HeadSizes,
+    rotate: Rotation,
+    handed: HandedKeys,
+) -> Attention:
+    """Read the attention of a layer, which may hand its keys on, or attend to those of another layer.
+
+    handed  where the keys of the layer's kind stand in what the attention sees
+    """
+    name, sliding = f"blk.{number}", number in config.sliding_layers
+    has_keys = number < config.n_own_keys
+    if not has_keys:
+        load.leave(*(f"{name}.{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm")))
+    window = config.sliding_window if sliding else None
+    attention = load_shared_key_attention(load, number, sizes, rotate, window, own_keys=has_keys)
+    weight = load.float32(f"{name}.post_attention_norm.weight", config.hidden_size)
+    attention = replace(attention, post_norm=RMSNorm(weight, config.rms_norm_eps))
+    of_kind = [each for each in range(config.n_own_keys) if (each in config.sliding_layers) == sliding]
+    if has_keys and (not config.num_kv_shared_layers or number != of_kind[-1]):
+        return attention
+    return HandedKeyAttention(attention, handed)
+
+
 @dataclass(frozen=True)
 class _Parts:
     """Loads the parts of a layer."""
@@ -123,16 +150,7 @@ class _Parts:
             rotate = replace(local, n_cols=n_cols).rotation(len(rotate.turns), load.device)
         else:
             rotate = with_divisors(load, rope, rotate)
-        window = config.sliding_window if sliding else None
-        has_keys = number < config.n_own_keys
-        if not has_keys:
-            load.leave(*(f"{self.name}.{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm")))
-        attention = load_shared_key_attention(load, number, sizes, rotate, window, own_keys=has_keys)
-        attention = replace(attention, post_norm=self.norm("post_attention_norm"))
-        of_kind = [each for each in range(config.n_own_keys) if (each in config.sliding_layers) == sliding]
-        if has_keys and (not config.num_kv_shared_layers or number != of_kind[-1]):
-            return attention
-        return HandedKeyAttention(attention, _handed(config, sliding))
+        return load_handing_attention(load, number, config, sizes, rotate, _handed(config, sliding))
 
     def dense(self, attention: Attention) -> Layer:
         config = self.config
