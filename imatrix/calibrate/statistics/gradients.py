@@ -76,6 +76,9 @@ BLOCK_ROWS = 2048
 _STEP = 16
 """Number that a block's rows are a multiple of where a matrix is cut: rows are encoded as many at a time."""
 
+_STRIP_ROWS = 256
+"""Number of rows of a covariance that are computed at a time."""
+
 _ROW_BYTES = 8
 """Memory for each row of a layer's matrices and token of a chunk while it is differentiated: the product and
 its gradient."""
@@ -150,7 +153,7 @@ class Covariances(Silent):
         for start, stop in row_pieces(n_rows):
             part = gradient[:, :, start:stop].transpose(0, 1).float()
             sizes = torch.linalg.vector_norm(part, dim=2, keepdim=True)
-            product = torch.bmm(part.transpose(1, 2), part / sizes.clamp_min(_NO_GRADIENT))
+            product = _symmetric(part, part / sizes.clamp_min(_NO_GRADIENT))
             squares = sizes.double().square().sum((1, 2))
             self._put((name, first, start), product, squares, n_tokens)
 
@@ -197,6 +200,20 @@ class Covariances(Silent):
             product, squares = self._parts[key] + product, self._squares[key] + squares
         self._parts[key], self._squares[key] = product, squares
         self._counts[key] = self._counts.get(key, 0) + n_tokens
+
+
+def _symmetric(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply left^T right of stacks (n_blocks, n_tokens, n_rows) where the products are symmetric.
+
+    Strips of rows are computed from the diagonal on, and the rest is copied.
+    """
+    n_blocks, _, n_rows = left.shape
+    product = left.new_empty((n_blocks, n_rows, n_rows))
+    for start in range(0, n_rows, _STRIP_ROWS):
+        strip = slice(start, start + _STRIP_ROWS)
+        product[:, strip, start:] = torch.bmm(left[:, :, strip].transpose(1, 2), right[:, :, start:])
+        product[:, strip.stop :, strip] = product[:, strip, strip.stop :].transpose(1, 2)
+    return product
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from imatrix.forward.observe import Silent
 from imatrix.forward.workers import Workers
 from quantize.formats.base import Floats32
 
-_STRIP_COLS = 512
-"""Number of columns of a unit: its product of 16384 columns takes 32 MB."""
+_STRIP_COLS = 256
+"""Number of columns of a unit: so few that sums of 768 columns have units for several threads."""
 
 PAIR_BYTES = 24
 """Memory for each pair of columns of a matrix at most, as measured with 8192: in float32 its sums, those of
@@ -105,9 +106,10 @@ class Moments:
             )
             self.drift[mat, rows] += of_rows.T @ x[:, mat]
 
-        for _ in workers.each(take, _units(self.own)):
-            pass
-        for _ in workers.each(take_drift, () if self.drift is None else _units(self.drift)):
+        # The largest come first, and both kinds together, so that no thread waits for the last one of a kind.
+        tasks = [] if self.drift is None else [partial(take_drift, unit) for unit in _units(self.drift)]
+        tasks += [partial(take, unit) for unit in _units(self.own)]
+        for _ in workers.each(_call, tasks):
             pass
         self.n_rows += len(x)
 
@@ -130,6 +132,10 @@ class Moments:
     def drifted(self, mat: int) -> Floats32 | None:
         """Return sum (t - x) x^T of one matrix, (n_cols, n_cols)."""
         return None if self.drift is None else to_numpy(self.drift[mat])
+
+
+def _call(task: Callable[[], None]) -> None:
+    task()
 
 
 def _units(sums: torch.Tensor) -> Iterator[tuple[int, int]]:
