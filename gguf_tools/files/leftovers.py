@@ -253,7 +253,7 @@ class _Locks(ExitStack):
     """Locks of runs that are gone, shared with others who look, until the end of the block.
 
     is_own  no lock is needed: this thread holds the run
-    made    names of journals that were not there
+    made    names of journals that were not there, and of empty ones
     """
 
     def __init__(self, *, is_own: bool = False) -> None:
@@ -277,9 +277,10 @@ class _Locks(ExitStack):
             if is_folder:
                 is_free = is_free and self.share_work(folder, name, make=make)
             elif name.endswith(JOB_SUFFIX):  # who posts it holds the journal
-                is_free = is_free and self._share(folder, _journal_of(name), make=make)
-                if is_free and make and _journal_of(name) not in run:
-                    self.made.append(_journal_of(name))
+                journal = _journal_of(name)
+                is_free = is_free and self._share(folder, journal, make=make)
+                if is_free and make and folder.size(journal) == 0:  # one that was seen may be gone since
+                    self.made.append(journal)
             else:
                 is_free = is_free and self._share(folder, name)
         return is_free

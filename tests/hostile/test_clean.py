@@ -254,6 +254,19 @@ def test_runs_that_begin_and_end_beside_a_clean(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"out.gguf"}
 
 
+def test_a_journal_that_is_gone_meanwhile_is_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run removes its journal after it was seen, and still holds its work folder."""
+    names = [path.name for path in run_of(tmp_path / "x.gguf")]
+    (tmp_path / "x.gguf.journal").unlink()
+    monkeypatch.setattr(leftovers, "_runs", lambda folder: [{name: name.endswith(".work") for name in names}])
+    before = tree(tmp_path)
+    with in_use(tmp_path / "x.gguf.work"):
+        list(leftovers.leftovers(tmp_path / "x.gguf", remove=True))
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.slow
 def test_a_command_beside_a_clean(tmp_path: Path) -> None:
     with cleaning(tmp_path):
