@@ -17,7 +17,7 @@ from gguf_tools.dataframes import dataframe
 from gguf_tools.files.named_files import AnyPath, Paths
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.lazy import late
-from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
+from gguf_tools.text import MAX_WIDTH, for_json, html_table, size_text, table
 from imatrix.evaluate.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from imatrix.evaluate.divergence import (
     DRAFT_HEADINGS,
@@ -240,8 +240,14 @@ class Evaluation:
         return dataframe(self.rows())
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes."""
-        return _text_json(self) if self.suite is None else _suite_json(self, self.suite)
+        """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes.
+
+        Numbers that JSON lacks are strings, as in what `evaluate --json` writes: "nan", "inf".
+        """
+        data: dict[str, Any] = for_json(
+            _text_json(self) if self.suite is None else _suite_json(self, self.suite)
+        )
+        return data
 
     def to_html(self, earlier: Paths = (), losses: AnyPath | Sensitivities | None = None) -> str:
         """Return a page that loads nothing, as `evaluate --html` writes it; its charts need matplotlib.

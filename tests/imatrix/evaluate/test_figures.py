@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.text import MAX_WIDTH, for_json
+from gguf_tools.text import MAX_WIDTH
 from imatrix.evaluate.divergence import TokenValues, mean_over_chunks, measure
 from imatrix.evaluate.evaluation import ClassEvaluation, EvaluatedModel, Evaluation
 from imatrix.evaluate.figures import Figures
@@ -162,7 +162,7 @@ def test_there_is_a_row_for_each_file_and_class_and_over_all(evaluation: Evaluat
 
 
 def test_json_has_figures_and_all_measures_of_every_class(evaluation: Evaluation) -> None:
-    found = json.loads(json.dumps(for_json(evaluation.to_json()), allow_nan=False))
+    found = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     assert found["suite"]["quick"] is True
     assert [each["name"] for each in found["suite"]["classes"]] == ["prose", "code", "chat"]
     assert found["base"] == {"path": "lite-bf16.gguf"}
