@@ -5,11 +5,13 @@
 All files go through the suite in one run. The table on stdout is Markdown, with a column for each pair: the
 mean divergence of both over all classes, which weigh the same, and the ratio of the means with its 95 %
 interval, over all and by class. docs/notes/calibrated-gains.md has tables that it has made.
+What --json writes is what `evaluate --json` does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--suite", default="default")
     parser.add_argument("--quick", action="store_true", help="use a tenth of each class")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the base's states for later runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
     args = parser.parse_args()
     split = [pair.partition("=") for pair in args.pairs]
     pairs = [(Path(file), Path(stock)) for file, _, stock in split]
@@ -37,6 +40,8 @@ def main() -> None:
     found = gguf_tools.evaluate_suite(args.base, suite, files, progress=True, keep=args.keep)
     for line in table(found, pairs):
         print(line)
+    if args.json is not None:
+        args.json.write_text(json.dumps(found.to_json()), encoding="utf-8")
 
 
 def table(found: Evaluation, pairs: Sequence[tuple[Path, Path]]) -> Iterator[str]:
